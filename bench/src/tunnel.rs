@@ -54,6 +54,7 @@ pub fn run(quick: bool, only: &[String]) -> Result<Ratios, PeerError> {
     println!(
         "ns a frame on one core: lowest window, and the median one in brackets; millions a second of the median"
     );
+    scale(windows, only, per_ns, &mut ratios)?;
     for load in [
         udp(64, 1),
         udp(64, 1000),
@@ -66,13 +67,13 @@ pub fn run(quick: bool, only: &[String]) -> Result<Ratios, PeerError> {
         if !only.is_empty() && !only.iter().any(chosen) {
             continue;
         }
-        let (out, bare) = encapsulate(load, windows)?;
+        let (out, bare) = encapsulate(load, windows, ONE)?;
         report("encapsulate", load, &out, per_ns, &mut ratios);
         if load == Load::Tso {
             report("bare copy", load, &bare, per_ns, &mut ratios);
             let times = out.quotients(&bare);
             println!(
-                "{:<12} {:<16} {} times the copy, window by window",
+                "{:<18} {:<16} {} times the copy, window by window",
                 "",
                 "",
                 times.summary()
@@ -83,13 +84,124 @@ pub fn run(quick: bool, only: &[String]) -> Result<Ratios, PeerError> {
             report(
                 "decapsulate",
                 load,
-                &decapsulate(load, windows)?,
+                &decapsulate(load, windows, ONE)?,
                 per_ns,
                 &mut ratios,
             );
         }
     }
     Ok(ratios)
+}
+
+/// As many flows over one tunnel, and over all that a large overlay has: each flow is of another
+/// machine, and each frame of another flow.
+fn scale(
+    windows: usize,
+    only: &[String],
+    per_ns: f64,
+    ratios: &mut Ratios,
+) -> Result<(), PeerError> {
+    if !only.is_empty() && !only.iter().any(|start| "scale".starts_with(start.as_str())) {
+        return Ok(());
+    }
+    let load = Load::Udp {
+        frame_len: 64,
+        flows: LARGE.machines,
+    };
+    let mut both = Vec::new();
+    for (size, name) in [(ONE, "1 tunnel"), (LARGE, "10667 tunnels")] {
+        let out = encapsulate(load, windows, size)?.0;
+        let back = decapsulate(load, windows, size)?;
+        report(&format!("to {name}"), load, &out, per_ns, ratios);
+        report(&format!("from {name}"), load, &back, per_ns, ratios);
+        both.push((out.median(), back.median()));
+    }
+    ratios.push("scale_encapsulate_to_one_tunnel", both[1].0 / both[0].0);
+    ratios.push("scale_decapsulate_to_one_tunnel", both[1].1 / both[0].1);
+    Ok(())
+}
+
+/// How large the overlay is.
+#[derive(Clone, Copy)]
+struct Size {
+    /// Other hosts, each at an endpoint of its own.
+    tunnels: u32,
+    /// Machines on them, in turn.
+    machines: u32,
+}
+
+/// One machine on one host.
+const ONE: Size = Size {
+    tunnels: 1,
+    machines: 1,
+};
+/// What operators of large ones count (docs/limits.md).
+const LARGE: Size = Size {
+    tunnels: 10_667,
+    machines: 15_000,
+};
+
+impl Size {
+    /// The endpoint of another host.
+    fn endpoint(self, number: u32) -> IpAddr {
+        match number {
+            0 => THERE,
+            _ => IpAddr::V4((0x0a40_0000 + number).into()),
+        }
+    }
+
+    /// A machine's MAC address.
+    fn mac(self, number: u32) -> Result<Mac, PeerError> {
+        let [a, b, c, d] = number.to_be_bytes();
+        match number {
+            0 => GUEST_MACS[1]
+                .parse()
+                .map_err(|error| PeerError(format!("{error}"))),
+            _ => Ok(Mac([2, 0x10, a, b, c, d])),
+        }
+    }
+
+    /// The host that it is on.
+    fn tunnel_of(self, machine: u32) -> u32 {
+        machine % self.tunnels
+    }
+}
+
+/// The machines that frames are for or from, in an order without a pattern that a cache could know.
+struct Machines {
+    size: Size,
+    macs: Vec<Mac>,
+    next: u32,
+}
+
+impl Machines {
+    fn new(size: Size) -> Result<Machines, PeerError> {
+        Ok(Machines {
+            size,
+            macs: (0..size.machines)
+                .map(|number| size.mac(number))
+                .collect::<Result<_, _>>()?,
+            next: 0,
+        })
+    }
+
+    /// The number of the next one.
+    fn turn(&mut self) -> u32 {
+        let number = self.next;
+        // A prime that divides no number of machines here: all come, each once.
+        self.next = (self.next + 7919) % self.size.machines;
+        number
+    }
+
+    /// Makes a frame one that a machine is sent, of a flow of its own.
+    fn address(&self, number: u32, place: usize, write: &mut dyn FnMut(usize, &[u8])) {
+        if self.size.machines == 1 {
+            return;
+        }
+        write(place, &self.macs[number as usize].0);
+        let [[a, b], [c, d]] = load::ports(number).map(u16::to_be_bytes);
+        write(load::PORTS, &[a, b, c, d]);
+    }
 }
 
 /// Cycles of the counter in a nanosecond.
@@ -109,7 +221,7 @@ struct Host {
 }
 
 impl Host {
-    fn new(load: Load) -> Result<Host, PeerError> {
+    fn new(load: Load, size: Size) -> Result<Host, PeerError> {
         let guest = path::guest(load)?;
         let made = XskPort::in_memory(UPLINK_FRAMES, MTU.into());
         let (uplink, wire) = made.map_err(|error| PeerError(format!("uplink: {error}")))?;
@@ -120,8 +232,8 @@ impl Host {
                 Port::from(UplinkPort::from(uplink)),
             ),
         ];
-        let mut switch = Switch::new(ports, path::MAX_FLOWS, snapshot()?)?;
-        switch.set_underlay(underlay()?)?;
+        let mut switch = Switch::new(ports, path::MAX_FLOWS, snapshot(size)?)?;
+        switch.set_underlay(underlay(size)?)?;
         Ok(Host {
             guest,
             wire,
@@ -132,22 +244,27 @@ impl Host {
 
 /// What the guest sends goes to the wire; of large frames also the bare copy, a window after each
 /// window, so that a machine that is faster now than then is so for both.
-fn encapsulate(load: Load, windows: usize) -> Result<(Samples, Samples), PeerError> {
+fn encapsulate(load: Load, windows: usize, size: Size) -> Result<(Samples, Samples), PeerError> {
     let mut bare = (load == Load::Tso)
         .then(|| BareCopy::new(load))
         .transpose()?;
-    let mut host = Host::new(load)?;
+    let mut host = Host::new(load, size)?;
     let script = load::script(load)?;
     host.introduce(&script.first)?;
     host.guest.prepare(&script.frame, &script.offload);
     let segments = pieces(load);
     let mut turns = Turns::of(load);
+    let mut machines = Machines::new(size)?;
     let settle = settle(load);
     let (mut samples, mut copies) = (Samples::default(), Samples::default());
     for window in 0..settle + windows {
         let mut spent = 0;
         for _ in 0..WINDOW {
-            host.guest.send(BATCH as u16, |write| turns.next(write));
+            host.guest.send(BATCH as u16, |write| {
+                turns.next(write);
+                let machine = machines.turn();
+                machines.address(machine, 0, write);
+            });
             spent += host.switch.turn();
             let sent = host.wire.swallow() as usize;
             if sent != BATCH * segments {
@@ -218,10 +335,14 @@ pub fn pieces(load: Load) -> usize {
 }
 
 /// What comes from the wire goes to the guest.
-fn decapsulate(load: Load, windows: usize) -> Result<Samples, PeerError> {
-    let mut host = Host::new(load)?;
+fn decapsulate(load: Load, windows: usize, size: Size) -> Result<Samples, PeerError> {
+    let mut host = Host::new(load, size)?;
     // The far guest begins the flows, to the ports that the rules let in.
-    let mut frame = wrapped(&load::request_from_afar(load.frame_bytes())?)?;
+    let inner = load::request_from_afar(load.frame_bytes())?;
+    let mut frames = (0..size.tunnels)
+        .map(|number| wrapped_from(size.endpoint(number), &inner))
+        .collect::<Result<Vec<_>, _>>()?;
+    let mut machines = Machines::new(size)?;
     let mut turns = Turns::of(load);
     let settle = settle(load);
     let mut samples = Samples::default();
@@ -229,10 +350,14 @@ fn decapsulate(load: Load, windows: usize) -> Result<Samples, PeerError> {
         let mut spent = 0;
         for _ in 0..WINDOW {
             for _ in 0..BATCH {
-                turns.next(&mut |at, bytes| {
+                let machine = machines.turn();
+                let frame = &mut frames[size.tunnel_of(machine) as usize];
+                let mut write = |at: usize, bytes: &[u8]| {
                     frame[OUTER + at..OUTER + at + bytes.len()].copy_from_slice(bytes);
-                });
-                if !host.wire.inject(&frame, 0) {
+                };
+                turns.next(&mut write);
+                machines.address(machine, 6, &mut write);
+                if !host.wire.inject(frame, 0) {
                     return Err(PeerError("the uplink has no buffer".to_owned()));
                 }
             }
@@ -274,9 +399,13 @@ impl Host {
 
 /// A frame as the other host sends it.
 pub fn wrapped(inner: &[u8]) -> Result<Vec<u8>, PeerError> {
+    wrapped_from(THERE, inner)
+}
+
+fn wrapped_from(endpoint: IpAddr, inner: &[u8]) -> Result<Vec<u8>, PeerError> {
     let macs = (Mac([2, 0, 0, 0, 0xff, 2]), Mac([2, 0, 0, 0, 0xff, 1]));
-    let ends =
-        Ends::new(THERE, HERE).ok_or_else(|| PeerError("endpoints of two families".to_owned()))?;
+    let ends = Ends::new(endpoint, HERE)
+        .ok_or_else(|| PeerError("endpoints of two families".to_owned()))?;
     let mut outer = Outer::new(macs, None, ends, 64, vxlan::PORT, UdpChecksum::Zero);
     outer.set_flow(vni()?, 50_000, 0);
     let mut frame = vec![0; outer.len()];
@@ -289,17 +418,20 @@ fn vni() -> Result<Vni, PeerError> {
     Vni::new(1).map_err(|error| PeerError(error.to_string()))
 }
 
-/// One NIC of [`path::snapshot`] is here, the other one on another host.
-fn snapshot() -> Result<Snapshot, PeerError> {
+/// One NIC of [`path::snapshot`] is here, the other one on another host, and so are all machines.
+fn snapshot(size: Size) -> Result<Snapshot, PeerError> {
     let mut snapshot = path::snapshot()?;
     snapshot.ports.truncate(1);
-    snapshot.endpoints.push_back(Some(THERE));
-    let far: Mac = GUEST_MACS[1]
-        .parse()
-        .map_err(|error| PeerError(format!("{error}")))?;
+    for number in 0..size.tunnels {
+        snapshot.endpoints.push_back(Some(size.endpoint(number)));
+    }
+    let far = size.mac(0)?;
     let mut overlay = Overlay::new(PortUid(1000));
-    overlay.bindings.insert(far, EndpointIdx(0));
-    overlay.members = [EndpointIdx(0)].into();
+    for number in 0..size.machines {
+        let endpoint = EndpointIdx(size.tunnel_of(number));
+        overlay.bindings.insert(size.mac(number)?, endpoint);
+    }
+    overlay.members = (0..size.tunnels).map(EndpointIdx).collect();
     if let Some(Some(network)) = snapshot.networks.get_mut(0) {
         let network = std::sync::Arc::make_mut(network);
         network.macs.remove(&far);
@@ -309,7 +441,7 @@ fn snapshot() -> Result<Snapshot, PeerError> {
     Ok(snapshot)
 }
 
-fn underlay() -> Result<Underlay, PeerError> {
+fn underlay(size: Size) -> Result<Underlay, PeerError> {
     let hop = Hop {
         uplink: PortSlot::uplink(0),
         src_mac: Mac([2, 0, 0, 0, 0xff, 1]),
@@ -319,7 +451,8 @@ fn underlay() -> Result<Underlay, PeerError> {
         mtu: MTU,
         weight: 1,
     };
-    Underlay::new(Encapsulation::default(), [HERE], [(THERE, vec![hop])])
+    let paths = (0..size.tunnels).map(|number| (size.endpoint(number), vec![hop]));
+    Underlay::new(Encapsulation::default(), [HERE], paths)
         .map_err(|error| PeerError(error.to_string()))
 }
 
@@ -328,7 +461,7 @@ fn report(what: &str, load: Load, samples: &Samples, per_ns: f64, ratios: &mut R
     let (low, median) = (samples.quantile(0.0) / per_ns, samples.median() / per_ns);
     let gigabits = load.frame_bytes() as f64 * 8.0 / median;
     println!(
-        "{what:<12} {:<16} {low:>8.1} [{median:>8.1}] ns {:>8.2} M/s {gigabits:>7.1} Gbit/s",
+        "{what:<18} {:<16} {low:>8.1} [{median:>8.1}] ns {:>8.2} M/s {gigabits:>7.1} Gbit/s",
         load.name(),
         1000.0 / median
     );
