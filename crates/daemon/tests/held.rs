@@ -12,6 +12,7 @@ use api::v1;
 use common::{Daemon, PATIENCE, within};
 use rustix::process::{Pid, Signal, kill_process};
 use testkit::netns::Namespace;
+use testkit::process::Process;
 use testkit::wait_for;
 
 const LEFT: &str = "10.7.0.1";
@@ -158,6 +159,17 @@ impl Pair {
             .collect()
     }
 
+    /// An iperf3 that listens in the right container.
+    fn server(&self) -> Process {
+        let server = self.right.start("iperf3", "iperf3 -s --forceflush");
+        let server = server.unwrap();
+        wait_for("iperf3 to listen", PATIENCE, || {
+            Ok(server.log().contains("listening").then_some(()))
+        })
+        .unwrap();
+        server
+    }
+
     fn keeper(&self) -> Option<u32> {
         keeper_of(&self.store.path().join("keeper"))
     }
@@ -208,14 +220,7 @@ fn longest_gap(ping: &str) -> f64 {
 /// Runs iperf3 and ping for four seconds, and `interrupt` in their midst; what passed in each half
 /// of a second, and the longest time without an answer.
 fn under_load(pair: &mut Pair, interrupt: impl FnOnce(&mut Pair)) -> (Vec<f64>, f64) {
-    let server = pair
-        .right
-        .start("iperf3", "iperf3 -s --forceflush")
-        .unwrap();
-    wait_for("iperf3 to listen", PATIENCE, || {
-        Ok(server.log().contains("listening").then_some(()))
-    })
-    .unwrap();
+    let _server = pair.server();
     let load = format!("timeout 30 iperf3 -J -i 0.5 -t 4 -c {RIGHT}");
     let mut load = pair.left.start("load", &load).unwrap();
     let ping = format!("ping -D -i 0.005 -w 4 {RIGHT}");
@@ -302,14 +307,7 @@ async fn connections_go_on_over_a_restart() {
     assert!(!pair.daemon().path("connections").exists());
     // What a group allows no more does not go on, whatever was left.
     let mut client = pair.daemon().v1().await;
-    let server = pair
-        .right
-        .start("iperf3", "iperf3 -s --forceflush")
-        .unwrap();
-    wait_for("iperf3 to listen", PATIENCE, || {
-        Ok(server.log().contains("listening").then_some(()))
-    })
-    .unwrap();
+    let _server = pair.server();
     // Not by way of another program, which would be ended alone.
     let load = format!("iperf3 -t 10 -c {RIGHT}");
     let _load = pair.left.start("load", &load).unwrap();
