@@ -24,7 +24,7 @@ pub fn link(message: &Message) -> Option<Link> {
         mac: None,
         mtu: 0,
         up: flags & IFF_UP != 0,
-        running: flags & IFF_RUNNING != 0,
+        carrier: flags & IFF_LOWER_UP != 0,
         loopback: flags & IFF_LOOPBACK != 0,
         ethernet: u16_at(message.body, 2)? == ARPHRD_ETHER,
         kind: None,

@@ -166,8 +166,9 @@ pub struct Link {
     pub mtu: u32,
     /// Administratively up (IFF_UP).
     pub up: bool,
-    /// Up and with carrier (IFF_RUNNING).
-    pub running: bool,
+    /// Up and with carrier (IFF_LOWER_UP). IFF_RUNNING follows it, up to a second later: the kernel
+    /// works out operational states once a second.
+    pub carrier: bool,
     /// IFF_LOOPBACK.
     pub loopback: bool,
     /// Frames are Ethernet (ARPHRD_ETHER).

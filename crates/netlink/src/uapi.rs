@@ -48,7 +48,7 @@ pub const GROUPS: [u32; 11] = [1, 3, 5, 7, 8, 9, 11, 19, 24, 25, 32];
 // linux/if.h, if_link.h, if_arp.h.
 pub const IFF_UP: u32 = 0x1;
 pub const IFF_LOOPBACK: u32 = 0x8;
-pub const IFF_RUNNING: u32 = 0x40;
+pub const IFF_LOWER_UP: u32 = 0x1_0000;
 pub const ARPHRD_ETHER: u16 = 1;
 pub const IFLA_ADDRESS: u16 = 1;
 pub const IFLA_IFNAME: u16 = 3;

@@ -210,7 +210,7 @@ impl Reach for View<'_> {
         let interface = interface.ok_or(Counter::Elsewhere)?;
         let link = interface
             .link(self.snapshot)
-            .filter(|link| link.up && link.running);
+            .filter(|link| link.up && link.carrier);
         let link = link.ok_or(Counter::Neighbour)?;
         let known = self
             .snapshot

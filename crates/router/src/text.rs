@@ -10,7 +10,7 @@ use crate::report::{InterfaceReport, Report};
 
 /// An interface: flags, MTU, addresses.
 pub fn interface(link: &Link, snapshot: &Snapshot) -> String {
-    let flags = [(link.up, "UP"), (link.running, "RUNNING")];
+    let flags = [(link.up, "UP"), (link.carrier, "RUNNING")];
     let flags: Vec<&str> = flags
         .iter()
         .filter(|(on, _)| *on)

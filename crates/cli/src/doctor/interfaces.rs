@@ -118,7 +118,7 @@ fn wanted(
 }
 
 fn state(link: &Link, findings: &mut Findings) {
-    let (what, remedy) = match (link.up, link.running) {
+    let (what, remedy) = match (link.up, link.carrier) {
         (true, true) => return findings.ok("interface", &link.name, "up, with a carrier".into()),
         (false, _) => ("it is down", format!("ip link set {} up", link.name)),
         (true, false) => (

@@ -32,7 +32,7 @@ fn link(index: u32, vlan: Option<Vlan>) -> Arc<Link> {
         mac: Some(mac(index as u8)),
         mtu: 1500,
         up: true,
-        running: true,
+        carrier: true,
         loopback: false,
         ethernet: true,
         kind: None,

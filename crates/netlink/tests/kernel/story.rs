@@ -31,7 +31,7 @@ fn what_was_there_before_is_read_at_once() {
         let mirror = Mirror::start().await.expect("a mirror");
         let now = mirror.snapshot();
         let a = now.link_named("east").expect("a link");
-        assert!(a.up && a.running && a.ethernet && !a.loopback && a.mtu == 1500 && a.mac.is_some());
+        assert!(a.up && a.carrier && a.ethernet && !a.loopback && a.mtu == 1500 && a.mac.is_some());
         assert_eq!(a.kind.as_deref(), Some("veth"));
         assert!(now.link_named("lo").expect("loopback").loopback);
         let addresses: Vec<_> = now
@@ -242,7 +242,7 @@ fn each_change_is_told() {
         wait(&mirror, "no carrier", |now| {
             now.links
                 .get(&a)
-                .filter(|link| link.up && !link.running)
+                .filter(|link| link.up && !link.carrier)
                 .map(drop)
         })
         .await;

@@ -42,7 +42,7 @@ fn interface(link: &Link, snapshot: &Snapshot, attached: &Interfaces) -> v1::Int
         name: link.name.clone(),
         ifindex: link.index,
         up: link.up,
-        running: link.running,
+        running: link.carrier,
         loopback: link.loopback,
         mtu: link.mtu,
         mac: link.mac.map(|mac| mac.to_string()).unwrap_or_default(),

@@ -50,7 +50,7 @@ impl Engine {
                 return fact;
             }
         };
-        let up = link.up && link.running;
+        let up = link.up && link.carrier;
         (fact.ifindex, fact.mtu, fact.up, fact.mac) = (link.index, link.mtu, up, link.mac);
         if let Some(why) = self
             .active
@@ -152,7 +152,7 @@ impl Engine {
             ifindex: link.index,
             number,
             queues: link.rx_queues.max(1),
-            link: Arc::new(Link::new(link.mtu, link.up && link.running)),
+            link: Arc::new(Link::new(link.mtu, link.up && link.carrier)),
             frames: self.options.frames,
             mode: wanted.only_generic.map(|_| xdp::Mode::Generic),
             busy_poll: self.options.busy_poll,

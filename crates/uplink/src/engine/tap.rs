@@ -53,7 +53,7 @@ impl Engine {
             // These tables may be older than the device, which was made up and running.
             if let Some(link) = kernel.link_named(name) {
                 fact.ifindex = link.index;
-                active.link.change(link.mtu, link.up && link.running);
+                active.link.change(link.mtu, link.up && link.carrier);
             }
             (fact.joined, fact.up, fact.mtu) = (true, active.link.is_up(), active.link.mtu());
             (fact.mode, fact.why) = (active.mode.to_string(), active.mode.why().to_owned());

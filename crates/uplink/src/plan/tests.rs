@@ -15,7 +15,7 @@ fn kernel() -> Snapshot {
             mac: None,
             mtu: 1500,
             up: true,
-            running: true,
+            carrier: true,
             loopback: false,
             ethernet: true,
             kind: None,
