@@ -115,6 +115,8 @@ fn a_terminal() -> Result<()> {
         screen.contains("filter: ec") && screen.contains("1 rows") && !screen.contains("pinger")
     })?;
     top.key("Escape")?;
+    // An escape and a digit that arrive together are another key, Alt and the digit.
+    top.shows("both rows", |screen| screen.contains("2 rows"))?;
     top.key("5")?;
     top.shows("the worker", |screen| {
         screen.contains("[5 workers]") && screen.contains("BUSY %v") && screen.contains("1 rows")
