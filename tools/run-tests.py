@@ -57,6 +57,8 @@ class Program:
         self.boots = boots
         self.passed = self.failed = self.ignored = 0
         self.tests = []
+        # Names of the tests that failed.
+        self.bad = []
         self.text = ""
         self.status = None
         self.wall = self.cpu = 0.0
@@ -177,23 +179,29 @@ def run_all(programs, options):
 
 
 def again(programs, options):
-    """Runs each program that failed once more, with nothing beside it: guests under emulation, two or three at a time on
-    a busy machine, outlast a patience now and then. Gives the names of those that passed then; their first failure is
+    """Runs each test that failed once more, with nothing beside it: guests under emulation, two or three at a time on a
+    busy machine, outlast a patience now and then. Gives the names of those that passed then; their first failure is
     printed all the same. What fails twice has failed."""
     alone = []
     for program in [p for p in programs if p.status != 0]:
-        print(f"{program.name}: once more, alone", flush=True)
-        program.passed = program.failed = program.ignored = 0
-        program.tests = []
-        run(program, options)
-        say(program)
-        if program.status == 0:
-            alone.append(program.name)
+        bad = program.bad
+        if len(bad) != program.failed or program.name == "doc":
+            # It died, or its tests cannot be chosen by what they are called: all of it.
+            bad, program.passed, program.ignored, program.tests = [None], 0, 0, []
+        program.failed, program.bad, status = 0, [], 0
+        for test in bad:
+            print(f"{program.name}: {test or 'all of it'} once more, alone", flush=True)
+            run(program, options, [test, "--exact"] if test else [])
+            say(program)
+            if program.status == 0:
+                alone.append(f"{program.name} {test or ''}".rstrip())
+            status = status or program.status
+        program.status = status
     return alone
 
 
-def run(program, options):
-    words = list(program.words)
+def run(program, options, more=()):
+    words = [*program.words, *more]
     environment = dict(os.environ)
     if program.name != "doc":
         words = ["unshare", "--net", "--mount", "sh", "-c", ENTER, "sh"] + words
@@ -231,8 +239,8 @@ def run(program, options):
         end.cancel()
         errors.seek(0)
         program.text = "".join(lines) + errors.read().decode(errors="replace")
-    program.wall = time.monotonic() - begin
-    program.cpu = usage.ru_utime + usage.ru_stime
+    program.wall += time.monotonic() - begin
+    program.cpu += usage.ru_utime + usage.ru_stime
 
 
 def is_libtest(program):
@@ -250,8 +258,10 @@ RESULT = re.compile(r"^test result: .*?(\d+) passed; (\d+) failed; (\d+) ignored
 def read_line(program, line, elapsed):
     line = re.sub(r"\x1b\[[0-9;]*m", "", line)
     if found := TEST.match(line):
-        name, _, seconds = found.groups()
+        name, how, seconds = found.groups()
         program.tests.append((float(seconds) if seconds else elapsed, name))
+        if how == "FAILED":
+            program.bad.append(name)
     elif found := RESULT.match(line):
         # The examples in comments have a line for each crate.
         program.passed += int(found[1])
