@@ -242,6 +242,8 @@ pub trait DataPlane: Send + Sync {
     fn flows(&self, port: Option<PortUid>) -> Result<Vec<FlowInfo>, DataPlaneError>;
     /// Adds connections to the table; gives back how many were taken.
     fn import_flows(&self, flows: Vec<FlowInfo>) -> Result<usize, DataPlaneError>;
+    /// Takes connections out of the table; gives back how many were there.
+    fn remove_flows(&self, flows: &[FlowInfo]) -> Result<usize, DataPlaneError>;
 }
 
 impl DataPlane for Switch {
@@ -263,6 +265,10 @@ impl DataPlane for Switch {
 
     fn import_flows(&self, flows: Vec<FlowInfo>) -> Result<usize, DataPlaneError> {
         Switch::import_flows(self, flows).map_err(gone)
+    }
+
+    fn remove_flows(&self, flows: &[FlowInfo]) -> Result<usize, DataPlaneError> {
+        Switch::remove_flows(self, flows).map_err(gone)
     }
 }
 

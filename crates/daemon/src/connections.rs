@@ -218,6 +218,7 @@ fn incoming(connection: v1::ExportedConnection) -> Option<Named> {
         frames_in: connection.frames_in,
         bytes_in: connection.bytes_in,
         // Rules are this daemon's own: they judge with the next packet.
+        is_current: false,
         egress_rule: None,
         ingress_rule: None,
         tcp,
@@ -251,6 +252,7 @@ mod tests {
             bytes_out: 5,
             frames_in: 6,
             bytes_in: 7,
+            is_current: false,
             egress_rule: None,
             ingress_rule: None,
             tcp,

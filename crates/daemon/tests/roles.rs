@@ -338,8 +338,27 @@ async fn a_tenant_sees_and_changes_its_own_networks_and_groups_alone() {
     denied(within(blue.get_nic(of("red1"))).await, "NIC 'red1'");
     let nic_of_red = v1::GetNicStatsRequest { id: "red1".into() };
     denied(within(blue.get_nic_stats(nic_of_red)).await, "NIC 'red1'");
-    let flows = v1::ListFlowsRequest { nic: "red1".into() };
+    let flows = v1::ListFlowsRequest {
+        nic: "red1".into(),
+        filter: None,
+    };
     denied(within(blue.list_flows(flows)).await, "NIC 'red1'");
+    let filter = v1::FlowFilter {
+        group: "red-web".into(),
+        ..Default::default()
+    };
+    let flows = v1::ListFlowsRequest {
+        nic: String::new(),
+        filter: Some(filter.clone()),
+    };
+    denied(within(blue.list_flows(flows)).await, "group 'red-web'");
+    for (nic, filter) in [("red1", None), ("", Some(filter))] {
+        let flows = v1::DeleteFlowsRequest {
+            nic: nic.into(),
+            filter,
+        };
+        denied(within(blue.delete_flows(flows)).await, "red");
+    }
     let drops = v1::ListDropsRequest {
         nic: "red1".into(),
         all: false,

@@ -839,8 +839,15 @@ async fn what_can_be_seen_of_the_daemon() {
         .unwrap()
         .into_inner();
     assert_eq!(within(flows.message()).await.unwrap(), None);
-    let absent = within(client.list_flows(v1::ListFlowsRequest { nic: "z".into() })).await;
+    let absent = within(client.list_flows(flows_of("z"))).await;
     assert_eq!(absent.unwrap_err().code(), Code::NotFound);
+}
+
+fn flows_of(nic: &str) -> v1::ListFlowsRequest {
+    v1::ListFlowsRequest {
+        nic: nic.into(),
+        filter: None,
+    }
 }
 
 /// Two bench NICs talk through the whole path: what they send is counted, and tracked, and both
@@ -898,12 +905,10 @@ async fn bench_nics_talk_and_are_counted() {
     let stats = within(counted).await;
     assert!(stats.egress_frames >= stats.ingress_frames, "{stats:?}");
     assert_eq!(stats.ingress_drops, 0, "{stats:?}");
-    let mut flows = within(client.list_flows(v1::ListFlowsRequest {
-        nic: "receiver".into(),
-    }))
-    .await
-    .unwrap()
-    .into_inner();
+    let mut flows = within(client.list_flows(flows_of("receiver")))
+        .await
+        .unwrap()
+        .into_inner();
     let flow = within(flows.message()).await.unwrap().unwrap();
     assert_eq!(
         (

@@ -28,7 +28,7 @@ pub(crate) struct Dump {
 
 impl Dump {
     /// Goes on; true when all entries were looked at. Each worker dumps the flows that it has made.
-    pub(crate) fn step(&mut self, flows: &Flows, now: Now) -> bool {
+    pub(crate) fn step(&mut self, flows: &Flows, epoch: u32, now: Now) -> bool {
         let end = flows.high().min(self.at + STEP);
         for id in self.at..end {
             let entry = flows.entry(id);
@@ -40,7 +40,7 @@ impl Dump {
                 .of
                 .is_none_or(|uid| uid == key.uid(0) || uid == key.uid(1))
             {
-                self.found.push(info(entry, &key, now));
+                self.found.push(info(entry, &key, epoch, now));
             }
         }
         self.at = end;
@@ -48,8 +48,8 @@ impl Dump {
     }
 }
 
-/// A flow as it stands.
-pub(crate) fn info(entry: &Entry, key: &Key, now: Now) -> FlowInfo {
+/// A flow as it stands, under the snapshot of this [mark](View::epoch_mark).
+pub(crate) fn info(entry: &Entry, key: &Key, epoch: u32, now: Now) -> FlowInfo {
     let (initiator, responder) = (entry.initiator(), 1 - entry.initiator());
     let endpoint = |side: usize| Endpoint {
         uid: key.uid(side),
@@ -69,6 +69,7 @@ pub(crate) fn info(entry: &Entry, key: &Key, now: Now) -> FlowInfo {
         bytes_out: there.bytes.get(),
         frames_in: back.frames.get(),
         bytes_in: back.bytes.get(),
+        is_current: entry.epoch.get() == epoch,
         egress_rule: Entry::rule(there.rules[0].get()),
         ingress_rule: Entry::rule(there.rules[1].get()),
         tcp: (key.protocol() == TCP).then(|| entry.windows()),
@@ -87,6 +88,20 @@ pub(crate) fn import(view: &View, flows: &mut Flows, infos: &[FlowInfo], now: No
         .iter()
         .filter(|info| import_one(view, flows, &nics, info, now).is_some())
         .count()
+}
+
+/// Takes out those of these flows that are there, whichever worker has made them. Gives how many.
+pub(crate) fn remove(flows: &mut Flows, which: &[FlowInfo]) -> usize {
+    let mut removed = 0;
+    for flow in which {
+        let v6 = flow.initiator.address.is_ipv6();
+        let (key, _) = Key::between(flow.protocol, v6, (flow.initiator, flow.responder));
+        if let Some(id) = flows.find(&key, flows.hash(&key)) {
+            flows.remove(id);
+            removed += 1;
+        }
+    }
+    removed
 }
 
 fn import_one(

@@ -42,6 +42,8 @@ pub(crate) enum Command {
     Announce(PortSlot, Sender<()>),
     Flows(Option<PortUid>, Sender<Vec<FlowInfo>>),
     Import(Vec<FlowInfo>, Sender<usize>),
+    /// Take these flows out; the answer: how many were there.
+    Remove(Vec<FlowInfo>, Sender<usize>),
     Load(Sender<WorkerLoad>),
     Ports(Option<PortSlot>, Sender<Vec<PortReport>>),
     /// The MACs that it has learnt in a network.

@@ -220,6 +220,12 @@ impl Simulation {
         self.ask(move |switch| switch.import_flows(flows).unwrap_or_default())
     }
 
+    /// Takes flows out; gives how many were there.
+    pub fn remove_flows(&mut self, flows: &[FlowInfo]) -> usize {
+        let flows = flows.to_vec();
+        self.ask(move |switch| switch.remove_flows(&flows).unwrap_or_default())
+    }
+
     /// What would become of a frame of this NIC or uplink; `None` when its worker was stopped.
     pub fn trial(&mut self, from: PortSlot, frame: &[u8]) -> Option<Box<Report>> {
         let frame = frame.to_vec();

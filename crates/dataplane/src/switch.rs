@@ -40,6 +40,9 @@ use crate::worker::{Parts, Worker};
 use captures::Taps;
 pub use captures::{CAPTURES_MAX, CaptureError};
 
+/// Flows that are taken out between two batches.
+const REMOVED_AT_ONCE: usize = 256;
+
 /// Transfers are sent on so many times at most before a snapshot counts as in force: once for each
 /// move of a queue that they meet, and queues are not moved more than that while one is published.
 const SETTLE_MAX: usize = 4;
@@ -285,6 +288,19 @@ impl Switch {
     /// whose NICs are not, or for which there is no room.
     pub fn import_flows(&self, flows: Vec<FlowInfo>) -> Result<usize, WorkerGone> {
         self.ask(0, |answer| Command::Import(flows, answer)).wait()
+    }
+
+    /// Takes flows out, as if they had been idle for too long: what comes next of them is judged by
+    /// the rules, and TCP in the middle of a connection is refused where the rules do not take it
+    /// up. Gives how many were there.
+    pub fn remove_flows(&self, flows: &[FlowInfo]) -> Result<usize, WorkerGone> {
+        let mut removed = 0;
+        // A part between two batches each, so that frames need not wait for all.
+        for part in flows.chunks(REMOVED_AT_ONCE) {
+            let part = part.to_vec();
+            removed += self.ask(0, |answer| Command::Remove(part, answer)).wait()?;
+        }
+        Ok(removed)
     }
 
     /// What each worker has been doing, by its number.

@@ -306,12 +306,22 @@ impl V1 {
         Ok(answer.await?.counters)
     }
 
-    pub async fn flows(&mut self, nic: &str) -> Result<Streaming<proto::Flow>, Error> {
-        let request = proto::ListFlowsRequest { nic: nic.into() };
+    pub async fn flows(
+        &mut self,
+        request: proto::ListFlowsRequest,
+    ) -> Result<Streaming<proto::Flow>, Error> {
         self.call("ListFlows", request, async |grpc, request| {
             grpc.list_flows(request).await
         })
         .await
+    }
+
+    /// How many were forgotten.
+    pub async fn delete_flows(&mut self, request: proto::DeleteFlowsRequest) -> Result<u64, Error> {
+        let answer = self.ask("DeleteFlows", request, async |grpc, request| {
+            grpc.delete_flows(request).await
+        });
+        Ok(answer.await?.flows)
     }
 
     pub async fn trace(&mut self, request: proto::GetTraceRequest) -> Result<proto::Trace, Error> {

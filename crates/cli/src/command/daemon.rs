@@ -262,7 +262,7 @@ impl ShutdownArgs {
 }
 
 /// Asks whether that is meant. Who is no person at a terminal cannot be asked.
-fn confirm(what: &str) -> Result<(), Error> {
+pub fn confirm(what: &str) -> Result<(), Error> {
     if !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
         return Err(Error::Usage(format!("{what}: say --yes if that is meant")));
     }

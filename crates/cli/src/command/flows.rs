@@ -6,6 +6,7 @@ use std::time::Duration;
 use api::v1;
 use clap::{Args, Subcommand};
 
+use super::flows_select::{KillArgs, Which, watch};
 use super::nic_state::{ExportArgs, ImportArgs};
 use super::repeat::{Repeat, grown, rate};
 use crate::client::Client;
@@ -55,6 +56,8 @@ enum FlowsWord {
     /// List tracked connections, as the noun alone does
     #[command(visible_alias = "show")]
     List(FlowsArgs),
+    /// Forget connections, one or all that match
+    Kill(KillArgs),
     /// Write a NIC's connections, for the host its machine moves to
     Export(ExportArgs),
     /// Take up connections that `flows export` wrote elsewhere
@@ -66,6 +69,7 @@ impl FlowsCommand {
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         match self.word {
             Some(FlowsWord::List(args)) => args.run(session).await,
+            Some(FlowsWord::Kill(args)) => args.run(session).await,
             Some(FlowsWord::Export(args)) => args.run(session).await,
             Some(FlowsWord::Import(args)) => args.run(session).await,
             None => self.alone.run(session).await,
@@ -75,10 +79,18 @@ impl FlowsCommand {
 
 /// `flows list`.
 #[derive(Args, Debug)]
-#[command(after_help = "Example:\n  butterfly flows list vnic_1")]
+#[command(after_help = "\
+All that is given has to hold.
+
+Examples:
+  butterfly flows list vnic_1
+  butterfly flows list --group web --protocol tcp --port 443 --address 10.0.0.0/24
+  butterfly flows list --state syn_sent --watch")]
 pub struct FlowsArgs {
-    /// Id of a NIC [default: all]
-    nic: Option<String>,
+    #[command(flatten)]
+    which: Which,
+    #[command(flatten)]
+    repeat: Repeat,
 }
 
 impl DropsArgs {
@@ -163,9 +175,12 @@ fn moved(
 impl FlowsArgs {
     /// Prints each flow as it comes: there may be a million of them.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
+        if self.repeat.is_on() {
+            return watch(&self.which, &self.repeat, session).await;
+        }
         let (client, out) = session.client_and_output().await?;
         let v1 = client.only_v1("flows")?;
-        let mut flows = v1.flows(&self.nic.unwrap_or_default()).await?;
+        let mut flows = v1.flows(self.which.list()).await?;
         let mut previous: Option<String> = None;
         while let Some(flow) = v1.next_in_time(&mut flows).await? {
             let first = previous.is_none();
@@ -223,12 +238,16 @@ fn row(cells: [String; 10]) -> String {
     )
 }
 
-fn cells(flow: &v1::Flow) -> [String; 10] {
-    let end = |address: &str, port: u32| match (address.contains(':'), port) {
+/// An address and its port, if it has one.
+pub fn end(address: &str, port: u32) -> String {
+    match (address.contains(':'), port) {
         (_, 0) => address.to_owned(),
         (true, port) => format!("[{address}]:{port}"),
         (false, port) => format!("{address}:{port}"),
-    };
+    }
+}
+
+fn cells(flow: &v1::Flow) -> [String; 10] {
     [
         flow.nic.clone(),
         direction_name(flow.direction()).into(),

@@ -15,6 +15,7 @@ mod doctor;
 mod dump;
 mod events;
 mod flows;
+mod flows_select;
 mod forward;
 mod host;
 mod interface;
@@ -133,7 +134,7 @@ pub enum Command {
     Watch(watch::WatchArgs),
     /// Show dropped frames by NIC, direction and reason (API v1)
     Drops(flows::DropsArgs),
-    /// Tracked connections: list them, and take them to another host (API v1)
+    /// Tracked connections: list, watch and kill them, and take them to another host (API v1)
     Flows(flows::FlowsCommand),
     /// Would it pass? Says what becomes of a frame, and what would let it pass, without sending it (API v1)
     Trace(Box<trace::TraceArgs>),

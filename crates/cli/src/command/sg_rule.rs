@@ -91,7 +91,7 @@ enum Dir {
 
 /// An IP protocol number; none: all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Protocol(Option<u32>);
+pub struct Protocol(pub Option<u32>);
 
 impl RuleCommand {
     /// Runs the chosen `sg rule` command.
@@ -218,7 +218,7 @@ async fn list_counters(args: ListArgs, session: &mut Session) -> Result<(), Erro
     session.out.table(&table)
 }
 
-fn protocol(text: &str) -> Result<Protocol, String> {
+pub fn protocol(text: &str) -> Result<Protocol, String> {
     Ok(Protocol(match text.to_ascii_lowercase().as_str() {
         "all" | "any" | "-1" => None,
         "tcp" => Some(TCP),

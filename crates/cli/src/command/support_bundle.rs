@@ -209,7 +209,7 @@ impl BundleArgs {
         );
         if self.flows {
             let flows = async {
-                let mut stream = v1.flows("").await?;
+                let mut stream = v1.flows(api::v1::ListFlowsRequest::default()).await?;
                 let mut all = Vec::new();
                 while let Some(flow) = v1.next_in_time(&mut stream).await? {
                     all.push(json::full("Flow", &flow));

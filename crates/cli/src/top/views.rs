@@ -234,7 +234,7 @@ impl Sample {
         Ok(match view {
             View::Nics | View::Flows => {
                 let client = client.only_v1("top")?;
-                let mut stream = client.flows("").await?;
+                let mut stream = client.flows(v1::ListFlowsRequest::default()).await?;
                 let mut flows = Vec::new();
                 while flows.len() < FLOWS_MAX
                     && let Some(flow) = client.next_in_time(&mut stream).await?

@@ -205,6 +205,11 @@ impl Controller {
         Ok(self.dataplane.import_flows(flows)?)
     }
 
+    /// Forgets connections; gives back how many were there. What comes of them is judged anew.
+    pub fn remove_flows(&self, flows: &[FlowInfo]) -> Result<usize, Error> {
+        Ok(self.dataplane.remove_flows(flows)?)
+    }
+
     /// Events from now on. A receiver that falls [`EVENTS`](crate::limits::EVENTS) behind gets
     /// `Lagged` with how many it missed.
     pub fn subscribe(&self) -> broadcast::Receiver<Event> {

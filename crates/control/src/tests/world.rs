@@ -133,6 +133,10 @@ impl DataPlane for Shared {
     fn import_flows(&self, flows: Vec<FlowInfo>) -> Result<usize, DataPlaneError> {
         Ok(flows.len())
     }
+
+    fn remove_flows(&self, _: &[FlowInfo]) -> Result<usize, DataPlaneError> {
+        Ok(0)
+    }
 }
 
 pub fn controller() -> (Controller, Shared) {

@@ -81,6 +81,7 @@ const BUTTERFLY: &[Need] = &[
     need("ListDrops", View, true),
     need("ListRuleCounters", View, true),
     need("ListFlows", View, true),
+    need("DeleteFlows", Operate, true),
     need("GetTrace", View, true),
     // It changes nothing, but gives out what guests say to each other.
     need("CaptureFrames", Operate, true),

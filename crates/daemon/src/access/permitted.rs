@@ -153,6 +153,11 @@ impl<'a> Permitted<'a> {
         Ok(self.control.import_flows(flows)?)
     }
 
+    /// Forgets connections that [`flows`](Self::flows) gave.
+    pub fn remove_flows(&mut self, flows: &[FlowInfo]) -> Done<usize> {
+        Ok(self.control.remove_flows(flows)?)
+    }
+
     pub fn put_nic(&mut self, nic: Nic) -> Done<NicStatus> {
         self.may_put(&nic)?;
         Ok(self.control.put_nic(nic)?)

@@ -11,6 +11,7 @@ pub mod bounds;
 mod capture;
 pub mod convert;
 mod declare;
+mod flows;
 mod health;
 mod history;
 pub mod interface;

@@ -152,20 +152,7 @@ pub fn rule_counters(control: &Permitted, group: &str) -> Result<Vec<v1::RuleCou
     Ok(counters)
 }
 
-/// The connections of one NIC, or of all.
-pub fn flows(control: &Permitted, nic: &str) -> Result<Vec<v1::Flow>, Refusal> {
-    let id = match nic {
-        "" => None,
-        id => Some(NicId::new(id)?),
-    };
-    let names = control.nics_by_uid();
-    let flows = control.flows(id.as_ref())?;
-    Ok(flows
-        .iter()
-        .map(|flow| self::flow(flow, id.as_ref(), &names))
-        .collect())
-}
-
+/// A connection; by which rules it was allowed is for the caller to say.
 pub fn flow(
     flow: &FlowInfo,
     asked: Option<&NicId>,
@@ -197,6 +184,9 @@ pub fn flow(
         reply_frames: flow.frames_in,
         reply_bytes: flow.bytes_in,
         peer_nic: name(peer),
+        egress_rule: None,
+        ingress_rule: None,
+        current: flow.is_current,
     }
 }
 

@@ -10,7 +10,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::{
-    capture, convert, declare, history, observe, overlay, render, trace, uplinks, watch, workers,
+    capture, convert, declare, flows, history, observe, overlay, render, trace, uplinks, watch,
+    workers,
 };
 use crate::access::{Caller, Permitted, Refusal, taken};
 use crate::app::App;
@@ -579,10 +580,28 @@ impl Butterfly for Service {
         request: Request<v1::ListFlowsRequest>,
     ) -> Answer<Self::ListFlowsStream> {
         let (caller, request) = taken(request)?;
-        let nic = request.nic;
         self.control(caller, move |control| {
-            let flows: Vec<_> = observe::flows(control, &nic)?.into_iter().map(Ok).collect();
+            let flows: Vec<_> = flows::list(control, &request)?
+                .into_iter()
+                .map(Ok)
+                .collect();
             Ok(tokio_stream::iter(flows))
+        })
+        .await
+    }
+
+    async fn delete_flows(
+        &self,
+        request: Request<v1::DeleteFlowsRequest>,
+    ) -> Answer<v1::DeleteFlowsResponse> {
+        let (caller, request) = taken(request)?;
+        self.control(caller, move |control| {
+            let flows = flows::delete(control, &request)? as u64;
+            tracing::info!(
+                flows,
+                "connections are forgotten since a client asked for it"
+            );
+            Ok(v1::DeleteFlowsResponse { flows })
         })
         .await
     }

@@ -119,6 +119,8 @@ pub struct FlowInfo {
     pub frames_in: u64,
     /// Their bytes.
     pub bytes_in: u64,
+    /// It was allowed under the snapshot in force; else its next packet asks the rules.
+    pub is_current: bool,
     /// The initiator's egress rule that admitted it; `None`: its own addresses may send (no egress
     /// rule), or the NIC bypasses filtering.
     pub egress_rule: Option<RuleSlot>,

@@ -152,7 +152,10 @@ impl<'a> Watcher<'a> {
             if round.tables.flows.copy_in(entry).is_some()
                 && let Some(target) = self.report.targets.get_mut(index)
             {
-                target.flow = Some((dump::info(entry, &entry.key(), now), false));
+                target.flow = Some((
+                    dump::info(entry, &entry.key(), round.view.epoch_mark(), now),
+                    false,
+                ));
             }
             return;
         }

@@ -68,9 +68,9 @@ impl Worker {
         if self.ports.outbox.has_lent() {
             self.ports.outbox.collect();
         }
-        let flows = &self.path.tables.flows;
+        let (flows, epoch) = (&self.path.tables.flows, self.path.view.epoch_mark());
         self.dumps.retain_mut(|dump| {
-            let done = dump.step(flows, now);
+            let done = dump.step(flows, epoch, now);
             if done {
                 // Who asked may have gone away.
                 let _ = dump.answer.send(std::mem::take(&mut dump.found));
@@ -144,6 +144,9 @@ impl Worker {
                 Command::Import(infos, answer) => {
                     let (view, flows) = (&self.path.view, &mut self.path.tables.flows);
                     let _ = answer.send(dump::import(view, flows, &infos, now));
+                }
+                Command::Remove(infos, answer) => {
+                    let _ = answer.send(dump::remove(&mut self.path.tables.flows, &infos));
                 }
                 Command::Announce(slot, answer) => {
                     self.path.announce(slot, &mut self.ports, now);

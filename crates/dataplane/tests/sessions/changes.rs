@@ -212,6 +212,28 @@ fn no_packet_sees_half_of_a_change() {
 }
 
 #[test]
+fn a_removed_flow_begins_anew_or_not_at_all() {
+    for family in FAMILIES {
+        let (mut lab, a, b) = Lab::pair(vec![allow_in(TCP, 80), allow_in(UDP, 53)]);
+        lab.connect(a, b, family, 1, 80);
+        lab.passes(a, b, ip(a, b, family).udp(2, 53).build());
+        let flows = lab.sim.flows(None);
+        assert_eq!(flows.len(), 2);
+        assert!(flows.iter().all(|flow| flow.is_current));
+        assert_eq!(lab.sim.remove_flows(&flows), 2);
+        assert_eq!(lab.sim.remove_flows(&flows), 0, "they are gone");
+        assert_eq!(lab.sim.flows(None), []);
+        // An answer needs its flow, TCP its beginning; a datagram that is allowed is another one.
+        lab.refuses(b, ip(b, a, family).udp(53, 2).build(), NoIngressRule);
+        let ack = ip(a, b, family).tcp(1, 80, ACK).seq(1).ack(1).build();
+        lab.refuses(a, ack, TcpNotSyn);
+        lab.passes(a, b, ip(a, b, family).udp(2, 53).build());
+        lab.connect(a, b, family, 1, 80);
+        assert_eq!(lab.sim.flows(None).len(), 2);
+    }
+}
+
+#[test]
 fn exported_flows_go_on_after_an_import() {
     for family in FAMILIES {
         let (mut lab, a, b) = Lab::pair(vec![
@@ -233,6 +255,7 @@ fn exported_flows_go_on_after_an_import() {
         for flow in &imported {
             let before = flows.iter().find(|f| f.protocol == flow.protocol).unwrap();
             let expected = dataplane::flow::FlowInfo {
+                is_current: false,
                 egress_rule: None,
                 ingress_rule: None,
                 ..before.clone()

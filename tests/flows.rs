@@ -1,0 +1,180 @@
+//! Connections of real sockets as `butterfly flows` shows them, finds them and forgets them.
+
+use std::net::SocketAddr;
+
+use butterfly_tests::Daemon;
+use butterfly_tests::lab::check;
+use butterfly_tests::trials;
+use butterfly_tests::trials::run_each;
+use butterfly_tests::web::{Connections, Web, serve_if_asked};
+use serde_json::Value;
+use testkit::netns::Namespace;
+use testkit::{PATIENCE, Result, wait_for};
+
+fn main() {
+    serve_if_asked().expect("a web server in a process of its own");
+    run_each(trials![filters_choose, killed_connections_end])
+}
+
+/// Two namespaces on one host: `left` 10.1.0.1, which may send, and `right` 10.1.0.2 in group
+/// `web`, whose port 80 is open and which serves there.
+struct Pair {
+    left: Namespace,
+    _right: Namespace,
+    _server: Web,
+    daemon: Daemon,
+}
+
+impl Pair {
+    fn start(options: &[&str]) -> Result<Pair> {
+        let daemon = Daemon::start(options)?;
+        daemon.cli("sg add web + sg rule add web --ip-proto tcp --port 80")?;
+        daemon.cli("sg rule add web --ip-proto udp --port 53")?;
+        let host = |name: &str, last: u8, group: &str| -> Result<Namespace> {
+            let mac = format!("52:54:00:00:01:0{last}");
+            daemon.cli(&format!(
+                "nic add --id {name} --mac {mac} --vni 7 --ip 10.1.0.{last} {group} \
+                 --type tap --path bf-{name} --enable-antispoof"
+            ))?;
+            let namespace = Namespace::new()?;
+            let address = format!("10.1.0.{last}/24");
+            namespace.adopt(&format!("bf-{name}"), &mac, &[&address])?;
+            Ok(namespace)
+        };
+        let (left, right) = (host("left", 1, "")?, host("right", 2, "--sg web")?);
+        let server = Web::serve(&right, 80, "right")?;
+        Ok(Pair {
+            left,
+            _right: right,
+            _server: server,
+            daemon,
+        })
+    }
+
+    fn connect(&self, count: usize) -> Result<Connections> {
+        Connections::open(&self.left, SERVER, count)
+    }
+
+    fn list(&self, words: &str) -> Result<Vec<Value>> {
+        let all = self.daemon.json(&format!("flows list {words}"))?;
+        let all = all.as_array().cloned();
+        all.ok_or_else(|| format!("`flows list {words}` gives no list"))
+    }
+}
+
+const SERVER: SocketAddr = SocketAddr::new(
+    std::net::IpAddr::V4(std::net::Ipv4Addr::new(10, 1, 0, 2)),
+    80,
+);
+
+fn filters_choose() -> Result<()> {
+    let pair = Pair::start(&[])?;
+    let open = pair.connect(3)?;
+    pair.left
+        .ok("bash -c 'echo hello > /dev/udp/10.1.0.2/53'")?;
+    let all = pair.list("")?;
+    check(all.len() == 4, &format!("there are four: {all:?}"))?;
+    let tcp = pair.list("right --protocol tcp")?;
+    check(tcp.len() == 3, &format!("three of them are TCP: {tcp:?}"))?;
+    let rule = &tcp[0]["ingress_rule"];
+    check(
+        rule["group"] == "web" && rule["rule"]["ports"]["start"] == 80,
+        &format!("the rule that let it in is told: {:?}", tcp[0]),
+    )?;
+    let port = &tcp[0]["source_port"];
+    for (words, count) in [
+        ("--group web".to_owned(), 4),
+        ("--port 53".to_owned(), 1),
+        ("--port 80 --state established".to_owned(), 3),
+        (format!("--port 80 --port {port}"), 1),
+        ("--address 10.1.0.2 --address 10.1.0.0/24".to_owned(), 4),
+        ("--address 10.1.1.0/24".to_owned(), 0),
+        ("--state one_way --state syn_sent".to_owned(), 1),
+        ("left --verdict allowed".to_owned(), 4),
+        ("--verdict undecided".to_owned(), 0),
+    ] {
+        let found = pair.list(&words)?;
+        check(
+            found.len() == count,
+            &format!("`{words}` finds {count}: {found:?}"),
+        )?;
+    }
+    for (words, why) in [
+        ("--group nobody", "there is no security group 'nobody'"),
+        ("--state open", "none of syn_sent"),
+        ("--address 10.1.0.300", "10.1.0.300"),
+    ] {
+        let error = pair.daemon.cli(&format!("flows list {words}")).err();
+        let error = error.unwrap_or_default();
+        check(error.contains(why), &format!("`{words}`: {error}"))?;
+    }
+    // A rule elsewhere: what was decided before is decided again.
+    pair.daemon.cli("sg add other")?;
+    pair.daemon
+        .cli("sg rule add web --ip-proto tcp --port 81")?;
+    let undecided = pair.list("--verdict undecided")?;
+    check(
+        undecided.len() == 4,
+        &format!("rules have changed: {undecided:?}"),
+    )?;
+    let watched = pair
+        .daemon
+        .cli("flows list --port 80 --watch=0.1 --count 2")?;
+    check(
+        watched.matches("10.1.0.2:80").count() == 6 && watched.contains("Mbit/s"),
+        &format!("two tables of three: {watched}"),
+    )?;
+    check(open.len() == 3, "the connections are open still")
+}
+
+fn killed_connections_end() -> Result<()> {
+    let pair = Pair::start(&["--audit", "{dir}/audit"])?;
+    let open = pair.connect(3)?;
+    let error = pair.daemon.cli("flows kill left").err().unwrap_or_default();
+    check(
+        error.contains("3 connections would be forgotten: say --yes"),
+        &format!("nobody can be asked: {error}"),
+    )?;
+    let error = pair
+        .daemon
+        .cli("flows kill --yes")
+        .err()
+        .unwrap_or_default();
+    check(error.contains("say which"), &format!("not all: {error}"))?;
+    check(pair.list("")?.len() == 3, "nothing is forgotten yet")?;
+    // One needs no question.
+    let one = pair.list("")?[0]["source_port"].clone();
+    pair.daemon
+        .cli(&format!("flows kill left --port 80 --port {one}"))?;
+    let left = pair.list("")?;
+    check(
+        left.len() == 2 && left.iter().all(|flow| flow["source_port"] != one),
+        &format!("that one is gone: {left:?}"),
+    )?;
+    let told = pair
+        .daemon
+        .json("flows kill --group web --protocol tcp --yes")?;
+    check(
+        told["done"][0]["flows"] == 2,
+        &format!("both are gone: {told}"),
+    )?;
+    check(pair.list("")?.is_empty(), "no connection is left")?;
+    // In the middle of a connection nothing passes any more, here its end; a new one does.
+    let dropped = pair.daemon.drops("left", "EGRESS", &[])?;
+    drop(open);
+    wait_for("segments to be refused", PATIENCE, || {
+        let now = pair.daemon.drops("left", "EGRESS", &[])?;
+        Ok((now >= dropped + 3).then_some(()))
+    })?;
+    check(pair.connect(1)?.len() == 1, "a new one is answered")?;
+    let audit = std::fs::read_to_string(pair.daemon.dir().join("audit"));
+    let audit = audit.map_err(|error| error.to_string())?;
+    let lines: Vec<&str> = audit
+        .lines()
+        .filter(|line| line.contains("DeleteFlows"))
+        .collect();
+    check(
+        lines.len() == 2 && lines[1].contains("\"group\":\"web\"") && lines[1].contains("\"ok\""),
+        &format!("the audit log has both: {audit}"),
+    )
+}
