@@ -4,23 +4,19 @@
 //! NICs of its own. What must not be done at once is removing what a crash left there and binding
 //! beside it: whoever starts locks the folders meanwhile. The lock is on the folder itself, so that
 //! there is no file that a link could lead elsewhere, and nothing that stays behind. An uplink is
-//! held by a socket in the namespace of abstract names, which belongs to a network namespace as
-//! interfaces do, and goes with its process.
+//! held by a [name](HeldName) of the network namespace, which goes with its process.
 
 use std::fs::File;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use rustix::process::geteuid;
+use rustix::io::Errno;
+use sys::held_name::{self, HeldName};
 
 /// For a daemon that was killed a moment ago to be gone, and for others that start.
 pub const PATIENCE: Duration = Duration::from_secs(2);
 const AGAIN: Duration = Duration::from_millis(20);
-/// Those that ask who has an uplink are never accepted: so many may ask.
-const BACKLOG: i32 = 4096;
 
 /// The right to remove and bind sockets in folders, until this is dropped.
 #[derive(Debug)]
@@ -81,7 +77,7 @@ pub fn within(time: Duration, mut works: impl FnMut() -> bool) -> bool {
 /// An uplink of this daemon, until this is dropped.
 #[derive(Debug)]
 pub struct Uplink {
-    _socket: OwnedFd,
+    _name: HeldName,
 }
 
 impl Uplink {
@@ -89,66 +85,42 @@ impl Uplink {
     /// `None`: somebody pretends to have it who is neither root nor our user, or does not answer.
     pub fn take(interface: &str) -> Result<Option<Uplink>, String> {
         let name = format!("butterflyd/uplink/{interface}");
-        let failed = |e: rustix::io::Errno| format!("the uplink {interface} cannot be taken: {e}");
-        let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(failed)?;
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
-            .map_err(failed)?;
-        if !within(PATIENCE, || rustix::net::bind(&socket, &address).is_ok()) {
-            // Whoever may bind names here can keep one from us, by listening or by not answering:
-            // that must not keep the daemon down.
-            return match listener(&address) {
-                Some(peer) if peer.is_trusted() => Err(format!(
-                    "the uplink {interface} is that of process {} already: stop it first, or name \
-                     another interface with --uplink",
-                    peer.pid
-                )),
-                Some(peer) => {
-                    tracing::warn!(
-                        "process {} of uid {} pretends to have the uplink {interface}",
-                        peer.pid,
-                        peer.uid
-                    );
-                    Ok(None)
-                }
-                None => {
-                    tracing::warn!(
-                        "somebody who does not answer pretends to have the uplink {interface}"
-                    );
-                    Ok(None)
-                }
-            };
+        let mut taken = HeldName::take(&name);
+        within(PATIENCE, || {
+            if let Err(Errno::ADDRINUSE) = taken {
+                taken = HeldName::take(&name);
+            }
+            taken.as_ref().err() != Some(&Errno::ADDRINUSE)
+        });
+        match taken {
+            Ok(held) => return Ok(Some(Uplink { _name: held })),
+            Err(Errno::ADDRINUSE) => {}
+            Err(e) => return Err(format!("the uplink {interface} cannot be taken: {e}")),
         }
-        rustix::net::listen(&socket, BACKLOG).map_err(failed)?;
-        Ok(Some(Uplink { _socket: socket }))
+        // Whoever may bind names here can keep one from us, by listening or by not answering: that
+        // must not keep the daemon down.
+        match held_name::holder(&name) {
+            Some(peer) if peer.is_trusted() => Err(format!(
+                "the uplink {interface} is that of process {} already: stop it first, or name \
+                 another interface with --uplink",
+                peer.pid
+            )),
+            Some(peer) => {
+                tracing::warn!(
+                    "process {} of uid {} pretends to have the uplink {interface}",
+                    peer.pid,
+                    peer.uid
+                );
+                Ok(None)
+            }
+            None => {
+                tracing::warn!(
+                    "somebody who does not answer pretends to have the uplink {interface}"
+                );
+                Ok(None)
+            }
+        }
     }
-}
-
-/// Who listens on a unix socket.
-#[derive(Debug, Clone, Copy)]
-pub struct Peer {
-    pub pid: i32,
-    pub uid: u32,
-}
-
-impl Peer {
-    fn is_trusted(self) -> bool {
-        self.uid == 0 || self.uid == geteuid().as_raw()
-    }
-}
-
-/// Who listens at this address; `None` where nobody does, or too many wait to be asked. Does not
-/// wait.
-pub fn listener(address: &SocketAddrUnix) -> Option<Peer> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let probe =
-        rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).ok()?;
-    rustix::net::connect(&probe, address).ok()?;
-    let peer = rustix::net::sockopt::socket_peercred(&probe).ok()?;
-    Some(Peer {
-        pid: peer.pid.as_raw_nonzero().get(),
-        uid: peer.uid.as_raw(),
-    })
 }
 
 /// The folder of a socket.
@@ -162,6 +134,7 @@ pub fn folder(socket: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
 
     #[test]
     fn the_second_waits_for_the_first_and_nothing_stays() {

@@ -10,6 +10,7 @@ use nix::unistd::{Gid, Group, Uid, User as Account, getgroups};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::thread::CapabilitySet;
+use sys::held_name;
 use tokio::net::{UnixListener, UnixStream};
 
 use crate::access::{Access, Gate, Peer, User, Who};
@@ -154,7 +155,7 @@ fn remove_stale(path: &Path) -> Result<(), String> {
     if !lock::within(lock::PATIENCE, || nobody_listens(path)) {
         let owner = SocketAddrUnix::new(path)
             .ok()
-            .and_then(|address| lock::listener(&address));
+            .and_then(|address| held_name::listener(&address));
         return Err(format!(
             "cannot listen on {}: {} does already; stop it first, or give this daemon another path",
             path.display(),

@@ -8,6 +8,7 @@
 //! - [`bpf`]: an XDP program on an interface by a bpf_link; [`bpf_array`]: an array map, mapped.
 //! - [`poll`]: epoll and eventfd, as a worker sleeps on them.
 //! - [`confine`]: a child process without rights; [`trim_memory`]: freed memory back to the system.
+//! - [`held_name`]: a name that one process of a network namespace holds.
 //! - [`ethtool`]: a NIC's offloads. [`huge`]: zeroed memory in huge pages. [`cycles`]: the cycle
 //!   counter.
 //!
@@ -20,6 +21,7 @@ pub mod bpf_array;
 pub mod confine;
 pub mod cycles;
 pub mod ethtool;
+pub mod held_name;
 pub mod huge;
 pub mod poll;
 

@@ -5,11 +5,14 @@
 //! nothing but hand on, whose chain holds the program: the kernel empties a chain that no process
 //! has open any more, whatever ended it, and every packet is the kernel's again. What is left then
 //! is a filter without effect, which the next process replaces, and the qdisc. One that still has
-//! its process is never replaced: `occupants` has found it.
+//! its process is never replaced, which is known by a [name](HeldName) that the process holds:
+//! whether a chain is empty only CAP_SYS_ADMIN may see.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use libbpf_rs::{MapCore, MapFlags, TC_INGRESS, TcHook};
+use rustix::io::Errno;
+use sys::held_name::{self, HeldName};
 
 use crate::error::Error;
 use crate::objects;
@@ -20,6 +23,8 @@ use crate::table::failed;
 /// choose.
 pub(crate) const PRIORITY: u32 = 1;
 pub(crate) const HANDLE: u32 = 0xbf;
+/// What its program is called (bpf/pass.bpf.c).
+pub(crate) const ENTRY: &str = "pass";
 
 /// A filter that runs a program. Dropped, it is gone; the qdisc stays, which without filters does
 /// nothing.
@@ -27,13 +32,40 @@ pub(crate) const HANDLE: u32 = 0xbf;
 pub(crate) struct Filter {
     ifindex: u32,
     entry: Program,
+    /// None: somebody who may not attach filters pretends to have it.
+    _name: Option<HeldName>,
+}
+
+/// What the process of a filter holds.
+fn name(ifindex: u32) -> String {
+    format!("butterfly/tc/{ifindex}")
+}
+
+/// Whether the process of a filter of ours is there still.
+pub(crate) fn has_its_process(ifindex: u32) -> bool {
+    held_name::holder(&name(ifindex)).is_some_and(held_name::Peer::is_trusted)
 }
 
 impl Filter {
     pub(crate) fn new(program: BorrowedFd<'_>, ifindex: u32) -> Result<Self, Error> {
         let entry = Program::load("entry", objects::tc::PASS, |_| Ok(()))?;
         hand_on(&entry, program)?;
-        let filter = Filter { ifindex, entry };
+        let name = match HeldName::take(&name(ifindex)) {
+            Ok(name) => Some(name),
+            Err(Errno::ADDRINUSE) => None,
+            Err(source) => {
+                return Err(Error::Attach {
+                    ifindex,
+                    mode: crate::Mode::Tc,
+                    source: source.into(),
+                });
+            }
+        };
+        let filter = Filter {
+            ifindex,
+            entry,
+            _name: name,
+        };
         put(&mut filter.hook()?, ifindex)?;
         Ok(filter)
     }

@@ -8,11 +8,11 @@
 use std::io::{self, Error};
 
 use libbpf_rs::query::{ProgInfoIter, ProgInfoQueryOptions};
-use libbpf_rs::{MapCore, MapFlags, MapHandle, ProgramHandle};
+use libbpf_rs::{MapCore, MapHandle, ProgramHandle};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 use sys::bpf::{TcSide, tc_programs};
 
-use crate::filter::{HANDLE, PRIORITY};
+use crate::filter::{self, HANDLE, PRIORITY};
 use crate::program::CHAIN;
 
 /// A program or filter.
@@ -33,7 +33,7 @@ pub fn of(ifindex: u32, side: TcSide) -> io::Result<Vec<Occupant>> {
     let programs = tc_programs(ifindex, side)?.into_iter();
     let mut there: Vec<Occupant> = programs.map(Occupant::program).collect();
     for filter in filters(ifindex, side)? {
-        if !(filter.is_ours() && filter.program.is_some_and(hands_on_to_nobody)) {
+        if !filter.is_ours() || filter::has_its_process(ifindex) {
             there.push(filter.occupant());
         }
     }
@@ -71,6 +71,8 @@ struct Filter {
     handle: u32,
     priority: u32,
     program: Option<u32>,
+    /// What the program is called, as whoever attached it said.
+    name: String,
 }
 
 impl Filter {
@@ -84,25 +86,12 @@ impl Filter {
         }
     }
 
-    /// It has the place that ours take.
+    /// It has the place that ours take, and their program's name; libbpf puts the program's number
+    /// behind it.
     fn is_ours(&self) -> bool {
-        (self.handle, self.priority) == (HANDLE, PRIORITY)
+        let name = self.name.split(':').next();
+        (self.handle, self.priority, name) == (HANDLE, PRIORITY, Some(filter::ENTRY))
     }
-}
-
-/// Whether a program of ours has no other behind it: the kernel empties the chain when the last
-/// process is gone that had it.
-fn hands_on_to_nobody(program: u32) -> bool {
-    let options = ProgInfoQueryOptions::default().include_map_ids(true);
-    let info = ProgInfoIter::with_query_opts(options).find(|info| info.id == program);
-    let maps = info.into_iter().flat_map(|info| info.map_ids);
-    let mut chains = maps
-        .filter_map(|id| MapHandle::from_map_id(id).ok())
-        .filter(|map| map.name() == CHAIN);
-    chains.next().is_some_and(|chain| {
-        let next = chain.lookup(&0u32.to_ne_bytes(), MapFlags::ANY);
-        matches!(next, Ok(None))
-    })
 }
 
 // linux/rtnetlink.h, linux/pkt_sched.h, linux/pkt_cls.h.
@@ -114,6 +103,7 @@ const CLSACT_INGRESS: u32 = 0xffff_fff2;
 const CLSACT_EGRESS: u32 = 0xffff_fff3;
 const TCA_KIND: u16 = 1;
 const TCA_OPTIONS: u16 = 2;
+const TCA_BPF_NAME: u16 = 7;
 const TCA_BPF_ID: u16 = 11;
 const NESTED: u16 = 0x8000;
 const HEADER: usize = 16;
@@ -180,21 +170,30 @@ fn filter(body: &[u8]) -> Option<Filter> {
         handle: u32_at(body, 8)?,
         priority: u32_at(body, 16)? >> 16,
         program: None,
+        name: String::new(),
     };
     for (kind, value) in attributes(body.get(TCMSG..)?) {
         match kind {
-            TCA_KIND => {
-                let text = value.split(|byte| *byte == 0).next().unwrap_or_default();
-                filter.kind = String::from_utf8_lossy(text).into_owned();
-            }
+            TCA_KIND => filter.kind = text(value),
             TCA_OPTIONS => {
-                let id = attributes(value).find(|(kind, _)| *kind == TCA_BPF_ID);
-                filter.program = id.and_then(|(_, id)| u32_at(id, 0));
+                for (kind, value) in attributes(value) {
+                    match kind {
+                        TCA_BPF_ID => filter.program = u32_at(value, 0),
+                        TCA_BPF_NAME => filter.name = text(value),
+                        _ => {}
+                    }
+                }
             }
             _ => {}
         }
     }
     (filter.handle != 0).then_some(filter)
+}
+
+/// A string that ends with a zero byte.
+fn text(value: &[u8]) -> String {
+    let text = value.split(|byte| *byte == 0).next().unwrap_or_default();
+    String::from_utf8_lossy(text).into_owned()
 }
 
 fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {

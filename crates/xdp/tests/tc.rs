@@ -1,6 +1,7 @@
 //! Programs at tc ingress of a veth: the trial, the chain, how they are attached, and what is left
 //! of them when their process is killed.
 
+use rustix::thread::{CapabilitySet, CapabilitySets};
 use std::time::{Duration, Instant};
 
 use butterfly_xdp as xdp;
@@ -172,8 +173,15 @@ fn a_filter_that_is_left_behind_does_nothing() {
     let filters = || here.ok("tc filter show dev left ingress").unwrap();
     assert!(filters().contains("bpf"), "{}", filters());
 
-    // The next one has its point.
+    // The next one has its point, with the rights that a daemon has which is not root.
     here.inside(|| {
+        let rights = CapabilitySet::NET_ADMIN | CapabilitySet::BPF | CapabilitySet::PERFMON;
+        let only = CapabilitySets {
+            effective: rights,
+            permitted: rights,
+            inheritable: CapabilitySet::empty(),
+        };
+        rustix::thread::set_capabilities(None, only).unwrap();
         let next = drop_both();
         let attachment = xdp::attach_by_filter(&next, left).unwrap();
         until(&there, false);
