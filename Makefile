@@ -55,7 +55,7 @@ packages: ## .deb, .rpm, tarball and OCI image of a release, with SBOM, licences
 test-packages: guest-image ## a Debian 12 with systemd, booted in QEMU: the .deb installed, everything tried, rebooted, removed
 	@tools/setup.sh packages
 	tools/packages.py $(if $(QUICK),--quick --out target/packages-quick)
-	cargo build --quiet -p butterfly-tests --bin vhost-peer
+	cargo build --quiet --workspace --bin vhost-peer
 	tools/test-packages.py $(if $(QUICK),target/packages-quick,target/packages)
 
 # QUICK=1 keeps each of them under five minutes.

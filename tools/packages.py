@@ -40,6 +40,8 @@ MAINTAINER = (
     os.environ.get("DEBFULLNAME", "Butterfly maintainers")
     + f" <{os.environ.get('DEBEMAIL', 'maintainers@example.org')}>"
 )
+# What is built and installed; lib/cni is where Debian's plugins of the CNI are.
+PROGRAMS = ("usr/sbin/butterflyd", "usr/bin/butterfly", "usr/lib/cni/butterfly-cni")
 # Bytes that a program may have where it is installed.
 PROGRAM_MAX = 25 << 20
 # The Debian package of each library that the programs may need. In Debian 13 and Ubuntu 24.04
@@ -281,16 +283,18 @@ def licences(crates):
 def stage(tree, symbols, crates, sbom, quick):
     """Everything as it is installed."""
     built = f"{ROOT}/target/{'debug' if quick else 'release'}"
-    for program, place in (("butterflyd", "usr/sbin"), ("butterfly", "usr/bin")):
-        os.makedirs(f"{tree}/{place}", exist_ok=True)
-        strip(f"{built}/{program}", f"{tree}/{place}/{program}", symbols)
-        if not quick:
+    for path in PROGRAMS:
+        program = os.path.basename(path)
+        os.makedirs(f"{tree}/{os.path.dirname(path)}", exist_ok=True)
+        strip(f"{built}/{program}", f"{tree}/{path}", symbols)
+        # A plugin of the CNI speaks of the specification's versions alone.
+        if not quick and program != "butterfly-cni":
             # A report of a user's names it.
             commit = output("git", "rev-parse", "--short=12", "HEAD").strip()
-            said = output(f"{tree}/{place}/{program}", "--version").strip()
+            said = output(f"{tree}/{path}", "--version").strip()
             if not said.endswith(f"({commit})"):
                 sys.exit(f"packages: {program} says that it is '{said}', and the commit is {commit}")
-        size = os.path.getsize(f"{tree}/{place}/{program}")
+        size = os.path.getsize(f"{tree}/{path}")
         if size > PROGRAM_MAX and not quick:
             sys.exit(f"packages: {program} has {size} bytes, and at most {PROGRAM_MAX} are wanted")
     for service in ("butterflyd.service", "butterfly-keeper.service"):
@@ -365,7 +369,7 @@ def settle(tree):
 
 def depends(tree):
     needed, glibc = set(), (0,)
-    for program in ("usr/sbin/butterflyd", "usr/bin/butterfly", "usr/lib/cni/butterfly-cni"):
+    for program in PROGRAMS:
         dynamic = output("readelf", "-dV", f"{tree}/{program}")
         for library in re.findall(r"\(NEEDED\).*\[(.*)\]", dynamic):
             if library not in LIBRARIES:
