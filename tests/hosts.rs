@@ -4,6 +4,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
+use butterfly_tests::Daemon;
 use butterfly_tests::daemon::number;
 use butterfly_tests::hosts::{
     Family, Host, Hosts, UPLINK, address, answers, cable, mac, serve, tool,
@@ -31,6 +32,7 @@ fn main() {
         the_kernel_keeps_its_interface,
         links_addresses_and_nics_come_and_go,
         larger_frames_on_a_larger_uplink,
+        an_uplink_is_named_while_it_runs,
     ])
 }
 
@@ -733,4 +735,138 @@ fn larger_frames_on_a_larger_uplink() -> Result<()> {
         })?;
         exchange(&a, &b, 2)
     })
+}
+
+/// Daemons that know nothing of other hosts when they start: an uplink is named, stays over a
+/// restart, and is left. A name may come before its interface.
+fn an_uplink_is_named_while_it_runs() -> Result<()> {
+    let (left, right) = cable(1500)?;
+    let start = |namespace: Namespace| -> Result<Host> {
+        let options = ["--store", "{dir}/store"];
+        let daemon = Daemon::start_on(Some(namespace.pid()), &options)?;
+        daemon.cli("sg rule add open --ip-proto all")?;
+        Ok(Host { daemon, namespace })
+    };
+    let mut hosts = Hosts {
+        left: start(left)?,
+        right: start(right)?,
+    };
+    // What is declared before there is an uplink is in force with it.
+    for (host, mac, last, other) in [(&hosts.left, mac(2), 2, 2), (&hosts.right, mac(1), 1, 1)] {
+        host.daemon.cli(&format!(
+            "binding add --vni 42 --mac {mac} --ip 10.1.0.{last} --host 192.0.2.{other}"
+        ))?;
+    }
+    let a = hosts.left.guest("a", 42, 1)?;
+    let b = hosts.right.guest("b", 42, 2)?;
+    for guest in [&a, &b] {
+        guest.ok("ip link set eth0 mtu 1450")?;
+    }
+    let uplinks = |host: &Host| {
+        host.daemon
+            .json("config get")
+            .map(|it| it["uplinks"]["interfaces"].clone())
+    };
+    check(uplinks(&hosts.left)?.is_null(), "no uplink is named")?;
+    check(
+        !hosts
+            .left
+            .namespace
+            .ok("ip link show uplink0")?
+            .contains("xdp"),
+        "nor joined",
+    )?;
+    check(
+        !a.succeeds("ping -q -c 1 -W 1 10.1.0.2")?,
+        "nor is there a way",
+    )?;
+
+    let said = hosts.left.daemon.cli("uplink add eth9 uplink0")?;
+    let expected = "eth9: not joined: there is no interface 'eth9'\nuplink0: AF_XDP";
+    check(said.starts_with(expected), &format!("it says how: {said}"))?;
+    hosts.right.daemon.cli("uplink add uplink0")?;
+    on(&hosts, || answers(&a, "10.1.0.2"))?;
+    let named = uplinks(&hosts.left)?;
+    check(
+        named == serde_json::json!(["eth9", "uplink0"]),
+        &format!("the document has them: {named}"),
+    )?;
+    // Another daemon in this namespace cannot have it.
+    let pid = hosts.left.namespace.pid();
+    let other = Daemon::start_on(Some(pid), &[])?;
+    let refused = other.cli("uplink add uplink0").err().unwrap_or_default();
+    check(
+        refused.contains("the uplink uplink0 is that of process"),
+        &format!("it says whose it is: {refused}"),
+    )?;
+    check(
+        other.json("config get")?["uplinks"]["interfaces"].is_null(),
+        "and nothing is named",
+    )?;
+    drop(other);
+    on(&hosts, || answers(&a, "10.1.0.2"))?;
+
+    // What comes is joined, whatever it was before.
+    hosts
+        .left
+        .namespace
+        .ok("ip link add eth9 type veth peer name other9 && ip link set eth9 up && ip link set other9 up")?;
+    wait_for("eth9 to be joined", PATIENCE, || {
+        let shown = hosts.left.daemon.json("uplink show eth9")?;
+        Ok((shown["uplinks"][0]["joined"] == true).then_some(()))
+    })?;
+    for (line, why) in [
+        ("uplink add a/b", "'a/b' is no name of an interface"),
+        ("uplink show eth8", "there is no uplink 'eth8'"),
+        (
+            "uplink add e1 e2 e3 e4 e5 e6 e7 e8 e10 e11 e12 e13 e14 e15 e16",
+            "17 uplinks",
+        ),
+    ] {
+        let refused = hosts.left.daemon.cli(line).err().unwrap_or_default();
+        check(refused.contains(why), &format!("{line}: {refused}"))?;
+    }
+    hosts
+        .left
+        .daemon
+        .cli("uplink del eth9 e1 e2 e3 e4 e5 e6 e7 e8 e10 e11 e12 e13 e14 e15")?;
+    hosts.left.daemon.kill_and_restart()?;
+    let shown = hosts.left.daemon.cli("uplink list")?;
+    check(
+        shown.contains("uplink0    up"),
+        &format!("joined again: {shown}"),
+    )?;
+    check(
+        !shown.contains("eth9"),
+        &format!("and nothing else: {shown}"),
+    )?;
+    hosts
+        .left
+        .daemon
+        .cli("uplink del uplink0 + uplink del uplink0")?;
+    let left = &hosts.left;
+    check(
+        left.daemon.json("uplink list")?["uplinks"] == serde_json::json!([]),
+        "it is left",
+    )?;
+    check(
+        !left.namespace.ok("ip link show uplink0")?.contains("xdp"),
+        "to the kernel",
+    )?;
+
+    // One that has this host's address is an uplink for that.
+    let right = hosts.right;
+    right.daemon.cli("uplink del uplink0")?;
+    let address = Host::start(right.namespace, 2, Family::V4, &[])?;
+    let refused = address
+        .daemon
+        .cli("uplink del uplink0")
+        .err()
+        .unwrap_or_default();
+    let why = "uplink0 is an uplink because it has the address 192.0.2.2 of this host";
+    check(refused.contains(why), &format!("it says why: {refused}"))?;
+    address
+        .daemon
+        .cli("uplink add uplink0 + uplink del uplink0 + uplink show uplink0")
+        .map(drop)
 }

@@ -174,7 +174,7 @@ impl Controller {
         }
     }
 
-    /// With a load balancer and a router.
+    /// With a load balancer, a router and uplinks.
     pub fn with_features(mut self, features: Box<dyn Features>) -> Controller {
         self.features = features;
         self
@@ -254,6 +254,7 @@ impl Controller {
             Err(error) => return Err(self.undo(made, error)),
         }
         let before = std::mem::replace(&mut self.state, next);
+        self.settings.overlay |= staged.overlay.begins;
         if let Some(open) = made.services {
             let services = &self.state.services;
             self.checks

@@ -137,7 +137,7 @@ pub enum Error {
     /// The server was to be made, and is there.
     #[error("service {0:#} has a server {1} already")]
     ServerExists(ServiceKey, IpAddr),
-    /// The load balancer or the router did not take the change: a sentence.
+    /// The load balancer, the router or the uplinks did not take the change: a sentence.
     #[error("{why}")]
     Feature {
         /// Which of them.

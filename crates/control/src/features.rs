@@ -1,5 +1,5 @@
-//! What the controller is handed for the load balancer and the router: the daemon implements
-//! [`Features`] over their programs, tests over memory.
+//! What the controller is handed for the load balancer, the router and the uplinks: the daemon
+//! implements [`Features`] over their programs, tests over memory.
 
 use crate::model::{Feature, Mode};
 use ::model::Services;
@@ -19,7 +19,7 @@ pub struct InterfaceStatus {
     pub asked: Option<Mode>,
 }
 
-/// The load balancer and the router of this host. Errors are sentences. What is called here may
+/// The load balancer, the router and the uplinks of this host. Errors are sentences. What is called here may
 /// wait for the kernel, and must not wait for the controller.
 pub trait Features: Send {
     /// The time, since whenever the implementation likes; it only runs forward.
@@ -59,10 +59,10 @@ pub trait Features: Send {
     ) -> Result<(), String>;
 }
 
-/// A host that has neither.
+/// A host that has none of them.
 pub(crate) struct NoFeatures;
 
-const NONE: &str = "there is neither load balancer nor router here";
+const NONE: &str = "there is neither load balancer nor router nor uplink here";
 
 impl Features for NoFeatures {
     fn now(&self) -> Duration {

@@ -3,6 +3,8 @@
 
 /// NICs of one daemon: the data plane has as many port slots.
 pub const NICS: usize = 16_384;
+/// Uplinks that are named.
+pub const UPLINKS: usize = 16;
 /// Groups that exist at one time.
 pub const GROUPS: usize = 65_536;
 /// Rules of all groups together: the data plane has as many rule counters.

@@ -166,6 +166,10 @@ impl State {
                     let new = model::declared(now, &wanted);
                     let changes = diff::interfaces(feature, now, &new);
                     if !changes.is_empty() {
+                        if feature == Feature::Uplink {
+                            quota("the daemon", "uplinks", new.len(), limits::UPLINKS)?;
+                            staged.overlay.begins |= !settings.overlay && !new.is_empty();
+                        }
                         staged.diff.interfaces.extend(changes);
                         Arc::make_mut(&mut self.interfaces).insert(feature, new);
                     }

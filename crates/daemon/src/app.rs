@@ -15,7 +15,7 @@ use crate::logging::LogControl;
 use crate::reload::Reload;
 use crate::router;
 use crate::stored::Stored;
-use crate::uplinks::Uplinks;
+use crate::uplinks;
 use crate::watchdog::Health;
 use crate::worker_thread::WorkerThreads;
 
@@ -120,8 +120,8 @@ pub struct App {
     pub vhost: Arc<Server>,
     /// Where the APIs listen, as they are spelt on the command line.
     pub endpoints: Vec<String>,
-    /// What joins this host to others, if anything is to.
-    pub uplinks: Option<Uplinks>,
+    /// What joins this host to others, if anything does.
+    pub uplinks: Arc<uplinks::Control>,
     pub balancer: Arc<balancer::Engine>,
     pub router: Arc<router::Control>,
     /// What is told to those who ask for it.
@@ -133,7 +133,7 @@ pub struct App {
 
 /// What runs on this host's interfaces.
 pub struct Features {
-    pub uplinks: Option<Uplinks>,
+    pub uplinks: Arc<uplinks::Control>,
     pub balancer: Arc<balancer::Engine>,
     pub router: Arc<router::Control>,
     pub reload: Reload,

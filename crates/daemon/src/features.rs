@@ -1,5 +1,5 @@
-//! The load balancer and the router as the controller is handed them: its calls become calls of
-//! the engine and of the router's thread, each of which may wait for the kernel.
+//! The load balancer, the router and the uplinks as the controller is handed them: its calls become
+//! calls of their engines and of the router's thread, each of which may wait for the kernel.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,12 +10,13 @@ use health::{Check, CheckError, Programs};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
-use crate::{balancer, router};
+use crate::{balancer, router, uplinks};
 
 /// What the controller's features are.
 pub struct HostFeatures {
     pub engine: Arc<balancer::Engine>,
     pub router: Arc<router::Control>,
+    pub uplinks: Arc<uplinks::Control>,
     /// What checks may run.
     pub programs: Programs,
     /// Told when a check may be due earlier than was thought.
@@ -55,6 +56,7 @@ impl Features for HostFeatures {
                     .map(|member| member.status())
                     .map_err(|e| e.to_string())
             }
+            Feature::Uplink => self.uplinks.add(name),
         }
     }
 
@@ -68,6 +70,7 @@ impl Features for HostFeatures {
                     .block_on(status)
                     .map_err(|e| e.to_string())
             }
+            Feature::Uplink => Ok(self.uplinks.interface(name)),
         }
     }
 
@@ -81,6 +84,10 @@ impl Features for HostFeatures {
                 let deleted = self.router.delete(name.to_owned());
                 let deleted = Handle::current().block_on(deleted);
                 deleted.map(drop).map_err(|e| e.to_string())
+            }
+            Feature::Uplink => {
+                self.uplinks.delete(name);
+                Ok(())
             }
         }
     }
@@ -99,6 +106,13 @@ impl Features for HostFeatures {
                     .block_on(restored)
                     .map_err(|e| e.to_string())
             }
+            Feature::Uplink => match before {
+                Some(_) => self.uplinks.add(name).map(drop),
+                None => {
+                    self.uplinks.delete(name);
+                    Ok(())
+                }
+            },
         }
     }
 }

@@ -26,7 +26,7 @@ use crate::handover;
 use crate::held::Held;
 use crate::idle_states;
 use crate::kernel::Kernel;
-use crate::lock::{self, Turn, Uplink};
+use crate::lock::{self, Turn};
 use crate::logging::LogControl;
 use crate::metrics;
 use crate::options::Settings;
@@ -37,7 +37,7 @@ use crate::states::{InterfaceStates, PortStates, tell_interface, tell_port};
 use crate::stored::Stored;
 use crate::underlay::{self, NextHopTask};
 use crate::unix_socket::{self, NicSockets};
-use crate::uplinks::{self, Breaks, Broken, Uplinks};
+use crate::uplinks::{self, Breaks, Uplinks};
 use crate::watchdog::{Watchdog, Watched};
 use crate::worker_thread::{WorkerOptions, WorkerThreads};
 use crate::{v0, v1};
@@ -58,8 +58,6 @@ const FLOOD_GROUPS_V6: uplink::Groups = uplink::Groups {
     network: IpAddr::V6(Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0)),
     prefix: 8,
 };
-/// How long the start waits for interfaces to be joined. They may come later, too.
-const JOINED_WITHIN: Duration = Duration::from_secs(1);
 /// The largest packet of NICs when nothing says another one.
 const DEFAULT_MTU: u16 = 1500;
 /// How long calls that are running may take when the daemon stops.
@@ -167,15 +165,8 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
         kernel.clone(),
         interface_states.clone(),
     ));
-    let uplinks = start_uplinks(
-        settings,
-        interfaces.clone(),
-        &kernel,
-        switch.clone(),
-        broken,
-    )
-    .await?;
-    let _held = hold(uplinks.as_ref())?;
+    let setup = uplink_setup(settings, interfaces.clone(), kernel.clone(), switch.clone());
+    let uplinks = Arc::new(uplinks::Control::start(setup, broken).await?);
     let held = settings.keeper.as_deref().map(Held::begin).transpose()?;
     let attachments = HostAttachments::start(
         switch.clone(),
@@ -186,7 +177,7 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
         held.clone(),
     )?;
     let (vhost, start_gate) = (attachments.vhost(), attachments.gate());
-    let settings_of_control = control_settings(settings, uplinks.as_ref())?;
+    let settings_of_control = control_settings(settings, uplinks.running())?;
     let endpoints: Vec<String> = settings
         .v0_endpoint
         .iter()
@@ -208,6 +199,7 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     let features = HostFeatures {
         engine: engine.clone(),
         router: router.clone(),
+        uplinks: uplinks.clone(),
         programs: programs.clone(),
         due: due.clone(),
         began: Instant::now(),
@@ -246,9 +238,13 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     tasks.spawn(states.deliver(app.clone(), tell_port));
     tasks.spawn(balancer::log(app.clone(), events));
     tasks.spawn(interface_states.deliver(app.clone(), tell_interface));
-    if let Some(next_hops) = next_hops(settings, &app, switch)? {
-        tasks.spawn(next_hops.follow());
-    }
+    let next_hops = next_hops(settings, &app, &switch)?;
+    tasks.spawn(follow_next_hops(
+        next_hops,
+        underlay_options(settings),
+        &app,
+        switch,
+    ));
     let prober = balancer::Prober(engine);
     tasks.spawn(balancer::check(app.clone(), due, programs, prober));
     if let Some(hook) = settings.balance_hook.clone() {
@@ -320,53 +316,34 @@ async fn announcer(
     Ok(Some(announcer))
 }
 
-/// Follows the kernel and joins what is named, or what has our address; nothing when neither is
-/// given, or a device that leads nowhere.
-async fn start_uplinks(
+/// What uplinks are made with, whenever the first one is.
+fn uplink_setup(
     settings: &Settings,
     interfaces: Arc<Mutex<Interfaces>>,
-    kernel: &Kernel,
+    kernel: Arc<Kernel>,
     switch: Arc<Switch>,
-    broken: Broken,
-) -> Result<Option<Uplinks>, String> {
-    let wanted = uplink::UplinkSettings {
-        addresses: underlay_address(settings).into_iter().collect(),
-        interfaces: settings.uplinks.clone(),
-        tap: Some(UPLINK_TAP.to_owned()),
-    };
-    if settings.alone || wanted.addresses.is_empty() && wanted.interfaces.is_empty() {
-        return Ok(None);
+) -> uplinks::Setup {
+    uplinks::Setup {
+        settings: uplink::UplinkSettings {
+            addresses: underlay_address(settings).into_iter().collect(),
+            interfaces: settings.uplinks.clone(),
+            by_address: settings.uplinks.is_empty(),
+            tap: Some(UPLINK_TAP.to_owned()),
+        },
+        options: uplink::Options {
+            port: settings.vxlan_port,
+            groups: Some(match underlay_address(settings) {
+                Some(IpAddr::V6(_)) => FLOOD_GROUPS_V6,
+                _ => FLOOD_GROUPS_V4,
+            }),
+            frames: UPLINK_FRAMES,
+            busy_poll: settings.busy_poll,
+        },
+        interfaces,
+        kernel,
+        switch,
+        alone: settings.alone,
     }
-    let kernel = kernel.mirror().await?;
-    let options = uplink::Options {
-        port: settings.vxlan_port,
-        groups: Some(match underlay_address(settings) {
-            Some(IpAddr::V6(_)) => FLOOD_GROUPS_V6,
-            _ => FLOOD_GROUPS_V4,
-        }),
-        frames: UPLINK_FRAMES,
-        busy_poll: settings.busy_poll,
-    };
-    let uplinks = Uplinks::start(wanted, options, interfaces, switch, kernel, broken);
-    let mut facts = uplinks.watch();
-    // In vain where none is there yet: then they are joined when they come.
-    let _ = tokio::time::timeout(JOINED_WITHIN, facts.wait_for(|facts| !facts.is_empty())).await;
-    Ok(Some(uplinks))
-}
-
-/// Two daemons on one uplink would take each other's frames. Interfaces that are not there yet are
-/// anybody's.
-fn hold(uplinks: Option<&Uplinks>) -> Result<Vec<Uplink>, String> {
-    let Some(uplinks) = uplinks else {
-        return Ok(Vec::new());
-    };
-    let facts = uplinks.facts();
-    let there = facts.iter().filter(|fact| fact.ifindex != 0 && !fact.tap);
-    let held: Result<Vec<_>, _> = there.map(|fact| Uplink::take(&fact.interface)).collect();
-    if held.is_err() {
-        uplinks.stop();
-    }
-    Ok(held?.into_iter().flatten().collect())
 }
 
 /// Gives a socket to those who may connect by what was read last.
@@ -407,21 +384,49 @@ fn underlay_address(settings: &Settings) -> Option<IpAddr> {
     settings.ip.filter(|ip| !ip.is_loopback())
 }
 
-/// What finds the next hops to other hosts, if any are to be reached.
-fn next_hops(
-    settings: &Settings,
-    app: &Arc<App>,
-    switch: Arc<Switch>,
-) -> Result<Option<NextHopTask>, String> {
-    let Some(uplinks) = &app.uplinks else {
-        return Ok(None);
-    };
-    let follow = underlay::UnderlayOptions {
+fn underlay_options(settings: &Settings) -> underlay::UnderlayOptions {
+    underlay::UnderlayOptions {
         addresses: underlay_address(settings).into_iter().collect(),
         encapsulation: settings.encapsulation.clone(),
         follow_mtu: settings.mtu.is_none(),
+    }
+}
+
+/// What finds the next hops to other hosts, if there is an uplink by now.
+fn next_hops(
+    settings: &Settings,
+    app: &Arc<App>,
+    switch: &Arc<Switch>,
+) -> Result<Option<NextHopTask>, String> {
+    let Some(uplinks) = app.uplinks.running() else {
+        return Ok(None);
     };
-    NextHopTask::new(follow, app, switch, uplinks).map(Some)
+    NextHopTask::new(underlay_options(settings), app, switch.clone(), uplinks).map(Some)
+}
+
+/// Follows the next hops to other hosts, from the first uplink on.
+fn follow_next_hops(
+    now: Option<NextHopTask>,
+    options: underlay::UnderlayOptions,
+    app: &Arc<App>,
+    switch: Arc<Switch>,
+) -> impl Future<Output = ()> + Send + 'static {
+    let (uplinks, app) = (app.uplinks.clone(), Arc::downgrade(app));
+    async move {
+        if let Some(next_hops) = now {
+            return next_hops.follow().await;
+        }
+        uplinks.begun().await;
+        let (Some(app), Some(uplinks)) = (app.upgrade(), uplinks.running()) else {
+            return;
+        };
+        let made = NextHopTask::new(options, &app, switch, uplinks);
+        drop(app);
+        match made {
+            Ok(next_hops) => next_hops.follow().await,
+            Err(why) => tracing::error!("other hosts are not reached: {why}"),
+        }
+    }
 }
 
 /// Makes the controller what was stored, before anybody can ask it for anything else.
@@ -458,19 +463,23 @@ async fn load(
     loading.await.map_err(|_| "reading the store panicked")?
 }
 
-/// Takes the interfaces that services are balanced on and that transit packets are forwarded
-/// between. One that cannot be had is no reason to go on without it.
+/// Takes the interfaces that services are balanced on, those that transit packets are forwarded
+/// between, and those that join this host to others. One that cannot be had is no reason to go on
+/// without it.
 async fn take_interfaces(settings: &Settings, app: &Arc<App>) -> Result<(), String> {
     let balanced = settings.balance_interfaces.iter();
     let balanced = balanced.map(|name| (Feature::Balancer, name.clone()));
     let routed = settings.router_interfaces.iter();
     let routed = routed.map(|name| (Feature::Router, name.clone()));
-    let all: Vec<(Feature, String)> = balanced.chain(routed).collect();
+    let uplinks = settings.uplinks.iter().filter(|_| !settings.alone);
+    let uplinks = uplinks.map(|name| (Feature::Uplink, name.clone()));
+    let all: Vec<(Feature, String)> = balanced.chain(routed).chain(uplinks).collect();
     let app = app.clone();
     let take = move |(feature, name): (Feature, String)| {
         let option = match feature {
             Feature::Balancer => "--balance-interface",
             Feature::Router => "--router",
+            Feature::Uplink => "--uplink",
         };
         let interface = Interface::new(&name, None);
         let taken = interface.and_then(|one| app.control().add_interface(feature, one));
@@ -478,7 +487,7 @@ async fn take_interfaces(settings: &Settings, app: &Arc<App>) -> Result<(), Stri
     };
     let taken = tokio::task::spawn_blocking(move || all.into_iter().try_for_each(take));
     let taken = taken.await;
-    taken.map_err(|_| "taking the interfaces of the load balancer and the router panicked")?
+    taken.map_err(|_| "taking the interfaces that options name panicked")?
 }
 
 fn worker_options(settings: &Settings, states: &PortStates, breaks: Breaks) -> WorkerOptions {
@@ -555,9 +564,7 @@ async fn take_down(
     let down = tokio::task::spawn_blocking(move || {
         // The kernel has its interfaces back before anything else goes.
         app.router.stop();
-        if let Some(uplinks) = &app.uplinks {
-            uplinks.stop();
-        }
+        app.uplinks.stop();
         if let Some(held) = leave {
             held.iter().for_each(|held| held.stay());
             match handover::leave(&app.control(), workers.switch(), &app.vhost, &folder) {

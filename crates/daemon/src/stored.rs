@@ -246,7 +246,7 @@ impl Stored {
         let config = convert::config(whole, settings);
         let mut config = config.map_err(|e| format!("the store {path} cannot be used: {e}"))?;
         config.services.get_or_insert_default();
-        for feature in [Feature::Balancer, Feature::Router] {
+        for feature in Feature::ALL {
             config.interfaces.entry(feature).or_default();
         }
         Ok(config)
@@ -302,7 +302,10 @@ impl Journal for Writer {
 }
 
 fn interface(kind: Kind) -> bool {
-    matches!(kind, Kind::BalancerInterface | Kind::RouterInterface)
+    matches!(
+        kind,
+        Kind::BalancerInterface | Kind::RouterInterface | Kind::Uplink
+    )
 }
 
 /// The kind of a feature's interfaces.
@@ -310,6 +313,7 @@ fn kind_of(feature: Feature) -> Kind {
     match feature {
         Feature::Balancer => Kind::BalancerInterface,
         Feature::Router => Kind::RouterInterface,
+        Feature::Uplink => Kind::Uplink,
     }
 }
 

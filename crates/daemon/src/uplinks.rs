@@ -1,6 +1,10 @@
 //! The uplinks of this host, owned by a task: it hears of changes of the kernel's tables and of
 //! ports that broke, and lets the [engine](uplink::Engine) do what they ask for, on a thread that
-//! may wait.
+//! may wait. [`Control`] begins it, with the first uplink.
+
+mod control;
+
+pub use control::{Control, Setup};
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -45,7 +49,7 @@ impl Breaks {
 /// A handle by which other parts of the daemon read the uplinks.
 pub struct Uplinks {
     engine: Arc<Mutex<Engine>>,
-    facts: watch::Receiver<Arc<[Fact]>>,
+    told: Arc<watch::Sender<Arc<[Fact]>>>,
     kernel: Arc<Mirror>,
     station: Arc<Station>,
     task: Mutex<Option<JoinHandle<()>>>,
@@ -64,11 +68,12 @@ impl Uplinks {
         let engine = Engine::new(settings, options, interfaces, Box::new(Queues(switch)));
         let station = engine.station();
         let engine = Arc::new(Mutex::new(engine));
-        let (told, facts) = watch::channel(Arc::from([]));
-        let task = tokio::spawn(follow(engine.clone(), kernel.watch(), broken, told));
+        let told = Arc::new(watch::Sender::new(Arc::from([])));
+        let following = follow(engine.clone(), kernel.watch(), broken, told.clone());
+        let task = tokio::spawn(following);
         Uplinks {
             engine,
-            facts,
+            told,
             kernel,
             station,
             task: Mutex::new(Some(task)),
@@ -77,12 +82,34 @@ impl Uplinks {
 
     /// All uplinks as they are now.
     pub fn facts(&self) -> Arc<[Fact]> {
-        self.facts.borrow().clone()
+        self.told.borrow().clone()
+    }
+
+    /// The uplink that an interface is; of a VLAN, the one below.
+    pub fn of_interface(&self, name: &str) -> Option<Fact> {
+        let below = self.kernel.snapshot().link_named(name)?.vlan;
+        let facts = self.facts();
+        let is_it = |fact: &&Fact| match below {
+            Some(vlan) => fact.ifindex == vlan.parent,
+            None => fact.interface == name,
+        };
+        facts.iter().find(is_it).cloned()
     }
 
     /// To be told when one comes, goes or changes.
     pub fn watch(&self) -> watch::Receiver<Arc<[Fact]>> {
-        self.facts.clone()
+        self.told.subscribe()
+    }
+
+    /// Joins those that are named now, and leaves those that are not any more. All as they are
+    /// then. Waits for the kernel: not for a runtime's thread.
+    fn name(&self, interfaces: &[String]) -> Arc<[Fact]> {
+        let mut engine = lock(&self.engine);
+        engine.name(interfaces);
+        let facts: Arc<[Fact]> = Arc::from(engine.reconcile(&self.kernel.snapshot()));
+        // With the engine locked: what the task finds out later is told later.
+        tell(&self.told, facts.clone());
+        facts
     }
 
     /// What the kernel knows.
@@ -150,23 +177,28 @@ async fn follow(
     engine: Arc<Mutex<Engine>>,
     mut kernel: netlink::Watch,
     mut broken: Broken,
-    told: watch::Sender<Arc<[Fact]>>,
+    told: Arc<watch::Sender<Arc<[Fact]>>>,
 ) {
     loop {
-        let (engine_now, snapshot) = (engine.clone(), kernel.snapshot());
-        let reconciled = spawn_blocking(move || Arc::from(lock(&engine_now).reconcile(&snapshot)));
-        // It panicked, or the runtime is going: either way there is nothing to follow with.
-        let Ok(facts) = reconciled.await else { return };
-        let facts: Arc<[Fact]> = facts;
-        told.send_if_modified(|known| {
-            let differs = *known != facts;
-            *known = facts;
-            differs
+        let (engine_now, told_now, snapshot) = (engine.clone(), told.clone(), kernel.snapshot());
+        let reconciled = spawn_blocking(move || {
+            let mut engine = lock(&engine_now);
+            tell(&told_now, Arc::from(engine.reconcile(&snapshot)));
         });
+        // It panicked, or the runtime is going: either way there is nothing to follow with.
+        let Ok(()) = reconciled.await else { return };
         if !something_to_do(&engine, &mut kernel, &mut broken).await {
             return;
         }
     }
+}
+
+fn tell(told: &watch::Sender<Arc<[Fact]>>, facts: Arc<[Fact]>) {
+    told.send_if_modified(|known| {
+        let differs = *known != facts;
+        *known = facts;
+        differs
+    });
 }
 
 /// Waits for it. False when the kernel is not followed any more.

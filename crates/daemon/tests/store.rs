@@ -140,6 +140,9 @@ fn everything() -> v1::Config {
             interfaces: None,
         }),
         router: None,
+        uplinks: Some(v1::UplinkConfig {
+            interfaces: vec!["bf-eth9".into()],
+        }),
     }
 }
 

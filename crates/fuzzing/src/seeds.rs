@@ -434,6 +434,9 @@ fn configs() -> (v1::Config, v1::Config) {
         }],
         balancer: None,
         router: None,
+        uplinks: Some(v1::UplinkConfig {
+            interfaces: vec!["eth1".into()],
+        }),
     };
     let small = config(vec![nic(1, v1::NicKind::VhostUser)], vec![]);
     let large = config(

@@ -42,11 +42,13 @@ pub enum Kind {
     BalancerInterface = 7,
     /// An interface that is routed between.
     RouterInterface = 8,
+    /// An interface that joins this host to others.
+    Uplink = 9,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Kind; 8] = [
+    pub const ALL: [Kind; 9] = [
         Kind::Group,
         Kind::Nic,
         Kind::Endpoint,
@@ -55,6 +57,7 @@ impl Kind {
         Kind::Service,
         Kind::BalancerInterface,
         Kind::RouterInterface,
+        Kind::Uplink,
     ];
 }
 

@@ -63,7 +63,7 @@ pub struct Engine {
     ports: Box<dyn Ports>,
     /// Loaded with the first uplink; the error is a sentence.
     program: Option<Result<Program, String>>,
-    /// By number; a name keeps its number for as long as the process lives.
+    /// By number; a name keeps its number until another one needs it.
     names: Vec<String>,
     active: BTreeMap<u32, Active>,
     endpoints: Vec<(IpAddr, u16)>,
@@ -106,6 +106,12 @@ impl Engine {
         }
     }
 
+    /// Says which interfaces are named, which the next [`reconcile`](Self::reconcile) joins and
+    /// leaves.
+    pub fn name(&mut self, interfaces: &[String]) {
+        self.settings.interfaces = interfaces.to_vec();
+    }
+
     /// Does what the kernel's tables ask for. Gives all uplinks as they are then.
     pub fn reconcile(&mut self, kernel: &Snapshot) -> &[Fact] {
         if self.stopped {
@@ -118,24 +124,25 @@ impl Engine {
             self.endpoints.clone_from(&plan.endpoints);
             self.tell_endpoints();
         }
-        let wanted: BTreeMap<u32, &Wanted> = plan
-            .uplinks
-            .iter()
-            .filter_map(|wanted| Some((self.number(&wanted.name)?, wanted)))
-            .collect();
+        let mut wanted: BTreeMap<u32, &Wanted> = BTreeMap::new();
+        for one in &plan.uplinks {
+            if let Some(number) = self.number(&one.name, |number| wanted.contains_key(&number)) {
+                wanted.insert(number, one);
+            }
+        }
         self.found |= !plan.uplinks.is_empty();
         let tap = self
             .settings
             .tap
             .clone()
             .filter(|_| plan.nowhere && !self.found);
-        let tap = tap.and_then(|name| Some((self.number(&name)?, name)));
+        let tap = tap.and_then(|name| Some((self.number(&name, |_| false)?, name)));
         let is_gone = |number: &u32| {
             !wanted.contains_key(number) && tap.as_ref().is_none_or(|(tap, _)| tap != number)
         };
         let gone: Vec<u32> = self.active.keys().copied().filter(is_gone).collect();
         for number in gone {
-            self.leave(number, "it has none of our addresses any more");
+            self.leave(number, "it is not named, and has none of our addresses");
         }
         let mut facts: Vec<Fact> = wanted
             .into_iter()
@@ -239,14 +246,23 @@ impl Engine {
         self.facts.clear();
     }
 
-    /// The number of a name: its own, or the first free one. `None`: there are too many.
-    fn number(&mut self, name: &str) -> Option<u32> {
-        let known = self.names.iter().position(|known| known == name);
-        let number = known.unwrap_or_else(|| {
+    /// The number of a name: its own, the first that was never used, or that of an uplink which is
+    /// gone. `None`: there are too many. `given`: what others got a moment ago.
+    fn number(&mut self, name: &str, given: impl Fn(u32) -> bool) -> Option<u32> {
+        if let Some(known) = self.names.iter().position(|known| known == name) {
+            return Some(known as u32);
+        }
+        if self.names.len() < UPLINKS_USED {
             self.names.push(name.to_owned());
-            self.names.len() - 1
-        });
-        (number < UPLINKS_USED).then_some(number as u32)
+            return Some(self.names.len() as u32 - 1);
+        }
+        let is_gone = |number: &u32| {
+            let is_there = self.facts.iter().any(|fact| fact.number == *number);
+            !is_there && !self.active.contains_key(number) && !given(*number)
+        };
+        let number = (0..UPLINKS_USED as u32).find(is_gone)?;
+        name.clone_into(&mut self.names[number as usize]);
+        Some(number)
     }
 
     /// Loads the program when it is first wanted; what the kernel said once it will say again.

@@ -13,8 +13,11 @@ use crate::layout::UPLINKS;
 pub struct UplinkSettings {
     /// The addresses of this host towards others (`-i`). None: all those of the named interfaces.
     pub addresses: Vec<IpAddr>,
-    /// The interfaces (`--uplink`). None: those that have the addresses.
+    /// The interfaces that are named.
     pub interfaces: Vec<String>,
+    /// Those that have the addresses are uplinks as well: no interface was named at the start
+    /// (`--uplink`).
+    pub by_address: bool,
     /// The TAP device to make while no interface is named and none has had an address. `None`: to
     /// wait for one.
     pub tap: Option<String>,
@@ -59,7 +62,9 @@ pub(crate) fn plan(settings: &UplinkSettings, kernel: &Snapshot) -> Plan {
         match owner(settings, kernel, ip) {
             None => plan.homeless.push(ip),
             Some(owner) => {
-                if settings.interfaces.is_empty() {
+                // One on a loopback leads nowhere; it is that of those which are named.
+                let elsewhere = owner.loopback && !settings.interfaces.is_empty();
+                if settings.by_address && !elsewhere {
                     plan.want_below(kernel, owner);
                 }
                 plan.add_endpoint(kernel, owner, ip);
@@ -71,8 +76,7 @@ pub(crate) fn plan(settings: &UplinkSettings, kernel: &Snapshot) -> Plan {
             plan.add_endpoint(kernel, owner, ip);
         }
     }
-    plan.nowhere =
-        settings.interfaces.is_empty() && plan.uplinks.is_empty() && !plan.homeless.is_empty();
+    plan.nowhere = settings.by_address && plan.uplinks.is_empty() && !plan.homeless.is_empty();
     plan
 }
 

@@ -176,6 +176,7 @@ fn story(addresses: &[&str], interfaces: &[&str], tell: impl FnOnce(&mut World<'
     let settings = UplinkSettings {
         addresses: addresses.iter().map(|ip| ip.parse().unwrap()).collect(),
         interfaces: interfaces.iter().map(|name| (*name).to_owned()).collect(),
+        by_address: interfaces.is_empty(),
         tap: None,
     };
     with_settings(settings, tell);
@@ -296,6 +297,7 @@ fn a_tap_device_until_an_interface_has_the_address() {
     let settings = UplinkSettings {
         addresses: vec!["192.0.2.1".parse().unwrap()],
         interfaces: Vec::new(),
+        by_address: true,
         tap: Some("butterfly0".to_owned()),
     };
     with_settings(settings, |world| {

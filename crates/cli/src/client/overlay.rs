@@ -77,6 +77,23 @@ impl V1 {
         .map(drop)
     }
 
+    pub async fn add_uplink(&mut self, interface: String) -> Result<proto::Uplink, Error> {
+        let request = proto::AddUplinkRequest { interface };
+        self.ask("AddUplink", request, async |grpc, request| {
+            grpc.add_uplink(request).await
+        })
+        .await
+    }
+
+    pub async fn delete_uplink(&mut self, interface: String) -> Result<(), Error> {
+        let request = proto::DeleteUplinkRequest { interface };
+        self.ask("DeleteUplink", request, async |grpc, request| {
+            grpc.delete_uplink(request).await
+        })
+        .await
+        .map(drop)
+    }
+
     pub async fn uplinks(&mut self) -> Result<proto::ListUplinksResponse, Error> {
         let request = proto::ListUplinksRequest {};
         self.ask("ListUplinks", request, async |grpc, request| {

@@ -118,6 +118,8 @@ fn too_much(planned: &[v1::Change], now: &v1::Config, new: &v1::Config) -> Optio
         .router
         .as_ref()
         .map_or(0, |router| router.interfaces.len());
+    let uplinks = now.uplinks.as_ref();
+    let uplinks = uplinks.map_or(0, |uplinks| uplinks.interfaces.len());
     let balancer = now.balancer.as_ref();
     let balanced = balancer.and_then(|balancer| balancer.interfaces.as_ref());
     let balanced = balanced.map_or(0, |balanced| balanced.interfaces.len());
@@ -154,6 +156,11 @@ fn too_much(planned: &[v1::Change], now: &v1::Config, new: &v1::Config) -> Optio
             interfaces,
         ),
         (
+            "uplinks",
+            deleted(|s| matches!(s, Subject::Uplink(_))),
+            uplinks,
+        ),
+        (
             "interfaces of services",
             deleted(|s| matches!(s, Subject::BalancerInterface(_))),
             balanced,
@@ -185,6 +192,7 @@ pub fn lines(change: &v1::Change) -> String {
         Some(Subject::Binding(key)) => format!("binding {} {}", key.vni, key.mac),
         Some(Subject::Service(key)) => format!("service {}", key_words(key)),
         Some(Subject::RouterInterface(name)) => format!("router {name}"),
+        Some(Subject::Uplink(name)) => format!("uplink {name}"),
         Some(Subject::BalancerInterface(name)) => format!("service interface {name}"),
         None => "-".into(),
     };

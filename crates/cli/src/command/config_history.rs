@@ -19,6 +19,9 @@ pub struct ConfigArgs {
 /// What is asked of the history.
 #[derive(Subcommand, Debug)]
 pub enum ConfigCommand {
+    /// Print the whole configuration as JSON, for `apply`: `config` alone
+    #[command(after_help = "Example:\n  butterfly config get > host.json")]
+    Get,
     /// List the changes that are kept, newest first: number, time (UTC), objects, author (API v1)
     #[command(after_help = "\
 The daemon keeps them in its store: --store and --store-revisions of butterflyd.
@@ -89,7 +92,7 @@ impl ConfigArgs {
     /// Prints the configuration, or what is asked of its history.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         match self.command {
-            None => config::print(session).await,
+            None | Some(ConfigCommand::Get) => config::print(session).await,
             Some(ConfigCommand::History(args)) => args.run(session).await,
             Some(ConfigCommand::Diff(args)) => args.run(session).await,
             Some(ConfigCommand::Rollback(args)) => args.run(session).await,

@@ -3,6 +3,7 @@
 use api::v1;
 use clap::{Args, Subcommand};
 
+use super::xdp_mode::Names;
 use crate::error::Error;
 use crate::json;
 use crate::output::Table;
@@ -12,6 +13,17 @@ use crate::words::direction_name;
 /// `uplink …`.
 #[derive(Subcommand, Debug)]
 pub enum UplinkCommand {
+    /// Join this host to others by more interfaces, now or when they come
+    #[command(after_help = "\
+Beside the interface that has this host's address (`butterflyd -i`): where there are several, the kernel's routes say which
+frames leave by which.
+
+Example:
+  butterfly uplink add eth2 + uplink list")]
+    Add(Names),
+    /// Leave interfaces to the kernel; one that was not named is left already
+    #[command(after_help = "Example:\n  butterfly uplink del eth2")]
+    Del(Names),
     /// List the uplinks, the mode that is in force on each, and why not a better one
     #[command(after_help = "Example:\n  butterfly uplink list")]
     List,
@@ -31,10 +43,20 @@ pub struct Interfaces {
 impl UplinkCommand {
     /// Runs the chosen `uplink` command.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
-        let mut all = session.client().await?.only_v1("uplink")?.uplinks().await?;
+        let client = session.client().await?.only_v1("uplink")?;
         match self {
-            UplinkCommand::List => list(&all, session),
+            UplinkCommand::Add(args) => add(args.names, session).await,
+            UplinkCommand::Del(args) => {
+                for name in args.names {
+                    let client = session.client().await?.only_v1("uplink")?;
+                    client.delete_uplink(name.clone()).await?;
+                    session.done("uplink", name);
+                }
+                Ok(())
+            }
+            UplinkCommand::List => list(&client.uplinks().await?, session),
             UplinkCommand::Show(args) => {
+                let mut all = client.uplinks().await?;
                 let missing =
                     |name: &&String| all.uplinks.iter().all(|uplink| uplink.interface != **name);
                 if let Some(name) = args.interfaces.iter().find(missing) {
@@ -47,6 +69,35 @@ impl UplinkCommand {
             }
         }
     }
+}
+
+async fn add(names: Vec<String>, session: &mut Session) -> Result<(), Error> {
+    let mut added = Vec::new();
+    let mut refused = None;
+    for name in names {
+        let client = session.client().await?.only_v1("uplink")?;
+        match client.add_uplink(name).await {
+            Ok(uplink) => added.push(uplink),
+            Err(error) => {
+                refused = Some(error);
+                break;
+            }
+        }
+    }
+    // Those before it were named all the same, which has to be said.
+    if session.out.json {
+        let values = added.iter().map(|one| json::full("Uplink", one));
+        session.out.value(&values.collect())?;
+    } else {
+        for uplink in &added {
+            let how = match uplink.joined {
+                true => uplink.mode.clone(),
+                false => format!("not joined: {}", uplink.why),
+            };
+            session.out.text(&format!("{}: {how}", uplink.interface))?;
+        }
+    }
+    refused.map_or(Ok(()), Err)
 }
 
 fn list(all: &v1::ListUplinksResponse, session: &mut Session) -> Result<(), Error> {

@@ -23,8 +23,15 @@ impl State {
         settings: &HostSettings,
         (work, changed): (&mut Work, &mut Changed),
     ) {
-        if !settings.overlay {
+        let touch = &staged.overlay;
+        if !settings.overlay && !touch.begins {
             return;
+        }
+        if touch.begins {
+            for (address, entry) in &self.overlay.endpoints {
+                changed.endpoints.push(entry.idx);
+                set(&mut self.snapshot.endpoints, entry.idx.0, Some(*address));
+            }
         }
         for change in &staged.diff.endpoints {
             match (&change.to, self.overlay.index(change.address)) {
@@ -38,15 +45,14 @@ impl State {
                 }
             }
         }
-        let touch = &staged.overlay;
-        if touch.everywhere {
+        if touch.everywhere || touch.begins {
             self.overlay.everywhere_list = self
                 .overlay
                 .indices(self.overlay.everywhere.iter().copied());
         }
         // What is touched, by VNI; a network whose everything is new needs no list.
         let mut todo: BTreeMap<Vni, (Vec<Mac>, Vec<IpAddr>)> = BTreeMap::new();
-        if touch.everywhere {
+        if touch.everywhere || touch.begins {
             todo.extend(self.networks.keys().map(|vni| (*vni, Default::default())));
         }
         todo.extend(

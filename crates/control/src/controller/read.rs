@@ -49,7 +49,7 @@ impl Controller {
                 .map(|binding| (binding.key(), binding))
                 .collect(),
             services: Some((*self.state.services).clone()),
-            interfaces: [Feature::Balancer, Feature::Router]
+            interfaces: Feature::ALL
                 .map(|feature| (feature, self.interfaces(feature).to_vec()))
                 .into(),
         }

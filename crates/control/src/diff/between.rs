@@ -59,7 +59,7 @@ impl Diff {
                 from.services.as_ref().unwrap_or(&none),
                 to.services.as_ref().unwrap_or(&none),
             ),
-            interfaces: [Feature::Balancer, Feature::Router]
+            interfaces: Feature::ALL
                 .into_iter()
                 .flat_map(|feature| {
                     let lists = [from, to].map(|config| of(config, feature).unwrap_or_default());

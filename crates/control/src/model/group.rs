@@ -115,7 +115,7 @@ impl Config {
     pub fn empty() -> Config {
         Config {
             services: Some(Services::new()),
-            interfaces: [(Feature::Balancer, vec![]), (Feature::Router, vec![])].into(),
+            interfaces: Feature::ALL.map(|feature| (feature, vec![])).into(),
             ..Config::default()
         }
     }

@@ -14,6 +14,14 @@ pub enum Feature {
     Balancer,
     /// The router.
     Router,
+    /// What joins this host to others. It has no modes to choose from, and interfaces that are not
+    /// there yet may be named.
+    Uplink,
+}
+
+impl Feature {
+    /// All of them.
+    pub const ALL: [Feature; 3] = [Feature::Balancer, Feature::Router, Feature::Uplink];
 }
 
 impl fmt::Display for Feature {
@@ -21,6 +29,7 @@ impl fmt::Display for Feature {
         f.write_str(match self {
             Feature::Balancer => "balancer",
             Feature::Router => "router",
+            Feature::Uplink => "uplinks",
         })
     }
 }

@@ -29,6 +29,8 @@ pub(crate) struct OverlayChanges {
 /// What has to be compiled anew where a NIC of the VNI is.
 #[derive(Default)]
 pub(crate) struct OverlayTouch {
+    /// The first uplink is named: until then nothing of it was compiled.
+    pub begins: bool,
     /// Endpoints came or went.
     pub endpoints: bool,
     /// Those of every VNI did, or the first or the last one.
@@ -43,7 +45,7 @@ pub(crate) struct OverlayTouch {
 impl OverlayTouch {
     /// True when no snapshot has to be made of it.
     pub fn is_empty(&self) -> bool {
-        !self.endpoints && !self.everywhere && self.networks.is_empty()
+        !self.begins && !self.endpoints && !self.everywhere && self.networks.is_empty()
     }
 }
 

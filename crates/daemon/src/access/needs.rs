@@ -65,6 +65,8 @@ const BUTTERFLY: &[Need] = &[
     need("GetNetwork", View, true),
     need("PutNetwork", Operate, true),
     need("ListUplinks", View, false),
+    need("AddUplink", Operate, false),
+    need("DeleteUplink", Operate, false),
     need("ListBindings", View, true),
     need("GetBinding", View, true),
     need("PutBindings", Operate, true),

@@ -129,7 +129,7 @@ fn places(
     if !request.uplinks.is_empty() {
         // An uplink has what all networks say.
         control.whole()?;
-        let facts = app.uplinks.as_ref().map(|uplinks| uplinks.facts());
+        let facts = app.uplinks.running().map(|uplinks| uplinks.facts());
         for name in &request.uplinks {
             let mut facts = facts.iter().flat_map(|facts| facts.iter());
             let fact = facts.find(|fact| fact.interface == *name).ok_or_else(|| {

@@ -7,10 +7,10 @@ use std::net::IpAddr;
 
 use api::v1;
 use control::model::{
-    AddressPair, BenchKind, Config, Direction, Feature, Group, GroupId, Icmp, Limit, Limits,
-    MacCase, Nic, NicId, NicKind, NicUpdate, Peer, Ports, Removal, Rule, RuleMatch, Timeouts, Veth,
-    VethRoute, VhostMode, parse_address, parse_addresses, parse_cidr, parse_groups, parse_mac,
-    parse_vni, with_bursts,
+    AddressPair, BenchKind, Config, Direction, Feature, Group, GroupId, Icmp, Interface, Limit,
+    Limits, MacCase, Nic, NicId, NicKind, NicUpdate, Peer, Ports, Removal, Rule, RuleMatch,
+    Timeouts, Veth, VethRoute, VhostMode, parse_address, parse_addresses, parse_cidr, parse_groups,
+    parse_mac, parse_vni, with_bursts,
 };
 use control::{Error, HostSettings};
 
@@ -358,6 +358,12 @@ pub fn config(config: v1::Config, settings: &HostSettings) -> Result<Config, Err
         let interfaces = interfaces.map(|one| interface::wanted(&one.name, one.mode));
         let interfaces = interfaces.collect::<Result<_, _>>()?;
         new.interfaces.insert(Feature::Router, interfaces);
+    }
+    if let Some(uplinks) = config.uplinks {
+        let interfaces = uplinks.interfaces.iter();
+        let interfaces = interfaces.map(|name| Interface::new(name, None));
+        let interfaces = interfaces.collect::<Result<_, _>>()?;
+        new.interfaces.insert(Feature::Uplink, interfaces);
     }
     for given in config.nics {
         let nic = nic(given, settings)?;

@@ -218,7 +218,7 @@ pub fn status(app: &App, control: &Permitted, router: String) -> Result<v1::Stat
         audit_lines_lost: app.reload.audit().lost(),
         uplink: app
             .uplinks
-            .as_ref()
+            .running()
             .map(Uplinks::summary)
             .unwrap_or_default(),
         router,

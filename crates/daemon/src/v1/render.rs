@@ -210,6 +210,12 @@ pub fn config(config: &Config) -> v1::Config {
                 interfaces: interfaces.collect(),
             }
         }),
+        uplinks: config.interfaces.get(&Feature::Uplink).map(|interfaces| {
+            let names = interfaces.iter().map(|one| one.name.clone());
+            v1::UplinkConfig {
+                interfaces: names.collect(),
+            }
+        }),
     }
 }
 
@@ -248,6 +254,7 @@ pub fn changes(diff: &Diff) -> Vec<v1::Change> {
         let subject = match change.feature {
             Feature::Balancer => Subject::BalancerInterface(name),
             Feature::Router => Subject::RouterInterface(name),
+            Feature::Uplink => Subject::Uplink(name),
         };
         let exists = (change.from.is_some(), change.to.is_some());
         changed(exists, subject, &change.fields())

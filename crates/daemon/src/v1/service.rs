@@ -428,6 +428,25 @@ impl Butterfly for Service {
         self.operate(caller, |app, _| Ok(uplinks::list(app))).await
     }
 
+    async fn add_uplink(&self, request: Request<v1::AddUplinkRequest>) -> Answer<v1::Uplink> {
+        let (caller, request) = taken(request)?;
+        self.operate(caller, move |app, control| {
+            uplinks::add(app, control.whole()?, &request.interface)
+        })
+        .await
+    }
+
+    async fn delete_uplink(
+        &self,
+        request: Request<v1::DeleteUplinkRequest>,
+    ) -> Answer<v1::DeleteUplinkResponse> {
+        let (caller, request) = taken(request)?;
+        self.operate(caller, move |app, control| {
+            uplinks::delete(app, control.whole()?, &request.interface)
+        })
+        .await
+    }
+
     type ListBindingsStream = overlay::Items<v1::Binding>;
 
     async fn list_bindings(

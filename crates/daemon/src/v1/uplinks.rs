@@ -1,17 +1,22 @@
-//! What can be seen of the uplinks.
+//! The uplinks: named, left, and what can be seen of them.
 
 use api::v1;
+use control::Controller;
+use control::model::{Feature, Interface};
 use dataplane::PortSlot;
 use dataplane::drop_reason::DropReason;
+use tonic::Status;
 use uplink::Fact;
 use wire::Mac;
 
+use super::interface;
+use super::service::refused;
 use crate::app::App;
 use crate::uplinks::Uplinks;
 
 /// All of them; none where this host is not to be joined to others.
 pub fn list(app: &App) -> v1::ListUplinksResponse {
-    let Some(uplinks) = &app.uplinks else {
+    let Some(uplinks) = app.uplinks.running() else {
         return v1::ListUplinksResponse::default();
     };
     let counters = uplinks.counters();
@@ -22,6 +27,48 @@ pub fn list(app: &App) -> v1::ListUplinksResponse {
         no_socket: counters.no_socket,
         elsewhere: counters.elsewhere,
         fragments: counters.fragments,
+    }
+}
+
+/// Joins this host by one more interface, and says how.
+pub fn add(app: &App, control: &mut Controller, name: &str) -> Result<v1::Uplink, Status> {
+    let interface = Interface::new(name, None).map_err(refused)?;
+    let added = control.add_interface(Feature::Uplink, interface);
+    let why = added.map_err(refused)?.why;
+    let found = app
+        .uplinks
+        .running()
+        .and_then(|uplinks| Some((uplinks, uplinks.of_interface(name)?)));
+    Ok(match found {
+        Some((uplinks, fact)) => one(app, uplinks, &fact),
+        None => v1::Uplink {
+            interface: name.to_owned(),
+            why,
+            ..v1::Uplink::default()
+        },
+    })
+}
+
+/// Leaves an interface that was named.
+pub fn delete(
+    app: &App,
+    control: &mut Controller,
+    name: &str,
+) -> Result<v1::DeleteUplinkResponse, Status> {
+    let name = interface::name(name).map_err(refused)?;
+    let deleted = control.delete_interface(Feature::Uplink, &name);
+    let existed = deleted.map_err(refused)?;
+    let uplinks = app.uplinks.running();
+    match uplinks.and_then(|uplinks| uplinks.of_interface(&name)) {
+        Some(fact) if !existed => {
+            let addresses: Vec<String> = fact.addresses.iter().map(ToString::to_string).collect();
+            Err(Status::failed_precondition(format!(
+                "{name} is an uplink because it has the address {} of this host, which butterflyd \
+                 was started with (-i)",
+                addresses.join(", ")
+            )))
+        }
+        _ => Ok(v1::DeleteUplinkResponse { existed }),
     }
 }
 

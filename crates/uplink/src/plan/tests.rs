@@ -72,6 +72,7 @@ fn planned(interfaces: &[&str], addresses: &[&str]) -> (Vec<String>, String) {
     let settings = UplinkSettings {
         addresses: addresses.iter().map(|ip| ip.parse().unwrap()).collect(),
         interfaces: interfaces.iter().map(|name| (*name).to_owned()).collect(),
+        by_address: interfaces.is_empty(),
         tap: None,
     };
     let plan = plan(&settings, &kernel());
@@ -156,10 +157,36 @@ fn the_interfaces_that_are_named() {
 }
 
 #[test]
+fn one_that_is_named_beside_those_that_have_the_addresses() {
+    let planned = |named: &str, address: &str| {
+        let settings = UplinkSettings {
+            addresses: vec![address.parse().unwrap()],
+            interfaces: vec![named.to_owned()],
+            by_address: true,
+            tap: Some("butterfly0".to_owned()),
+        };
+        let plan = plan(&settings, &kernel());
+        let names: Vec<String> = plan.uplinks.into_iter().map(|one| one.name).collect();
+        (names.join(" "), plan.nowhere)
+    };
+    assert_eq!(
+        planned("eth1", "192.0.2.1"),
+        ("eth1 eth0".to_owned(), false)
+    );
+    assert_eq!(
+        planned("eth1", "203.0.113.1"),
+        ("eth1".to_owned(), false),
+        "the loopback has the address, and is no way out"
+    );
+    assert_eq!(planned("eth1", "192.0.2.9"), ("eth1".to_owned(), false));
+}
+
+#[test]
 fn a_bond_is_for_generic_mode() {
     let settings = UplinkSettings {
         addresses: Vec::new(),
         interfaces: vec!["bond0".to_owned(), "eth0".to_owned()],
+        by_address: false,
         tap: None,
     };
     let generic: Vec<bool> = plan(&settings, &kernel())
@@ -176,6 +203,7 @@ fn what_is_on_our_own_tap_device_is_nowhere() {
         let settings = UplinkSettings {
             addresses: vec![address.parse().unwrap()],
             interfaces: interfaces.iter().map(|name| (*name).to_owned()).collect(),
+            by_address: interfaces.is_empty(),
             tap: Some(tap.to_owned()),
         };
         plan(&settings, &kernel()).nowhere

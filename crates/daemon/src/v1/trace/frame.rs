@@ -81,7 +81,7 @@ fn from_host(
     host: &v1::TraceFromHost,
     what: What,
 ) -> Result<Made, Status> {
-    let facts = app.uplinks.as_ref().map(|uplinks| uplinks.facts());
+    let facts = app.uplinks.running().map(|uplinks| uplinks.facts());
     let facts = facts.as_deref().unwrap_or_default();
     // An uplink is the whole host's.
     control.whole().map_err(Status::from)?;

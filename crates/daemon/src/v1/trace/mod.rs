@@ -245,7 +245,7 @@ impl Teller<'_, '_> {
     }
 
     fn uplink(&self, slot: PortSlot) -> String {
-        let facts = self.app.uplinks.as_ref().map(|uplinks| uplinks.facts());
+        let facts = self.app.uplinks.running().map(|uplinks| uplinks.facts());
         let facts = facts.as_deref().unwrap_or_default();
         let fact = facts
             .iter()

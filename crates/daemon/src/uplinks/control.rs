@@ -1,0 +1,215 @@
+//! Which interfaces are uplinks by name: said at the start, by requests, by the store. Until there
+//! is one, or an address of ours towards other hosts, nothing of it runs.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use control::InterfaceStatus;
+use dataplane::Switch;
+use netlink::Mirror;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use uplink::{Fact, Options, UplinkSettings};
+use xdp::Interfaces;
+
+use super::{Broken, Uplinks};
+use crate::kernel::Kernel;
+use crate::lock;
+
+/// For the interfaces that are there at the start to be joined.
+const JOINED_WITHIN: Duration = Duration::from_secs(1);
+
+/// What uplinks are made with.
+pub struct Setup {
+    /// Those of the start.
+    pub settings: UplinkSettings,
+    pub options: Options,
+    pub interfaces: Arc<Mutex<Interfaces>>,
+    pub kernel: Arc<Kernel>,
+    pub switch: Arc<Switch>,
+    /// The daemon was told to lead nowhere, by the device that it was given.
+    pub alone: bool,
+}
+
+/// The uplinks of a host, whether there are any or not.
+pub struct Control {
+    setup: Setup,
+    /// Until they begin.
+    broken: Mutex<Option<Broken>>,
+    uplinks: OnceLock<Uplinks>,
+    begun: watch::Sender<bool>,
+    named: Mutex<Named>,
+}
+
+/// What is changed together.
+#[derive(Default)]
+struct Named {
+    /// In the order they were named.
+    interfaces: Vec<String>,
+    /// Those that no other daemon of this host may have meanwhile.
+    held: BTreeMap<String, Option<lock::Uplink>>,
+}
+
+impl Control {
+    /// Joins what is named, or has our address; in vain where none is there yet: then they are
+    /// joined when they come.
+    ///
+    /// # Errors
+    /// A sentence: another daemon has one of them, or the kernel's tables cannot be read.
+    pub async fn start(setup: Setup, broken: Broken) -> Result<Control, String> {
+        let settings = &setup.settings;
+        let wanted = !settings.addresses.is_empty() || !settings.interfaces.is_empty();
+        let named = Named {
+            interfaces: settings.interfaces.clone(),
+            held: BTreeMap::new(),
+        };
+        let control = Control {
+            broken: Mutex::new(Some(broken)),
+            uplinks: OnceLock::new(),
+            begun: watch::Sender::new(false),
+            named: Mutex::new(named),
+            setup,
+        };
+        if wanted && !control.setup.alone {
+            let mut facts = control.begin(control.setup.kernel.mirror().await?).watch();
+            let there = facts.wait_for(|facts| !facts.is_empty());
+            let _ = tokio::time::timeout(JOINED_WITHIN, there).await;
+            let facts = facts.borrow().clone();
+            let held = hold(&mut control.named().held, &facts);
+            if let Err(why) = held {
+                control.stop();
+                return Err(why);
+            }
+        }
+        Ok(control)
+    }
+
+    /// The uplinks, if there ever were any.
+    pub fn running(&self) -> Option<&Uplinks> {
+        self.uplinks.get()
+    }
+
+    /// Returns when there are any.
+    pub async fn begun(&self) {
+        // The sender is ours.
+        let _ = self.begun.subscribe().wait_for(|begun| *begun).await;
+    }
+
+    /// Joins this host by an interface, now or when it comes. To be called where the kernel may be
+    /// waited for.
+    ///
+    /// # Errors
+    /// A sentence: another daemon has it, or this one was told to lead nowhere.
+    pub fn add(&self, name: &str) -> Result<InterfaceStatus, String> {
+        if self.setup.alone {
+            return Err(format!(
+                "interface {name}: this daemon was started with a device that leads nowhere \
+                 (--dpdk-args), and joins no other host"
+            ));
+        }
+        let mut named = self.named();
+        let uplinks = match self.running() {
+            Some(uplinks) => uplinks,
+            None => self.begin(Handle::current().block_on(self.setup.kernel.mirror())?),
+        };
+        if !named.interfaces.iter().any(|known| known == name) {
+            named.interfaces.push(name.to_owned());
+            let facts = uplinks.name(&named.interfaces);
+            if let Err(why) = hold(&mut named.held, &facts) {
+                self.take_out(&mut named, name);
+                return Err(why);
+            }
+        }
+        Ok(status(uplinks, name))
+    }
+
+    /// Leaves an interface to the kernel, unless it has an address of ours; one that is not named
+    /// is left already.
+    pub fn delete(&self, name: &str) {
+        self.take_out(&mut self.named(), name);
+    }
+
+    /// How an interface is that is named.
+    pub fn interface(&self, name: &str) -> Option<InterfaceStatus> {
+        let is_named = self.named().interfaces.iter().any(|known| known == name);
+        is_named
+            .then(|| self.running())
+            .flatten()
+            .map(|uplinks| status(uplinks, name))
+    }
+
+    /// All interfaces are the kernel's alone again. Waits for the workers: not for a runtime's
+    /// thread.
+    pub fn stop(&self) {
+        if let Some(uplinks) = self.running() {
+            uplinks.stop();
+        }
+    }
+
+    fn take_out(&self, named: &mut Named, name: &str) {
+        let before = named.interfaces.len();
+        named.interfaces.retain(|known| known != name);
+        if let (Some(uplinks), true) = (self.running(), named.interfaces.len() < before) {
+            let facts = uplinks.name(&named.interfaces);
+            let is_there = |name: &str| facts.iter().any(|fact| fact.interface == name);
+            named.held.retain(|name, _| is_there(name));
+        }
+    }
+
+    fn begin(&self, kernel: Arc<Mirror>) -> &Uplinks {
+        let uplinks = self.uplinks.get_or_init(|| {
+            let broken = self.broken.lock();
+            let broken = broken.unwrap_or_else(PoisonError::into_inner).take();
+            let Setup {
+                settings,
+                options,
+                interfaces,
+                switch,
+                ..
+            } = &self.setup;
+            Uplinks::start(
+                settings.clone(),
+                *options,
+                interfaces.clone(),
+                switch.clone(),
+                kernel,
+                broken.unwrap_or_else(|| super::breaks().1),
+            )
+        });
+        self.begun.send_replace(true);
+        uplinks
+    }
+
+    fn named(&self) -> MutexGuard<'_, Named> {
+        // Each step leaves it whole.
+        self.named.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Two daemons on one uplink would take each other's frames. Interfaces that are not there yet are
+/// anybody's.
+fn hold(held: &mut BTreeMap<String, Option<lock::Uplink>>, facts: &[Fact]) -> Result<(), String> {
+    let there = facts.iter().filter(|fact| fact.ifindex != 0 && !fact.tap);
+    for fact in there {
+        if !held.contains_key(&fact.interface) {
+            let taken = lock::Uplink::take(&fact.interface)?;
+            held.insert(fact.interface.clone(), taken);
+        }
+    }
+    Ok(())
+}
+
+fn status(uplinks: &Uplinks, name: &str) -> InterfaceStatus {
+    let why = match uplinks.of_interface(name) {
+        None => format!("there is no interface '{name}'"),
+        Some(fact) if fact.joined => String::new(),
+        Some(fact) => fact.why,
+    };
+    InterfaceStatus {
+        name: name.to_owned(),
+        mode: None,
+        why,
+        asked: None,
+    }
+}
