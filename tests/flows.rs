@@ -9,11 +9,16 @@ use butterfly_tests::trials::run_each;
 use butterfly_tests::web::{Connections, Web, serve_if_asked};
 use serde_json::Value;
 use testkit::netns::Namespace;
+use testkit::process::{self, Process};
 use testkit::{PATIENCE, Result, wait_for};
 
 fn main() {
     serve_if_asked().expect("a web server in a process of its own");
-    run_each(trials![filters_choose, killed_connections_end])
+    run_each(trials![
+        filters_choose,
+        killed_connections_end,
+        connections_are_logged,
+    ])
 }
 
 /// Two namespaces on one host: `left` 10.1.0.1, which may send, and `right` 10.1.0.2 in group
@@ -176,5 +181,128 @@ fn killed_connections_end() -> Result<()> {
     check(
         lines.len() == 2 && lines[1].contains("\"group\":\"web\"") && lines[1].contains("\"ok\""),
         &format!("the audit log has both: {audit}"),
+    )
+}
+
+/// A collector of Debian's nfdump.
+struct Collector {
+    process: Process,
+    folder: String,
+}
+
+const COLLECTOR: &str = "127.0.0.1:9995";
+
+impl Collector {
+    fn start(dir: &std::path::Path) -> Result<Collector> {
+        let folder = dir.join("collected").display().to_string();
+        process::run(&["mkdir", &folder])?;
+        let words = ["nfcapd", "-b", "127.0.0.1", "-p", "9995", "-w", &folder];
+        let process = Process::start("nfcapd", &words, &dir.join("nfcapd.log"))?;
+        wait_for("nfcapd to listen", PATIENCE, || {
+            Ok(process.log().contains("Startup").then_some(()))
+        })
+        .map_err(|e| format!("{e}\n{}", process.log()))?;
+        Ok(Collector { process, folder })
+    }
+
+    /// Ends it; gives what it has collected: protocol, ports, packets and bytes of both directions,
+    /// a line each.
+    fn collected(mut self) -> Result<String> {
+        self.process.terminate(PATIENCE)?;
+        let columns = "fmt:%pr %sap %dap %ipkt %opkt";
+        process::run(&["nfdump", "-q", "-N", "-R", &self.folder, "-o", columns])
+    }
+}
+
+fn connections_are_logged() -> Result<()> {
+    let dir = tempfile::tempdir().map_err(|e| format!("cannot make a folder: {e}"))?;
+    let collector = Collector::start(dir.path())?;
+    let file = dir.path().join("flows.json");
+    let log = file.display().to_string();
+    let mut pair = Pair::start(&["--flow-log", &log, "--ipfix", COLLECTOR])?;
+    let records = |file: &std::path::Path| -> Result<Vec<Value>> {
+        let text = std::fs::read_to_string(file).map_err(|e| format!("{log}: {e}"))?;
+        let lines = text.lines().map(serde_json::from_str);
+        let lines: std::result::Result<Vec<Value>, _> = lines.collect();
+        lines.map_err(|e| format!("a line that is no JSON: {e}: {text}"))
+    };
+    let logged = |what: &str, fits: &dyn Fn(&Value) -> bool| -> Result<Value> {
+        let found = wait_for(what, PATIENCE, || {
+            Ok(records(&file)?.into_iter().find(|record| fits(record)))
+        });
+        found.map_err(|e| format!("{e}: {:?}", records(&file)))
+    };
+    let is = |record: &Value, kind: &str, port: u16| {
+        record["kind"] == format!("KIND_{kind}") && record["destination_port"] == port
+    };
+    let open = pair.connect(1)?;
+    let begin = logged("a beginning", &|record| is(record, "BEGIN", 80))?;
+    check(
+        begin["nic"] == "left"
+            && begin["peer_nic"] == "right"
+            && begin["vni"] == 7
+            && begin["source"] == "10.1.0.1"
+            && begin["ingress_rule"]["group"] == "web"
+            && begin["ingress_rule"]["rule"]["ports"]["start"] == 80,
+        &format!("it says who, where and by which rule: {begin}"),
+    )?;
+    drop(open);
+    let end = logged("an end", &|record| is(record, "END", 80))?;
+    check(
+        end["reason"] == "closed"
+            && end["source_port"] == begin["source_port"]
+            && end["original_tcp_flags"] == 19
+            && end["original_frames"].as_u64() >= Some(4)
+            && end["reply_bytes"].as_u64() > Some(100),
+        &format!("it says what was carried: {end}"),
+    )?;
+    pair.left
+        .ok("bash -c 'for n in 1 2 3; do echo no > /dev/udp/10.1.0.2/54; done'")?;
+    let denied = logged("a refusal", &|record| is(record, "DENIED", 54))?;
+    check(
+        denied["reason"] == "no_ingress_rule" && denied["nic"] == "left",
+        &format!("it says why: {denied}"),
+    )?;
+    // Whoever watches is told the same, and the file that was moved away is begun anew.
+    let moved = dir.path().join("moved.json");
+    std::fs::rename(&file, &moved).map_err(|e| e.to_string())?;
+    pair.daemon.cli("reload")?;
+    let watched = std::thread::scope(|scope| -> Result<String> {
+        let watch = scope.spawn(|| pair.daemon.cli("--json watch --of flows --count 1"));
+        // It has to be there before the connection is.
+        let begun = wait_for("somebody to watch", PATIENCE, || {
+            pair.left
+                .ok("bash -c 'echo hello > /dev/udp/10.1.0.2/53; sleep 0.2'")?;
+            Ok(watch.is_finished().then_some(()))
+        });
+        begun?;
+        watch.join().map_err(|_| "the watcher panicked")?
+    })?;
+    check(
+        watched.contains("\"destination_port\":53"),
+        &format!("the watcher is told: {watched}"),
+    )?;
+    let udp = logged("a beginning in the new file", &|record| {
+        is(record, "BEGIN", 53)
+    })?;
+    check(udp["protocol"] == 17, &format!("of UDP: {udp}"))?;
+    pair.daemon.cli("flows kill left --protocol udp --yes")?;
+    let killed = logged("its end", &|record| is(record, "END", 53))?;
+    check(killed["reason"] == "killed", &format!("why: {killed}"))?;
+    // What has come when it stops is written before.
+    pair.daemon.stop()?;
+    let collected = collector.collected()?;
+    let has = |words: &[&str]| {
+        let mut lines = collected.lines().map(str::split_whitespace);
+        lines.any(|line| {
+            let cells: Vec<&str> = line.take(3).collect();
+            cells[0] == words[0] && words.iter().all(|word| cells.concat().contains(word))
+        })
+    };
+    check(
+        has(&["6", "10.1.0.1:", "10.1.0.2:80"])
+            && has(&["17", "10.1.0.2:53"])
+            && has(&["17", "10.1.0.1:0", "10.1.0.2:54"]),
+        &format!("the collector has them: {collected}"),
     )
 }

@@ -27,12 +27,13 @@ RUST=1.95.0
 #   dnsmasq-base               a container that serves DHCP and announces itself as a router
 #   wbritish                   the words of the documentation (tools/check-docs.py)
 #   prometheus                 promtool and a Prometheus, which read the metrics
+#   nfdump                     a collector of IPFIX, which gets the flow log
 #   tmux                       a terminal for `butterfly top`
 #   dpdk-dev                   testpmd: guests whose driver and VMM are neither Linux nor QEMU; a peer of the benchmarks
 PACKAGES="gcc libc6-dev make ca-certificates git qemu-system-x86 busybox-static cpio gzip kmod
     iproute2 nftables iputils-ping iperf3 tcpdump ethtool procps socat curl util-linux
     python3 python3-zmq python3-cryptography clang libbpf-dev linux-libc-dev libelf-dev zlib1g-dev
-    libpcap-dev tshark prometheus tmux
+    libpcap-dev tshark prometheus nfdump tmux
     pkg-config systemd bird2 dnsmasq-base wbritish dpdk-dev"
 
 if ! command -v go >/dev/null && [ ! -x /usr/local/go/bin/go ]; then PACKAGES+=" golang-go"; fi
@@ -66,17 +67,19 @@ packages() {
     echo "setup: installing ${missing[*]}"
     export DEBIAN_FRONTEND=noninteractive
     apt-get -qq update
-    # A Prometheus that nobody asked for is not to run on this machine, now or after a boot.
+    # A Prometheus or a collector that nobody asked for is not to run on this machine, now or after a boot.
     local policy=/usr/sbin/policy-rc.d
-    if [[ " ${missing[*]} " == *" prometheus "* ]] && [ ! -e $policy ]; then
-        printf '#!/bin/sh\n[ "$1" != prometheus ] || exit 101\n' >$policy
+    if [[ " ${missing[*]} " == *" "@(prometheus|nfdump)" "* ]] && [ ! -e $policy ]; then
+        printf '#!/bin/sh\ncase $1 in prometheus|nfdump*) exit 101;; esac\n' >$policy
         chmod 755 $policy
         trap "rm -f $policy" EXIT
     fi
     apt-get -qq install -y --no-install-recommends "${missing[@]}" </dev/null >/dev/null
-    if [[ " ${missing[*]} " == *" prometheus "* ]]; then
-        systemctl --quiet disable prometheus.service 2>/dev/null || true
-    fi
+    for package in prometheus nfdump; do
+        if [[ " ${missing[*]} " == *" $package "* ]]; then
+            systemctl --quiet disable $package.service 2>/dev/null || true
+        fi
+    done
 }
 
 # At least $RUST, with rustfmt and clippy.

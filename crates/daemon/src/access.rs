@@ -24,7 +24,7 @@ pub use admit::{Admitted, Caller, Gate, taken};
 pub use peer::{Peer, User, Who};
 pub use permitted::{Permitted, Refusal};
 use policy::Policy;
-pub use policy::Rights;
+pub use policy::{Reach, Rights};
 
 /// Who may do what, as it is now. Cheap to clone.
 #[derive(Clone)]

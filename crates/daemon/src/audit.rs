@@ -52,7 +52,7 @@ struct State {
 impl Audit {
     /// Records go to the log, and to this file. The error is a sentence.
     pub fn open(path: Option<PathBuf>) -> Result<Audit, String> {
-        let file = path.as_deref().map(open).transpose()?;
+        let file = path.as_deref().map(|path| open(path, FILE)).transpose()?;
         Ok(Audit(Arc::new(Shared {
             path,
             state: Mutex::new(State {
@@ -76,7 +76,7 @@ impl Audit {
         let Some(path) = &self.0.path else {
             return Ok(None);
         };
-        let file = open(path)?;
+        let file = open(path, FILE)?;
         self.lock().file = Some(file);
         Ok(Some(format!("{}: opened anew", path.display())))
     }
@@ -157,8 +157,12 @@ impl Audit {
     }
 }
 
-/// For appending alone, to be read by nobody else, and no link of another's.
-fn open(path: &Path) -> Result<File, String> {
+/// What messages call its file.
+const FILE: &str = "audit file";
+
+/// A file for appending alone, to be read by nobody else, and no link of another's; `what` is its
+/// name in messages.
+pub fn open(path: &Path, what: &str) -> Result<File, String> {
     let shown = path.display();
     let file = OpenOptions::new()
         .append(true)
@@ -166,14 +170,14 @@ fn open(path: &Path) -> Result<File, String> {
         .mode(0o600)
         .custom_flags((rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK).bits() as i32)
         .open(path)
-        .map_err(|e| format!("the audit file {shown} cannot be opened: {e}"))?;
+        .map_err(|e| format!("the {what} {shown} cannot be opened: {e}"))?;
     let meta = file
         .metadata()
-        .map_err(|e| format!("the audit file {shown}: {e}"))?;
+        .map_err(|e| format!("the {what} {shown}: {e}"))?;
     let ours = [0, Uid::effective().as_raw()].contains(&meta.uid());
     if !meta.is_file() || !ours || meta.mode() & 0o022 != 0 || meta.nlink() > 1 {
         return Err(format!(
-            "the audit file {shown} is not a file of the daemon's user that others cannot write to"
+            "the {what} {shown} is not a file of the daemon's user that others cannot write to"
         ));
     }
     Ok(file)
@@ -392,7 +396,7 @@ mod tests {
         assert_eq!(audit.lost(), 2);
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("audit.json");
-        audit.lock().file = Some(open(&path).unwrap());
+        audit.lock().file = Some(open(&path, FILE).unwrap());
         drop(audit.begin("v1", &peer(), "PutNic"));
         assert_eq!((audit.lost(), audit.lock().lost_unsaid), (2, 0));
         assert_eq!(lines(&path).len(), 1);

@@ -44,6 +44,8 @@ pub struct Ini {
     pub insecure_api: Option<bool>,
     pub access: Option<PathBuf>,
     pub audit: Option<PathBuf>,
+    pub flow_log: Option<PathBuf>,
+    pub ipfix: Vec<String>,
     /// Separated by commas.
     pub metrics: Vec<String>,
     pub insecure_metrics: Option<bool>,
@@ -131,6 +133,8 @@ fn set(ini: &mut Ini, section: &str, key: &str, value: &str) -> Result<(), Strin
         ("general", "balance-hook") => ini.balance_hook = Some(value.into()),
         ("general", "balance-bgp") => ini.balance_bgp = Some(value.into()),
         ("general", "metrics") => ini.metrics = list(value),
+        ("general", "flow-log") => ini.flow_log = Some(value.into()),
+        ("general", "ipfix") => ini.ipfix = list(value),
         ("security", "insecure-metrics") => ini.insecure_metrics = Some(yes(&name, value)?),
         ("security", "encryption_key_path") => ini.encryption_key_path = Some(value.into()),
         ("security", "access") => ini.access = Some(value.into()),
@@ -188,6 +192,8 @@ fn known(section: &str, key: &str) -> bool {
                 | "balance-bgp"
                 | "router-interfaces"
                 | "metrics"
+                | "flow-log"
+                | "ipfix"
         ),
         _ => matches!(
             key,
@@ -248,6 +254,8 @@ balance-hook = /etc/butterfly/hook
 balance-bgp = /etc/butterfly/bgp.ini
 router-interfaces = eth2,eth3.100
 metrics = unix:/run/m.sock, tcp:127.0.0.1:9417
+flow-log = /f
+ipfix = 192.0.2.9:4739, [2001:db8::9]:4739
 [security]
 insecure-metrics = true
 encryption_key_path = /etc/butterfly/key
@@ -284,6 +292,8 @@ audit = /var/log/butterfly/audit.json
             audit: Some("/var/log/butterfly/audit.json".into()),
             metrics: vec!["unix:/run/m.sock".into(), "tcp:127.0.0.1:9417".into()],
             insecure_metrics: Some(true),
+            flow_log: Some("/f".into()),
+            ipfix: vec!["192.0.2.9:4739".into(), "[2001:db8::9]:4739".into()],
             balance_interfaces: vec!["eth0".into(), "eth1".into()],
             balance_hook: Some("/etc/butterfly/hook".into()),
             balance_bgp: Some("/etc/butterfly/bgp.ini".into()),
@@ -393,6 +403,8 @@ audit = /var/log/butterfly/audit.json
             audit: Some(_),
             metrics,
             insecure_metrics: Some(_),
+            flow_log: Some(_),
+            ipfix,
             balance_interfaces,
             balance_hook: Some(_),
             balance_bgp: Some(_),
@@ -401,7 +413,7 @@ audit = /var/log/butterfly/audit.json
         else {
             panic!("the example leaves a key out");
         };
-        let lists = [balance_interfaces, router_interfaces, metrics];
+        let lists = [balance_interfaces, router_interfaces, metrics, ipfix];
         assert!(
             lists.iter().all(|list| !list.is_empty()),
             "the example leaves a key out"

@@ -30,6 +30,7 @@ mod cores;
 mod dpdk_args;
 mod events;
 mod features;
+mod flow_log;
 mod handover;
 mod held;
 mod idle_states;

@@ -142,6 +142,14 @@ pub struct Options {
     /// SIGHUP
     #[arg(long, value_name = "FILE")]
     pub(crate) audit: Option<PathBuf>,
+    /// Append connections that begin and end, and what is refused, to this file, JSON (docs/flows.md);
+    /// opened again on SIGHUP
+    #[arg(long, value_name = "FILE")]
+    pub(crate) flow_log: Option<PathBuf>,
+    /// Send connections that are over, and what is refused, to this collector, IPFIX over UDP; may be
+    /// repeated
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub(crate) ipfix: Vec<String>,
     /// The daemon's certificate for --api tcp:, PEM
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_cert: Option<PathBuf>,
@@ -274,6 +282,9 @@ pub struct Settings {
     /// Who may do what, and where it is recorded.
     pub(crate) access: Option<PathBuf>,
     pub(crate) audit: Option<PathBuf>,
+    /// Where connections are told.
+    pub(crate) flow_log: Option<PathBuf>,
+    pub(crate) ipfix: Vec<String>,
     pub(crate) log_level: Level,
     pub(crate) no_syslog: bool,
     /// One entry a worker: the core that it is to stay on.
@@ -535,6 +546,13 @@ impl Settings {
         );
         let access = said.one("--access", "access", options.access, ini.access, path);
         let audit = said.one("--audit", "audit", options.audit, ini.audit, path);
+        let flow_log = said.one(
+            "--flow-log",
+            "flow-log",
+            options.flow_log,
+            ini.flow_log,
+            path,
+        );
         let names = |names: &Vec<String>| names.join(",");
         let balance_interfaces = said.one(
             "--balance-interface",
@@ -571,6 +589,13 @@ impl Settings {
             some(ini.metrics),
             names,
         );
+        let ipfix = said.one(
+            "--ipfix",
+            "ipfix",
+            some(options.ipfix),
+            some(ini.ipfix),
+            names,
+        );
         Ok(Settings {
             ip,
             socket_dir: std::path::absolute(&socket_dir)
@@ -596,6 +621,8 @@ impl Settings {
             hang_secs: options.hang_secs,
             access,
             audit,
+            flow_log,
+            ipfix: ipfix.unwrap_or_default(),
             log_level: log_level.unwrap_or(Level::Info),
             no_syslog: options.no_syslog,
             wake: options.wake_us.map(|us| wake(us, &workers)).transpose()?,
@@ -841,6 +868,8 @@ mod tests {
             hang_secs: 10,
             access: None,
             audit: None,
+            flow_log: None,
+            ipfix: vec![],
             log_level: Level::Info,
             no_syslog: false,
             workers: vec![None],
@@ -974,6 +1003,9 @@ mod tests {
             (&["--api-group kvm"], &|s| s.api_group = Some("kvm".into())),
             (&["--access /a --audit /b"], &|s| {
                 (s.access, s.audit) = (Some("/a".into()), Some("/b".into()));
+            }),
+            (&["--flow-log /f --ipfix 192.0.2.9:4739"], &|s| {
+                (s.flow_log, s.ipfix) = (Some("/f".into()), vec!["192.0.2.9:4739".into()]);
             }),
             (&["--max-flows 4096"], &|s| {
                 (s.max_flows, s.max_flows_per_nic) = (4096, 1024)

@@ -1,15 +1,18 @@
-//! Reading files again while the daemon runs: who may do what, the TLS files, the audit file.
+//! Reading files again while the daemon runs: who may do what, the TLS files, the audit file and the
+//! flow log.
 
 use std::sync::Arc;
 
 use crate::access::Access;
 use crate::audit::Audit;
+use crate::flow_log::FlowLog;
 use crate::v1::tls::Certificates;
 
 /// What can be read again.
 pub struct Reload {
     access: Access,
     audit: Audit,
+    flow_log: FlowLog,
     certificates: Option<Arc<Certificates>>,
     /// What is to be done when who may connect has changed.
     on_access: Vec<Box<dyn Fn() + Send + Sync>>,
@@ -19,15 +22,21 @@ impl Reload {
     pub fn new(
         access: Access,
         audit: Audit,
+        flow_log: FlowLog,
         certificates: Option<Arc<Certificates>>,
         on_access: Vec<Box<dyn Fn() + Send + Sync>>,
     ) -> Reload {
         Reload {
             access,
             audit,
+            flow_log,
             certificates,
             on_access,
         }
+    }
+
+    pub fn flow_log(&self) -> &FlowLog {
+        &self.flow_log
     }
 
     pub fn audit(&self) -> &Audit {
@@ -42,8 +51,9 @@ impl Reload {
             self.on_access.iter().for_each(|changed| changed());
         }
         let certificates = self.certificates.as_ref().map(|files| files.reload());
-        let all = [access, certificates.transpose(), self.audit.reopen()];
-        let (read, failed): (Vec<_>, Vec<_>) = all.into_iter().partition(Result::is_ok);
+        let files = [self.audit.reopen(), self.flow_log.reopen()];
+        let all = [access, certificates.transpose()].into_iter().chain(files);
+        let (read, failed): (Vec<_>, Vec<_>) = all.partition(Result::is_ok);
         let read: Vec<String> = read.into_iter().flatten().flatten().collect();
         for line in &read {
             tracing::info!("read again: {line}");

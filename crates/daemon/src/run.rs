@@ -22,6 +22,7 @@ use crate::attachments::HostAttachments;
 use crate::audit::Audit;
 use crate::balancer;
 use crate::features::HostFeatures;
+use crate::flow_log::FlowLog;
 use crate::handover;
 use crate::held::Held;
 use crate::idle_states;
@@ -92,6 +93,7 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     // What can be refused is refused before anything is made.
     let access = Access::new(settings.api_group.as_deref(), settings.access.clone())?;
     let audit = Audit::open(settings.audit.clone())?;
+    let flow_log = FlowLog::open(settings.flow_log.clone(), &settings.ipfix)?;
     let gate = Gate::new(access.clone(), audit.clone());
     if settings.check_programs.is_some() && !rustix::process::geteuid().is_root() {
         return Err(
@@ -228,9 +230,16 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
             uplinks,
             balancer: engine.clone(),
             router,
-            reload: Reload::new(access.clone(), audit, certificates, sockets),
+            reload: Reload::new(
+                access.clone(),
+                audit,
+                flow_log.clone(),
+                certificates,
+                sockets,
+            ),
         },
     ));
+    flow_log.start(app.operations.clone(), switch.clone())?;
     let events = app.control().subscribe();
     take_interfaces(settings, &app).await?;
 
@@ -296,6 +305,10 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     let _ = tokio::time::timeout(GRACE, ended).await;
     if let Some(hook) = &settings.balance_hook {
         balancer::hook::withdraw(&app, hook, &settings.socket_dir).await;
+    }
+    let stopped = tokio::task::spawn_blocking(move || flow_log.stop()).await;
+    if stopped.is_err() {
+        tracing::warn!("the flow log did not end as it should");
     }
     let leave = (!for_good && settings.store.is_some()).then_some(held);
     take_down(app, &workers, leave, settings.socket_dir.clone()).await;

@@ -7,7 +7,7 @@ use std::sync::mpsc::Sender;
 use wire::parse::protocol::TCP;
 
 use crate::flow::{
-    ACKED, Endpoint, Entry, FlowId, FlowInfo, Flows, Key, NewFlow, SEEN, timeout_secs,
+    ACKED, Endpoint, Entry, FlowEnd, FlowId, FlowInfo, Flows, Key, NewFlow, SEEN, timeout_secs,
 };
 use crate::ids::PortUid;
 use crate::snapshot::PortConfig;
@@ -97,7 +97,7 @@ pub(crate) fn remove(flows: &mut Flows, which: &[FlowInfo]) -> usize {
         let v6 = flow.initiator.address.is_ipv6();
         let (key, _) = Key::between(flow.protocol, v6, (flow.initiator, flow.responder));
         if let Some(id) = flows.find(&key, flows.hash(&key)) {
-            flows.remove(id);
+            flows.remove(id, FlowEnd::Killed);
             removed += 1;
         }
     }

@@ -10,7 +10,7 @@ use thiserror::Error;
 use wire::Vni;
 
 use crate::counters::Counters;
-use crate::flow::FlowInfo;
+use crate::flow::{FlowInfo, Log};
 use crate::ids::{PortSlot, PortUid};
 use crate::learned::LearnedMac;
 use crate::load::{QueueLoad, WorkerLoad};
@@ -44,6 +44,8 @@ pub(crate) enum Command {
     Import(Vec<FlowInfo>, Sender<usize>),
     /// Take these flows out; the answer: how many were there.
     Remove(Vec<FlowInfo>, Sender<usize>),
+    /// Tell this one of connections from now on, or nobody.
+    LogFlows(Option<Box<Log>>, Sender<()>),
     Load(Sender<WorkerLoad>),
     Ports(Option<PortSlot>, Sender<Vec<PortReport>>),
     /// The MACs that it has learnt in a network.

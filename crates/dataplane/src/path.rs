@@ -25,8 +25,8 @@ use crate::round::{Arrival, Case, Item, Job, Round, Tables};
 use crate::shaper::{Shaper, Taken};
 use crate::stages::fast_path::FastPath;
 use crate::stages::{
-    always, deliver, destination, encapsulate, fragments, known, merge, neighbours, outer, parse,
-    remember, rules, spoof, wait,
+    always, deliver, destination, encapsulate, fragments, known, log, merge, neighbours, outer,
+    parse, remember, rules, spoof, wait,
 };
 use crate::time::Now;
 use crate::trial::Stage;
@@ -600,11 +600,15 @@ impl Path {
         if !self.gone.is_empty() {
             self.remove_gone();
         }
+        if let Some(log) = &mut self.tables.flows.log {
+            log.keep_house(now);
+        }
     }
 
     /// More housekeeping is due at once.
     pub(crate) fn has_work(&self) -> bool {
-        self.sweep_due > 0 || !self.gone.is_empty()
+        let log = self.tables.flows.log.as_ref();
+        self.sweep_due > 0 || !self.gone.is_empty() || log.is_some_and(|log| log.has_work())
     }
 
     fn sweep(&mut self, now_ms: u32) {
@@ -628,7 +632,12 @@ impl Path {
         let waiting = tables.waiting.next_overdue_ms(now.millis());
         // Somebody is to be told at once whom they wait for.
         let untold = tables.waiting.has_untold().then_some(1);
-        [sweep, held, waiting, untold].into_iter().flatten().min()
+        let log = tables.flows.log.as_ref();
+        let denied = log.and_then(|log| log.next_ms(now));
+        [sweep, held, waiting, untold, denied]
+            .into_iter()
+            .flatten()
+            .min()
     }
 }
 
@@ -674,4 +683,7 @@ fn decide(round: &mut Round, frames: Bits, waited: Option<&[Released]>, after: &
     after(Stage::Ingress, round);
     remember::run(round); //            11  remember both directions
     after(Stage::Remember, round);
+    if round.tables.flows.log.is_some() {
+        log::denied(round);
+    }
 }

@@ -12,7 +12,7 @@ use io::port::Port;
 
 use crate::config::WorkerConfig;
 use crate::counters::{PortCounters, RuleCounters};
-use crate::flow::FlowInfo;
+use crate::flow::{FlowEvents, FlowInfo};
 use crate::ids::{PortSlot, PortUid, RuleSlot};
 use crate::load::WorkerLoad;
 use crate::queue::QueueId;
@@ -218,6 +218,11 @@ impl Simulation {
     /// Adds flows; gives how many were taken.
     pub fn import_flows(&mut self, flows: Vec<FlowInfo>) -> usize {
         self.ask(move |switch| switch.import_flows(flows).unwrap_or_default())
+    }
+
+    /// Tells of connections from now on.
+    pub fn log_flows(&mut self) -> Option<FlowEvents> {
+        self.ask(move |switch| switch.log_flows(&Arc::default()).ok())
     }
 
     /// Takes flows out; gives how many were there.

@@ -22,7 +22,7 @@ use crate::balance::{self, Move, QueueBalancer, QueueUse};
 use crate::config::WorkerConfig;
 use crate::counters::{Counters, PortCounters, RuleCounters};
 use crate::drop_reason::REASONS;
-use crate::flow::{FlowInfo, FlowTable};
+use crate::flow::{FlowEvents, FlowInfo, FlowTable, Log};
 use crate::handle::{Answer, Arrival, Command, WorkerGone, WorkerHandle};
 use crate::handoff::{self, Wake};
 use crate::ids::{PortSlot, PortUid, RuleSlot};
@@ -301,6 +301,24 @@ impl Switch {
             removed += self.ask(0, |answer| Command::Remove(part, answer)).wait()?;
         }
         Ok(removed)
+    }
+
+    /// Tells of connections that begin and end, and of packets that are refused, from now on;
+    /// who was told before is told no more. What is lost is added to `lost`.
+    pub fn log_flows(&self, lost: &Arc<AtomicU64>) -> Result<FlowEvents, WorkerGone> {
+        let (events, sinks) = FlowEvents::new(self.workers.len(), lost.clone());
+        for (number, sink) in sinks.into_iter().enumerate() {
+            let log = Some(Box::new(Log::new(sink)));
+            self.ask(number, |answer| Command::LogFlows(log, answer))
+                .wait()?;
+        }
+        Ok(events)
+    }
+
+    /// Nobody is told of connections any more.
+    pub fn end_flow_log(&self) -> Result<(), WorkerGone> {
+        self.ask_all(|answer| Command::LogFlows(None, answer))
+            .map(drop)
     }
 
     /// What each worker has been doing, by its number.

@@ -324,6 +324,14 @@ impl V1 {
         Ok(answer.await?.flows)
     }
 
+    pub async fn watch_flows(&mut self, nic: &str) -> Result<Streaming<proto::FlowRecords>, Error> {
+        let request = proto::WatchFlowsRequest { nic: nic.into() };
+        self.call("WatchFlows", request, async |grpc, request| {
+            grpc.watch_flows(request).await
+        })
+        .await
+    }
+
     pub async fn trace(&mut self, request: proto::GetTraceRequest) -> Result<proto::Trace, Error> {
         self.ask("GetTrace", request, async |grpc, request| {
             grpc.get_trace(request).await

@@ -14,6 +14,7 @@ mod daemon;
 mod doctor;
 mod dump;
 mod events;
+mod flow_records;
 mod flows;
 mod flows_select;
 mod forward;

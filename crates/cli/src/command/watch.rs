@@ -2,9 +2,10 @@
 
 use api::v1;
 use api::v1::event::Kind;
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use super::events::{EventArgs, time};
+use super::flow_records::print_records;
 use crate::error::Error;
 use crate::session::Session;
 use crate::words::state_name;
@@ -16,10 +17,26 @@ Runs until it is interrupted or the daemon stops. With --json every event is one
 
 Examples:
   butterfly watch --snapshot
+  butterfly watch --of flows
   butterfly watch --json | jq .port_changed")]
 pub struct WatchArgs {
     #[command(flatten)]
     events: EventArgs,
+    /// changes: of the configuration and of NICs. flows: connections that begin and end, and what is
+    /// refused
+    #[arg(
+        long,
+        value_name = "WHAT",
+        default_value = "changes",
+        hide_default_value = true
+    )]
+    of: Of,
+}
+
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+enum Of {
+    Changes,
+    Flows,
 }
 
 impl WatchArgs {
@@ -27,6 +44,10 @@ impl WatchArgs {
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         let (client, out) = session.client_and_output().await?;
         let v1 = client.only_v1("watch")?;
+        if self.of == Of::Flows {
+            let records = v1.watch_flows("").await?;
+            return print_records(v1, out, records, self.events.count).await;
+        }
         let events = v1.watch(self.events.snapshot).await?;
         self.events
             .print(v1, out, events, "Event", |event| Some(line(event)))

@@ -46,6 +46,11 @@ impl Caller {
         Author::Client(self.shown.clone())
     }
 
+    /// What the caller may see or change.
+    pub fn reach(&self) -> &Reach {
+        &self.reach
+    }
+
     /// How the request ended.
     pub fn ended(&self, result: &str, why: &str) {
         if let Some(record) = &self.record {

@@ -84,6 +84,7 @@ const BUTTERFLY: &[Need] = &[
     need("ListRuleCounters", View, true),
     need("ListFlows", View, true),
     need("DeleteFlows", Operate, true),
+    need("WatchFlows", View, true),
     need("GetTrace", View, true),
     // It changes nothing, but gives out what guests say to each other.
     need("CaptureFrames", Operate, true),

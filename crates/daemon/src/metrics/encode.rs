@@ -16,6 +16,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use super::families::{self as of, Family, Kind};
 use super::gather::{NIC_REASONS_MAX, Scrape};
+use crate::flow_log;
 
 const EGRESS: &str = "egress";
 const INGRESS: &str = "ingress";
@@ -468,6 +469,14 @@ impl Scrape {
         page.whole(&of::API_REQUESTS, &self.requests.counts)?;
         page.whole(&of::API_DURATION, &self.requests.durations)?;
         page.one(&of::AUDIT_LOST, self.audit_lines_lost)?;
+        page.family(&of::FLOW_RECORDS, |rows| {
+            let mut all = flow_log::KINDS.iter().zip(self.flow_records);
+            all.try_for_each(|(kind, count)| rows.add(&[kind], count))
+        })?;
+        page.family(&of::FLOW_RECORDS_LOST, |rows| {
+            let mut all = flow_log::PLACES.iter().zip(self.flow_records_lost);
+            all.try_for_each(|(place, count)| rows.add(&[place], count))
+        })?;
         page.family(&of::LEFT_OUT, |rows| {
             let reasons = self.nic_reasons().count().saturating_sub(NIC_REASONS_MAX);
             rows.add(&["butterfly_rule"], self.rules_left_out as u64)?;

@@ -130,6 +130,8 @@ families! {
     API_REQUESTS = Counter "butterfly_api_requests" ("api", "request", "result") "Requests of both APIs that were answered: ok, or how they were refused.";
     API_DURATION = Histogram "butterfly_api_request_duration_seconds" ["seconds"] ("api", "request") "From a request to its answer, or to the first of a stream. A change is in force by then.";
     AUDIT_LOST = Counter "butterfly_audit_lost_lines" () "Lines that could not be written to the audit file.";
+    FLOW_RECORDS = Counter "butterfly_flow_log_records" ("kind") "Connections that began and ended, and sums of refused packets, that the flow log has told (docs/flows.md).";
+    FLOW_RECORDS_LOST = Counter "butterfly_flow_log_lost_records" ("place") "Those that it has lost: no room in a worker's ring, or not taken by the file, by a collector, by somebody who watches.";
     LEFT_OUT = Gauge "butterfly_metrics_left_out" ("family") "Objects that are over the maximum of a family, and therefore not told (docs/metrics.md).";
 
     PROCESS_CPU = Counter "process_cpu_seconds" ["seconds"] () "Processor time of the daemon, user and system.";

@@ -36,6 +36,9 @@ pub struct Scrape {
     pub router: Option<v1::RouterStatus>,
     pub requests: Requests,
     pub audit_lines_lost: u64,
+    /// By the names of [`flow_log`](crate::flow_log).
+    pub flow_records: [u64; 3],
+    pub flow_records_lost: [u64; 4],
     pub process: Process,
 }
 
@@ -104,6 +107,8 @@ fn read(app: &App, requests: Requests, router: Option<v1::RouterStatus>) -> Resu
         router,
         requests,
         audit_lines_lost: app.reload.audit().lost(),
+        flow_records: app.reload.flow_log().counts().told(),
+        flow_records_lost: app.reload.flow_log().counts().lost(),
         process: Process::read(),
     })
 }

@@ -1,6 +1,7 @@
 //! Connections that are asked for: which are meant, and how they are shown.
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 
 use api::v1;
 use control::Error;
@@ -8,9 +9,13 @@ use control::model::{GroupId, NicId, parse_cidr};
 use dataplane::flow::{FlowInfo, FlowState};
 use dataplane::{PortUid, RuleSlot};
 use ipnet::IpNet;
+use tokio::sync::mpsc::Receiver;
+use tonic::Status;
 
 use super::{observe, render};
 use crate::access::{Permitted, Refusal};
+use crate::app::App;
+use crate::events;
 
 /// Values of one kind in a filter.
 const VALUES_MAX: usize = 16;
@@ -47,6 +52,19 @@ pub fn delete(control: &mut Permitted, request: &v1::DeleteFlowsRequest) -> Resu
     }
     let flows = selected(control, asked.as_ref(), Some(&filter))?;
     control.remove_flows(&flows)
+}
+
+/// What a watcher is told, until the daemon stops.
+pub fn records(
+    app: Arc<App>,
+    mut records: Receiver<v1::FlowRecords>,
+) -> Receiver<Result<v1::FlowRecords, Status>> {
+    events::stream(app, |sender| async move {
+        loop {
+            let next = records.recv().await?;
+            sender.send(Ok(next)).await.ok()?;
+        }
+    })
 }
 
 fn asked_nic(nic: &str) -> Result<Option<NicId>, Refusal> {

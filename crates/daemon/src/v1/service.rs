@@ -625,6 +625,28 @@ impl Butterfly for Service {
         .await
     }
 
+    type WatchFlowsStream = ReceiverStream<Result<v1::FlowRecords, Status>>;
+
+    async fn watch_flows(
+        &self,
+        request: Request<v1::WatchFlowsRequest>,
+    ) -> Answer<Self::WatchFlowsStream> {
+        let (caller, request) = taken(request)?;
+        let reach = caller.reach().clone();
+        let (nic, app) = (request.nic, self.app.clone());
+        let records = self
+            .control(caller, move |control| {
+                if !nic.is_empty() {
+                    control.nic(&NicId::new(&nic)?)?;
+                }
+                Ok(app.reload.flow_log().watch(reach, nic))
+            })
+            .await?
+            .into_inner();
+        let records = flows::records(self.app.clone(), records);
+        Ok(Response::new(ReceiverStream::new(records)))
+    }
+
     async fn get_trace(&self, request: Request<v1::GetTraceRequest>) -> Answer<v1::Trace> {
         let (caller, request) = taken(request)?;
         self.operate(caller, move |app, control| {

@@ -7,6 +7,7 @@
 //! workers do not pull it to and fro.
 
 use bytemuck::Zeroable;
+use wire::parse::TcpFlags;
 
 use super::cell::{U8, U16, U32, U64};
 use super::info::{FlowState, TcpWindows};
@@ -26,6 +27,9 @@ pub(crate) const INITIATOR_IS_1: u8 = 1;
 pub(crate) const DRAIN_EGRESS: u8 = 2;
 /// `flags`: the rule that let it in is of a group that drains.
 pub(crate) const DRAIN_INGRESS: u8 = 4;
+
+/// `flags`: its end was told to who logs.
+pub(crate) const TOLD: u8 = 8;
 
 /// `seen`: TCP: something was seen of this side.
 pub(crate) const SEEN: u8 = 1;
@@ -92,6 +96,8 @@ pub(crate) struct Half {
     pub seen: U8,
     /// TCP: window scale.
     pub scale: U8,
+    /// TCP: FIN, SYN, RST and ACK, those that packets of this side had which changed something.
+    pub tcp_flags: U8,
 }
 
 const _: () = assert!(size_of::<Entry>() == 3 * 64);
@@ -217,6 +223,7 @@ impl Entry {
             mine.hint.set(theirs.hint.get());
             mine.seen.set(theirs.seen.get());
             mine.scale.set(theirs.scale.get());
+            mine.tcp_flags.set(theirs.tcp_flags.get());
         }
     }
 
@@ -283,6 +290,13 @@ impl Half {
     #[inline(always)]
     pub(crate) fn rules(&self) -> [u32; 2] {
         [self.rules[0].get(), self.rules[1].get()]
+    }
+
+    /// Notes TCP flags of a packet that did not take the fast path.
+    #[inline]
+    pub(super) fn note_tcp_flags(&self, flags: TcpFlags) {
+        let known = (TcpFlags::FIN | TcpFlags::SYN | TcpFlags::RST | TcpFlags::ACK).0;
+        self.tcp_flags.set(self.tcp_flags.get() | (flags.0 & known));
     }
 
     pub(crate) fn has_seen(&self, what: u8) -> bool {

@@ -75,6 +75,12 @@ impl FlowState {
         !matches!(self, FlowState::Established | FlowState::Stream)
     }
 
+    /// TCP, SCTP: closed by both ends, or reset; the entry is kept for what is still on its way.
+    #[inline]
+    pub(crate) fn is_over(self) -> bool {
+        matches!(self, FlowState::TimeWait | FlowState::Close)
+    }
+
     /// The name in dumps: snake_case.
     pub fn name(self) -> &'static str {
         match self {

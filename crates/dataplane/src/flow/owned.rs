@@ -18,9 +18,11 @@ use std::sync::atomic::Ordering;
 use super::entry::{Entry, FlowId, INITIATOR_IS_1, NONE, charged};
 use super::info::FlowState;
 use super::key::{Key, Side};
+use super::log::{FlowEnd, Log};
 use super::table::FlowTable;
 use crate::drop_reason::DropReason;
 use crate::ids::{PortSlot, PortUid};
+use crate::time::Now;
 
 /// A settled flow can be given up for a new one of the same NIC when it was idle for this long.
 pub(crate) const IDLE_ENOUGH_MS: u32 = 60_000;
@@ -53,6 +55,8 @@ pub(crate) struct Flows {
     sweep_at: u32,
     evicted: u64,
     turns: u64,
+    /// Who is told of what begins and ends.
+    pub log: Option<Box<Log>>,
 }
 
 #[derive(Clone, Copy)]
@@ -108,6 +112,7 @@ impl Flows {
             sweep_at: 0,
             evicted: 0,
             turns: 0,
+            log: None,
         }
     }
 
@@ -129,6 +134,29 @@ impl Flows {
             if !self.left.is_empty() || !self.leaving.is_empty() {
                 self.let_go();
             }
+        }
+    }
+
+    /// What is logged in this turn has this time.
+    #[inline]
+    pub(crate) fn log_turn(&mut self, now: Now) {
+        if let Some(log) = &mut self.log {
+            log.begin_turn(now);
+        }
+    }
+
+    /// A flow has begun, and its first packet is noted.
+    #[inline]
+    pub(crate) fn tell_begun(&self, id: FlowId) {
+        if let Some(log) = &self.log {
+            log.began(self.table.entry(id));
+        }
+    }
+
+    /// A flow is closed, and kept for a while.
+    pub(super) fn tell_closed(&self, id: FlowId, state: FlowState) {
+        if let Some(log) = &self.log {
+            log.ended(self.table.entry(id), state, FlowEnd::Closed);
         }
     }
 
@@ -169,7 +197,10 @@ impl Flows {
         match self.table.find(&new.key, new.hash) {
             // Its other end, by another worker: one of the two entries goes.
             Some(first) if first != id => {
-                self.remove(id);
+                // It has not begun for anybody.
+                if self.table.take_out(id).is_some() {
+                    self.take_back(id);
+                }
                 Ok(None)
             }
             _ => Ok(Some(id)),
@@ -277,16 +308,26 @@ impl Flows {
             half.touch(new.now_ms);
             half.seen.set(0);
             half.scale.set(0);
+            half.tcp_flags.set(0);
         }
         entry.begin_pairs();
         entry.state.set(new.state as u8);
     }
 
     /// Takes a flow out.
-    pub(crate) fn remove(&mut self, id: FlowId) {
-        if self.table.take_out(id) && self.is_mine(self.table.entry(id)) {
+    pub(crate) fn remove(&mut self, id: FlowId, why: FlowEnd) {
+        if self.take_out(id, why) && self.is_mine(self.table.entry(id)) {
             self.take_back(id);
         }
+    }
+
+    /// Takes a flow out of the table, and says so. True for one of those who try.
+    fn take_out(&self, id: FlowId, why: FlowEnd) -> bool {
+        let state = self.table.take_out(id);
+        if let (Some(state), Some(log)) = (state, &self.log) {
+            log.ended(self.table.entry(id), state, why);
+        }
+        state.is_some()
     }
 
     /// Puts a flow into another state, if it is still in the one that was read. True when it was.
@@ -326,7 +367,7 @@ impl Flows {
         let Some(head) = heads.find(is_of_another) else {
             return false;
         };
-        self.discard(head);
+        self.discard(head, FlowEnd::NicGone);
         true
     }
 
@@ -344,8 +385,14 @@ impl Flows {
             if !self.is_mine(entry) || entry.listed.get() == UNLISTED {
                 continue;
             }
-            if entry.state.get() == 0 || entry.expired(now_ms) || gone(entry) {
-                self.discard(id);
+            // What another worker has taken out it has told.
+            let is_over = entry.state.get() == 0 || entry.expired(now_ms);
+            if is_over || gone(entry) {
+                let why = match is_over {
+                    true => FlowEnd::Idle,
+                    false => FlowEnd::NicGone,
+                };
+                self.discard(id, why);
                 continue;
             }
             for side in &entry.sides {
@@ -382,8 +429,13 @@ impl Flows {
                     continue;
                 }
                 if is_expendable(entry, now_ms) {
-                    self.evicted += u64::from(!entry.expired(now_ms));
-                    self.discard(id);
+                    let expired = entry.expired(now_ms);
+                    self.evicted += u64::from(!expired);
+                    let why = match expired {
+                        true => FlowEnd::Idle,
+                        false => FlowEnd::Evicted,
+                    };
+                    self.discard(id, why);
                     self.fetch(self.lists[owner][list].head);
                     return true;
                 }
@@ -406,8 +458,8 @@ impl Flows {
     }
 
     /// Takes out a flow of this worker, if that was not done, and its entry back.
-    fn discard(&mut self, id: FlowId) {
-        self.table.take_out(id);
+    fn discard(&mut self, id: FlowId, why: FlowEnd) {
+        self.take_out(id, why);
         self.take_back(id);
     }
 

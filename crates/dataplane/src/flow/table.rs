@@ -23,6 +23,7 @@ use sys::huge::Zeroed;
 
 use super::entry::{Entry, FlowId};
 use super::index::{self, Index};
+use super::info::FlowState;
 use super::key::Key;
 use super::spare::Spare;
 use super::turns::Turns;
@@ -135,17 +136,19 @@ impl FlowTable {
         added
     }
 
-    /// Takes a flow out, so that nobody finds it any more. True for one of those who try.
-    pub(super) fn take_out(&self, id: FlowId) -> bool {
+    /// Takes a flow out, so that nobody finds it any more. Gives the state that it was in, to one
+    /// of those who try.
+    pub(super) fn take_out(&self, id: FlowId) -> Option<FlowState> {
         let entry = self.entry(id);
-        if entry.state.swap(0) == 0 {
-            return false;
-        }
+        let state = match entry.state.swap(0) {
+            0 => return None,
+            code => FlowState::from_code(code),
+        };
         self.index.remove(self.hash(&entry.key()), id);
         self.count.fetch_sub(1, Ordering::Relaxed);
         self.begun(entry.charged().0)
             .fetch_sub(1, Ordering::Relaxed);
-        true
+        Some(state)
     }
 
     /// Entries for a worker that has none: `take` is called for a few of them.

@@ -49,7 +49,7 @@ fn an_entry_is_not_used_again_while_another_worker_may_read_it() {
     // The third sleeps and holds up nobody.
     third.sleep();
     // Taken out by one that has not made it: its maker has to come by.
-    second.remove(id);
+    second.remove(id, FlowEnd::Idle);
     assert_eq!(
         (table.len(), table.find(&key(1), table.hash(&key(1)))),
         (0, None)
@@ -78,8 +78,8 @@ fn a_state_changes_once_and_a_flow_goes_once() {
     assert!(other.set_state(id, FlowState::Established, FlowState::FinWait, 120));
     assert!(!mine.set_state(id, FlowState::Established, FlowState::Close, 10));
     assert_eq!(table.entry(id).state(), FlowState::FinWait);
-    mine.remove(id);
-    other.remove(id);
+    mine.remove(id, FlowEnd::Idle);
+    other.remove(id, FlowEnd::Idle);
     assert_eq!(table.len(), 0);
 }
 
@@ -110,7 +110,7 @@ fn workers_do_not_pull_flows_from_under_each_other() {
                             Some(id) => {
                                 found += 1;
                                 if random & 3 == 0 {
-                                    flows.remove(id);
+                                    flows.remove(id, FlowEnd::Idle);
                                 }
                                 flows.entry(id).sides[me & 1].count(1, 64);
                                 assert_eq!(flows.entry(id).key(), wanted);

@@ -140,6 +140,14 @@ impl Flows {
             let mine = &self.entry(id).sides[seen.side];
             mine.touch(seen.now_ms);
             mine.count(1, seen.len as u64);
+            if let L4::Tcp { flags, .. } = seen.ip.l4_info
+                && !seen.is_later_fragment()
+            {
+                mine.note_tcp_flags(flags);
+            }
+            if next != state && next.is_over() {
+                self.tell_closed(id, next);
+            }
             return Tracked::Pass;
         }
     }
@@ -151,7 +159,8 @@ impl Flows {
         mine.count(1, seen.len as u64);
         match seen.ip.l4_info {
             _ if seen.is_later_fragment() => {}
-            L4::Tcp { .. } => {
+            L4::Tcp { flags, .. } => {
+                mine.note_tcp_flags(flags);
                 if let Some(segment) = segment(seen) {
                     tcp::follow(entry, seen.side, &segment);
                 }

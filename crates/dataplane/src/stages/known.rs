@@ -2,7 +2,7 @@
 //! is known, or about one (ICMP errors). Touches what the lookups read for the whole batch before
 //! the first of them.
 
-use crate::flow::{FlowId, Key, Seen, Side, Tracked};
+use crate::flow::{FlowEnd, FlowId, Key, Seen, Side, Tracked};
 use crate::ids::PortSlot;
 use crate::opening::Opening;
 use crate::round::{Round, Track, Verdict, count_rules, owns_source};
@@ -80,13 +80,13 @@ fn follow(
     let flows = &mut round.tables.flows;
     let entry = flows.entry(id);
     if entry.expired(now_ms) {
-        flows.remove(id);
+        flows.remove(id, FlowEnd::Idle);
         return Verdict::Open;
     }
     if entry.epoch.get() != round.view.epoch_mark()
         && !redecide::redecide(round.view, flows, round.counters, id)
     {
-        flows.remove(id);
+        flows.remove(id, FlowEnd::Refused);
         return Verdict::Open;
     }
     let item = &round.items[round.cases[case].item];
@@ -114,7 +114,7 @@ fn follow(
         }
         Tracked::Drop(reason) => Verdict::DropFrom(reason),
         Tracked::Reopen => {
-            flows.remove(id);
+            flows.remove(id, FlowEnd::Closed);
             Verdict::Open
         }
     }

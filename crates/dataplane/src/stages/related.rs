@@ -3,7 +3,7 @@
 
 use wire::parse::{self, IpPacket, L4, Quoted};
 
-use crate::flow::{FlowId, Key};
+use crate::flow::{FlowEnd, FlowId, Key};
 use crate::ids::{PortSlot, PortUid};
 use crate::round::{Round, Verdict};
 use crate::snapshot::PortConfig;
@@ -106,6 +106,6 @@ fn is_alive(round: &mut Round, id: FlowId) -> bool {
     {
         return true;
     }
-    flows.remove(id);
+    flows.remove(id, FlowEnd::Refused);
     false
 }

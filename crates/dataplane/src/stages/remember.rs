@@ -116,6 +116,7 @@ fn begin(
     flows.note_first(id, &seen);
     let rules = [egress.rule, ingress.rule].map(|rule| rule.map_or(NONE, |rule| rule.0));
     count_rules(round.counters, rules, 1, frame.len() as u64);
+    flows.tell_begun(id);
     fast_path::open(round, id, side, case);
     Verdict::Pass
 }

@@ -148,6 +148,12 @@ impl Worker {
                 Command::Remove(infos, answer) => {
                     let _ = answer.send(dump::remove(&mut self.path.tables.flows, &infos));
                 }
+                Command::LogFlows(log, answer) => {
+                    let flows = &mut self.path.tables.flows;
+                    flows.log = log;
+                    flows.log_turn(now);
+                    let _ = answer.send(());
+                }
                 Command::Announce(slot, answer) => {
                     self.path.announce(slot, &mut self.ports, now);
                     self.flush();

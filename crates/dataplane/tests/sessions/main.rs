@@ -9,6 +9,7 @@ mod attacks;
 mod captures;
 mod changes;
 mod errors;
+mod flow_log;
 mod forged;
 mod fragments;
 mod handle;
