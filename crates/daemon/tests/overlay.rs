@@ -455,6 +455,7 @@ async fn the_configuration_holds_it_and_events_tell_of_it() {
             ..Default::default()
         }),
         router: Some(v1::RouterConfig::default()),
+        uplinks: Some(v1::UplinkConfig::default()),
         ..Default::default()
     };
     let apply = |config: &v1::Config, dry_run| v1::ApplyRequest {

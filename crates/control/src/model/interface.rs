@@ -29,7 +29,7 @@ impl fmt::Display for Feature {
         f.write_str(match self {
             Feature::Balancer => "balancer",
             Feature::Router => "router",
-            Feature::Uplink => "uplinks",
+            Feature::Uplink => "uplink",
         })
     }
 }

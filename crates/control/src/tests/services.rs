@@ -559,10 +559,16 @@ fn document(session: &Session) -> Config {
     let service = service(80, &[1]);
     let balanced = vec![interface("eth1", None), interface("eth2", Some(Mode::Tc))];
     let routed = vec![interface("eth3", None)];
+    let joined = vec![interface("eth4", None)];
     Config {
         nics: [(nic.id.clone(), nic)].into(),
         services: Some([(service.key, Arc::new(service))].into()),
-        interfaces: [(Feature::Balancer, balanced), (Feature::Router, routed)].into(),
+        interfaces: [
+            (Feature::Balancer, balanced),
+            (Feature::Router, routed),
+            (Feature::Uplink, joined),
+        ]
+        .into(),
         ..session.controller.config()
     }
 }
@@ -589,6 +595,7 @@ fn a_document_of_all_parts_is_one_change() {
             "balancer eth1 None",
             "balancer eth2 Some(Tc)",
             "router eth3 None",
+            "uplink eth4 None",
             "in service: true, 1 of 1",
             "192.0.2.1 announced: true",
         ],
@@ -598,7 +605,7 @@ fn a_document_of_all_parts_is_one_change() {
     let [change] = recorded.as_slice() else {
         panic!("{recorded:?}")
     };
-    assert_eq!((&change.author, change.objects.len()), (&author, 5));
+    assert_eq!((&change.author, change.objects.len()), (&author, 6));
     assert!(matches!(
         &change.objects[1],
         ObjectChange::Service(_, BeforeAfter { before: None, after: Some(service) })
