@@ -16,6 +16,15 @@ pub const SERVER_PORT: u16 = 67;
 pub const CLIENT_PORT_V6: u16 = 546;
 /// DHCPv6 servers and relays listen here.
 pub const SERVER_PORT_V6: u16 = 547;
+/// True for the ports of clients and servers, of either family.
+#[inline]
+pub fn is_port(port: u16) -> bool {
+    matches!(
+        port,
+        CLIENT_PORT | SERVER_PORT | CLIENT_PORT_V6 | SERVER_PORT_V6
+    )
+}
+
 /// All_DHCP_Relay_Agents_and_Servers.
 pub const ALL_RELAYS_AND_SERVERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 1, 2);
 

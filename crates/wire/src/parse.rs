@@ -27,7 +27,7 @@ pub use fragment::Fragment;
 pub use ip::IpPacket;
 pub use l4::{L4, TcpFlags};
 pub use offload::{SEGMENTS_MAX, check_offload};
-pub use plain::{Plain, PlainTcp, Transport, ethertype_of, mac_bits, mac_of, plain};
+pub use plain::{Plain, PlainTcp, Transport, echo, ethertype_of, mac_bits, mac_of, plain};
 pub use quoted::{Quoted, QuotedL4, quoted};
 
 use std::net::Ipv4Addr;

@@ -170,7 +170,7 @@ fn parse_tcp(head: Head, at: usize, short: ParseError, fragmented: bool) -> Resu
 }
 
 #[inline]
-fn check_tcp_options(mut options: &[u8]) -> Result<(), ParseError> {
+pub(super) fn check_tcp_options(mut options: &[u8]) -> Result<(), ParseError> {
     // What nearly every data segment has: two no-operations and a timestamp (RFC 7323, appendix A).
     if options.len() == 12 && options.starts_with(&[1, 1, 8, 10]) {
         return Ok(());

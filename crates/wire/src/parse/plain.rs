@@ -5,6 +5,7 @@
 //! that [`parse`](super::parse()) says the same, with the same numbers (a property test holds it to
 //! that); of everything else, faulty packets included, it says nothing: they are for the parser.
 
+use super::l4::check_tcp_options;
 use super::{ETHERNET_LEN, TcpFlags, protocol};
 use crate::Mac;
 use crate::offload::{Gso, Offload};
@@ -116,6 +117,37 @@ fn v6(head: &[u8], frame_len: usize) -> Option<Plain> {
     layer_4::<L4_V6>(head, start, end, ip[6], addresses)
 }
 
+/// An ICMP echo request or reply of the same family in a frame that is otherwise a plain one: in
+/// place of the ports its identifier, and below it type and code. `None` for everything else.
+#[inline(never)]
+pub fn echo<const V6: bool>(head: &[u8], frame_len: usize) -> Option<Plain> {
+    let l4 = if V6 { L4_V6 } else { L4_V4 };
+    let next = *head.get(if V6 {
+        ETHERNET_LEN + 6
+    } else {
+        ETHERNET_LEN + 9
+    })?;
+    let &[kind, code, _, _, i0, i1, ..] = head.get(l4..)?.first_chunk::<8>()?;
+    let is_echo = match V6 {
+        true => next == protocol::ICMPV6 && matches!(kind, 128 | 129),
+        false => next == protocol::ICMP && matches!(kind, 8 | 0),
+    };
+    if !is_echo {
+        return None;
+    }
+    // What holds of a datagram in its place holds of it: the address, the end, no fragment.
+    let mut as_datagram = [0; L4_V6 + 8];
+    let start = as_datagram.get_mut(..l4 + 8)?;
+    start.copy_from_slice(head.get(..l4 + 8)?);
+    start[if V6 {
+        ETHERNET_LEN + 6
+    } else {
+        ETHERNET_LEN + 9
+    }] = protocol::UDP;
+    start[l4..].copy_from_slice(&[i0, i1, kind, code, 0, 8, 0, 0]);
+    plain::<V6>(start, frame_len)
+}
+
 #[inline(always)]
 fn layer_4<const L4: usize>(
     head: &[u8],
@@ -153,8 +185,8 @@ fn word(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
-/// Bytes of the TCP header at `L4`, if it has no options, or what nearly every data segment has:
-/// two no-operations and a timestamp (RFC 7323, appendix A).
+/// Bytes of the TCP header at `L4`, if its options are sound; mostly it has none, or what nearly
+/// every data segment has: two no-operations and a timestamp (RFC 7323, appendix A).
 #[inline(always)]
 fn tcp_header_len<const L4: usize>(head: &[u8], end: usize) -> Option<usize> {
     let tcp: &[u8; 20] = head.get(L4..)?.first_chunk()?;
@@ -165,7 +197,15 @@ fn tcp_header_len<const L4: usize>(head: &[u8], end: usize) -> Option<usize> {
                 .get(L4 + 20..L4 + 32)
                 .is_some_and(|options| options.starts_with(&[1, 1, 8, 10]))
     };
-    ((len == 20 || with_timestamp()) && L4 + len <= end).then_some(len)
+    let sound = len == 20 || with_timestamp() || has_sound_options(head, L4 + 20, L4 + len);
+    (sound && L4 + len <= end).then_some(len)
+}
+
+/// Those of a SYN, and of who has lost a segment.
+#[inline(never)]
+fn has_sound_options(head: &[u8], start: usize, end: usize) -> bool {
+    head.get(start..end)
+        .is_some_and(|options| check_tcp_options(options).is_ok())
 }
 
 impl Transport {
@@ -199,6 +239,12 @@ impl Transport {
             window: u16::from_be_bytes([tcp[14], tcp[15]]),
             payload_len: self.end - u32::from(self.l4) - u32::from(tcp[12] >> 4) * 4,
         })
+    }
+
+    /// The options of a TCP header; `head` is what [`plain`] was given.
+    pub fn tcp_options<'a>(&self, head: &'a [u8]) -> &'a [u8] {
+        let start = usize::from(self.l4) + 20;
+        head.get(start..self.header_end(head)).unwrap_or_default()
     }
 }
 

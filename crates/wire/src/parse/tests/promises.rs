@@ -9,6 +9,7 @@ use std::net::IpAddr;
 /// What everybody relies on after parsing.
 fn check_promises(head: &[u8], frame_len: usize) {
     check_plain(head, frame_len);
+    check_echo(head, frame_len);
     let Ok(packet) = parse(head, frame_len) else {
         return;
     };
@@ -74,31 +75,13 @@ fn check_plain(head: &[u8], frame_len: usize) {
         (plain.dst, plain.src),
         (mac_bits(packet.dst), mac_bits(packet.src))
     );
-    let words = match (ip.src(), ip.dst()) {
-        (IpAddr::V4(src), IpAddr::V4(dst)) => [
-            u64::from(src.to_bits()) << 32 | u64::from(dst.to_bits()),
-            0,
-            0,
-            0,
-        ],
-        (IpAddr::V6(src), IpAddr::V6(dst)) => {
-            let (src, dst) = (src.to_bits(), dst.to_bits());
-            [
-                (src >> 64) as u64,
-                src as u64,
-                (dst >> 64) as u64,
-                dst as u64,
-            ]
-        }
-        mixed => panic!("{mixed:?}"),
-    };
     let ports = ip
         .l4_info
         .ports()
         .map(|(sport, dport)| u32::from(sport) << 16 | u32::from(dport));
     assert_eq!(
         (plain.ip, Some(plain.ports), ip.fragment),
-        (words, ports, None)
+        (words_of(ip), ports, None)
     );
     let tcp = plain
         .transport
@@ -138,6 +121,54 @@ fn check_plain(head: &[u8], frame_len: usize) {
                 );
             }
         }
+    }
+}
+
+/// An echo is what the parser says it is.
+fn check_echo(head: &[u8], frame_len: usize) {
+    let found = match ethertype_of(head) {
+        ethertype::IPV4 => echo::<false>(head, frame_len),
+        ethertype::IPV6 => echo::<true>(head, frame_len),
+        _ => None,
+    };
+    let Some(found) = found else {
+        return;
+    };
+    let packet = parse(head, frame_len).expect("an echo, so sound");
+    let ip = packet.ip().expect("an echo, so IP");
+    assert_eq!(
+        (mac_of(found.dst), mac_of(found.src)),
+        (packet.dst, packet.src)
+    );
+    let L4::Icmp { kind, code, id } = ip.l4_info else {
+        panic!("{ip:?}");
+    };
+    assert!(matches!((ip.v6, kind), (false, 0 | 8) | (true, 128 | 129)));
+    let [i0, i1, k, c] = found.ports.to_be_bytes();
+    assert_eq!((u16::from_be_bytes([i0, i1]), k, c), (id, kind, code));
+    assert_eq!((found.ip, ip.fragment), (words_of(ip), None));
+    assert!(!found.transport.tcp);
+}
+
+/// The addresses as a plain packet has them.
+fn words_of(ip: &IpPacket) -> [u64; 4] {
+    match (ip.src(), ip.dst()) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => [
+            u64::from(src.to_bits()) << 32 | u64::from(dst.to_bits()),
+            0,
+            0,
+            0,
+        ],
+        (IpAddr::V6(src), IpAddr::V6(dst)) => {
+            let (src, dst) = (src.to_bits(), dst.to_bits());
+            [
+                (src >> 64) as u64,
+                src as u64,
+                (dst >> 64) as u64,
+                dst as u64,
+            ]
+        }
+        mixed => panic!("{mixed:?}"),
     }
 }
 
