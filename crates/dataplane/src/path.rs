@@ -35,7 +35,7 @@ use crate::view::View;
 use crate::waiting::{Judged, Released, Waiting};
 use crate::wanted::Wanted;
 use crate::watch::{Step, Watch};
-use crate::work;
+use crate::work::{self, Cost, Unknown};
 
 /// How often tables are looked after, milliseconds.
 const HOUSEKEEPING_MS: u32 = 100;
@@ -91,6 +91,8 @@ pub(crate) struct Path {
     sweep_due: u32,
     /// Slots whose NIC is gone and may have begun flows.
     gone: VecDeque<PortSlot>,
+    /// What judging a NIC's batch has cost.
+    judged: u64,
 }
 
 impl Path {
@@ -126,6 +128,7 @@ impl Path {
             kept_house_ms: 0,
             sweep_due: 0,
             gone: VecDeque::new(),
+            judged: 0,
         }
     }
 
@@ -294,7 +297,7 @@ impl Path {
         sent
     }
 
-    /// Judges and delivers what the NIC in `source` has sent. Gives what that [cost](work::cost).
+    /// Judges and delivers what the NIC in `source` has sent. Gives what that [cost](Cost).
     pub(crate) fn run(
         &mut self,
         source: PortSlot,
@@ -302,13 +305,14 @@ impl Path {
         batch: &Batch,
         ports: &mut Ports,
         now: Now,
-    ) -> u64 {
+    ) -> Cost {
         let bytes: usize = batch.frames().iter().map(|frame| frame.len()).sum();
         self.counters
             .received(source, batch.len() as u64, bytes as u64);
         let from = QueueId { slot: source, pair };
+        self.judged = 0;
         self.round(from, batch, ports, now, true);
-        let cost = match self.jobs.len() > batch.len() {
+        let carried = match self.jobs.len() > batch.len() {
             true => {
                 let copied = |job: &Job| batch.frames()[usize::from(job.frame)].len();
                 work::cost(self.jobs.len(), self.jobs.iter().map(copied).sum(), 0)
@@ -320,18 +324,21 @@ impl Path {
             self.round(from, &spare, ports, now, false);
             self.spare = spare;
         }
-        cost
+        Cost {
+            carried,
+            judged: self.judged,
+        }
     }
 
     /// Takes what an uplink's queue has received out of its outer headers, judges and delivers it.
-    /// Gives what that [cost](work::cost).
+    /// Gives what that [cost](Cost).
     pub(crate) fn run_arriving(
         &mut self,
         from: QueueId,
         batch: &mut Batch,
         ports: &mut Ports,
         now: Now,
-    ) -> u64 {
+    ) -> Cost {
         let frames = batch.len();
         let bytes: usize = batch.frames().iter().map(|frame| frame.len()).sum();
         self.counters
@@ -351,7 +358,10 @@ impl Path {
             taps.received(from.slot, &raw, &reasons, now);
         }
         if left == 0 {
-            return work::cost(frames, 0, 0);
+            return Cost {
+                carried: work::cost(frames, 0, 0),
+                judged: 0,
+            };
         }
         self.clear();
         self.forget_moved();
@@ -403,7 +413,11 @@ impl Path {
         self.watch.mark(Step::Deliver);
         // Copies for further targets are as long as the frames are on average.
         let copies = targets.max(frames);
-        work::cost(copies, bytes * copies / frames.max(1), 0)
+        Cost {
+            carried: work::cost(copies, bytes * copies / frames.max(1), 0),
+            // It would be for those to pay whose frames these are, on other hosts.
+            judged: 0,
+        }
     }
 
     /// Judges those frames of one network whose bits are set, and delivers what passes.
@@ -552,7 +566,11 @@ impl Path {
             deliver::to_sniffers(round, ports);
         }
 
-        let left = fast_path.run(round); //          1  of a flow that is known in all: straight to delivery
+        let left = fast_path.run(round); //          1  plain, of a flow that is known or begins: straight to delivery
+        let unknown = Unknown {
+            whole: left.count_ones(),
+            ..Unknown::default()
+        };
         watch.mark(Step::FastPath);
         if left != 0 {
             judge(round, left, &mut nobody); // 2 to 12  below
@@ -564,6 +582,7 @@ impl Path {
             deliver::replies(round, ports);
         }
         watch.mark(Step::Deliver);
+        self.judged += unknown.cost();
         self.note_released();
     }
 

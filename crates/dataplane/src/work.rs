@@ -13,6 +13,12 @@ const FRAME: u64 = 1024;
 /// To walk one more buffer of a chain, and to copy from it.
 const PIECE: u64 = 64;
 
+/// What a frame takes beside one of a known flow: on the whole path, where it begins a flow on the
+/// fast path, and where the rules are asked there and no flow begins.
+const WHOLE_PATH: u64 = 8 * FRAME;
+const ENTER: u64 = 12 * FRAME;
+const ASK: u64 = 3 * FRAME;
+
 /// A sender's part of a turn: what a full batch of the smallest frames costs.
 const TURN: u64 = 64 * (FRAME + 64);
 
@@ -24,6 +30,34 @@ const CHEAP: u64 = LONGEST / 64;
 
 /// How long dear frames are remembered.
 const REMEMBER_NS: u64 = 1_000_000_000;
+
+/// What a batch has cost.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Cost {
+    /// To receive and to copy.
+    pub carried: u64,
+    /// To find out what is not known of its frames. It is charged, but no reason to receive fewer
+    /// frames at a time: a batch of first packets takes no longer than a few turns.
+    pub judged: u64,
+}
+
+/// Frames of which not everything was known.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Unknown {
+    /// Those that took the whole path.
+    pub whole: u32,
+    /// Those that began a flow on the fast path.
+    pub entered: u32,
+    /// Those of which the rules were asked there, that began none.
+    pub asked: u32,
+}
+
+impl Unknown {
+    pub(crate) fn cost(self) -> u64 {
+        let [whole, entered, asked] = [self.whole, self.entered, self.asked].map(u64::from);
+        whole * WHOLE_PATH + entered * ENTER + asked * ASK
+    }
+}
 
 /// Frames that were received, and copies of them for further targets.
 pub(crate) fn cost(frames: usize, bytes: usize, pieces: usize) -> u64 {
@@ -70,9 +104,9 @@ impl Debt {
 
     /// Charges a batch.
     #[inline]
-    pub(crate) fn charge(&mut self, cost: u64, frames: usize, now: Now) {
-        self.owed += cost.saturating_sub(TURN);
-        let each = cost / frames.max(1) as u64;
+    pub(crate) fn charge(&mut self, cost: Cost, frames: usize, now: Now) {
+        self.owed += (cost.carried + cost.judged).saturating_sub(TURN);
+        let each = cost.carried / frames.max(1) as u64;
         if each > CHEAP && each >= self.dearest {
             (self.dearest, self.dearest_ns) = (each, now.mono_ns);
         }
@@ -82,6 +116,13 @@ impl Debt {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn carried(frames: usize, bytes: usize, pieces: usize) -> Cost {
+        Cost {
+            carried: cost(frames, bytes, pieces),
+            judged: 0,
+        }
+    }
 
     fn at(millis: u64) -> Now {
         Now {
@@ -94,7 +135,7 @@ mod tests {
     fn who_costs_no_more_than_its_turn_never_waits() {
         let mut debt = Debt::default();
         for millis in 0..1000 {
-            debt.charge(cost(64, 64 * 60, 0), 64, at(millis));
+            debt.charge(carried(64, 64 * 60, 0), 64, at(millis));
             assert_eq!((debt.waits(false), debt.room(64, at(millis))), (false, 64));
         }
     }
@@ -103,10 +144,10 @@ mod tests {
     fn who_costs_more_waits_for_as_many_turns_unless_it_is_alone() {
         let mut debt = Debt::default();
         // 64 frames of 1,500 bytes to 100 NICs.
-        let flood = cost(6400, 6400 * 1500, 0);
+        let flood = carried(6400, 6400 * 1500, 0);
         debt.charge(flood, 64, at(0));
         let turns = std::iter::from_fn(|| debt.waits(false).then_some(())).count() as u64;
-        assert_eq!(turns, (flood - TURN) / TURN);
+        assert_eq!(turns, (flood.carried - TURN) / TURN);
         debt.charge(flood, 64, at(0));
         assert!(!debt.waits(true) && !debt.waits(false));
         // One at a time, for a second.
@@ -118,12 +159,26 @@ mod tests {
     fn large_frames_come_a_few_at_a_time_and_usual_ones_by_whole_batches() {
         for (len, room) in [(60, 64), (1514, 64), (9014, 20), (65_549, 3)] {
             let mut debt = Debt::default();
-            debt.charge(cost(1, len, 0), 1, at(5));
+            debt.charge(carried(1, len, 0), 1, at(5));
             assert_eq!(debt.room(64, at(6)), room, "{len}");
         }
         // In chains of 1,024 buffers.
         let mut debt = Debt::default();
-        debt.charge(cost(64, 64 * 1024, 64 * 1024), 64, at(5));
+        debt.charge(carried(64, 64 * 1024, 64 * 1024), 64, at(5));
         assert_eq!(debt.room(64, at(6)), 3);
+    }
+
+    #[test]
+    fn who_begins_flows_waits_for_them_and_has_whole_batches() {
+        let mut debt = Debt::default();
+        let unknown = Unknown {
+            entered: 64,
+            ..Unknown::default()
+        };
+        let judged = unknown.cost();
+        let carried = cost(64, 64 * 60, 0);
+        debt.charge(Cost { carried, judged }, 64, at(0));
+        let turns = std::iter::from_fn(|| debt.waits(false).then_some(())).count();
+        assert_eq!((turns, debt.room(64, at(1))), (11, 64));
     }
 }

@@ -211,8 +211,8 @@ impl Worker {
         if !is_served || attached.broken || attached.leaving {
             return 0;
         }
-        // A broadcast costs as much as the frames that it becomes, and a large frame more than a
-        // small one. Who costs much waits while the others have their turns, so that each sender
+        // A broadcast costs as much as the frames that it becomes, a large frame more than a small
+        // one, and one of which nothing is known as much as several of known flows. Who costs much waits while the others have their turns, so that each sender
         // gets the same part of the worker and not of the frames.
         if attached.debt.waits(self.senders_before < 2) {
             self.senders += 1;
@@ -257,7 +257,7 @@ impl Worker {
         self.load.count_batch(frames);
         let pieces = self.batch.pieces();
         self.ports.outbox.take_in_hand(&self.batch);
-        let cost = if queue.slot.is_uplink() {
+        let mut cost = if queue.slot.is_uplink() {
             self.path
                 .run_arriving(queue, &mut self.batch, &mut self.ports, now)
         } else {
@@ -275,9 +275,8 @@ impl Worker {
             } else {
                 attached.port.complete(&mut self.batch);
             }
-            attached
-                .debt
-                .charge(cost + work::cost(0, 0, pieces), frames, now);
+            cost.carried += work::cost(0, 0, pieces);
+            attached.debt.charge(cost, frames, now);
             if !alone {
                 attached.load.add(watch.cycles());
             }
