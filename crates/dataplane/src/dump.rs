@@ -133,7 +133,7 @@ fn import_one(
         peer: to.slot,
         share: share(from, Some(to)),
         state: info.state,
-        timeout_secs: timeout_secs(info.protocol, info.state, &between(Some(from), Some(to))),
+        timeout_secs: timeout_secs(info.protocol, info.state, || between(Some(from), Some(to))),
         // An epoch that is not the one in force: the next packet asks the rules.
         epoch: view.epoch_mark().wrapping_sub(1),
         now_ms: now

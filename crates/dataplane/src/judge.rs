@@ -70,6 +70,7 @@ impl<F: FnMut(GroupIdx, GroupAnswer)> Look for F {}
 fn unseen(_: GroupIdx, _: GroupAnswer) {}
 
 /// May the packet leave `nic`? `owned` says whether its source address is the NIC's.
+#[inline]
 pub(crate) fn egress(
     view: &View,
     nic: &PortConfig,
@@ -95,6 +96,7 @@ pub(crate) fn egress_seen(
 }
 
 /// May the packet enter `nic`?
+#[inline]
 pub(crate) fn ingress(view: &View, nic: &PortConfig, question: &Question) -> Option<Grant> {
     ingress_seen(view, nic, question, unseen)
 }
@@ -152,6 +154,7 @@ fn by_groups(
 /// True when the NIC may send from `source`: an address of its own, an allowed pair's, or the
 /// link-local one that its MAC gives. `mac` is what the packet was sent from; `None` when that is
 /// not known any more.
+#[inline]
 pub(crate) fn owns(nic: &PortConfig, mac: Option<Mac>, source: IpAddr) -> bool {
     nic.addresses.contains(&source)
         || source == IpAddr::V6(nic.mac.link_local())

@@ -35,7 +35,7 @@ use crate::view::View;
 use crate::waiting::{Judged, Released, Waiting};
 use crate::wanted::Wanted;
 use crate::watch::{Step, Watch};
-use crate::work::{self, Cost, Unknown};
+use crate::work::{self, Cost};
 
 /// How often tables are looked after, milliseconds.
 const HOUSEKEEPING_MS: u32 = 100;
@@ -566,11 +566,8 @@ impl Path {
             deliver::to_sniffers(round, ports);
         }
 
-        let left = fast_path.run(round); //          1  plain, of a flow that is known or begins: straight to delivery
-        let unknown = Unknown {
-            whole: left.count_ones(),
-            ..Unknown::default()
-        };
+        let left = fast_path.run(round); //          1  of a flow that is known or begins: to delivery
+        let unknown = fast_path.unknown(left);
         watch.mark(Step::FastPath);
         if left != 0 {
             judge(round, left, &mut nobody); // 2 to 12  below

@@ -39,11 +39,13 @@ cells! {
 
 impl U8 {
     /// Puts `number` here and gives what was here.
+    #[inline(always)]
     pub fn swap(&self, number: u8) -> u8 {
         self.0.swap(number, Relaxed)
     }
 
     /// Puts `to` here if `from` still is.
+    #[inline(always)]
     pub fn change(&self, from: u8, to: u8) -> bool {
         self.0.compare_exchange(from, to, Relaxed, Relaxed).is_ok()
     }
@@ -51,6 +53,7 @@ impl U8 {
 
 impl U32 {
     /// Puts `to` here if `from` still is.
+    #[inline(always)]
     pub fn change(&self, from: u32, to: u32) -> bool {
         self.0.compare_exchange(from, to, Relaxed, Relaxed).is_ok()
     }

@@ -103,6 +103,7 @@ pub(crate) struct Half {
 const _: () = assert!(size_of::<Entry>() == 3 * 64);
 
 /// The one of a flow's two ends whose NIC it is charged to.
+#[inline]
 pub(crate) fn charged(owner: PortSlot, peer: PortSlot) -> PortSlot {
     match owner.remote_of() {
         Some(_) => peer,
@@ -112,6 +113,7 @@ pub(crate) fn charged(owner: PortSlot, peer: PortSlot) -> PortSlot {
 
 impl Entry {
     /// Says which flow it is. Only for an entry that nobody else can find.
+    #[inline]
     pub(super) fn name(&self, key: &Key) {
         for (mine, word) in self.key.iter().zip(key.words) {
             mine.set(word);
@@ -130,6 +132,12 @@ impl Entry {
             && (!key.is_v6() || differ(1..3) == 0)
     }
 
+    #[inline]
+    pub(crate) fn protocol(&self) -> u8 {
+        Key::protocol_in(self.key[Key::WORDS - 1].get())
+    }
+
+    #[inline]
     pub(crate) fn key(&self) -> Key {
         Key {
             words: std::array::from_fn(|word| self.key[word].get()),
@@ -143,6 +151,7 @@ impl Entry {
     }
 
     /// The slots of the initiator's and the responder's NIC.
+    #[inline]
     pub(crate) fn slots(&self) -> (PortSlot, PortSlot) {
         let slot = |side: Side| PortSlot(self.sides[side].slot.get());
         (slot(self.initiator()), slot(1 - self.initiator()))
@@ -150,6 +159,7 @@ impl Entry {
 
     /// The slot of the NIC that it is charged to: the one that began it, or the one that another
     /// host has begun it with.
+    #[inline]
     pub(crate) fn charged(&self) -> PortSlot {
         let (owner, peer) = self.slots();
         charged(owner, peer)
@@ -158,6 +168,12 @@ impl Entry {
     #[inline]
     pub(crate) fn state(&self) -> FlowState {
         FlowState::from_code(self.state.get())
+    }
+
+    /// It was taken out of the table, maybe by a packet before in the same batch.
+    #[inline(always)]
+    pub(crate) fn is_out(&self) -> bool {
+        self.state.get() == 0
     }
 
     /// Milliseconds since the last packet of either side, [`LONG_MS`] at the most.
@@ -195,6 +211,7 @@ impl Entry {
     }
 
     /// Nothing was sent yet, of either side.
+    #[inline]
     pub(super) fn begin_pairs(&self) {
         for side in &self.sides {
             side.pair.set(0);
@@ -228,6 +245,7 @@ impl Entry {
     }
 
     /// Notes the rules by which it passes.
+    #[inline]
     pub(crate) fn set_rules(&self, egress: u32, ingress: u32) {
         for side in &self.sides {
             side.rules[0].set(egress);
@@ -235,6 +253,7 @@ impl Entry {
         }
     }
 
+    #[inline]
     pub(crate) fn rule(slot: u32) -> Option<RuleSlot> {
         (slot != NONE).then_some(RuleSlot(slot))
     }
@@ -299,10 +318,12 @@ impl Half {
         self.tcp_flags.set(self.tcp_flags.get() | (flags.0 & known));
     }
 
+    #[inline]
     pub(crate) fn has_seen(&self, what: u8) -> bool {
         self.seen.get() & what != 0
     }
 
+    #[inline]
     pub(crate) fn note_seen(&self, what: u8) {
         let seen = self.seen.get();
         if seen & what != what {

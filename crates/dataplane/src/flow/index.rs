@@ -43,11 +43,13 @@ pub(super) struct Index {
     spilt: Zeroed<AtomicU8>,
     /// The bits of a slot that name the entry; the others are a part of the hash.
     ids: u32,
+    /// One worker alone adds and takes out: it needs no locked instructions.
+    alone: bool,
 }
 
 impl Index {
-    /// For `max` entries at most, of which [`MAX`] are possible.
-    pub(super) fn new(max: u32) -> Self {
+    /// For `max` entries at most, of which [`MAX`] are possible. `alone`: of one worker.
+    pub(super) fn new(max: u32, alone: bool) -> Self {
         debug_assert!(max <= MAX);
         // Each has a neighbour.
         let buckets = (max as usize).div_ceil(FILL).next_multiple_of(2).max(8);
@@ -55,6 +57,7 @@ impl Index {
             buckets: Zeroed::new(buckets),
             spilt: Zeroed::new(buckets),
             ids: u32::MAX >> max.leading_zeros(),
+            alone,
         }
     }
 
@@ -112,6 +115,7 @@ impl Index {
     }
 
     /// Adds an entry, complete in all its parts. False when there is no place for it.
+    #[inline]
     pub(super) fn insert(&self, hash: u64, id: FlowId) -> bool {
         let [first, others @ ..] = self.places(hash);
         if self.insert_into(first, hash, id) {
@@ -133,32 +137,56 @@ impl Index {
         let _ = self.spilt[bucket].fetch_update(Ordering::SeqCst, Ordering::Relaxed, change);
     }
 
+    #[inline]
     fn insert_into(&self, bucket: usize, hash: u64, id: FlowId) -> bool {
         let slots = &self.buckets[bucket].0;
         (0..SLOTS).any(|step| {
             let at = &slots[(begin(hash) + step) % SLOTS];
             let is_free = at.load(Ordering::Relaxed) == 0;
-            let take =
-                || at.compare_exchange(0, self.slot(hash, id), Ordering::SeqCst, Ordering::Relaxed);
-            is_free && take().is_ok()
+            is_free && self.take(at, self.slot(hash, id))
         })
     }
 
     /// Takes an entry out; nobody finds it who begins to look now.
+    #[inline]
     pub(super) fn remove(&self, hash: u64, id: FlowId) {
-        let wanted = self.slot(hash, id);
-        let places = self.places(hash);
-        for bucket in places {
-            for slot in &self.buckets[bucket].0 {
-                if slot.load(Ordering::Relaxed) == wanted {
-                    slot.store(0, Ordering::SeqCst);
-                    if bucket != places[0] {
-                        self.count_spilt(places[0], |count| count - 1);
-                    }
-                    return;
-                }
-            }
+        let first = self.first(hash);
+        if self.remove_from(first, hash, id) {
+            return;
         }
+        let [_, others @ ..] = self.places(hash);
+        let found = others
+            .into_iter()
+            .find(|bucket| self.remove_from(*bucket, hash, id));
+        if found.is_some() {
+            self.count_spilt(first, |count| count - 1);
+        }
+    }
+
+    #[inline]
+    fn remove_from(&self, bucket: usize, hash: u64, id: FlowId) -> bool {
+        let slots = &self.buckets[bucket].0;
+        let wanted = self.slot(hash, id);
+        // Where insertion has begun.
+        let mut steps = (0..SLOTS).map(|step| &slots[(begin(hash) + step) % SLOTS]);
+        let found = steps.find(|slot| slot.load(Ordering::Relaxed) == wanted);
+        match found {
+            Some(slot) if self.alone => slot.store(0, Ordering::Release),
+            Some(slot) => slot.store(0, Ordering::SeqCst),
+            None => return false,
+        }
+        true
+    }
+
+    /// Puts an entry into a slot that was free a moment ago, if it still is.
+    #[inline]
+    fn take(&self, slot: &AtomicU32, entry: u32) -> bool {
+        if self.alone {
+            slot.store(entry, Ordering::Release);
+            return true;
+        }
+        let taken = slot.compare_exchange(0, entry, Ordering::SeqCst, Ordering::Relaxed);
+        taken.is_ok()
     }
 
     /// The bucket in which an entry with this hash belongs.
@@ -174,6 +202,7 @@ impl Index {
     }
 
     /// The buckets in which an entry with this hash may be.
+    #[inline]
     fn places(&self, hash: u64) -> [usize; 6] {
         let [first, second, third] = [0, 16, 32].map(|shift| self.nth((hash >> shift) as u32));
         [first, first ^ 1, second, second ^ 1, third, third ^ 1]
@@ -185,6 +214,7 @@ impl Index {
         (hash >> 32) as u32 & !self.ids
     }
 
+    #[inline]
     fn slot(&self, hash: u64, id: FlowId) -> u32 {
         self.tag(hash) | (id + 1)
     }
@@ -213,8 +243,9 @@ mod tests {
         fn finds_what_is_in_it(
             steps in proptest::collection::vec((any::<bool>(), 0u32..40), 1..300),
             ids in prop_oneof![Just(0x3f), Just(u32::MAX >> 1)],
+            alone in any::<bool>(),
         ) {
-            let index = Index { ids, ..Index::new(32) };
+            let index = Index { ids, ..Index::new(32, alone) };
             let mut model = HashMap::new();
             let hash_of = |id: u32| u64::from(id % 7) << 61 | u64::from(id % 2) << 31;
             for (add, id) in steps {
@@ -244,7 +275,7 @@ mod tests {
             |number| u64::from(number),
         ];
         for (kind, word) in alike.into_iter().enumerate() {
-            let index = Index::new(max);
+            let index = Index::new(max, true);
             for id in 0..max {
                 let mut words = [
                     0x0a00_0001_0a00_0002,
@@ -277,7 +308,7 @@ mod tests {
     #[test]
     fn a_table_can_be_filled_to_its_maximum() {
         let max = 1 << 16;
-        let index = Index::new(max);
+        let index = Index::new(max, true);
         let mut hash = 7u64;
         for id in 0..max {
             hash = hash

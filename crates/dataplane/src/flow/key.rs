@@ -118,6 +118,25 @@ impl Key {
         }
     }
 
+    /// The key of an [echo](wire::parse::echo), likewise.
+    pub(crate) fn of_echo<const V6: bool>(packet: &Plain, ends: &Ends) -> Option<Key> {
+        let [a, b, c, d] = packet.ip;
+        let wide = |high: u64, low: u64| u128::from(high) << 64 | u128::from(low);
+        let [i0, i1, kind, code] = packet.ports.to_be_bytes();
+        let mut tuple = Tuple {
+            ip: match V6 {
+                true => [wide(a, b), wide(c, d)],
+                false => [(a >> 32).into(), (a as u32).into()],
+            },
+            port: [0; 2],
+            protocol: if V6 { ICMPV6 } else { ICMP },
+            v6: V6,
+            query: None,
+        };
+        tuple.query(kind, code, u16::from_be_bytes([i0, i1]))?;
+        Some(tuple.between(*ends).0)
+    }
+
     /// Whether both keys are equal. Unlike `==` it goes word by word, so that a key that was made
     /// just now is compared in registers, and begins with the last word, where flows of the same
     /// two NICs differ.
@@ -177,6 +196,7 @@ impl Key {
     }
 
     /// True for the answer to an ICMP query: it belongs to the query's flow and begins none itself.
+    #[inline]
     pub(crate) fn is_answer(&self, sender: Side) -> bool {
         let asked_by = Side::from(self.kind() & KIND_ASKED_BY_1 != 0);
         self.kind() & KIND_QUERY != 0 && asked_by != sender
@@ -187,6 +207,7 @@ impl Key {
         self.kind() & KIND_V6 != 0
     }
 
+    #[inline]
     pub(crate) fn address(&self, side: Side) -> IpAddr {
         let [a, b, c, d, ..] = self.words;
         match (self.is_v6(), side) {
@@ -197,17 +218,25 @@ impl Key {
         }
     }
 
+    #[inline]
     pub(crate) fn uid(&self, side: Side) -> PortUid {
         PortUid((self.words[4] >> (32 * (1 - side))) as u32)
     }
 
+    #[inline]
     pub(crate) fn port(&self, side: Side) -> u16 {
         (self.words[5] >> (48 - 16 * side)) as u16
     }
 
     #[inline(always)]
     pub(crate) fn protocol(&self) -> u8 {
-        (self.words[5] >> 8) as u8
+        Key::protocol_in(self.words[5])
+    }
+
+    /// The protocol in the last word of a key.
+    #[inline(always)]
+    pub(super) fn protocol_in(word: u64) -> u8 {
+        (word >> 8) as u8
     }
 
     #[inline(always)]

@@ -26,4 +26,4 @@ pub(crate) use owned::{Flows, NewFlow};
 pub(crate) use table::FlowTable;
 pub(crate) use tcp::{follow_plain, is_amid};
 pub(crate) use timeouts::{shorter, timeout_secs};
-pub(crate) use track::{Seen, Tracked, first_state};
+pub(crate) use track::{Seen, Tracked, What, first_state};

@@ -122,6 +122,7 @@ impl Flows {
     }
 
     /// True for a flow that this worker has made.
+    #[inline]
     pub(crate) fn is_mine(&self, entry: &Entry) -> bool {
         entry.worker.get() == self.me
     }
@@ -194,6 +195,9 @@ impl Flows {
             return Err(DropReason::FlowTableFull);
         }
         self.append(id, class(new.state));
+        if self.table.turns.workers() == 1 {
+            return Ok(Some(id));
+        }
         match self.table.find(&new.key, new.hash) {
             // Its other end, by another worker: one of the two entries goes.
             Some(first) if first != id => {
@@ -276,6 +280,7 @@ impl Flows {
         Some(id)
     }
 
+    #[inline]
     fn write(&self, id: FlowId, new: &NewFlow) {
         let entry = self.table.entry(id);
         entry.name(&new.key);
@@ -340,7 +345,10 @@ impl Flows {
         timeout_secs: u32,
     ) -> bool {
         let entry = self.table.entry(id);
-        if !entry.state.change(from as u8, to as u8) {
+        // Where there is one worker nobody changes it meanwhile.
+        if self.table.turns.workers() == 1 {
+            entry.state.set(to as u8);
+        } else if !entry.state.change(from as u8, to as u8) {
             return false;
         }
         entry.timeout_secs.set(timeout_secs);
@@ -404,6 +412,7 @@ impl Flows {
     /// How many flows a NIC with this share may have now. The last eighth of the table is for those
     /// that have few, so that no number of NICs that fill their shares keeps the others from any
     /// flow at all; unless one NIC was given the whole table.
+    #[inline]
     fn part(&self, share: u32) -> u32 {
         let max = self.table.max();
         let free = max.saturating_sub(self.table.len());
@@ -448,22 +457,32 @@ impl Flows {
         false
     }
 
-    /// Begins to bring what giving up an entry will touch.
+    /// Begins to bring what giving up an entry will touch, which is there to be read, and the one
+    /// behind it.
+    #[inline]
     fn fetch(&self, id: FlowId) {
-        if id != NONE {
-            let entry = self.table.entry(id);
+        if id == NONE {
+            return;
+        }
+        let entry = self.table.entry(id);
+        self.table.fetch_index(self.table.hash(&entry.key()));
+        let next = entry.sides[1].link.get();
+        if next != NONE {
+            let entry = self.table.entry(next);
             io::fetch::soon(entry);
             entry.sides.iter().for_each(io::fetch::soon);
         }
     }
 
     /// Takes out a flow of this worker, if that was not done, and its entry back.
+    #[inline]
     fn discard(&mut self, id: FlowId, why: FlowEnd) {
         self.take_out(id, why);
         self.take_back(id);
     }
 
     /// The entry of a flow of this worker that was taken out.
+    #[inline]
     fn take_back(&mut self, id: FlowId) {
         self.unlink(id);
         if self.table.turns.workers() == 1 {
@@ -496,6 +515,7 @@ impl Flows {
         }
     }
 
+    #[inline]
     fn take_free(&mut self) -> Option<FlowId> {
         if self.free.is_empty() {
             let free = &mut self.free;
@@ -506,11 +526,13 @@ impl Flows {
         self.free.pop()
     }
 
+    #[inline]
     fn list(&mut self, id: FlowId, class: u8) -> &mut List {
         let charged = self.table.entry(id).charged();
         &mut self.lists[charged.0 as usize][usize::from(class == SETTLED)]
     }
 
+    #[inline]
     fn append(&mut self, id: FlowId, class: u8) {
         let list = self.list(id, class);
         let before = std::mem::replace(&mut list.tail, id);
@@ -525,6 +547,7 @@ impl Flows {
         entry.listed.set(class);
     }
 
+    #[inline]
     fn unlink(&mut self, id: FlowId) {
         let entry = self.table.entry(id);
         let [before, after] = [0, 1].map(|side: usize| entry.sides[side].link.get());
@@ -549,6 +572,7 @@ fn is_expendable(entry: &Entry, now_ms: u32) -> bool {
     class(entry.state()) == TRANSIENT || idle
 }
 
+#[inline]
 fn class(state: FlowState) -> u8 {
     if state.is_transient() {
         TRANSIENT

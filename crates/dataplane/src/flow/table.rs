@@ -53,7 +53,7 @@ impl FlowTable {
         let max = max.clamp(1, index::MAX);
         Arc::new(FlowTable {
             entries: Zeroed::new(max as usize),
-            index: Index::new(max),
+            index: Index::new(max, workers == 1),
             seed: SeedableRandomState::with_seed(seed, SharedSeed::global_random()),
             high: AtomicU32::new(0),
             spare: Spare::new(),
@@ -115,40 +115,69 @@ impl FlowTable {
         }
     }
 
+    /// What it is called.
+    #[inline(always)]
+    pub(crate) fn find_likely_id(&self, likely: FlowId, key: &Key, hash: u64) -> Option<FlowId> {
+        match self.entries.get(likely as usize) {
+            Some(entry) if entry.is(key) => Some(likely),
+            _ => self.find(key, hash),
+        }
+    }
+
     #[inline(always)]
     pub(crate) fn entry(&self, id: FlowId) -> &Entry {
         &self.entries[id as usize]
     }
 
     /// How many flows the NIC in a slot has begun.
+    #[inline]
     pub(super) fn begun(&self, slot: u32) -> &AtomicU32 {
         &self.begun[slot as usize % MAX_PORTS]
     }
 
     /// Lets everybody find a flow. False when there is no place for it.
+    #[inline]
     pub(super) fn add(&self, hash: u64, id: FlowId) -> bool {
         let added = self.index.insert(hash, id);
         if added {
-            self.count.fetch_add(1, Ordering::Relaxed);
-            let charged = self.entry(id).charged();
-            self.begun(charged.0).fetch_add(1, Ordering::Relaxed);
+            self.add_to(&self.count, 1);
+            self.add_to(self.begun(self.entry(id).charged().0), 1);
         }
         added
     }
 
     /// Takes a flow out, so that nobody finds it any more. Gives the state that it was in, to one
     /// of those who try.
+    #[inline]
     pub(super) fn take_out(&self, id: FlowId) -> Option<FlowState> {
         let entry = self.entry(id);
-        let state = match entry.state.swap(0) {
+        let was = match self.turns.workers() {
+            1 => {
+                let was = entry.state.get();
+                entry.state.set(0);
+                was
+            }
+            _ => entry.state.swap(0),
+        };
+        let state = match was {
             0 => return None,
             code => FlowState::from_code(code),
         };
         self.index.remove(self.hash(&entry.key()), id);
-        self.count.fetch_sub(1, Ordering::Relaxed);
-        self.begun(entry.charged().0)
-            .fetch_sub(1, Ordering::Relaxed);
+        self.add_to(&self.count, -1);
+        self.add_to(self.begun(entry.charged().0), -1);
         Some(state)
+    }
+
+    /// Adds to a number of all workers; where there is but one, without a locked instruction.
+    #[inline]
+    fn add_to(&self, number: &AtomicU32, by: i32) {
+        if self.turns.workers() == 1 {
+            let sum = number.load(Ordering::Relaxed).wrapping_add_signed(by);
+            number.store(sum, Ordering::Relaxed);
+        } else {
+            number.fetch_add(by as u32, Ordering::Relaxed);
+        }
     }
 
     /// Entries for a worker that has none: `take` is called for a few of them.

@@ -52,25 +52,29 @@ const UNKNOWN_SCALE: u8 = 14;
 
 /// True for the combinations of flags that a TCP sends (those that carry no meaning here set
 /// aside).
+#[inline]
 pub(crate) fn flags_are_valid(flags: TcpFlags) -> bool {
-    let rest = TcpFlags(flags.0 & !(TcpFlags::PSH | TcpFlags::ECE | TcpFlags::CWR).0);
-    let (fin, syn, rst) = (TcpFlags::FIN, TcpFlags::SYN, TcpFlags::RST);
-    let (ack, urg) = (TcpFlags::ACK, TcpFlags::URG);
-    [
-        syn,
-        syn | urg,
-        syn | ack,
-        rst,
-        rst | ack,
-        fin | ack,
-        fin | ack | urg,
-        ack,
-        ack | urg,
-    ]
-    .contains(&rest)
+    const SET_ASIDE: u8 = TcpFlags::PSH.0 | TcpFlags::ECE.0 | TcpFlags::CWR.0;
+    VALID >> (flags.0 & !SET_ASIDE) & 1 == 1
 }
 
+/// Those combinations, a bit each.
+const VALID: u64 = {
+    let (fin, syn, rst) = (TcpFlags::FIN.0, TcpFlags::SYN.0, TcpFlags::RST.0);
+    let (ack, urg) = (TcpFlags::ACK.0, TcpFlags::URG.0);
+    1 << syn
+        | 1 << (syn | urg)
+        | 1 << (syn | ack)
+        | 1 << rst
+        | 1 << (rst | ack)
+        | 1 << (fin | ack)
+        | 1 << (fin | ack | urg)
+        | 1 << ack
+        | 1 << (ack | urg)
+};
+
 /// True for the first packet of a connection.
+#[inline]
 pub(crate) fn opens(flags: TcpFlags) -> bool {
     flags.contains(TcpFlags::SYN)
         && !flags.intersects(TcpFlags::ACK | TcpFlags::RST | TcpFlags::FIN)
@@ -78,6 +82,7 @@ pub(crate) fn opens(flags: TcpFlags) -> bool {
 
 /// The state after a packet with `flags`, in the initiator's direction or the other one. `rst_fits`
 /// says whether a reset is the connection's own.
+#[inline]
 pub(crate) fn step(
     state: FlowState,
     from_initiator: bool,
@@ -139,6 +144,7 @@ pub(crate) fn reset_fits(entry: &Entry, side: Side, segment: &Segment) -> bool {
 }
 
 /// Notes how far `side` has come with this packet.
+#[inline]
 pub(crate) fn follow(entry: &Entry, side: Side, segment: &Segment) {
     let mine = &entry.sides[side];
     let syn = segment.flags.contains(TcpFlags::SYN);
@@ -204,13 +210,23 @@ fn raise(number: &U32, to: u32) {
 }
 
 /// Sequence numbers are compared around the circle (RFC 9293, section 3.4).
+#[inline(always)]
 fn before(a: u32, b: u32) -> bool {
     (a.wrapping_sub(b) as i32) < 0
 }
 
+/// The window scale option of a SYN, where it has one; of nothing else.
+#[inline]
+pub(crate) fn scale_of(flags: TcpFlags, options: &[u8]) -> Option<u8> {
+    match flags.contains(TcpFlags::SYN) {
+        true => window_scale(options),
+        false => None,
+    }
+}
+
 /// The window scale option of a TCP header that was parsed (RFC 7323); `options` is what follows 20
 /// bytes.
-pub(crate) fn window_scale(mut options: &[u8]) -> Option<u8> {
+fn window_scale(mut options: &[u8]) -> Option<u8> {
     while let [kind, rest @ ..] = options {
         options = match (kind, rest) {
             (0, _) => return None,

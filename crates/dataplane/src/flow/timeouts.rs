@@ -9,10 +9,16 @@ use crate::snapshot::Timeouts;
 /// No flow has a shorter one.
 pub(super) const SHORTEST_SECS: u32 = 10;
 
-/// Seconds that a flow of `protocol` may be idle in `state`.
-pub(crate) fn timeout_secs(protocol: u8, state: FlowState, settable: &Timeouts) -> u32 {
+/// Seconds that a flow of `protocol` may be idle in `state`; `settable` is asked only for what can
+/// be set.
+#[inline]
+pub(crate) fn timeout_secs(
+    protocol: u8,
+    state: FlowState,
+    settable: impl FnOnce() -> Timeouts,
+) -> u32 {
     let secs = match (protocol, state) {
-        (TCP, FlowState::Established) => settable.tcp_established_secs,
+        (TCP, FlowState::Established) => settable().tcp_established_secs,
         (
             TCP,
             FlowState::SynSent | FlowState::SynSent2 | FlowState::FinWait | FlowState::TimeWait,
@@ -20,8 +26,8 @@ pub(crate) fn timeout_secs(protocol: u8, state: FlowState, settable: &Timeouts) 
         (TCP, FlowState::SynRecv | FlowState::CloseWait) => 60,
         (TCP, FlowState::LastAck) => 30,
         (_, FlowState::Close) => SHORTEST_SECS,
-        (UDP, FlowState::OneWay) => settable.udp_secs,
-        (UDP, _) => settable.udp_stream_secs,
+        (UDP, FlowState::OneWay) => settable().udp_secs,
+        (UDP, _) => settable().udp_stream_secs,
         (ICMP | ICMPV6, _) => 30,
         (SCTP, FlowState::Opening) => 30,
         _ => 600,
@@ -30,6 +36,7 @@ pub(crate) fn timeout_secs(protocol: u8, state: FlowState, settable: &Timeouts) 
 }
 
 /// What holds for a flow between two NICs: the shorter of what each of them wants.
+#[inline]
 pub(crate) fn shorter(a: &Timeouts, b: &Timeouts) -> Timeouts {
     Timeouts {
         tcp_established_secs: a.tcp_established_secs.min(b.tcp_established_secs),

@@ -1,7 +1,7 @@
 //! What a packet does to the flow that it belongs to: state, timeout, counts.
 
 use wire::parse::protocol::SCTP;
-use wire::parse::{IpPacket, L4, TcpFlags};
+use wire::parse::{IpPacket, L4, TcpFlags, Transport};
 
 use super::entry::{Entry, FlowId, SEEN};
 use super::info::FlowState;
@@ -33,33 +33,110 @@ pub(crate) enum Tracked {
     Reopen,
 }
 
-/// A packet as tracking sees it.
-pub(crate) struct Seen<'a> {
-    pub ip: &'a IpPacket,
-    /// The frame's head, for TCP options.
-    pub head: &'a [u8],
+/// A packet as tracking sees it, whoever has read it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Seen {
+    pub what: What,
+    /// A fragment that is not the first, which is judged like that one, has no header of layer 4:
+    /// it refreshes its flow and changes nothing.
+    pub later: bool,
     /// Bytes to count.
     pub len: usize,
     pub side: Side,
     pub now_ms: u32,
 }
 
-impl Seen<'_> {
-    /// A fragment that is not the first has no header of layer 4: it refreshes its flow and changes
-    /// nothing.
-    fn is_later_fragment(&self) -> bool {
-        self.ip
-            .fragment
-            .is_some_and(|fragment| fragment.offset != 0)
+/// What layer 4 says of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum What {
+    Tcp(Segment),
+    Sctp {
+        first_chunk: u8,
+        tag: u32,
+    },
+    /// UDP, ICMP and all that has no states but those of who has sent.
+    Datagram,
+}
+
+impl Seen {
+    /// A packet that was parsed, in a frame of `len` bytes that begins with `head`.
+    #[inline]
+    pub fn of(ip: &IpPacket, head: &[u8], len: usize, side: Side, now_ms: u32) -> Seen {
+        let what = match ip.l4_info {
+            L4::Tcp {
+                flags,
+                seq,
+                ack,
+                window,
+                header_len,
+                payload_len,
+                ..
+            } => {
+                let l4 = usize::from(ip.l4);
+                let options = head.get(l4 + 20..l4 + usize::from(header_len));
+                What::Tcp(Segment {
+                    flags,
+                    seq,
+                    ack,
+                    window,
+                    payload_len,
+                    scale: tcp::scale_of(flags, options.unwrap_or_default()),
+                })
+            }
+            L4::Sctp {
+                first_chunk,
+                verification_tag,
+                ..
+            } => What::Sctp {
+                first_chunk,
+                tag: verification_tag,
+            },
+            _ => What::Datagram,
+        };
+        Seen {
+            what,
+            later: ip.fragment.is_some_and(|fragment| fragment.offset != 0),
+            len,
+            side,
+            now_ms,
+        }
+    }
+
+    /// A [plain](wire::parse::plain) packet, likewise.
+    #[inline]
+    pub fn of_plain(
+        transport: &Transport,
+        head: &[u8],
+        len: usize,
+        side: Side,
+        now_ms: u32,
+    ) -> Seen {
+        let what = match transport.tcp(head) {
+            Some(tcp) => What::Tcp(Segment {
+                flags: tcp.flags,
+                seq: tcp.seq,
+                ack: tcp.ack,
+                window: tcp.window,
+                payload_len: tcp.payload_len,
+                scale: tcp::scale_of(tcp.flags, transport.tcp_options(head)),
+            }),
+            None => What::Datagram,
+        };
+        Seen {
+            what,
+            later: false,
+            len,
+            side,
+            now_ms,
+        }
     }
 }
 
 /// Whether a packet can be the first of a flow, and in which state the flow then is. `midstream`: a
 /// group that admits it lets TCP and SCTP begin anywhere.
-pub(crate) fn first_state(ip: &IpPacket, midstream: bool) -> Result<FlowState, DropReason> {
-    let later = ip.fragment.is_some_and(|fragment| fragment.offset != 0);
-    match ip.l4_info {
-        L4::Tcp { flags, .. } if !later => {
+pub(crate) fn first_state(seen: &Seen, midstream: bool) -> Result<FlowState, DropReason> {
+    match seen.what {
+        What::Tcp(Segment { flags, .. }) if !seen.later => {
             if !tcp::flags_are_valid(flags) {
                 Err(DropReason::TcpBadFlags)
             } else if tcp::opens(flags) {
@@ -72,15 +149,15 @@ pub(crate) fn first_state(ip: &IpPacket, midstream: bool) -> Result<FlowState, D
                 Ok(FlowState::Established)
             }
         }
-        L4::Tcp { .. } => Err(DropReason::TcpNotSyn),
+        What::Tcp(_) => Err(DropReason::TcpNotSyn),
         // HEARTBEAT: an association that tries another of its paths (section 5.4).
-        L4::Sctp { first_chunk, .. } if !later => match first_chunk {
+        What::Sctp { first_chunk, .. } if !seen.later => match first_chunk {
             chunk::INIT | chunk::HEARTBEAT => Ok(FlowState::Opening),
             _ if midstream => Ok(FlowState::Established),
             _ => Err(DropReason::SctpNotInit),
         },
-        L4::Sctp { .. } => Err(DropReason::SctpNotInit),
-        _ => Ok(FlowState::OneWay),
+        What::Sctp { .. } => Err(DropReason::SctpNotInit),
+        What::Datagram => Ok(FlowState::OneWay),
     }
 }
 
@@ -97,37 +174,35 @@ impl Flows {
         loop {
             let entry = self.entry(id);
             let state = entry.state();
-            let next = if seen.is_later_fragment() {
+            let next = if seen.later {
                 state
             } else {
-                match seen.ip.l4_info {
-                    L4::Tcp { flags, .. } if !tcp::flags_are_valid(flags) => {
+                match &seen.what {
+                    What::Tcp(segment) if !tcp::flags_are_valid(segment.flags) => {
                         return Tracked::Drop(DropReason::TcpBadFlags);
                     }
-                    L4::Tcp { .. } => match follow_tcp(entry, state, seen) {
+                    What::Tcp(segment) => match follow_tcp(entry, state, seen.side, segment) {
                         Step::To(next) => next,
                         Step::Stay => state,
                         Step::Bad => return Tracked::Drop(DropReason::TcpBadState),
                         Step::Reopen => return Tracked::Reopen,
                     },
-                    L4::Sctp {
-                        first_chunk,
-                        verification_tag,
-                        ..
-                    } => {
-                        match follow_sctp(entry, state, seen.side, first_chunk, verification_tag) {
+                    What::Sctp { first_chunk, tag } => {
+                        match follow_sctp(entry, state, seen.side, *first_chunk, *tag) {
                             Some(next) => next,
                             None => return Tracked::Reopen,
                         }
                     }
-                    _ if state == FlowState::OneWay && seen.side != entry.initiator() => {
+                    What::Datagram
+                        if state == FlowState::OneWay && seen.side != entry.initiator() =>
+                    {
                         FlowState::Stream
                     }
-                    _ => state,
+                    What::Datagram => state,
                 }
             };
             if next != state {
-                let timeout = timeout_secs(entry.key().protocol(), next, &timeouts(entry.slots()));
+                let timeout = timeout_secs(entry.protocol(), next, || timeouts(entry.slots()));
                 if !self.set_state(id, state, next, timeout) {
                     if self.entry(id).state.get() == 0 {
                         return Tracked::Reopen;
@@ -140,10 +215,10 @@ impl Flows {
             let mine = &self.entry(id).sides[seen.side];
             mine.touch(seen.now_ms);
             mine.count(1, seen.len as u64);
-            if let L4::Tcp { flags, .. } = seen.ip.l4_info
-                && !seen.is_later_fragment()
+            if let What::Tcp(segment) = &seen.what
+                && !seen.later
             {
-                mine.note_tcp_flags(flags);
+                mine.note_tcp_flags(segment.flags);
             }
             if next != state && next.is_over() {
                 self.tell_closed(id, next);
@@ -153,76 +228,36 @@ impl Flows {
     }
 
     /// Notes the packet that began flow `id`.
+    #[inline]
     pub(crate) fn note_first(&mut self, id: FlowId, seen: &Seen) {
         let entry = self.entry(id);
         let mine = &entry.sides[seen.side];
         mine.count(1, seen.len as u64);
-        match seen.ip.l4_info {
-            _ if seen.is_later_fragment() => {}
-            L4::Tcp { flags, .. } => {
-                mine.note_tcp_flags(flags);
-                if let Some(segment) = segment(seen) {
-                    tcp::follow(entry, seen.side, &segment);
-                }
+        match &seen.what {
+            _ if seen.later => {}
+            What::Tcp(segment) => {
+                mine.note_tcp_flags(segment.flags);
+                tcp::follow(entry, seen.side, segment);
             }
-            L4::Sctp {
-                first_chunk,
-                verification_tag,
-                ..
-            } if first_chunk != chunk::INIT => {
+            What::Sctp { first_chunk, tag } if *first_chunk != chunk::INIT => {
                 mine.note_seen(SEEN);
-                mine.end.set(verification_tag);
+                mine.end.set(*tag);
             }
-            _ => {}
+            What::Sctp { .. } | What::Datagram => {}
         }
     }
 }
 
 #[inline]
-fn follow_tcp(entry: &Entry, state: FlowState, seen: &Seen) -> Step {
-    let Some(segment) = segment(seen) else {
-        return Step::Stay;
-    };
+fn follow_tcp(entry: &Entry, state: FlowState, side: Side, segment: &Segment) -> Step {
     let flags = segment.flags;
-    let rst_fits = flags.contains(TcpFlags::RST) && tcp::reset_fits(entry, seen.side, &segment);
-    let from_initiator = seen.side == entry.initiator();
+    let rst_fits = flags.contains(TcpFlags::RST) && tcp::reset_fits(entry, side, segment);
+    let from_initiator = side == entry.initiator();
     let step = tcp::step(state, from_initiator, flags, rst_fits);
     if matches!(step, Step::To(_)) && !flags.contains(TcpFlags::RST) {
-        tcp::follow(entry, seen.side, &segment);
+        tcp::follow(entry, side, segment);
     }
     step
-}
-
-/// What tracking needs of a TCP packet.
-#[inline]
-fn segment(seen: &Seen) -> Option<Segment> {
-    let L4::Tcp {
-        flags,
-        seq,
-        ack,
-        window,
-        header_len,
-        payload_len,
-        ..
-    } = seen.ip.l4_info
-    else {
-        return None;
-    };
-    let scale = if flags.contains(TcpFlags::SYN) {
-        let l4 = usize::from(seen.ip.l4);
-        let options = seen.head.get(l4 + 20..l4 + usize::from(header_len));
-        options.and_then(tcp::window_scale)
-    } else {
-        None
-    };
-    Some(Segment {
-        flags,
-        seq,
-        ack,
-        window,
-        payload_len,
-        scale,
-    })
 }
 
 /// SCTP roughly as nf_conntrack follows it: opening until the responder says more than the
@@ -254,6 +289,6 @@ fn follow_sctp(
         chunk::INIT_ACK | chunk::COOKIE_ECHO | chunk::ERROR
     );
     let up = state == FlowState::Opening && from_responder && !handshake;
-    debug_assert_eq!(entry.key().protocol(), SCTP);
+    debug_assert_eq!(entry.protocol(), SCTP);
     Some(if up { FlowState::Established } else { state })
 }

@@ -46,13 +46,11 @@ pub(crate) fn run(round: &mut Round, ports: &mut Ports) {
 }
 
 fn drop_sent(round: &mut Round, item: Option<usize>, reason: DropReason) {
-    if let Some(item) = item {
-        drop_frame(
-            round.counters,
-            round.from.slot,
-            &mut round.items[item],
-            reason,
-        );
+    let (counters, from) = (round.counters, round.from.slot);
+    match item {
+        Some(item) => drop_frame(counters, from, &mut round.items[item], reason),
+        // On the fast path a frame has one target alone.
+        None => counters.dropped_from(from, reason),
     }
 }
 

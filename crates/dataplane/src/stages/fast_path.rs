@@ -1,25 +1,28 @@
 //! The fast path: plain packets of which everything is known already take it, past all steps but
 //! delivery.
 //!
-//! A plain packet (untagged, whole, no options, TCP or UDP) from the NIC's own MAC to one that a
-//! NIC was given belongs to a flow that its addresses, ports and both NICs tell. If the whole path
-//! has let a packet of this side of the flow pass under the snapshot in force ([`open`]), every
-//! check it made would say the same of this one: the key holds all that they look at. What is left
-//! is to follow the flow: amid a TCP connection that is a few numbers. Between two NICs that allow
-//! everything there is no flow; for those the fast path remembers who they are.
+//! A plain packet (untagged, whole, no IP options, TCP, UDP or an ICMP echo) from the NIC's own MAC
+//! to one that a NIC was given belongs to a flow that its addresses, ports and both NICs tell. If a
+//! packet of this side of the flow has passed under the snapshot in force, or its first packet has
+//! and this side answers ([`open`], [`begin`](crate::stages::begin)), every check of the whole path
+//! would say the same of this one: the key holds all that they look at. What is left is to follow
+//! the flow: amid a TCP connection that is a few numbers. Between two NICs that allow everything there is no flow;
+//! for those the fast path remembers who they are.
 //!
-//! Everything else, faulty packets included, is left to the whole path: the fast path never drops.
-//! Bits of what is left are given back. What may take the fast path is chosen first, and its flows
-//! followed then (`runs.rs`).
+//! What may take the fast path is chosen first, its flows are followed then (`runs.rs`), and those
+//! begun that are not known (`first.rs`). Everything else, faulty packets included, is left to the
+//! whole path: bits of that are given back. Nothing is refused here but what the rules refuse, or
+//! what can begin no flow.
 
 mod arriving;
+mod first;
 mod runs;
 
 use std::net::IpAddr;
 
 use io::frame::{BATCH, Bits, Frame, first_bits};
 use wire::dhcp;
-use wire::offload::Gso;
+use wire::offload::{Gso, Offload};
 use wire::parse::{self, Plain, ethertype, mac_bits, mac_of};
 use wire::vxlan::plain_hash;
 
@@ -32,6 +35,8 @@ use crate::snapshot::PortConfig;
 use crate::stages::destination;
 use crate::underlay::{PathIdx, Underlay};
 use crate::view::View;
+use crate::work::Unknown;
+use first::Begun;
 use runs::{Chosen, Run, Runs};
 
 /// Pairs of a sender and a MAC address that are remembered, and as many of machines on other hosts.
@@ -42,6 +47,8 @@ pub(crate) struct FastPath {
     routes: Box<[Route; ROUTES]>,
     runs: Runs,
     arriving: arriving::Routes,
+    /// Of the last batch of a NIC.
+    begun: Begun,
 }
 
 /// The target that a NIC reaches at a MAC address, under the snapshot in force.
@@ -91,6 +98,10 @@ struct Choice {
     tally: Tally,
 }
 
+/// The target of a job, and the queue pair there: see [`Job`]. A job that is copied as a whole goes
+/// by way of the stack, in pieces, which takes a dozen cycles.
+type To = (PortSlot, u32);
+
 /// Packets that pass by the same two rules, of one flow or several, which are counted together.
 #[derive(Default)]
 struct Tally {
@@ -105,6 +116,7 @@ impl FastPath {
             routes: Box::new([Route::default(); ROUTES]),
             runs: Runs::new(),
             arriving: arriving::Routes::new(),
+            begun: Begun::default(),
         }
     }
 
@@ -114,11 +126,21 @@ impl FastPath {
         self.arriving.forget();
     }
 
+    /// Of which frames of the last batch of a NIC not everything was known, where these are left.
+    pub(crate) fn unknown(&self, left: Bits) -> Unknown {
+        Unknown {
+            whole: left.count_ones(),
+            entered: self.begun.entered,
+            asked: self.begun.asked,
+        }
+    }
+
     /// Adds a job for each packet that needs no more, in the order of the frames. Gives the frames
     /// that are left, as bits.
     pub(crate) fn run(&mut self, round: &mut Round) -> Bits {
         let all = first_bits(round.batch.len());
         let nic = round.nic;
+        self.begun = Begun::default();
         if nic.is_sniffer || nic.link_down || nic.trace.is_some() || !nic.sniffers.is_empty() {
             return all;
         }
@@ -137,15 +159,27 @@ impl FastPath {
             v6,
             mut tally,
         } = choice;
-        let in_order = v6 == 0 && round.jobs.is_empty();
+        let mut in_order = v6 == 0 && round.jobs.is_empty();
         let (routes, underlay) = (&self.routes, round.underlay);
-        left |= self.runs.follow(round, &mut tally, |run, steer| {
+        let to = |run: &Run, steer: u32| {
             let route = &routes[usize::from(run.route)];
             match &route.far {
-                None => pass(run.first, route.target, steer),
-                Some(far) => far.pass(underlay, run.first, run.outer_hash),
+                None => (route.target, steer),
+                Some(far) => far.to(underlay, run.outer_hash),
             }
-        });
+        };
+        let unchosen = left;
+        left |= self.runs.follow(round, unchosen, &mut tally, to);
+        if self.runs.may_begin() {
+            let view = round.view;
+            let ends = |run: &Run| {
+                let target = routes[usize::from(run.route)].target;
+                Some((nic, view.port(target)?))
+            };
+            self.begun = self.runs.begin(round, &mut tally, ends, to);
+            left &= !self.begun.decided;
+            in_order = false;
+        }
         tally.settle(round.counters);
         if !in_order {
             round.jobs.sort_unstable_by_key(|job| job.frame);
@@ -172,6 +206,7 @@ impl FastPath {
             }
             round.batch.fetch_body(index);
             let Some(plain) = parse::plain::<V6>(head, len) else {
+                left &= !(self.choose_echo::<V6>(round, index, choice) << index);
                 continue;
             };
             if plain.src != own_mac || frame.fault().is_some() || !plain.suits(&frame.offload) {
@@ -192,10 +227,11 @@ impl FastPath {
                 if free.lets_pass::<V6>(&plain) {
                     choice.tally.add(round.counters, free.rules, 1, len as u64);
                     let steer = plain.ports ^ plain.ports >> 16;
-                    round.jobs.push(match &to.far {
-                        None => pass(index as u8, to.target, steer),
-                        Some(far) => far.pass(round.underlay, index as u8, outer_hash()),
-                    });
+                    let to = match &to.far {
+                        None => (to.target, steer),
+                        Some(far) => far.to(round.underlay, outer_hash()),
+                    };
+                    round.jobs.push(pass(index as u8, to));
                     left &= !(1 << index);
                 }
                 continue;
@@ -212,6 +248,53 @@ impl FastPath {
             left &= !(1 << index);
         }
         (choice.left, choice.v6) = (left, v6);
+    }
+
+    /// Does the same with an echo request or reply, if it is for a NIC of this host; 1 if it is.
+    #[inline(never)]
+    fn choose_echo<const V6: bool>(
+        &mut self,
+        round: &mut Round,
+        index: usize,
+        choice: &mut Choice,
+    ) -> Bits {
+        let frame = &round.batch.frames()[index];
+        let len = frame.len();
+        let Some(echo) = parse::echo::<V6>(frame.head(), len) else {
+            return 0;
+        };
+        let undone = frame.fault().is_some() || frame.offload != Offload::default();
+        if echo.src != mac_bits(round.nic.mac) || undone {
+            return 0;
+        }
+        let Some(route) = self.route(round, echo.dst) else {
+            return 0;
+        };
+        let to = &self.routes[route % ROUTES];
+        if to.far.is_some() || len > to.max_frame as usize {
+            return 0;
+        }
+        if let Some(free) = &to.free[usize::from(V6)] {
+            let passes = free.lets_pass::<V6>(&echo);
+            if passes {
+                choice.tally.add(round.counters, free.rules, 1, len as u64);
+                round.jobs.push(pass(index as u8, (to.target, 0)));
+            }
+            return passes.into();
+        }
+        let Some(key) = Key::of_echo::<V6>(&echo, &to.ends) else {
+            return 0;
+        };
+        let chosen = Chosen {
+            frame: index,
+            len,
+            route,
+            key,
+            side: to.ends.sender,
+            transport: echo.transport,
+        };
+        self.runs.add(&round.tables.flows, chosen, || 0);
+        1
     }
 
     /// The route to a MAC address, as an index. `None` when that is not the address of another NIC,
@@ -293,10 +376,10 @@ impl Far {
         self.until_secs.is_some_and(|until| now_secs >= until)
     }
 
-    /// The job of a frame of a flow with this hash.
+    /// Where the frames of a flow with this hash go.
     #[inline]
-    fn pass(&self, underlay: &Underlay, frame: u8, hash: u32) -> Job {
-        pass(frame, PortSlot::hop(underlay.choose(self.path, hash)), hash)
+    fn to(&self, underlay: &Underlay, hash: u32) -> To {
+        (PortSlot::hop(underlay.choose(self.path, hash)), hash)
     }
 }
 
@@ -324,12 +407,7 @@ impl Free {
 
     #[inline]
     fn lets_pass<const V6: bool>(&self, plain: &Plain) -> bool {
-        let dhcp = |port: u32| {
-            matches!(
-                port as u16,
-                dhcp::CLIENT_PORT | dhcp::SERVER_PORT | dhcp::CLIENT_PORT_V6 | dhcp::SERVER_PORT_V6
-            )
-        };
+        let dhcp = |port: u32| dhcp::is_port(port as u16);
         let [first, second, ..] = plain.ip;
         let from = if V6 {
             [first, second]
@@ -363,7 +441,7 @@ impl Tally {
 }
 
 #[inline(always)]
-fn pass(frame: u8, target: PortSlot, steer: u32) -> Job {
+fn pass(frame: u8, (target, steer): To) -> Job {
     Job {
         frame,
         verdict: Verdict::Pass,

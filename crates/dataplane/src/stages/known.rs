@@ -94,13 +94,7 @@ fn follow(
         return Verdict::Open;
     };
     let frame = &round.batch.frames()[item.frame];
-    let seen = Seen {
-        ip,
-        head: frame.head(),
-        len: frame.len(),
-        side,
-        now_ms,
-    };
+    let seen = Seen::of(ip, frame.head(), frame.len(), side, now_ms);
     let view = round.view;
     let timeouts = |(owner, peer)| between(view.port(owner), view.port(peer));
     match flows.track(id, &seen, timeouts) {

@@ -1,7 +1,30 @@
 //! Beside the steps: where connections are logged, what was refused is told.
 
-use crate::flow::{Endpoint, Refused};
+use wire::parse::protocol::{TCP, UDP};
+
+use crate::drop_reason::DropReason;
+use crate::flow::{Endpoint, Key, Log, Refused, Seen, Side};
 use crate::round::{Round, Verdict};
+use crate::time::Now;
+
+/// Notes a packet that was refused on the fast path, and of which flow it would be.
+#[cold]
+pub(crate) fn denied_flow(log: &mut Log, key: &Key, seen: &Seen, reason: DropReason, now: Now) {
+    let end = |side: Side, port| Endpoint {
+        uid: key.uid(side),
+        address: key.address(side),
+        port,
+    };
+    let to = 1 - seen.side;
+    let has_ports = matches!(key.protocol(), TCP | UDP);
+    let what = Refused {
+        from: end(seen.side, 0),
+        to: end(to, if has_ports { key.port(to) } else { 0 }),
+        protocol: key.protocol(),
+        reason,
+    };
+    log.denied(what, seen.len, now);
+}
 
 /// Notes each packet that a step before has refused to bring to a target.
 #[cold]

@@ -2,6 +2,7 @@
 //! begins.
 
 pub(crate) mod always;
+pub(crate) mod begin;
 pub(crate) mod deliver;
 pub(crate) mod destination;
 pub(crate) mod encapsulate;

@@ -35,11 +35,9 @@ pub(crate) fn redecide(view: &View, flows: &FlowTable, counters: &Counters, id: 
     {
         return false;
     }
-    let timeout = timeout_secs(
-        key.protocol(),
-        entry.state(),
-        &between(Some(from), Some(to)),
-    );
+    let timeout = timeout_secs(key.protocol(), entry.state(), || {
+        between(Some(from), Some(to))
+    });
     entry.timeout_secs.set(timeout);
     admit(entry, egress, ingress, counters);
     entry.epoch.set(view.epoch_mark());
@@ -48,6 +46,7 @@ pub(crate) fn redecide(view: &View, flows: &FlowTable, counters: &Counters, id: 
 
 /// Notes by which rules a flow passes. `None`: it lives on by the rule that admitted it and is
 /// gone, whose slot may become another rule's: it is not counted there any more.
+#[inline]
 pub(crate) fn admit(
     entry: &Entry,
     egress: Option<Grant>,
@@ -80,7 +79,8 @@ pub(crate) fn admit(
 }
 
 /// What the rules are asked about a flow.
-fn question(key: &Key, initiator: Side) -> Question {
+#[inline]
+pub(crate) fn question(key: &Key, initiator: Side) -> Question {
     let (v6, protocol) = (key.is_v6(), key.protocol());
     let has_selector = matches!(protocol, TCP | UDP | SCTP)
         || (protocol == ICMP && !v6)

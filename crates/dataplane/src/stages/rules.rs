@@ -1,8 +1,10 @@
 //! Steps 9 and 10: the rules, for packets of which nothing is known.
 
 use crate::drop_reason::DropReason;
-use crate::judge;
+use crate::judge::{self, Grant, Question};
 use crate::round::{Round, Verdict, owns_source, question};
+use crate::snapshot::PortConfig;
+use crate::view::View;
 
 /// Step 9: may the packet leave its sender?
 pub(crate) fn egress(round: &mut Round) {
@@ -15,16 +17,29 @@ pub(crate) fn egress(round: &mut Round) {
             return Verdict::Open;
         };
         let owned = owns_source(round.nic, packet, ip);
-        match judge::egress(round.view, round.nic, &question(ip), owned) {
-            Some(grant) => case.egress = grant,
-            // Without egress rules it is the address that is wrong.
-            None if !round.view.open_to(round.nic.slot).needs_egress => {
-                return Verdict::DropFrom(DropReason::ForeignSource);
-            }
-            None => return Verdict::DropFrom(DropReason::NoEgressRule),
+        match may_leave(round.view, round.nic, &question(ip), owned) {
+            Ok(grant) => case.egress = grant,
+            Err(reason) => return Verdict::DropFrom(reason),
         }
         Verdict::Open
     });
+}
+
+/// What the sender's rules say of a packet; `owned`: from an address of its own.
+#[inline]
+pub(crate) fn may_leave(
+    view: &View,
+    nic: &PortConfig,
+    question: &Question,
+    owned: bool,
+) -> Result<Grant, DropReason> {
+    judge::egress(view, nic, question, owned).ok_or_else(|| {
+        // Without egress rules it is the address that is wrong.
+        match view.open_to(nic.slot).needs_egress {
+            false => DropReason::ForeignSource,
+            true => DropReason::NoEgressRule,
+        }
+    })
 }
 
 /// Step 10: may it enter its target?

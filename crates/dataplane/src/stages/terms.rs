@@ -5,6 +5,7 @@ use crate::snapshot::{PortConfig, Timeouts};
 
 /// How many flows the NIC may have that a flow is charged to, which one of these has begun with the
 /// other.
+#[inline]
 pub(crate) fn share(from: &PortConfig, to: Option<&PortConfig>) -> u32 {
     match (from.slot.remote_of(), to) {
         (Some(_), Some(to)) => to.flow_share,
@@ -13,6 +14,7 @@ pub(crate) fn share(from: &PortConfig, to: Option<&PortConfig>) -> u32 {
 }
 
 /// The idle timeouts of a flow between two NICs.
+#[inline]
 pub(crate) fn between(a: Option<&PortConfig>, b: Option<&PortConfig>) -> Timeouts {
     match (a, b) {
         (Some(a), Some(b)) => shorter(&a.timeouts, &b.timeouts),

@@ -618,6 +618,41 @@ fn a_flood_of_broadcasts_takes_no_more_than_its_turn() {
 }
 
 #[test]
+fn a_flood_of_what_nobody_knows_takes_no_more_than_its_part() {
+    for family in FAMILIES {
+        let (mut lab, c, d) = Lab::pair(vec![allow_all_in(Some(UDP)), allow_in(TCP, 80)]);
+        let flooder = lab.nic();
+        lab.passes(c, d, udp(c, d, family, 1, 2));
+        // SYNs that begin flows, datagrams that nobody takes, and what takes the whole path.
+        let begins = |port| ip(flooder, d, family).tcp(port, 80, SYN).build();
+        let refused = |port| ip(flooder, c, family).udp(port, 1).build();
+        let odd = |port| ip(flooder, d, family).sctp(port, 9, 0, 1).build();
+        let floods: [&dyn Fn(u16) -> Vec<u8>; 3] = [&begins, &refused, &odd];
+        for (flood, before) in floods.into_iter().zip([0, 15, 30]) {
+            let many = 15 * BATCH as u16;
+            for port in 0..many {
+                lab.queue(flooder, flood(1000 + port), Offload::default());
+                lab.queue(c, udp(c, d, family, 1, 2), Offload::default());
+            }
+            let frames = |lab: &Lab, nic: Nic| lab.sim.port(nic.slot).rx_frames;
+            let started = frames(&lab, c);
+            // They were parked.
+            lab.sim.sleep_of(0);
+            for _ in 0..15 {
+                lab.sim.turn();
+            }
+            assert_eq!(frames(&lab, c) - started, u64::from(many));
+            let heard = frames(&lab, flooder) / BATCH as u64 - before;
+            assert!((1..=5).contains(&heard), "{heard} batches of the flood");
+            // It is heard out when its time comes.
+            lab.sim.run();
+            assert_eq!(frames(&lab, flooder) / BATCH as u64, before + 15);
+            lab.received(d);
+        }
+    }
+}
+
+#[test]
 fn redirects_and_advertisements_of_ipv4_need_permission_too() {
     let (mut lab, a, b) = Lab::pair(vec![allow_all_in(Some(ICMP))]);
     for kind in [5, 9] {

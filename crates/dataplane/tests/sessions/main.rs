@@ -6,6 +6,7 @@ extern crate butterfly_dataplane as dataplane;
 
 mod always;
 mod attacks;
+mod both_paths;
 mod captures;
 mod changes;
 mod errors;

@@ -52,6 +52,29 @@ fn a_packet_larger_than_its_receivers_mtu_goes_back_as_an_error() {
     }
 }
 
+/// A ping of a flow that is known takes the fast path, one that is too large does not.
+#[test]
+fn an_echo_larger_than_its_receivers_mtu_is_dropped_too() {
+    for family in FAMILIES {
+        let (mut lab, a, b) = Lab::pair(vec![allow_all_in(None)]);
+        let ping = |len: usize| {
+            let headers = ip(a, b, family).echo_request(7, 1).build().len() - 14;
+            let builder = ip(a, b, family).echo_request(7, 1);
+            builder.payload(&vec![7; len - headers]).build()
+        };
+        lab.configure(b, |config| config.mtu = 1400);
+        for _ in 0..2 {
+            lab.passes(a, b, ping(1400));
+            let before = lab.drops();
+            lab.send(a, ping(1401));
+            assert_eq!(difference(&before, &lab.drops()), [(MtuExceeded, 1)]);
+            assert_eq!(lab.received(b).len(), 0);
+            assert_eq!(lab.received(a).len(), 1, "the error");
+        }
+        assert_eq!(lab.flows(), 1);
+    }
+}
+
 #[test]
 fn what_is_to_be_cut_fits_by_its_segments() {
     let (mut lab, a, b) = Lab::pair(vec![allow_all_in(None)]);

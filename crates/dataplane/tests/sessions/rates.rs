@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use dataplane::DropReason::*;
 use dataplane::limits::{Limit, Limits, Meters};
-use dataplane::{PortConfig, Simulation};
+use dataplane::{PortConfig, RuleSlot, Simulation};
 use wire::Mac;
 use wire::build;
 use wire::offload::{Gso, Offload, PartialChecksum};
@@ -377,6 +377,58 @@ fn connections_a_second_are_limited_where_they_begin_and_where_they_end() {
             lab.refuses(c, closed, NoIngressRule);
         }
         lab.passes(c, b, syn(c, b, 3));
+    }
+}
+
+/// The first packets of several flows in one batch take the fast path, and each asks the limits: of
+/// the receiver first, since what that does not take was not begun.
+#[test]
+fn connections_of_one_batch_are_counted_one_by_one() {
+    for family in FAMILIES {
+        let (mut lab, a, b) = Lab::pair(vec![allow_in(TCP, 80)]);
+        let limits = |burst| Limits {
+            connections: limit(1, burst),
+            ..Limits::default()
+        };
+        let syn = |port| ip(a, b, family).tcp(port, 80, SYN).seq(1).build();
+        let closed = ip(a, b, family).tcp(9, 81, SYN).seq(1).build();
+        let send = |lab: &mut Lab, frames: &[Vec<u8>]| {
+            for frame in frames {
+                lab.queue(a, frame.clone(), Offload::default());
+            }
+            lab.sim.run();
+            lab.received(b)
+        };
+        let counted = |lab: &Lab| {
+            let [from, to] = [a, b].map(|nic| lab.sim.port(nic.slot).drops(ConnectionLimit));
+            (from, to)
+        };
+
+        // What is said again is no other connection, and what the rules refuse is none.
+        lab.configure(a, egress(limits(2)));
+        let batch = [syn(1), closed, syn(1), syn(2), syn(3), syn(1), syn(4)];
+        let passed = send(&mut lab, &batch);
+        assert_eq!(passed, [syn(1), syn(1), syn(2), syn(1)]);
+        assert_eq!(counted(&lab), ((2, 0), (0, 0)));
+        assert_eq!(lab.sim.port(b.slot).drops(NoIngressRule), (0, 1));
+        assert_eq!((lab.flows(), lab.sim.rule(RuleSlot(0)).flows), (2, 2));
+
+        // The receiver takes one, and what it refuses costs the sender nothing.
+        lab.configure(a, egress(limits(3)));
+        lab.configure(b, ingress(limits(1)));
+        assert_eq!(send(&mut lab, &[syn(5), syn(6), syn(7)]), [syn(5)]);
+        assert_eq!(counted(&lab), ((2, 0), (0, 2)));
+        lab.configure(b, |config| config.meters = None);
+        assert_eq!(send(&mut lab, &[syn(6), syn(7), syn(8)]), [syn(6), syn(7)]);
+        assert_eq!(counted(&lab), ((3, 0), (0, 2)));
+
+        // A connection that is over, and its ports used again: that is another one.
+        let reset = ip(a, b, family).tcp(5, 80, RST).seq(2).build();
+        lab.passes(a, b, reset);
+        assert_eq!(send(&mut lab, &[syn(5)]), [] as [Vec<u8>; 0]);
+        lab.wait(1);
+        assert_eq!(send(&mut lab, &[syn(5), syn(5)]), [syn(5), syn(5)]);
+        assert_eq!(counted(&lab), ((4, 0), (0, 2)));
     }
 }
 

@@ -1,8 +1,12 @@
 //! packet_trace: what a NIC sends and is sent, with the reason beside what was dropped.
 
 use std::path::Path;
+use std::sync::Arc;
 
-use dataplane::Trace;
+use dataplane::limits::{Limit, Limits, Meters};
+use dataplane::trial::{By, Outcome, Stage};
+use dataplane::{DropReason, RuleSlot, Trace};
+use wire::offload::Offload;
 
 use crate::lab::*;
 
@@ -55,4 +59,64 @@ fn a_trace_holds_what_passed_and_what_did_not() {
         assert_eq!(count(file, b"dropped: no_ingress_rule"), 1);
     }
     assert_eq!(count(&file_b, b"dropped: truncated"), 0);
+}
+
+/// Of a receiver alone, whose sender's frames take the fast path: what begins a flow there and what
+/// is refused there is in its trace, and a trial knows the flow.
+#[test]
+fn a_receivers_trace_and_a_trial_know_what_began_on_the_fast_path() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("b");
+    let (mut lab, a, b) = Lab::pair(vec![allow_in(UDP, 53)]);
+    let trace = Trace::open(folder.path(), &path, "b").unwrap();
+    let connections = Some(Limit { rate: 1, burst: 1 });
+    let limits = Limits {
+        connections,
+        ..Limits::default()
+    };
+    lab.configure(b, |config| {
+        config.trace = Some(trace.clone());
+        config.meters = Meters::new(Limits::default(), limits).map(Arc::new);
+    });
+    let asked = udp(a, b, Family::V4, 1, 53);
+    let refused = udp(a, b, Family::V4, 1, 54);
+    let too_many = udp(a, b, Family::V4, 2, 53);
+    let answer = udp(b, a, Family::V4, 53, 1);
+    let by = |lab: &mut Lab, from: Nic, frame: &[u8]| {
+        let report = lab.tried(from.slot, frame).unwrap();
+        let [target] = &report.targets[..] else {
+            panic!("{report:?}");
+        };
+        (target.by, target.flow.is_some(), target.verdict)
+    };
+    assert_eq!(
+        by(&mut lab, a, &asked),
+        (By::Rules, false, Outcome::Pass),
+        "a trial before it takes nothing of the limit"
+    );
+    for frame in [&asked, &refused, &too_many] {
+        lab.queue(a, frame.clone(), Offload::default());
+    }
+    lab.sim.run();
+    assert_eq!(lab.received(b), std::slice::from_ref(&asked));
+    let flow = By::Flow([None, Some(RuleSlot(0))]);
+    for (from, frame) in [(a, &asked), (b, &answer)] {
+        assert_eq!(by(&mut lab, from, frame), (flow, true, Outcome::Pass));
+    }
+    let verdict = Outcome::Dropped {
+        stage: Stage::Remember,
+        reason: DropReason::ConnectionLimit,
+        at_target: true,
+    };
+    assert_eq!(by(&mut lab, a, &too_many), (By::Rules, false, verdict));
+    lab.passes(b, a, answer.clone());
+    lab.configure(b, |config| config.trace = None);
+    assert_eq!(trace.lost(), 0);
+    drop((trace, lab));
+    let file = finished(&path, b"dropped: connection_limit");
+    for frame in [&asked, &refused, &too_many, &answer] {
+        assert_eq!(count(&file, frame), 1);
+    }
+    assert_eq!(count(&file, b"dropped: no_ingress_rule"), 1);
+    assert_eq!(count(&file, b"dropped: connection_limit"), 1);
 }

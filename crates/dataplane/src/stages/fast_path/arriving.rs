@@ -166,16 +166,24 @@ impl FastPath {
             mut tally,
             ..
         } = choice;
-        let in_order = round.jobs.is_empty();
-        let target = |run: &Run| {
-            let route = &self.arriving.routes[usize::from(run.route)];
-            route
-                .as_ref()
-                .map_or(PortSlot::default(), |route| route.target)
+        let mut in_order = round.jobs.is_empty();
+        let routes = &self.arriving.routes;
+        let to = |run: &Run, steer: u32| {
+            let route = routes[usize::from(run.route)].as_ref();
+            let target = route.map_or(PortSlot::default(), |route| route.target);
+            (target, steer)
         };
-        left |= self.runs.follow(round, &mut tally, |run, steer| {
-            pass(run.first, target(run), steer)
-        });
+        let unchosen = left;
+        left |= self.runs.follow(round, unchosen, &mut tally, to);
+        if self.runs.may_begin() {
+            let view = round.view;
+            let ends = |run: &Run| {
+                let route = routes[usize::from(run.route)].as_ref()?;
+                Some((view.remote(route.from.network)?, view.port(route.target)?))
+            };
+            left &= !self.runs.begin(round, &mut tally, ends, to).decided;
+            in_order = false;
+        }
         tally.settle(round.counters);
         if !in_order {
             round.jobs.sort_unstable_by_key(|job| job.frame);
@@ -220,7 +228,7 @@ impl FastPath {
             if free.lets_pass::<V6>(&plain) {
                 choice.tally.add(round.counters, free.rules, 1, len as u64);
                 let steer = plain.ports ^ plain.ports >> 16;
-                round.jobs.push(pass(index as u8, to.target, steer));
+                round.jobs.push(pass(index as u8, (to.target, steer)));
                 choice.left &= !(1 << index);
             }
             return;

@@ -5,18 +5,28 @@
 //! ([`Runs::follow`]). Each step fetches what the next one reads: the bucket of the index when a
 //! run begins; the flow, and the line of the side that sends, [`AHEAD`] runs later, so that the
 //! memory is busy while the next packets are being read.
+//!
+//! Packets amid a connection, or of datagrams that go both ways, change no state: a few numbers are
+//! all there is to follow. Others of a flow that is known go through the state machine of the whole
+//! path ([`Flows::track`]), here and at once; what that refuses is left. No packet overtakes one of
+//! its own flow that is left ([`is_behind`]), and none changes a state behind one that is left.
 
 use std::ops::Range;
 
 use io::frame::{BATCH, Bits, Frame, first_bits};
 use wire::parse::Transport;
 
-use super::{Tally, steer};
+use super::{Tally, To, pass, steer};
 use crate::counters::Counters;
 use crate::flow::{
-    Entry, FlowId, FlowState, FlowTable, Half, Key, NONE, Side, follow_plain, is_amid,
+    Entry, FlowEnd, FlowId, FlowState, FlowTable, Flows, Half, Key, NONE, Seen, Side, Tracked,
+    follow_plain, is_amid,
 };
+use crate::ids::PortSlot;
 use crate::round::{Job, Round};
+use crate::snapshot::Timeouts;
+use crate::stages::terms::between;
+use crate::view::View;
 
 /// How many runs later the bucket of a run is expected to be there.
 const AHEAD: usize = 16;
@@ -27,25 +37,40 @@ pub(super) struct Runs {
     count: usize,
     /// By frame, of those of TCP in runs.
     transports: Box<[Transport; BATCH]>,
+    /// Runs of flows that are not known, by their place in the list: see [`first`](super::first).
+    unknown: Bits,
+    /// Other frames are left to the whole path.
+    leaves_others: bool,
 }
 
 /// What is the same for all runs of a batch.
-struct Terms<'a> {
-    flows: &'a FlowTable,
+pub(super) struct Terms<'a> {
+    view: &'a View,
     frames: &'a [Frame],
     transports: &'a [Transport; BATCH],
-    counters: &'a Counters,
+    pub counters: &'a Counters,
     epoch: u32,
-    now_ms: u32,
+    pub now_ms: u32,
     /// The queue pair that the batch is from; none on the wire.
     pair: Option<u16>,
+    /// The first frame that is left: behind it no packet changes a state, since that one may be of
+    /// the same flow, and states change in the order of the packets. [`BATCH`] if there is none.
+    barred: u8,
+}
+
+/// What became of a run.
+enum Followed {
+    /// Some of its frames, maybe none, are left to the whole path.
+    Left(Bits),
+    /// Its flow is not known, or over, from this frame on.
+    Unknown(u8),
 }
 
 /// Packets of one flow, each right behind the one before.
 #[derive(Clone, Copy)]
 pub(super) struct Run {
-    key: Key,
-    hash: u64,
+    pub key: Key,
+    pub hash: u64,
     /// What its flow is called on the wire, if it goes there.
     pub outer_hash: u32,
     /// The flow that it is probably of, or [`NONE`].
@@ -92,6 +117,8 @@ impl Runs {
             list: Box::new([none; BATCH]),
             count: 0,
             transports: Box::new([Transport::default(); BATCH]),
+            unknown: 0,
+            leaves_others: false,
         }
     }
 
@@ -145,44 +172,124 @@ impl Runs {
         self.count += 1;
     }
 
-    /// Adds a job for each packet that is amid its flow; gives the frames of the others, as bits.
-    /// `job` says what is to be done with a run's first frame, by the queue pair that its target
-    /// wants it in.
+    /// Adds a job for each packet of a flow that is known in all; gives the frames of the others,
+    /// as bits. `unchosen`: frames that are in no run, and have not passed either. `to` says where
+    /// a run's frames go, by the queue pair that their target wants them in.
     #[inline(always)]
     pub fn follow(
         &mut self,
         round: &mut Round,
+        unchosen: Bits,
         tally: &mut Tally,
-        job: impl Fn(&Run, u32) -> Job,
+        to: impl Fn(&Run, u32) -> To,
     ) -> Bits {
         let runs = &mut self.list[..self.count.min(BATCH)];
-        let terms = Terms {
-            flows: &round.tables.flows,
-            frames: round.batch.frames(),
-            transports: &self.transports,
-            counters: round.counters,
-            epoch: round.view.epoch_mark(),
-            now_ms: round.now.millis(),
-            pair: (!round.is_from_wire()).then_some(round.from.pair),
-        };
-        let mut left = 0;
+        let flows: &FlowTable = &round.tables.flows;
         let fetched = runs.len().saturating_sub(AHEAD);
         for run in &mut runs[fetched..] {
-            run.fetch(terms.flows);
+            run.fetch(flows);
         }
-        for run in runs.iter() {
-            left |= run.follow(&terms, round.jobs, tally, &job);
+        let terms = Terms::of(round, &self.transports, unchosen);
+        let mut rest = None;
+        // In registers.
+        let mut sums = std::mem::take(tally);
+        // Mostly that is all.
+        for (index, run) in runs.iter().enumerate() {
+            let at = run.pass(&terms, flows, round.jobs, &mut sums, &to);
+            if at != run.end {
+                rest = Some((index, at));
+                break;
+            }
         }
+        *tally = sums;
+        self.unknown = 0;
+        self.leaves_others = unchosen != 0;
+        match rest {
+            None => 0,
+            Some(from) => self.follow_rest(round, from, unchosen, tally, to),
+        }
+    }
+
+    /// Does so from a run on, and from one of its frames, which changes its flow's state or is to
+    /// be left.
+    #[inline(never)]
+    fn follow_rest(
+        &mut self,
+        round: &mut Round,
+        (first, at): (usize, u8),
+        unchosen: Bits,
+        tally: &mut Tally,
+        to: impl Fn(&Run, u32) -> To,
+    ) -> Bits {
+        let mut terms = Terms::of(round, &self.transports, unchosen);
+        let begun = &mut self.list[first];
+        begun.first = at;
+        begun.bytes = bytes(terms.frames, begun.frames()) as u32;
+        let (mut left, mut unknown, mut behind) = (0, 0, 0);
+        for index in first..self.count.min(BATCH) {
+            let run = &self.list[index];
+            if behind != 0 && is_behind(&self.list, behind, run) {
+                left |= run.bits();
+                continue;
+            }
+            match run.follow(&terms, &mut round.tables.flows, round.jobs, tally, &to) {
+                Followed::Left(0) => {}
+                Followed::Left(frames) => {
+                    left |= frames;
+                    behind |= 1 << index;
+                    terms.barred = terms.barred.min(frames.trailing_zeros() as u8);
+                }
+                Followed::Unknown(from) => {
+                    let run = &mut self.list[index];
+                    run.first = from;
+                    left |= run.bits();
+                    unknown |= 1 << index;
+                }
+            }
+        }
+        self.unknown = unknown;
+        self.leaves_others |= behind != 0;
         left
+    }
+
+    /// There are such, and nothing else is left to the whole path, where known flows are followed
+    /// before others begin.
+    #[inline(always)]
+    pub fn may_begin(&self) -> bool {
+        self.unknown != 0 && !self.leaves_others
+    }
+
+    /// The runs of flows that are not known.
+    pub fn unknown(&self) -> impl Iterator<Item = &Run> {
+        let runs = self.list[..self.count.min(BATCH)].iter().enumerate();
+        runs.filter(|(index, _)| self.unknown >> index & 1 == 1)
+            .map(|(_, run)| run)
+    }
+
+    pub fn transports(&self) -> &[Transport; BATCH] {
+        &self.transports
     }
 }
 
+/// True when frames of the same flow are left, of one of the runs that `behind` names.
+#[cold]
+fn is_behind(list: &[Run; BATCH], behind: Bits, run: &Run) -> bool {
+    let left = list.iter().enumerate();
+    left.filter(|(index, _)| behind >> index & 1 == 1)
+        .any(|(_, other)| other.key.is(&run.key))
+}
+
 impl Run {
-    fn frames(&self) -> Range<u8> {
+    pub fn frames(&self) -> Range<u8> {
         self.first..self.end
     }
 
-    fn bits(&self) -> Bits {
+    #[inline(always)]
+    pub fn side(&self) -> Side {
+        Side::from(self.side & 1)
+    }
+
+    pub fn bits(&self) -> Bits {
         first_bits(self.end.into()) & !first_bits(self.first.into())
     }
 
@@ -193,74 +300,219 @@ impl Run {
         self.likely = likely.unwrap_or(NONE);
     }
 
+    /// Passes its frames as far as they change no state. Gives the first that does not pass so.
     #[inline(always)]
-    fn follow(
+    fn pass(
         &self,
+        terms: &Terms,
+        flows: &FlowTable,
+        jobs: &mut Vec<Job>,
+        tally: &mut Tally,
+        to: impl Fn(&Run, u32) -> To,
+    ) -> u8 {
+        match flows.find_likely(self.likely, &self.key, self.hash) {
+            Some(entry) if is_open(terms, entry, self.side()) && self.is_settled(entry) => {
+                self.pass_settled(entry, terms, jobs, tally, to)
+            }
+            _ => self.first,
+        }
+    }
+
+    /// Does so in a flow that is open and settled.
+    #[inline(always)]
+    fn pass_settled(
+        &self,
+        entry: &Entry,
         terms: &Terms,
         jobs: &mut Vec<Job>,
         tally: &mut Tally,
-        job: impl Fn(&Run, u32) -> Job,
-    ) -> Bits {
-        let (flows, side) = (terms.flows, Side::from(self.side & 1));
-        let Some(entry) = flows.find_likely(self.likely, &self.key, self.hash) else {
-            return self.bits();
-        };
-        if !self.is_open(terms, entry, side) {
-            return self.bits();
-        }
+        to: impl Fn(&Run, u32) -> To,
+    ) -> u8 {
+        let (side, mut end) = (self.side(), self.end);
         let mine = &entry.sides[side];
-        let job = job(self, steer(mine, self.hash));
-        let (mut left, mut frames, mut bytes) = (0, self.end - self.first, self.bytes);
+        let to = to(self, steer(mine, self.hash));
+        let (mut frames, mut sum) = (end - self.first, u64::from(self.bytes));
         if self.tcp {
             for frame in self.frames() {
-                if terms.is_followed(mine, frame.into()) {
-                    jobs.push(Job { frame, ..job });
-                } else {
-                    left |= 1 << frame;
-                    frames -= 1;
-                    bytes -= terms.frames[usize::from(frame)].len() as u32;
+                if !terms.is_amid(mine, frame.into()) {
+                    end = frame;
+                    frames = end - self.first;
+                    sum = bytes(terms.frames, self.first..end);
+                    break;
                 }
+                jobs.push(pass(frame, to));
             }
         } else {
             for frame in self.frames() {
-                jobs.push(Job { frame, ..job });
+                jobs.push(pass(frame, to));
             }
         }
         if frames > 0 {
             mine.touch(terms.now_ms);
-            mine.count(frames.into(), bytes.into());
-            if let Some(pair) = terms.pair {
-                entry.note_pair(side, pair);
-            }
-            tally.add(terms.counters, mine.rules(), frames.into(), bytes.into());
+            mine.count(frames.into(), sum);
+            terms.note_pair(entry, side);
+            tally.add(terms.counters, mine.rules(), frames.into(), sum);
         }
-        left
+        end
     }
 
-    /// The whole path has let packets of this side pass under the snapshot in force, and the flow
-    /// is where packets like them change nothing.
+    /// Passes its frames, each by the state machine from the first on that changes a state.
     #[inline(always)]
-    fn is_open(&self, terms: &Terms, entry: &Entry, side: Side) -> bool {
+    fn follow(
+        &self,
+        terms: &Terms,
+        flows: &mut Flows,
+        jobs: &mut Vec<Job>,
+        tally: &mut Tally,
+        to: impl Fn(&Run, u32) -> To,
+    ) -> Followed {
+        let Some(id) = flows.find_likely_id(self.likely, &self.key, self.hash) else {
+            return Followed::Unknown(self.first);
+        };
+        let entry = flows.entry(id);
+        if !is_open(terms, entry, self.side()) {
+            return self.leave(id, terms, flows);
+        }
+        let mut at = self.first;
+        if self.is_settled(entry) {
+            at = self.pass_settled(entry, terms, jobs, tally, &to);
+            if at == self.end {
+                return Followed::Left(0);
+            }
+        } else if entry.is_out() {
+            return Followed::Unknown(self.first);
+        }
+        self.advance(at, id, terms, flows, jobs, tally, to)
+    }
+
+    /// What is not to be followed here is left, but not what is over by time.
+    #[cold]
+    fn leave(&self, id: FlowId, terms: &Terms, flows: &mut Flows) -> Followed {
+        let entry = flows.entry(id);
+        if !entry.is_out() {
+            if terms.barred < self.first || !entry.expired(terms.now_ms) {
+                return Followed::Left(self.bits());
+            }
+            flows.remove(id, FlowEnd::Idle);
+        }
+        Followed::Unknown(self.first)
+    }
+
+    /// The flow is where packets like these change nothing.
+    #[inline(always)]
+    fn is_settled(&self, entry: &Entry) -> bool {
         let state = entry.state.get();
-        let decided =
-            entry.epoch.get() == terms.epoch && entry.sides[side].fast_path.get() == terms.epoch;
-        let settled = match self.tcp {
+        match self.tcp {
             true => state == FlowState::Established as u8,
             false => {
                 state == FlowState::Stream as u8
-                    || (state == FlowState::OneWay as u8 && side == entry.initiator())
+                    || (state == FlowState::OneWay as u8 && self.side() == entry.initiator())
             }
+        }
+    }
+
+    /// Follows the frames from `from` on, each by the state machine.
+    #[expect(clippy::too_many_arguments, reason = "what `follow` has at hand")]
+    #[inline(never)]
+    fn advance(
+        &self,
+        from: u8,
+        id: FlowId,
+        terms: &Terms,
+        flows: &mut Flows,
+        jobs: &mut Vec<Job>,
+        tally: &mut Tally,
+        to: impl Fn(&Run, u32) -> To,
+    ) -> Followed {
+        let to = to(self, steer(&flows.entry(id).sides[self.side()], self.hash));
+        for frame in from..self.end {
+            let left = || Followed::Left(self.bits() & !first_bits(frame.into()));
+            if frame > terms.barred {
+                return left();
+            }
+            let seen = self.seen(terms, frame);
+            match flows.track(id, &seen, terms.timeouts()) {
+                Tracked::Pass => {}
+                Tracked::Drop(_) => return left(),
+                // A connection that is over, and its ports used again.
+                Tracked::Reopen => {
+                    flows.remove(id, FlowEnd::Closed);
+                    return Followed::Unknown(frame);
+                }
+            }
+            jobs.push(pass(frame, to));
+            let entry = flows.entry(id);
+            terms.note_pair(entry, seen.side);
+            let rules = entry.sides[seen.side].rules();
+            tally.add(terms.counters, rules, 1, seen.len as u64);
+        }
+        Followed::Left(0)
+    }
+
+    /// One of its frames as tracking sees it.
+    #[inline]
+    pub fn seen(&self, terms: &Terms, frame: u8) -> Seen {
+        let frame = usize::from(frame);
+        let transport = match self.tcp {
+            true => terms.transports[frame % BATCH],
+            false => Transport::default(),
         };
-        decided && settled && entry.is_fresh(side, terms.now_ms)
+        let bytes = &terms.frames[frame];
+        let (head, len) = (bytes.head(), bytes.len());
+        Seen::of_plain(&transport, head, len, self.side(), terms.now_ms)
     }
 }
 
-impl Terms<'_> {
+/// The whole path has let packets of this side pass under the snapshot in force, and the flow is
+/// not over.
+#[inline(always)]
+fn is_open(terms: &Terms, entry: &Entry, side: Side) -> bool {
+    let decided =
+        entry.epoch.get() == terms.epoch && entry.sides[side].fast_path.get() == terms.epoch;
+    decided && entry.is_fresh(side, terms.now_ms)
+}
+
+/// Of some frames of a batch. It takes no [`Terms`]: those are to stay in registers.
+#[cold]
+fn bytes(batch: &[Frame], frames: Range<u8>) -> u64 {
+    let frames = &batch[frames.start.into()..frames.end.into()];
+    frames.iter().map(|frame| frame.len() as u64).sum()
+}
+
+impl<'a> Terms<'a> {
+    #[inline(always)]
+    pub fn of(round: &Round<'a>, transports: &'a [Transport; BATCH], unchosen: Bits) -> Terms<'a> {
+        Terms {
+            view: round.view,
+            frames: round.batch.frames(),
+            transports,
+            counters: round.counters,
+            epoch: round.view.epoch_mark(),
+            now_ms: round.now.millis(),
+            pair: (!round.is_from_wire()).then_some(round.from.pair),
+            barred: unchosen.trailing_zeros() as u8,
+        }
+    }
+
     /// A TCP packet is amid its connection, and that is as far now. Changes nothing otherwise.
     #[inline(always)]
-    fn is_followed(&self, mine: &Half, frame: usize) -> bool {
+    fn is_amid(&self, mine: &Half, frame: usize) -> bool {
         let head = self.frames[frame].head();
         let tcp = self.transports[frame % BATCH].tcp(head);
         tcp.is_some_and(|tcp| is_amid(tcp.flags) && follow_plain(mine, &tcp))
+    }
+
+    #[inline(always)]
+    pub fn note_pair(&self, entry: &Entry, side: Side) {
+        if let Some(pair) = self.pair {
+            entry.note_pair(side, pair);
+        }
+    }
+
+    /// The timeouts of flows between two NICs.
+    #[inline]
+    pub fn timeouts(&self) -> impl Fn((PortSlot, PortSlot)) -> Timeouts {
+        let view = self.view;
+        move |(owner, peer)| between(view.port(owner), view.port(peer))
     }
 }
