@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use crate::exchange::Kind;
 use crate::load::Load;
 use crate::peers::Peer;
 use crate::plan::Row;
@@ -81,7 +82,7 @@ fn all(table: &Table<Row, Peer>) -> Vec<Aim> {
         (udp(64, 1_000), Peer::OvsCt, 10.0),
         (udp(1518, 1), Peer::Testpmd, 1.5),
         (Row::Rate(Load::Tso), Peer::TestpmdLarge, 1.4),
-        (Row::Connections, Peer::OvsCt, 3.0),
+        (Row::Exchanges(Kind::Connection), Peer::OvsCt, 3.0),
     ];
     let mut aims = Vec::new();
     for (row, peer, least) in at_least {

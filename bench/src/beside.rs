@@ -98,7 +98,7 @@ fn round(
         (PortSlot(0).into(), guests[0].port()?),
         (PortSlot(1).into(), guests[1].port()?),
     ];
-    let mut switch = Switch::new(ports, MAX_FLOWS, path::snapshot()?)?;
+    let mut switch = Switch::new(ports, MAX_FLOWS, path::snapshot(crate::RULES)?)?;
     let (handle, stop) = (switch.handle(), AtomicBool::new(false));
     std::thread::scope(|scope| {
         scope.spawn(|| {

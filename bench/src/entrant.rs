@@ -7,10 +7,12 @@ use tempfile::TempDir;
 use testkit::vhost_frontend::Frontend;
 use wire::offload::Offload;
 
+use crate::exchange::Kind;
+use crate::flood::{self, Flood};
 use crate::guest::Guest;
 use crate::load::{self, Load, Turns};
 use crate::passes::said;
-use crate::peers::{Peer, PeerError, Running};
+use crate::peers::{Peer, PeerError, Running, Setup};
 use crate::plan::{BASE, MANY, PER_MILLE, Plan, Row, Test};
 use crate::report::Samples;
 use crate::results::{Column, Seen};
@@ -26,7 +28,7 @@ pub const QUIET: Duration = Duration::from_millis(20);
 /// How long a switch that was halted runs before its window begins.
 const WARM: Duration = Duration::from_millis(15);
 
-/// One switch and its two guests.
+/// One switch and its guests.
 pub struct Entrant {
     /// Which it is.
     pub peer: Peer,
@@ -37,6 +39,8 @@ pub struct Entrant {
     // In the order in which they go.
     _sessions: Vec<Frontend>,
     guests: [Guest; 2],
+    /// The third guest, where there is one.
+    flooder: Option<Guest>,
     running: Running,
     _dir: TempDir,
 }
@@ -44,7 +48,8 @@ pub struct Entrant {
 /// What a test keeps from one window to the next.
 enum Course {
     Rate(Load, Turns),
-    Connections(connections::Course),
+    Exchanges(Row, connections::Course),
+    Flood(Flood, Turns),
     Alone,
     /// At so many frames a second.
     Loaded(f64),
@@ -53,17 +58,22 @@ enum Course {
 
 impl Entrant {
     /// Starts the switch, connects guests that hear each other, and halts it.
-    pub fn start(peer: Peer, core: usize, large: bool) -> Result<Entrant, PeerError> {
+    pub fn start(peer: Peer, core: usize, setup: Setup) -> Result<Entrant, PeerError> {
         let dir = tempfile::tempdir()
             .map_err(|error| PeerError(format!("temporary directory: {error}")))?;
-        let running = peer.start(dir.path(), core, large)?;
-        let (ring, frame_max) = if large {
-            (RING_LARGE, 65_536)
-        } else {
-            (RING, 2_036)
+        let running = peer.start(dir.path(), core, setup)?;
+        let (ring, frame_max) = match setup {
+            Setup::Large => (RING_LARGE, 65_536),
+            _ => (RING, 2_036),
         };
-        let mut guests = [Guest::new(ring, frame_max)?, Guest::new(ring, frame_max)?];
+        let guest = |_| Guest::new(ring, frame_max);
+        let guests: Vec<Guest> = (0..setup.guests()).map(guest).collect::<Result<_, _>>()?;
         let sessions = running.connect(&guests)?;
+        let mut guests = guests.into_iter();
+        let (Some(first), Some(second)) = (guests.next(), guests.next()) else {
+            return Err(PeerError("two guests at least".to_owned()));
+        };
+        let (mut guests, flooder) = ([first, second], guests.next());
         rate::meet(&mut guests)?;
         running.halt()?;
         Ok(Entrant {
@@ -72,6 +82,7 @@ impl Entrant {
             base: Samples::default(),
             _sessions: sessions,
             guests,
+            flooder,
             running,
             _dir: dir,
         })
@@ -126,7 +137,20 @@ impl Entrant {
         rate::drain(guests)?;
         Ok(match test {
             Test::Rate(load) => Course::Rate(load, rate::begin(guests, load)?),
-            Test::Connections => Course::Connections(connections::Course::begin(guests)?),
+            Test::Exchanges(kind) => {
+                let course = connections::Course::begin(guests, kind)?;
+                Course::Exchanges(Row::Exchanges(kind), course)
+            }
+            Test::ManyRules => {
+                let course = connections::Course::begin(guests, Kind::Connection)?;
+                Course::Exchanges(Row::ManyRules, course)
+            }
+            Test::Flood(flood) => {
+                if let Some(flooder) = &mut self.flooder {
+                    flooder.prepare(&flood.frame()?, &Offload::default());
+                }
+                Course::Flood(flood, rate::begin(guests, BASE)?)
+            }
             Test::Alone | Test::Loaded | Test::Idle => {
                 latency::begin(guests)?;
                 match test {
@@ -164,12 +188,20 @@ impl Entrant {
                 }
                 Ok(rows)
             }
-            Course::Connections(connections) => {
+            Course::Flood(flood, turns) => {
+                let Some(flooder) = &mut self.flooder else {
+                    return Err(PeerError("no third guest".to_owned()));
+                };
+                let mut rate = |flood, window| flood::under(guests, flooder, flood, turns, window);
+                rate(None, WARM)?;
+                let alone = rate(None, plan.window)?;
+                rate(Some(*flood), WARM)?;
+                let flooded = rate(Some(*flood), plan.window)?;
+                Ok(vec![(Row::Flood(*flood), flooded / alone)])
+            }
+            Course::Exchanges(row, connections) => {
                 connections.window(guests, WARM)?;
-                Ok(vec![(
-                    Row::Connections,
-                    connections.window(guests, plan.window)?,
-                )])
+                Ok(vec![(*row, connections.window(guests, plan.window)?)])
             }
             Course::Alone => {
                 latency::alone(guests, WARM)?;

@@ -270,7 +270,7 @@ fn mac(nic: usize) -> Mac {
 
 /// The victims' network, and another one of the attacker and its crowd.
 fn snapshot(attack: Attack) -> Result<Snapshot, PeerError> {
-    let mut snapshot = path::snapshot()?;
+    let mut snapshot = path::snapshot(crate::RULES)?;
     let vni = Vni::new(2).map_err(|error| PeerError(error.to_string()))?;
     let victim = snapshot.ports.get(0).cloned().flatten();
     let victim = victim.ok_or_else(|| PeerError("no victim".to_owned()))?;

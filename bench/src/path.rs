@@ -5,7 +5,8 @@
 //! repeat. Cache lines that two cores share cost more than this shows; `switch` measures with them.
 //! Two switches are taken apart: `rings`, which takes what guest 0 sends and gives it to guest 1
 //! without a look at it, and `switch`, the data plane with its rules; `new` is the latter where
-//! every frame begins a flow. Each step of the first, and a turn of the second, is timed by the
+//! every frame begins a flow; exchanges that are over at once, and floods, are [`crate::short`]'s.
+//! Each step of the first, and a turn of the second, is timed by the
 //! cycle counter in windows of many batches. Reported are the lowest window, which other work on
 //! the machine has disturbed least, and the median one; and beside them a fixed loop of arithmetic,
 //! to tell a slow machine from a slow switch.
@@ -27,8 +28,9 @@ use wire::offload::Offload;
 
 use crate::guest::Guest;
 use crate::load::{self, Load, Turns};
-use crate::peers::{GUEST_MACS, PeerError, guest_ip};
+use crate::peers::{PeerError, guest_ip, guest_mac};
 use crate::report::{Ratios, Samples};
+use crate::short;
 
 /// Batches in a window: short enough that some windows are not interrupted.
 const WINDOW: u64 = 64;
@@ -48,6 +50,8 @@ pub fn run(quick: bool, only: &[String]) -> Result<Ratios, PeerError> {
     let windows = if quick { 300 } else { 3000 };
     let mut ratios = Ratios::default();
     let udp = |frame_len, flows| Load::Udp { frame_len, flows };
+    let chosen =
+        |name: &str| only.is_empty() || only.iter().any(|start| name.starts_with(start.as_str()));
     println!("TSC cycles a frame: lowest window, and the median one in brackets");
     for load in [
         udp(64, 1),
@@ -57,8 +61,7 @@ pub fn run(quick: bool, only: &[String]) -> Result<Ratios, PeerError> {
         udp(1518, 1),
         Load::Tso,
     ] {
-        let chosen = |start: &String| load.name().starts_with(start.as_str());
-        if !only.is_empty() && !only.iter().any(chosen) {
+        if !chosen(&load.name()) {
             continue;
         }
         let reference = reference(windows);
@@ -73,6 +76,7 @@ pub fn run(quick: bool, only: &[String]) -> Result<Ratios, PeerError> {
             report("new", load, &["turn"], &[turn], reference, &mut ratios);
         }
     }
+    short::run(quick, chosen, &mut ratios)?;
     Ok(ratios)
 }
 
@@ -171,7 +175,7 @@ fn switch(load: Load, windows: usize, max_flows: u32) -> Result<Samples, PeerErr
         (PortSlot(0).into(), guests[0].port()?),
         (PortSlot(1).into(), guests[1].port()?),
     ];
-    let mut switch = Switch::new(ports, max_flows, snapshot()?)?;
+    let mut switch = Switch::new(ports, max_flows, snapshot(crate::RULES)?)?;
     let script = load::script(load)?;
     for (from, frame) in &script.first {
         guests[*from].prepare(frame, &Offload::default());
@@ -190,11 +194,7 @@ fn switch(load: Load, windows: usize, max_flows: u32) -> Result<Samples, PeerErr
         let mut spent = 0;
         for _ in 0..WINDOW {
             guests[0].send(BATCH as u16, |write| turns.next(write));
-            spent += switch.turn();
-            let arrived = guests[1].receive();
-            if usize::from(arrived) != BATCH {
-                return Err(PeerError(format!("{arrived} frames of {BATCH} arrived")));
-            }
+            spent += switch.deliver(|| guests[1].receive().into())?;
         }
         if window >= settle {
             samples.push(spent as f64 / (WINDOW * BATCH as u64) as f64);
@@ -272,6 +272,20 @@ impl Switch {
         self.handle.clone()
     }
 
+    /// Turns until a batch has arrived: a sender waits a few turns for what its frames have cost.
+    /// Gives the cycles they took.
+    pub(crate) fn deliver(&mut self, mut receive: impl FnMut() -> usize) -> Result<u64, PeerError> {
+        let (mut spent, mut arrived) = (0, 0);
+        for _ in 0..100 {
+            spent += self.turn();
+            arrived += receive();
+            if arrived >= BATCH {
+                return Ok(spent);
+            }
+        }
+        Err(PeerError(format!("{arrived} frames of {BATCH} arrived")))
+    }
+
     /// One turn; gives the cycles it took.
     pub(crate) fn turn(&mut self) -> u64 {
         let now = Now {
@@ -284,8 +298,13 @@ impl Switch {
     }
 }
 
-/// Two NICs in a group with the rules that `switch` has too.
-pub(crate) fn snapshot() -> Result<Snapshot, PeerError> {
+/// Two NICs in a group with so many rules: those that `switch` has too.
+pub(crate) fn snapshot(rules: u16) -> Result<Snapshot, PeerError> {
+    snapshot_of(2, rules)
+}
+
+/// So many NICs in a group.
+pub(crate) fn snapshot_of(nics: usize, rules: u16) -> Result<Snapshot, PeerError> {
     let vni = Vni::new(1).map_err(|error| PeerError(error.to_string()))?;
     let mut network = Network {
         vni,
@@ -299,9 +318,8 @@ pub(crate) fn snapshot() -> Result<Snapshot, PeerError> {
         epoch: Epoch(1),
         ..Snapshot::default()
     };
-    for (index, mac) in GUEST_MACS.iter().enumerate() {
-        let slot = PortSlot(index as u32);
-        let mac = mac.parse().map_err(|error| PeerError(format!("{error}")))?;
+    for index in 0..nics {
+        let (slot, mac) = (PortSlot(index as u32), guest_mac(index)?);
         network.macs.insert(mac, slot);
         network.ports.push(slot);
         snapshot.ports.push_back(Some(Arc::new(PortConfig {
@@ -334,10 +352,10 @@ pub(crate) fn snapshot() -> Result<Snapshot, PeerError> {
         crate::TRAFFIC_PORT,
         crate::TRAFFIC_PORT + crate::TRAFFIC_PORTS - 1,
     );
-    let others = (2..crate::RULES).map(|number| crate::FIRST_RULE_PORT + number);
-    let tcp = others.chain([first]).map(|port| (6, port..=port));
-    let rules = tcp
-        .chain([(17, first..=last)])
+    let others = (2..rules).map(|number| crate::FIRST_RULE_PORT + number);
+    let rules = others
+        .map(|port| (6, port..=port))
+        .chain([(6, first..=last), (17, first..=last)])
         .enumerate()
         .map(|(slot, (protocol, selector))| RuleSpec {
             direction: Direction::Ingress,
@@ -348,10 +366,7 @@ pub(crate) fn snapshot() -> Result<Snapshot, PeerError> {
         });
     let group = Group {
         rules: RuleSet::new(rules.collect()),
-        members: [0, 1]
-            .map(|index| guest_ip(index).into())
-            .into_iter()
-            .collect(),
+        members: (0..nics).map(|index| guest_ip(index).into()).collect(),
         ..Group::default()
     };
     snapshot.groups.push_back(Some(Arc::new(group)));

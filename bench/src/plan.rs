@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
+use crate::exchange::Kind;
+use crate::flood::Flood;
 use crate::load::Load;
+use crate::peers::Setup;
 use crate::results::{self, Row as _};
 
 /// One line of the table.
@@ -13,8 +16,13 @@ pub enum Row {
     /// That of [`MANY`] flows, of what one flow has in the same pass from a sender that does the
     /// same for each frame.
     OfOne,
-    /// Connections a second, begun and ended.
-    Connections,
+    /// Exchanges a second, begun and ended.
+    Exchanges(Kind),
+    /// Connections a second under 10,000 rules.
+    ManyRules,
+    /// The rate of an established stream while a third guest floods, of what it is otherwise; half
+    /// the core is its fair share.
+    Flood(Flood),
     /// Seconds of a round trip of which `per_mille` are shorter: alone, or beside 80 % of the
     /// switch's own rate.
     RoundTrip { loaded: bool, per_mille: u16 },
@@ -37,7 +45,10 @@ impl results::Row for Row {
         match self {
             Row::Rate(load) => load.name(),
             Row::OfOne => format!("{}_of_one", MANY.name()),
-            Row::Connections => "connections".to_owned(),
+            Row::Exchanges(Kind::Connection) => "connections".to_owned(),
+            Row::Exchanges(Kind::Transaction) => "udp_transactions".to_owned(),
+            Row::ManyRules => "connections_10000_rules".to_owned(),
+            Row::Flood(flood) => flood.name().to_owned(),
             Row::RoundTrip { loaded, per_mille } => {
                 let load = if loaded { "load80" } else { "alone" };
                 format!("rtt_{load}_{}", quantile(per_mille))
@@ -52,7 +63,8 @@ impl results::Row for Row {
         match self {
             Row::Rate(_) => ("Mframes/s", 1e-6),
             Row::OfOne => ("of one flow's rate", 1.0),
-            Row::Connections => ("M/s", 1e-6),
+            Row::Flood(_) => ("of the rate alone", 1.0),
+            Row::Exchanges(_) | Row::ManyRules => ("M/s", 1e-6),
             Row::RoundTrip { .. } | Row::FirstFrame { .. } => ("us", 1e6),
             Row::IdleCpu => ("% of a core", 1.0),
         }
@@ -64,8 +76,12 @@ impl results::Row for Row {
 pub enum Test {
     /// [`Row::Rate`].
     Rate(Load),
-    /// [`Row::Connections`].
-    Connections,
+    /// [`Row::Exchanges`].
+    Exchanges(Kind),
+    /// [`Row::ManyRules`].
+    ManyRules,
+    /// [`Row::Flood`].
+    Flood(Flood),
     /// The round trips with one frame in flight.
     Alone,
     /// The round trips at 80 % of what this switch did with 64 bytes in this round.
@@ -81,7 +97,9 @@ impl Test {
         match self {
             Test::Rate(MANY) => vec![Row::Rate(MANY), Row::OfOne],
             Test::Rate(load) => vec![Row::Rate(load)],
-            Test::Connections => vec![Row::Connections],
+            Test::Exchanges(kind) => vec![Row::Exchanges(kind)],
+            Test::ManyRules => vec![Row::ManyRules],
+            Test::Flood(flood) => vec![Row::Flood(flood)],
             Test::Alone => round_trips(false).to_vec(),
             Test::Loaded => round_trips(true).to_vec(),
             Test::Idle => vec![
@@ -92,9 +110,14 @@ impl Test {
         }
     }
 
-    /// Does it need guests with buffers of 64 KiB?
-    pub fn is_large(self) -> bool {
-        matches!(self, Test::Rate(Load::Tso))
+    /// What the switches are set up for.
+    pub fn setup(self) -> Setup {
+        match self {
+            Test::Rate(Load::Tso) => Setup::Large,
+            Test::ManyRules => Setup::ManyRules,
+            Test::Flood(_) => Setup::Three,
+            _ => Setup::Small,
+        }
     }
 }
 
@@ -154,9 +177,11 @@ impl Plan {
         // Idle first: connections that have ended are forgotten later, which is some work.
         let mut tests = vec![Test::Idle];
         tests.extend(sizes.iter().map(sized));
-        tests.extend([Test::Connections, Test::Alone, Test::Loaded]);
+        tests.extend([Kind::Connection, Kind::Transaction].map(Test::Exchanges));
+        tests.extend([Test::Alone, Test::Loaded]);
         tests.extend(flows.iter().map(many));
-        tests.extend([Test::Rate(MANY), Test::Rate(Load::Tso)]);
+        tests.extend([Test::Rate(MANY), Test::Rate(Load::Tso), Test::ManyRules]);
+        tests.extend(Flood::ALL.map(Test::Flood));
         let chosen = |row: Row| {
             only.iter()
                 .any(|start| row.name().starts_with(start.as_str()))

@@ -5,6 +5,7 @@ use std::path::Path;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
+use crate::exchange::Kind;
 use crate::load::Load;
 use crate::peers::{Peer, PeerError};
 use crate::plan::Row;
@@ -56,7 +57,7 @@ fn draw(path: &Path, regime: &str, table: &Table<Row, Peer>) -> Drawn {
     let gbit = Load::Tso.frame_bytes() as f64 * 8e-9;
     let tso = [(Row::Rate(Load::Tso), gbit)];
     bar_panel(&panels[2], "Gbit/s of 64 KiB TCP frames", table, &tso, true)?;
-    let connections = [(Row::Connections, 1e-6)];
+    let connections = [(Row::Exchanges(Kind::Connection), 1e-6)];
     bar_panel(
         &panels[3],
         "Million TCP connections/s",

@@ -220,6 +220,7 @@ impl<R: Row, P: Column> Results<R, P> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::exchange::Kind;
     use crate::peers::Peer;
     use crate::plan::Row;
 
@@ -232,7 +233,7 @@ mod tests {
 
     fn seen(peer: Peer, value: f64) -> Seen<Row, Peer> {
         Seen {
-            row: Row::Connections,
+            row: Row::Exchanges(Kind::Connection),
             peer,
             value,
         }
@@ -240,7 +241,7 @@ mod tests {
 
     #[test]
     fn passes_of_two_regimes_do_not_meet_in_one_table() {
-        let mut results = Results::new(vec![Row::Connections], vec![Peer::Testpmd]);
+        let mut results = Results::new(vec![Row::Exchanges(Kind::Connection)], vec![Peer::Testpmd]);
         for (before, after, rate) in [
             (NEAR, NEAR, 10.0),
             (NEAR, NEAR, 12.0),
@@ -261,7 +262,9 @@ mod tests {
                 (
                     *name,
                     table.passes,
-                    table.get(Peer::Testpmd, Row::Connections).median(),
+                    table
+                        .get(Peer::Testpmd, Row::Exchanges(Kind::Connection))
+                        .median(),
                 )
             })
             .collect();
@@ -274,7 +277,7 @@ mod tests {
     #[test]
     fn peers_are_compared_pass_by_pass() {
         let (ours, other) = (Peer::ButterflyRules, Peer::Testpmd);
-        let mut results = Results::new(vec![Row::Connections], vec![ours, other]);
+        let mut results = Results::new(vec![Row::Exchanges(Kind::Connection)], vec![ours, other]);
         // The machine becomes twice as slow, and in one pass ours fails.
         for (mine, theirs) in [
             (Some(30.0), 20.0),
@@ -287,7 +290,7 @@ mod tests {
             results.add(NEAR, NEAR, &pass);
         }
         let tables = results.tables();
-        let ratio = tables[0].1.ratio(Row::Connections, other);
+        let ratio = tables[0].1.ratio(Row::Exchanges(Kind::Connection), other);
         assert_eq!(
             (ratio.count(), ratio.median(), ratio.quantile(1.0)),
             (3, 1.5, 1.6)

@@ -1,7 +1,8 @@
 //! This switch and its peers on one core, compared window by window.
 //!
 //! A round starts all switches anew, connects two guests to each, halts them, and runs test after
-//! test in [`passes`]; for 64 KiB frames once more with guests and configurations made for them.
+//! test in [`passes`]; for 64 KiB frames, for many rules and for a third guest once more with guests
+//! and configurations made for them.
 //! Between passes the distance of the two cores is measured, and a pass counts for the regime that
 //! held at both its ends.
 
@@ -12,7 +13,7 @@ use crate::entrant::{Entrant, QUIET};
 use crate::hugepages::HugePages;
 use crate::load::Load;
 use crate::passes::{self, Cores};
-use crate::peers::{Peer, PeerError};
+use crate::peers::{Peer, PeerError, Setup};
 use crate::plan::{BASE, Plan, Row, Test};
 use crate::report::{Ratios, Samples};
 use crate::results::{Column, Results};
@@ -90,21 +91,21 @@ fn round(
     results: &mut Results<Row, Peer>,
 ) -> Result<(), PeerError> {
     measure_machine(cores, plan, results)?;
-    // With their guests for small frames, with those for large ones, and what keeps its core awake
-    // by itself.
-    for (large, apart) in [(false, false), (true, false), (false, true)] {
+    // Setup by setup, and what keeps its core awake by itself.
+    let together = Setup::ALL.map(|setup| (setup, false));
+    for (setup, apart) in together.into_iter().chain([(Setup::Small, true)]) {
         let tests: Vec<Test> = plan
             .tests
             .iter()
             .copied()
-            .filter(|test| test.is_large() == large)
+            .filter(|test| test.setup() == setup)
             .collect();
         let takes = |peer: &Peer| tests.iter().any(|test| peer.takes(*test));
         let own = peers
             .iter()
             .copied()
             .filter(|peer| peer.keeps_awake() == apart);
-        let mut entrants = start(own.filter(takes), cores, large)?;
+        let mut entrants = start(own.filter(takes), cores, setup)?;
         for test in tests {
             measure(test, cores, plan, &mut entrants, results)?;
         }
@@ -117,13 +118,13 @@ fn round(
 fn start(
     peers: impl Iterator<Item = Peer>,
     cores: Cores,
-    large: bool,
+    setup: Setup,
 ) -> Result<Vec<Entrant>, PeerError> {
     let mut entrants = Vec::new();
     for peer in peers {
         entrants.extend(passes::said(
             peer.name(),
-            Entrant::start(peer, cores.switch, large),
+            Entrant::start(peer, cores.switch, setup),
         ));
         interrupt::check()?;
     }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::process::{PeerError, Process, run, wait_for};
-use super::{GUEST_MACS, Listens, Running};
+use super::{GUEST_MACS, Listens, Running, Setup};
 
 /// A daemon, its workers on `cores` (`0`, or `0,1` for two), everything below `dir`: `api.sock` for
 /// gRPC, `v0.sock` for ZeroMQ, the NICs' sockets.
@@ -43,13 +43,27 @@ fn daemon_in(
     Ok(daemon)
 }
 
-/// A daemon with one worker, these options, and one pair of NICs.
-pub fn start(dir: &Path, core: usize, rules: bool, options: &[&str]) -> Result<Running, PeerError> {
+/// A daemon with one worker, these options, and the NICs of one network.
+pub fn start(
+    dir: &Path,
+    core: usize,
+    setup: Setup,
+    rules: bool,
+    options: &[&str],
+) -> Result<Running, PeerError> {
     let daemon = daemon_in(None, dir, Some(&core.to_string()), options)?;
-    let mut running = add_pairs(daemon, dir, rules, 1)?;
-    running
-        .pop()
-        .ok_or_else(|| PeerError("no pair of NICs".to_owned()))
+    for nic in 0..setup.guests() {
+        add_nic(dir, nic, nic, 1, rules)?;
+    }
+    if rules {
+        add_rules(dir, setup.rules())?;
+    }
+    Ok(Running {
+        sockets: (0..setup.guests()).map(|nic| socket(dir, nic)).collect(),
+        listens: Listens::Switch,
+        forget: None,
+        processes: vec![daemon],
+    })
 }
 
 /// A daemon with so many pairs of NICs, each in a network of its own with the same addresses. The
@@ -70,25 +84,14 @@ fn add_pairs(
     pairs: usize,
 ) -> Result<Vec<Running>, PeerError> {
     for nic in 0..2 * pairs {
-        let filter = if rules {
-            "--sg bench"
-        } else {
-            "--bypass-filtering"
-        };
-        let (mac, ip) = (GUEST_MACS[nic % 2], super::guest_ip(nic % 2));
-        let vni = 1 + nic / 2;
-        butterfly(
-            dir,
-            &format!("nic add --id nic{nic} --mac {mac} --vni {vni} --ip {ip} {filter}"),
-        )?;
+        add_nic(dir, nic, nic % 2, 1 + nic / 2, rules)?;
     }
     if rules {
-        add_rules(dir)?;
+        add_rules(dir, crate::RULES)?;
     }
-    let socket = |nic: usize| dir.join(format!("qemu-vhost-nic{nic}"));
     let mut running: Vec<Running> = (0..pairs)
         .map(|pair| Running {
-            sockets: vec![socket(2 * pair), socket(2 * pair + 1)],
+            sockets: vec![socket(dir, 2 * pair), socket(dir, 2 * pair + 1)],
             listens: Listens::Switch,
             forget: None,
             processes: Vec::new(),
@@ -98,6 +101,23 @@ fn add_pairs(
         last.processes.push(daemon);
     }
     Ok(running)
+}
+
+/// A NIC with a guest's addresses.
+fn add_nic(dir: &Path, nic: usize, guest: usize, vni: usize, rules: bool) -> Result<(), PeerError> {
+    let filter = if rules {
+        "--sg bench"
+    } else {
+        "--bypass-filtering"
+    };
+    let (mac, ip) = (super::guest_mac(guest)?, super::guest_ip(guest));
+    let line = format!("nic add --id nic{nic} --mac {mac} --vni {vni} --ip {ip} {filter}");
+    butterfly(dir, &line).map(drop)
+}
+
+/// Where the guest of a NIC is connected.
+fn socket(dir: &Path, nic: usize) -> PathBuf {
+    dir.join(format!("qemu-vhost-nic{nic}"))
 }
 
 /// A daemon with one worker and guest 0, in the network namespace of process `holder`, whose
@@ -121,7 +141,7 @@ pub fn start_host(
         dir,
         &format!("binding add --vni 1 --mac {far} --ip {far_ip} --host {there}"),
     )?;
-    add_rules(dir)?;
+    add_rules(dir, crate::RULES)?;
     Ok(Running {
         sockets: vec![dir.join("qemu-vhost-nic0")],
         listens: Listens::Switch,
@@ -137,8 +157,11 @@ fn butterfly(dir: &Path, line: &str) -> Result<String, PeerError> {
         .args(line.split(' ')))
 }
 
-/// All rules of the group, in one command.
-fn add_rules(dir: &Path) -> Result<(), PeerError> {
+/// So many rules of one command: what it is told with them fits into a command line.
+const AT_ONCE: usize = 500;
+
+/// So many rules of the group.
+fn add_rules(dir: &Path, rules: u16) -> Result<(), PeerError> {
     let rule = |protocol: &str, from: u16, to: u16| {
         let ports = format!("--port-start {from} --port-end {to}");
         format!("sg rule add bench --ip-proto {protocol} {ports} --cidr 10.0.0.0/24")
@@ -147,12 +170,15 @@ fn add_rules(dir: &Path) -> Result<(), PeerError> {
         crate::TRAFFIC_PORT,
         crate::TRAFFIC_PORT + crate::TRAFFIC_PORTS - 1,
     );
-    let other = (2..crate::RULES).map(|number| crate::FIRST_RULE_PORT + number);
+    let other = (2..rules).map(|number| crate::FIRST_RULE_PORT + number);
     let other = other.map(|port| rule("tcp", port, port));
     let lines: Vec<String> = other
         .chain([rule("tcp", first, last), rule("udp", first, last)])
         .collect();
-    butterfly(dir, &lines.join(" + ")).map(drop)
+    for lines in lines.chunks(AT_ONCE) {
+        butterfly(dir, &lines.join(" + "))?;
+    }
+    Ok(())
 }
 
 fn api(dir: &Path) -> String {

@@ -12,6 +12,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use testkit::vhost_frontend::Frontend;
+use wire::Mac;
 
 use crate::guest::Guest;
 use crate::plan::Test;
@@ -23,6 +24,46 @@ pub const GUEST_MACS: [&str; 2] = ["52:54:00:00:00:0a", "52:54:00:00:00:0b"];
 /// The address of guest 0 or 1.
 pub fn guest_ip(index: usize) -> std::net::Ipv4Addr {
     std::net::Ipv4Addr::new(10, 0, 0, index as u8 + 1)
+}
+
+/// The MAC address of a guest; of the first two those.
+pub fn guest_mac(index: usize) -> Result<Mac, PeerError> {
+    let first: Mac = GUEST_MACS[0]
+        .parse()
+        .map_err(|error| PeerError(format!("{error}")))?;
+    let [a, b, c, d, e, last] = first.0;
+    Ok(Mac([a, b, c, d, e, last + index as u8]))
+}
+
+/// What a switch is set up for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Setup {
+    /// Two guests with small frames.
+    Small,
+    /// With frames of 64 KiB.
+    Large,
+    /// Small frames under 10,000 rules.
+    ManyRules,
+    /// Small frames, and a third guest.
+    Three,
+}
+
+impl Setup {
+    /// In this order.
+    pub const ALL: [Setup; 4] = [Setup::Small, Setup::Large, Setup::ManyRules, Setup::Three];
+
+    /// How many guests there are.
+    pub fn guests(self) -> usize {
+        2 + usize::from(self == Setup::Three)
+    }
+
+    /// Rules that every filtering switch has to look at.
+    pub fn rules(self) -> u16 {
+        match self {
+            Setup::ManyRules => 10_000,
+            _ => crate::RULES,
+        }
+    }
 }
 
 /// A switch, and how it is configured.
@@ -97,24 +138,26 @@ impl Peer {
     /// Is it measured by this test?
     pub fn takes(self, test: Test) -> bool {
         match self {
-            Peer::TestpmdLarge => test.is_large(),
+            Peer::TestpmdLarge => test.setup() == Setup::Large,
             Peer::ButterflyAwake => test == Test::Idle,
-            _ => true,
+            // Rules and floods are for those that track.
+            Peer::ButterflyRules | Peer::OvsCt => true,
+            _ => matches!(test.setup(), Setup::Small | Setup::Large),
         }
     }
 
-    /// Starts the switch on `core`, everything it writes below `dir`; `large`: for frames of 64
-    /// KiB.
-    pub fn start(self, dir: &Path, core: usize, large: bool) -> Result<Running, PeerError> {
+    /// Starts the switch on `core`, everything it writes below `dir`.
+    pub fn start(self, dir: &Path, core: usize, setup: Setup) -> Result<Running, PeerError> {
+        let large = setup == Setup::Large;
         match self {
-            Peer::ButterflyRules => butterfly::start(dir, core, true, &[]),
-            Peer::ButterflyOpen => butterfly::start(dir, core, false, &[]),
-            Peer::ButterflyAwake => butterfly::start(dir, core, true, &["--wake-us", "0"]),
+            Peer::ButterflyRules => butterfly::start(dir, core, setup, true, &[]),
+            Peer::ButterflyOpen => butterfly::start(dir, core, setup, false, &[]),
+            Peer::ButterflyAwake => butterfly::start(dir, core, setup, true, &["--wake-us", "0"]),
             Peer::Testpmd => testpmd::start(dir, core, large, false),
             Peer::TestpmdLarge => testpmd::start(dir, core, large, true),
-            Peer::OvsNormal => ovs::start(dir, core, large, ovs::Pipeline::Normal),
-            Peer::OvsCtOne => ovs::start(dir, core, large, ovs::Pipeline::OneZone),
-            Peer::OvsCt => ovs::start(dir, core, large, ovs::Pipeline::ZonePerGuest),
+            Peer::OvsNormal => ovs::start(dir, core, setup, ovs::Pipeline::Normal),
+            Peer::OvsCtOne => ovs::start(dir, core, setup, ovs::Pipeline::OneZone),
+            Peer::OvsCt => ovs::start(dir, core, setup, ovs::Pipeline::ZonePerGuest),
         }
     }
 }

@@ -14,29 +14,33 @@ use std::process::Command;
 pub use pipeline::Pipeline;
 
 use super::process::{PeerError, Process, run, wait_for};
-use super::{Listens, Running};
+use super::{Listens, Running, Setup};
 
 const VSWITCHD: &str = "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk";
 /// Frames of 1518 bytes fit with the headers of a tunnel.
 const MTU: u16 = 1600;
 const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
 
-/// Two guests. `large`: with segmentation offload, which OVS warns is slower for small frames.
+/// The guests of a setup. Large frames: with segmentation offload, which OVS warns is slower for
+/// small ones.
 pub fn start(
     dir: &Path,
     core: usize,
-    large: bool,
+    setup: Setup,
     pipeline: Pipeline,
 ) -> Result<Running, PeerError> {
-    let server = Server::launch(dir, core, large, None)?;
+    let server = Server::launch(dir, core, setup == Setup::Large, None)?;
     server.add_bridge("br0", "")?;
-    server.add_guest("br0", 0)?;
-    server.add_guest("br0", 1)?;
-    server.wait_for_ports(&[("p0", 1), ("p1", 2)])?;
-    if pipeline != Pipeline::Normal {
-        server.add_flows("br0", &pipeline::flows(pipeline))?;
+    let ports = &[("p0", 1), ("p1", 2), ("p2", 3)][..setup.guests()];
+    for guest in 0..ports.len() {
+        server.add_guest("br0", guest)?;
     }
-    Ok(server.running(&["p0", "p1"], pipeline != Pipeline::Normal))
+    server.wait_for_ports(ports)?;
+    if pipeline != Pipeline::Normal {
+        server.add_flows("br0", &pipeline::flows(pipeline, setup)?)?;
+    }
+    let sockets: Vec<&str> = ports.iter().map(|(name, _)| *name).collect();
+    Ok(server.running(&sockets, pipeline != Pipeline::Normal))
 }
 
 /// A database and a switch without bridges.

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use super::pipeline::{self, Pipeline};
-use super::{MTU, PeerError, Running, Server};
+use super::{MTU, PeerError, Running, Server, Setup};
 use crate::peers::process::{Process, run};
 
 /// How OVS holds the uplink.
@@ -54,6 +54,6 @@ pub fn start(dir: &Path, core: usize, wire: Wire, ends: &Ends<'_>) -> Result<Run
     let address = format!("ip addr add {here}/24 dev br-phy && ip link set br-phy up");
     run(Process::command_in(Some(ends.holder), "sh").args(["-c", &address]))?;
     server.appctl(&["tnl/arp/set", "br-phy", &there.to_string(), far])?;
-    server.add_flows("br0", &pipeline::flows(Pipeline::OneZone))?;
+    server.add_flows("br0", &pipeline::flows(Pipeline::OneZone, Setup::Small)?)?;
     Ok(server.running(&["p0"], true))
 }

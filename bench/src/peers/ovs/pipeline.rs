@@ -1,6 +1,6 @@
 //! What OVS does with a frame, and the same rules that ours has as its flows.
 
-use crate::peers::GUEST_MACS;
+use crate::peers::{PeerError, Setup, guest_mac};
 
 /// What it does with a frame.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -13,13 +13,15 @@ pub enum Pipeline {
     ZonePerGuest,
 }
 
-/// Security groups as a pipeline: established connections pass, new ones when one of 100 ingress
-/// rules allows them, of which the last two allow the benchmark's traffic.
-pub fn flows(pipeline: Pipeline) -> String {
+/// Security groups as a pipeline: established connections pass, new ones when one of the ingress
+/// rules allows them, of which the last two allow the benchmark's traffic. The first two guests are
+/// each other's; what the third sends goes to the first.
+pub fn flows(pipeline: Pipeline, setup: Setup) -> Result<String, PeerError> {
     let mut flows =
         String::from("table=0,priority=0,actions=drop\ntable=0,priority=50,arp,actions=NORMAL\n");
-    for (port, mac) in [(1, GUEST_MACS[0]), (2, GUEST_MACS[1])] {
-        let out = 3 - port;
+    for guest in 0..setup.guests() {
+        let (port, mac) = (guest + 1, guest_mac(guest)?);
+        let out = if port == 1 { 2 } else { 1 };
         // The zone of the ingress rules, and how a frame gets there.
         let (zone, first) = match pipeline {
             Pipeline::ZonePerGuest => (out, format!("ct(table=1,zone={port})")),
@@ -37,7 +39,7 @@ pub fn flows(pipeline: Pipeline) -> String {
         }
         let new = format!("in_port={port},ct_state=+trk+new");
         let allow = format!("actions=ct(commit,zone={zone}),output:{out}\n");
-        for rule in 2..crate::RULES {
+        for rule in 2..setup.rules() {
             flows += &format!(
                 "table=2,priority=90,tcp,{new},tp_dst={},{allow}",
                 crate::FIRST_RULE_PORT + rule
@@ -51,7 +53,7 @@ pub fn flows(pipeline: Pipeline) -> String {
             );
         }
     }
-    flows
+    Ok(flows)
 }
 
 #[cfg(test)]
@@ -61,10 +63,12 @@ mod tests {
     #[test]
     fn the_pipelines_have_the_rules_that_ours_has() {
         for (pipeline, zones) in [(Pipeline::OneZone, 1), (Pipeline::ZonePerGuest, 2)] {
-            let flows = flows(pipeline);
-            let rules = flows.lines().filter(|line| line.contains("tp_dst")).count();
-            assert_eq!(rules, 2 * usize::from(crate::RULES));
-            assert_eq!(flows.contains("zone=2"), zones == 2);
+            for setup in Setup::ALL {
+                let flows = flows(pipeline, setup).unwrap();
+                let rules = flows.lines().filter(|line| line.contains("tp_dst")).count();
+                assert_eq!(rules, setup.guests() * usize::from(setup.rules()));
+                assert_eq!(flows.contains("zone=2"), zones == 2);
+            }
         }
     }
 }
