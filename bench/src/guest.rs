@@ -114,6 +114,7 @@ impl Guest {
                 begin: Begin::AS_IT_WAS,
                 kick: None,
                 call: Some(call),
+                log: None,
             };
             Queue::new(setup).map_err(|error| fail(&error))
         };

@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
@@ -37,6 +38,10 @@ const STEPS_MAX: usize = 200;
 const PAIRS: u16 = 3;
 const MEMORY: u64 = 64 << 10;
 const USER: u64 = 0x7f00_0000_0000;
+
+/// Where a log begins in its file, and how long that is.
+const LOG_AT: u64 = 100;
+const LOG_FILE: u64 = 8192;
 
 /// Ports by session and queue pair.
 type Ports = BTreeMap<(PortKey, u16), Port>;
@@ -106,6 +111,8 @@ struct Vmm {
     /// Stands still.
     now: Instant,
     far: Option<UnixStream>,
+    /// The log that was offered last, and its length.
+    log: Option<(File, u64)>,
     switch: Arc<Switch>,
     session: Option<Session>,
     reader: Reader,
@@ -154,6 +161,7 @@ impl Vmm {
             channel: None,
             now: Instant::now(),
             far: None,
+            log: None,
             switch,
             session: None,
             reader: Reader::new(),
@@ -182,11 +190,18 @@ impl Vmm {
             6 => self.tell(SET_VRING_BASE, &pair(ring, input.u16().into()), vec![]),
             7 => {
                 let mut payload = pair(ring, u32::from(input.u8() == 0xff));
+                let mut place = 0;
                 for _ in 0..3 {
-                    let at = USER + u64::from(input.u16()) * 2;
-                    payload.extend(at.to_ne_bytes());
+                    place = u64::from(input.u16()) * 2;
+                    payload.extend((USER + place).to_ne_bytes());
                 }
-                payload.extend(0u64.to_ne_bytes());
+                // Where the log has it: inside of it, behind it, or at the end of all addresses.
+                let log = if ring == 1 {
+                    0u64.wrapping_sub(place)
+                } else {
+                    place
+                };
+                payload.extend(log.to_ne_bytes());
                 self.tell(SET_VRING_ADDR, &payload, vec![]);
             }
             8 => self.ring_fd(SET_VRING_KICK, ring, input),
@@ -225,6 +240,7 @@ impl Vmm {
                 payload.resize(12 + usize::from(payload[4]), 0);
                 self.tell(GET_CONFIG, &payload, vec![]);
             }
+            29 => self.offer_log(input),
             _ => self.tell(step.into(), &[], vec![]),
         }
     }
@@ -302,6 +318,45 @@ impl Vmm {
             self.descriptor(kind)
         };
         self.tell(SET_BACKEND_REQ_FD, &[], vec![fd]);
+    }
+
+    /// A log of written pages in the middle of a file, which it may be too small for.
+    fn offer_log(&mut self, input: &mut Input) {
+        let (size, choice) = (u64::from(input.u8() % 8), input.u8());
+        self.check_log();
+        let file =
+            File::from(rustix::fs::memfd_create("log", MemfdFlags::CLOEXEC).expect("a memfd"));
+        file.set_len(LOG_FILE).expect("room for a log");
+        let fd = match choice {
+            0xf0.. => self.descriptor(choice),
+            _ => file.try_clone().expect("a duplicate").into(),
+        };
+        self.log = Some((file, size));
+        let payload = [size.to_ne_bytes(), LOG_AT.to_ne_bytes()].concat();
+        match choice & 3 {
+            0 => self.tell(SET_LOG_FD, &[], vec![event()]),
+            _ => self.tell(SET_LOG_BASE, &payload, vec![fd]),
+        }
+        if choice & 4 != 0 {
+            self.number(
+                SET_FEATURES,
+                features::offered(&self.nic) & !features::RING_PACKED,
+            );
+        }
+    }
+
+    /// Nothing was written beside the last log.
+    fn check_log(&mut self) {
+        let Some((file, size)) = self.log.take() else {
+            return;
+        };
+        let mut bytes = vec![0; LOG_FILE as usize];
+        file.read_exact_at(&mut bytes, 0).expect("a file of ours");
+        bytes[LOG_AT as usize..(LOG_AT + size) as usize].fill(0);
+        assert!(
+            bytes.iter().all(|byte| *byte == 0),
+            "written beside the log"
+        );
     }
 
     /// The operator takes the link down, or up again.
@@ -454,6 +509,7 @@ impl Vmm {
         if let Some(session) = self.session.take() {
             session.end();
         }
+        self.check_log();
         self.reader = Reader::new();
         (self.channel, self.far) = (None, None);
         assert!(

@@ -7,16 +7,13 @@
 //!
 //! What keeps an access inside the guest's memory is here and nowhere else: [`GuestMemory::new`]
 //! refuses regions that wrap, overlap or are longer than their file, and [`GuestMemory::translate`]
-//! gives pointers with the number of bytes that follow in the same region. A file that is cut short
-//! *after* it was mapped makes its pages fault: see `fault_guard`.
+//! gives pointers with the number of bytes that follow in the same region; and in `shared_file`,
+//! which maps.
 
-use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
-use rustix::fs::FileType;
-use rustix::mm::{Advice, MapFlags, ProtFlags};
-
-use crate::fault_guard::Guard;
+pub use crate::shared_file::FileError;
+use crate::shared_file::Mapping;
 
 /// The most regions a guest may have: what QEMU announces at most as memory slots.
 pub const MAX_REGIONS: usize = 512;
@@ -39,9 +36,9 @@ pub struct RegionSpec {
 impl RegionSpec {
     /// Another description of this region, with a file descriptor of its own.
     pub fn try_clone(&self) -> Result<RegionSpec, MemoryError> {
-        let fd = self.fd.try_clone().map_err(|error| MemoryError::Map {
+        let fd = self.fd.try_clone().map_err(|error| MemoryError::File {
             guest_addr: self.guest_addr,
-            error,
+            error: error.into(),
         })?;
         Ok(RegionSpec { fd, ..*self })
     }
@@ -75,33 +72,13 @@ pub enum MemoryError {
         /// Start of the upper region.
         second: u64,
     },
-    /// The descriptor is not of a file in memory.
-    #[error(
-        "memory region at guest address {guest_addr:#x}: its descriptor is not a memfd or a file on tmpfs or hugetlbfs"
-    )]
+    /// Its file cannot be mapped.
+    #[error("memory region at guest address {guest_addr:#x} {error}")]
     File {
         /// Where the region was to be.
         guest_addr: u64,
-    },
-    /// The file ends before the region.
-    #[error(
-        "memory region at guest address {guest_addr:#x} ends at {end:#x} of a file of {size:#x} bytes"
-    )]
-    ShortFile {
-        /// Where the region was to be.
-        guest_addr: u64,
-        /// The first offset behind the region.
-        end: u64,
-        /// How long the file is.
-        size: u64,
-    },
-    /// The kernel refused.
-    #[error("memory region at guest address {guest_addr:#x} cannot be mapped: {error}")]
-    Map {
-        /// Where the region was to be.
-        guest_addr: u64,
-        /// What it said.
-        error: std::io::Error,
+        /// Why.
+        error: FileError,
     },
 }
 
@@ -132,30 +109,6 @@ impl Region {
     #[inline]
     fn at(&self, offset: u64) -> Option<(*mut u8, u64)> {
         (offset < self.size).then(|| (self.host.wrapping_add(offset as usize), self.size - offset))
-    }
-}
-
-/// What was mapped, to be unmapped: the region, widened to the file's page size.
-#[derive(Debug)]
-struct Mapping {
-    addr: *mut u8,
-    len: usize,
-    /// Taken out and dropped before the memory is unmapped.
-    guard: Option<Guard>,
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        self.guard = None;
-        // SAFETY: `addr` and `len` are those of the mmap in `map`, done once; everybody who holds
-        // pointers into it holds the `Arc<GuestMemory>` that owns this mapping.
-        let unmapped = unsafe { rustix::mm::munmap(self.addr.cast(), self.len) };
-        debug_assert!(
-            unmapped.is_ok(),
-            "munmap({:p}, {:#x}): {unmapped:?}",
-            self.addr,
-            self.len
-        );
     }
 }
 
@@ -204,9 +157,7 @@ impl GuestMemory {
     /// True when a file was cut short while it was mapped, and its memory is gone. Looks at every
     /// mapping: to be asked when [`lost_count`](crate::fault_guard::lost_count) has changed.
     pub(crate) fn is_lost(&self) -> bool {
-        self.mappings
-            .iter()
-            .any(|mapping| mapping.guard.as_ref().is_some_and(Guard::is_lost))
+        self.mappings.iter().any(Mapping::is_lost)
     }
 
     /// The region that a guest address is in.
@@ -216,6 +167,22 @@ impl GuestMemory {
             .partition_point(|region| region.guest_addr <= addr);
         let region = &self.regions[behind.checked_sub(1)?];
         (addr - region.guest_addr < region.size).then_some(region)
+    }
+
+    /// The first guest address behind all regions.
+    pub(crate) fn end(&self) -> u64 {
+        // Does not wrap: `check_range`.
+        self.regions
+            .last()
+            .map_or(0, |region| region.guest_addr + region.size)
+    }
+
+    /// The guest address of what is at `host` here.
+    pub(crate) fn guest_addr(&self, host: *const u8) -> Option<u64> {
+        self.regions.iter().find_map(|region| {
+            let offset = (host.addr() as u64).wrapping_sub(region.host.addr() as u64);
+            (offset < region.size).then(|| region.guest_addr + offset)
+        })
     }
 
     /// A pointer for the VMM's address of a ring, of which `len` bytes have to lie in one region.
@@ -266,80 +233,20 @@ fn check_overlap(what: &'static str, mut ranges: Vec<(u64, u64)>) -> Result<(), 
 }
 
 fn map(spec: RegionSpec) -> Result<(Mapping, Region), MemoryError> {
-    let guest_addr = spec.guest_addr;
-    let failed = |error: rustix::io::Errno| MemoryError::Map {
+    let RegionSpec {
         guest_addr,
-        error: error.into(),
-    };
-    let file = File::from(spec.fd);
-    let stat = rustix::fs::fstat(&file).map_err(failed)?;
-    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || !is_in_memory(file.as_fd())
-    {
-        return Err(MemoryError::File { guest_addr });
-    }
-    let end = spec.mmap_offset + spec.size;
-    if end > stat.st_size as u64 {
-        return Err(MemoryError::ShortFile {
-            guest_addr,
-            end,
-            size: stat.st_size as u64,
-        });
-    }
-    // A hugetlbfs mapping starts, ends and is unmapped at huge-page boundaries; st_blksize is that
-    // page's size.
-    let page = (stat.st_blksize as u64)
-        .max(4096)
-        .next_power_of_two()
-        .min(1 << 30);
-    let from = spec.mmap_offset & !(page - 1);
-    let len = (end - from)
-        .checked_next_multiple_of(page)
-        .and_then(|len| usize::try_from(len).ok())
-        .filter(|&len| len <= isize::MAX as usize)
-        .ok_or(MemoryError::Range {
-            guest_addr,
-            what: "size",
-            value: spec.size,
-        })?;
-    // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
-    let addr = unsafe {
-        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
-        rustix::mm::mmap(
-            std::ptr::null_mut(),
-            len,
-            ProtFlags::READ | ProtFlags::WRITE,
-            flags,
-            &file,
-            from,
-        )
-    }
-    .map_err(failed)?
-    .cast::<u8>();
-    // SAFETY: just mapped, as a whole, and of guest memory.
-    let guard = unsafe { Guard::new(addr, len) };
-    let mapping = Mapping {
-        addr,
-        len,
-        guard: Some(guard),
-    };
-    // SAFETY: advice about our own new mapping; a core dump of the switch must not hold a guest's
-    // memory.
-    let _ = unsafe { rustix::mm::madvise(addr.cast(), len, Advice::LinuxDontDump) };
-    let host = addr.wrapping_add((spec.mmap_offset - from) as usize);
+        size,
+        user_addr,
+        mmap_offset,
+        fd,
+    } = spec;
+    let mapping = Mapping::new(fd, mmap_offset, size)
+        .map_err(|error| MemoryError::File { guest_addr, error })?;
     let region = Region {
         guest_addr,
-        user_addr: spec.user_addr,
-        size: spec.size,
-        host,
+        user_addr,
+        size,
+        host: mapping.host(),
     };
     Ok((mapping, region))
-}
-
-/// A page of a file on a disk or behind a network or FUSE comes when its server pleases, and until
-/// then the worker, and every guest on it, would stand still: only memory is taken.
-fn is_in_memory(file: impl AsFd) -> bool {
-    const TMPFS: i64 = 0x0102_1994;
-    const HUGETLBFS: i64 = 0x9584_58f6;
-    const RAMFS: i64 = 0x8584_58f6;
-    rustix::fs::fstatfs(file).is_ok_and(|fs| [TMPFS, HUGETLBFS, RAMFS].contains(&fs.f_type))
 }

@@ -36,6 +36,7 @@ pub mod packet_socket;
 pub mod port;
 mod ring_info;
 mod segment;
+mod shared_file;
 pub mod tap;
 pub mod trace;
 pub mod uplink;

@@ -159,7 +159,7 @@ fn a_region_that_is_no_memory_is_refused() {
         spec(|s| s.mmap_offset = u64::MAX),
         format!("{at}: file offset 0xffffffffffffffff is empty or wraps around")
     );
-    let no_memory = format!("{at}: its descriptor is not a memfd or a file on tmpfs or hugetlbfs");
+    let no_memory = format!("{at} is not in a memfd or a file on tmpfs or hugetlbfs");
     for path in ["/dev/zero", "/proc/self/status", "/"] {
         let mut region = guest.regions().remove(0);
         region.fd = File::open(path).unwrap().into();
@@ -177,7 +177,7 @@ fn a_region_that_is_no_memory_is_refused() {
     read_only.fd = File::open(path).unwrap().into();
     assert!(matches!(
         GuestMemory::new(vec![read_only]),
-        Err(MemoryError::Map { .. })
+        Err(MemoryError::File { .. })
     ));
 }
 

@@ -688,7 +688,7 @@ fn hundreds_of_nics_are_served_by_one_thread() {
     for vmm in &mut vmms {
         assert_eq!(
             u64::from_ne_bytes(vmm.reply(GET_FEATURES).unwrap()),
-            0xd_7023_8020
+            0xd_7423_8020
         );
     }
     assert_eq!(

@@ -225,6 +225,11 @@ fn table(regions: &[[u64; 4]]) -> Vec<u8> {
     words.flat_map(u64::to_ne_bytes).collect()
 }
 
+/// SET_LOG_BASE of so many bytes.
+fn log(size: u64, offset: u64) -> Vec<u8> {
+    [size.to_ne_bytes(), offset.to_ne_bytes()].concat()
+}
+
 /// SET_VRING_ADDR with the three parts at distances of 0x1000 from `at`.
 fn addresses(ring: u32, at: u64) -> Vec<u8> {
     let mut payload = pair(ring, 0);
@@ -321,8 +326,8 @@ fn qemus_own_words_bring_a_guest_up_through_a_reset() {
     let _alone = alone();
     let fds = open_fds();
     let mut vmm = Vmm::new(nic("qemu"));
-    let offered = 0x01c0_000d_7023_bbab;
-    let expected = [(1, offered), (15, 0x1_a23d), (17, 1), (1, offered)];
+    let offered = 0x01c0_000d_7423_bbab;
+    let expected = [(1, offered), (15, 0x1_a23f), (17, 1), (1, offered)];
     assert_eq!(play(&mut vmm, QEMU_CONNECTS), expected);
     for _ in 0..2 {
         assert!(!vmm.has_port());
@@ -423,7 +428,7 @@ fn each_pair_comes_and_goes_alone_and_memory_takes_them_all() {
     };
     let mut vmm = Vmm::new(options);
     let features = vmm.say(GET_FEATURES, VERSION, &[], vec![]).reply.unwrap();
-    assert_eq!(features, reply(GET_FEATURES, 0x01c0_000d_7063_bbab));
+    assert_eq!(features, reply(GET_FEATURES, 0x01c0_000d_7463_bbab));
     let count = vmm.say(GET_QUEUE_NUM, VERSION, &[], vec![]).reply.unwrap();
     assert_eq!(count, reply(GET_QUEUE_NUM, 4));
     vmm.set_up(features::PROTOCOL_FEATURES | features::MQ);
@@ -678,7 +683,7 @@ fn the_offer_follows_the_nic() {
     };
     let mut vmm = Vmm::new(plain);
     let offered = vmm.say(GET_FEATURES, VERSION, &[], vec![]).reply.unwrap();
-    assert_eq!(offered, reply(GET_FEATURES, 0xd_7023_8020));
+    assert_eq!(offered, reply(GET_FEATURES, 0xd_7423_8020));
     // What was not offered cannot be taken: CSUM, MTU, and what does not exist.
     for bit in [0u32, 3, 63] {
         let mut vmm = Vmm::new(NicOptions {
@@ -717,7 +722,7 @@ fn what_is_not_known_is_declined_and_what_waits_for_an_answer_is_not_left_waitin
     vmm.tell(SEND_RARP, &[2, 0, 0, 0, 0, 1, 0, 0], vec![]);
     assert!(vmm.switch.lock().announced.is_empty());
     vmm.negotiate(features::PROTOCOL_FEATURES);
-    for request in [SET_LOG_FD, SET_VRING_ENDIAN, 41, 9999] {
+    for request in [GPU_SET_SOCKET, SET_VRING_ENDIAN, 41, 9999] {
         vmm.is_told_no(request, &[1, 2, 3], vec![event()]);
     }
     for request in [GET_STATUS, GET_CONFIG, GET_MAX_MEM_SLOTS] {
@@ -811,7 +816,21 @@ fn what_only_a_vmm_can_do_wrong_ends_the_session() {
             vec![event()],
         ),
         (SET_VRING_ADDR, addresses(9, USER), vec![]),
-        (SET_VRING_ADDR, [pair(0, 1), vec![0; 32]].concat(), vec![]),
+        (SET_LOG_BASE, log(0, 0), vec![memory(4096)]),
+        (SET_LOG_BASE, log(4097, 0), vec![memory(4096)]),
+        (SET_LOG_BASE, log(4096, 1), vec![memory(4096)]),
+        (SET_LOG_BASE, log(u64::MAX, 1), vec![memory(4096)]),
+        (SET_LOG_BASE, log(1 << 62, 0), vec![memory(4096)]),
+        (SET_LOG_BASE, log(4096, 0), vec![]),
+        (SET_LOG_BASE, log(4096, 0), vec![memory(4096), memory(4096)]),
+        (SET_LOG_BASE, log(8, 0), vec![event()]),
+        (
+            SET_LOG_BASE,
+            log(8, 0),
+            vec![File::open("/dev/zero").unwrap().into()],
+        ),
+        (SET_LOG_FD, vec![], vec![memory(4096)]),
+        (SET_LOG_FD, vec![], vec![]),
         (SET_FEATURES, vec![0; 8], vec![event()]),
         (SET_OWNER, vec![0; 8], vec![]),
         (SET_MEM_TABLE, table(&[]), vec![]),
@@ -913,6 +932,125 @@ fn memory_that_is_replaced_takes_the_rings_along() {
     vmm.is_told_no(SET_MEM_TABLE, &elsewhere, vec![memory(0x1000)]);
     assert_eq!(vmm.rings(), [false, false]);
     assert!(matches!(vmm.state(), PortState::Broken(_)));
+}
+
+/// SET_VRING_ADDR as [`addresses`], with writes to the used ring in the log at `used`.
+fn logged_addresses(ring: u32, at: u64, used: u64) -> Vec<u8> {
+    let mut payload = addresses(ring, at);
+    payload[4] = 1;
+    payload[32..].copy_from_slice(&used.to_ne_bytes());
+    payload
+}
+
+#[test]
+fn a_guest_is_moved_in_qemus_words() {
+    let _alone = alone();
+    let fds = open_fds();
+    let mut vmm = Vmm::new(nic("moved"));
+    vmm.set_up(0);
+    let all = |vmm: &mut Vmm, features: u64| {
+        vmm.tell(
+            SET_FEATURES,
+            &(features | features::VERSION_1).to_ne_bytes(),
+            vec![],
+        );
+    };
+    let at = |ring: u32| USER + u64::from(ring) * 0x8000;
+    for _ in 0..2 {
+        // It begins: the log first, then what is to be in it.
+        let outcome = vmm.say(SET_LOG_BASE, VERSION, &log(4096, 0), vec![memory(4096)]);
+        let reply = Some(reply(SET_LOG_BASE, 0));
+        let close = false;
+        assert_eq!(outcome, Outcome { reply, close });
+        all(&mut vmm, features::LOG_ALL);
+        for ring in 0..2 {
+            let used = u64::from(ring) * 0x8000 + 0x2000;
+            vmm.tell(
+                SET_VRING_ADDR,
+                &logged_addresses(ring, at(ring), used),
+                vec![],
+            );
+        }
+        assert_eq!((vmm.rings(), vmm.state()), ([true, true], PortState::Up));
+        // It is called off.
+        all(&mut vmm, 0);
+        for ring in 0..2 {
+            vmm.tell(SET_VRING_ADDR, &addresses(ring, at(ring)), vec![]);
+        }
+        assert_eq!((vmm.rings(), vmm.state()), ([true, true], PortState::Up));
+    }
+    // Only the first bring-up was one.
+    let up = |state: &&(PortKey, PortState)| state.1 == PortState::Up;
+    assert_eq!(vmm.switch.lock().states.iter().filter(up).count(), 1);
+    drop(vmm);
+    assert_eq!(open_fds(), fds);
+}
+
+#[test]
+fn a_log_too_small_stops_the_nic_until_it_is_large_enough() {
+    let _alone = alone();
+    let mut vmm = Vmm::new(nic("small"));
+    vmm.set_up(features::LOG_ALL);
+    // 1 MiB are 256 pages, which are 32 bytes.
+    let log_of = |vmm: &mut Vmm, size: u64| {
+        let outcome = vmm.say(SET_LOG_BASE, VERSION, &log(size, 0), vec![memory(4096)]);
+        assert!(!outcome.close);
+        outcome.reply
+    };
+    for size in [1, 31] {
+        log_of(&mut vmm, size);
+        let why = format!("the log of written pages, of {size} bytes, has no bit for the page of");
+        assert_eq!(vmm.rings(), [false, false]);
+        let state = vmm.state();
+        let PortState::Broken(said) = &state else {
+            panic!("{state:?}");
+        };
+        assert!(said.contains(&format!("{why} 0xfffff")), "{said}");
+    }
+    assert_eq!(log_of(&mut vmm, 32), Some(reply(SET_LOG_BASE, 0)));
+    assert_eq!((vmm.rings(), vmm.state()), ([true, true], PortState::Up));
+    // Nor may a used ring be where the log has no bit; what is not to be noted may be anywhere.
+    for used in [0xf_ff00, 0x10_0000, u64::MAX - 4, u64::MAX] {
+        vmm.is_told_no(SET_VRING_ADDR, &logged_addresses(0, USER, used), vec![]);
+        assert_eq!(vmm.rings(), [false, true], "{used:#x}");
+        vmm.tell(SET_FEATURES, &features::VERSION_1.to_ne_bytes(), vec![]);
+        assert_eq!(vmm.rings(), [false, true], "{used:#x}");
+        vmm.tell(SET_VRING_ADDR, &addresses(0, USER), vec![]);
+        vmm.tell(
+            SET_FEATURES,
+            &(features::LOG_ALL | features::VERSION_1).to_ne_bytes(),
+            vec![],
+        );
+        assert_eq!(vmm.rings(), [true, true], "{used:#x}");
+    }
+    // Memory that comes is to have room in it as well.
+    let more = table(&[
+        [0, 0x10_0000, USER, 0],
+        [0x10_0000, 0x1000, USER + 0x10_0000, 0],
+    ]);
+    vmm.is_told_no(
+        SET_MEM_TABLE,
+        &more,
+        vec![memory(0x10_0000), memory(0x1000)],
+    );
+    assert_eq!(vmm.rings(), [false, false]);
+    log_of(&mut vmm, 33);
+    assert_eq!((vmm.rings(), vmm.state()), ([true, true], PortState::Up));
+}
+
+#[test]
+fn a_log_is_not_taken_without_its_feature() {
+    let _alone = alone();
+    let fds = open_fds();
+    let without = || {
+        let mut vmm = Vmm::new(nic("without"));
+        let taken = protocol::OFFERED & !protocol::LOG_SHMFD;
+        vmm.tell(SET_PROTOCOL_FEATURES, &taken.to_ne_bytes(), vec![]);
+        vmm
+    };
+    without().is_refused(SET_LOG_BASE, &log(4096, 0), vec![memory(4096)]);
+    without().is_refused(SET_VRING_ADDR, &logged_addresses(0, USER, 0), vec![]);
+    assert_eq!(open_fds(), fds);
 }
 
 /// A configuration access: offset, flags 0, and the bytes.

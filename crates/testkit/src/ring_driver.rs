@@ -211,6 +211,7 @@ impl Guest {
             },
             kick: Some(queue.kick_fd()),
             call: Some(queue.call_fd()),
+            log: None,
         }
     }
 

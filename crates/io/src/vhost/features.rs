@@ -49,6 +49,9 @@ bits! {
     GUEST_ANNOUNCE = 21;
     /// Several queue pairs.
     MQ = 22;
+    /// Not a feature of the device, and never a guest's: while its VMM moves it to another host,
+    /// what is written into its memory is noted ([`protocol::LOG_SHMFD`]).
+    LOG_ALL = 26;
     /// Not a feature of the device: the VMM and this side negotiate [`protocol`] features, and
     /// rings begin disabled.
     PROTOCOL_FEATURES = 30;
@@ -89,6 +92,8 @@ pub mod protocol {
     bits! {
         /// Several queue pairs, and the number of them can be asked for.
         MQ = 0;
+        /// The VMM hands over where pages that are written are to be noted: see `dirty_log.rs`.
+        LOG_SHMFD = 1;
         /// The VMM asks for a guest to be announced to the network.
         RARP = 2;
         /// Requests can be acknowledged.
@@ -114,6 +119,7 @@ pub mod protocol {
 
     /// What is offered to every VMM.
     pub const OFFERED: u64 = MQ
+        | LOG_SHMFD
         | RARP
         | REPLY_ACK
         | NET_MTU
@@ -129,6 +135,7 @@ const ALWAYS: u64 = VERSION_1
     | STATUS
     | CTRL_VQ
     | GUEST_ANNOUNCE
+    | LOG_ALL
     | MRG_RXBUF
     | INDIRECT_DESC
     | EVENT_IDX
@@ -163,8 +170,8 @@ mod tests {
     fn features_are_named_from_the_lowest_bit_up() {
         assert_eq!(names(0), [""; 0]);
         assert_eq!(
-            protocol::names(protocol::REPLY_ACK | 1 << 1),
-            ["bit 1", "REPLY_ACK"]
+            protocol::names(protocol::REPLY_ACK | 1 << 6),
+            ["REPLY_ACK", "bit 6"]
         );
         assert_eq!(
             names(1 << 63 | VERSION_1 | MRG_RXBUF | CSUM),

@@ -3,12 +3,14 @@
 //! Two halves: [`protocol`] speaks to the VMM and hands ready queue pairs to the workers,
 //! [`virtqueue`] moves frames through their rings. [`features`] lists what both negotiate.
 
+mod dirty_log;
 pub mod features;
 mod limits;
 mod nic_options;
 mod protocol;
 mod virtqueue;
 
+pub use dirty_log::{DirtyLog, LogSetup, LogTooSmall};
 pub use limits::MAX_PAIRS;
 pub use nic_options::NicOptions;
 pub use protocol::listener::SocketFile;

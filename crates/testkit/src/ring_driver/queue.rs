@@ -102,6 +102,11 @@ impl Queue {
         self.place.base - super::GUEST_BASE + super::USER_BASE + at as u64
     }
 
+    /// Where an offset of the memory is for the guest.
+    pub fn guest_addr(&self, at: usize) -> u64 {
+        self.place.base + at as u64
+    }
+
     /// A ring at offset `at` of the memory, zeroed, whose indices begin at `start`: a packed ring's
     /// at that slot.
     pub(super) fn new(

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use wire::Mac;
 
-use crate::guest_memory::MemoryError;
+use crate::guest_memory::{FileError, MemoryError};
 use crate::vhost::limits::SLOTS_MAX;
 use crate::vhost::protocol::message::MessageError;
 use crate::vhost::protocol::request_number::name;
@@ -48,12 +48,18 @@ pub enum Breach {
         /// The size it was to have.
         size: u32,
     },
-    /// A ring's writes were to be logged, which was not offered.
-    #[error("SET_VRING_ADDR asks for writes to ring {ring} to be logged, which was not offered")]
+    /// A ring's writes were to be noted in a log without the feature that brings one.
+    #[error("SET_VRING_ADDR asks for writes to ring {ring} to be logged, without LOG_SHMFD")]
     Logging {
         /// The ring.
         ring: u32,
     },
+    /// The log of written pages cannot be had.
+    #[error("SET_LOG_BASE: the log of written pages {0}")]
+    Log(FileError),
+    /// What is to be raised when something was noted in the log is no eventfd.
+    #[error("SET_LOG_FD: the descriptor is not an eventfd")]
+    LogFd,
     /// A ring's base does not fit into its index.
     #[error("SET_VRING_BASE: ring {ring} cannot begin at {base}, indices have 16 bits")]
     Base {
@@ -143,6 +149,8 @@ impl Breach {
             | Breach::Features { .. }
             | Breach::Memory(_)
             | Breach::Logging { .. }
+            | Breach::Log(_)
+            | Breach::LogFd
             | Breach::Base { .. }
             | Breach::Enable { .. }
             | Breach::Channel

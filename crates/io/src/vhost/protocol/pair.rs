@@ -9,7 +9,7 @@ use crate::guest_memory::GuestMemory;
 use crate::port::Port;
 use crate::vhost::features;
 use crate::vhost::protocol::breach::Breach;
-use crate::vhost::protocol::ring_state::{Base, RingInfo, RingState};
+use crate::vhost::protocol::ring_state::{Base, Log, RingInfo, RingState};
 use crate::vhost::protocol::sink::{PortKey, PortSink};
 use crate::vhost::virtqueue::port::{PortParts, VhostPort};
 use crate::vhost::virtqueue::queue::Queue;
@@ -37,6 +37,7 @@ pub(in crate::vhost) struct Common<'a> {
     pub memory: &'a Arc<GuestMemory>,
     pub features: u64,
     pub mtu: Option<u16>,
+    pub log: Option<&'a Log>,
 }
 
 #[derive(Default)]
@@ -121,7 +122,7 @@ impl Pair {
         let index = usize::from(owner.pair) * RINGS + at;
         let ring = &mut self.rings[at];
         let queue = ring
-            .run(common.memory, common.features)
+            .run(common.memory, common.features, common.log)
             .map_err(|error| Breach::Queue {
                 ring: index as u32,
                 error,

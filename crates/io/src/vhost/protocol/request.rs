@@ -20,7 +20,7 @@ use crate::vhost::protocol::message::{
 pub struct RingAddresses {
     /// Which ring.
     pub index: u32,
-    /// Bit 0: writes to the used ring are to be logged.
+    /// Bit 0, VHOST_VRING_F_LOG: writes to the used ring are to be noted in the log.
     pub flags: u32,
     /// Descriptor table.
     pub descriptors: u64,
@@ -28,6 +28,27 @@ pub struct RingAddresses {
     pub used: u64,
     /// Available ring.
     pub available: u64,
+    /// The used ring, or the device's event structure, for the log: a guest address.
+    pub log: u64,
+}
+
+impl RingAddresses {
+    /// Writes to the used ring are to be noted in the log.
+    pub fn is_logged(&self) -> bool {
+        const LOG: u32 = 1;
+        self.flags & LOG != 0
+    }
+}
+
+/// A log of pages that are written ("log description"), in a file.
+#[derive(Debug)]
+pub struct LogSpec {
+    /// Its length in bytes.
+    pub size: u64,
+    /// Where it starts in the file, in bytes.
+    pub offset: u64,
+    /// A memfd, or a file on tmpfs or hugetlbfs.
+    pub fd: OwnedFd,
 }
 
 /// Which memory region: all three have to be those that it was added with.
@@ -60,6 +81,8 @@ pub enum Request {
     SetOwner,
     ResetOwner,
     SetMemTable(Vec<RegionSpec>),
+    SetLogBase(LogSpec),
+    SetLogFd(OwnedFd),
     SetVringNum(RingValue),
     SetVringAddr(RingAddresses),
     SetVringBase(RingValue),
@@ -103,6 +126,8 @@ impl Request {
             SET_OWNER => parts.empty(Request::SetOwner)?,
             RESET_OWNER => parts.empty(Request::ResetOwner)?,
             SET_MEM_TABLE => Request::SetMemTable(parts.regions()?),
+            SET_LOG_BASE => Request::SetLogBase(parts.log()?),
+            SET_LOG_FD => Request::SetLogFd(parts.lone_fd()?),
             SET_VRING_NUM => Request::SetVringNum(parts.ring_value()?),
             SET_VRING_ADDR => Request::SetVringAddr(parts.ring_addresses()?),
             SET_VRING_BASE => Request::SetVringBase(parts.ring_value()?),
@@ -116,7 +141,7 @@ impl Request {
             SET_VRING_ENABLE => Request::SetVringEnable(parts.ring_value()?),
             SEND_RARP => Request::SendRarp(parts.mac()?),
             NET_SET_MTU => Request::NetSetMtu(parts.number()?),
-            SET_BACKEND_REQ_FD => Request::SetBackendReqFd(parts.channel()?),
+            SET_BACKEND_REQ_FD => Request::SetBackendReqFd(parts.lone_fd()?),
             GET_CONFIG => Request::GetConfig(parts.config()?),
             SET_CONFIG => Request::SetConfig(parts.config()?),
             RESET_DEVICE => parts.empty(Request::ResetDevice)?,
@@ -206,6 +231,7 @@ impl Parts<'_> {
             descriptors: self.u64_at(8),
             used: self.u64_at(16),
             available: self.u64_at(24),
+            log: self.u64_at(32),
         })
     }
 
@@ -242,7 +268,17 @@ impl Parts<'_> {
         })
     }
 
-    fn channel(&mut self) -> Result<OwnedFd, MessageError> {
+    fn log(&mut self) -> Result<LogSpec, MessageError> {
+        self.length(16)?;
+        Ok(LogSpec {
+            size: self.u64_at(0),
+            offset: self.u64_at(8),
+            fd: self.one_fd()?,
+        })
+    }
+
+    /// A descriptor, and nothing else.
+    fn lone_fd(&mut self) -> Result<OwnedFd, MessageError> {
         self.length(0)?;
         self.one_fd()
     }
@@ -358,6 +394,8 @@ mod tests {
             (SET_OWNER, vec![], 0),
             (RESET_OWNER, vec![], 0),
             (SET_MEM_TABLE, table, 2),
+            (SET_LOG_BASE, vec![0; 16], 1),
+            (SET_LOG_FD, vec![], 1),
             (SET_VRING_NUM, vec![0; 8], 0),
             (SET_VRING_ADDR, vec![0; 40], 0),
             (SET_VRING_BASE, vec![0; 8], 0),
@@ -444,6 +482,7 @@ mod tests {
             descriptors: 0x1000,
             used: 0x2000,
             available: 0x3000,
+            log: 0x4000,
         };
         assert_eq!(parsed, expected);
 

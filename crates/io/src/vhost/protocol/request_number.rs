@@ -30,6 +30,7 @@ pub fn has_reply(number: u32) -> bool {
     matches!(
         number,
         GET_FEATURES
+            | SET_LOG_BASE
             | GET_VRING_BASE
             | GET_PROTOCOL_FEATURES
             | GET_QUEUE_NUM

@@ -4,6 +4,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use crate::guest_memory::GuestMemory;
+use crate::vhost::dirty_log::{DirtyLog, LogSetup};
+use crate::vhost::features;
 use crate::vhost::protocol::request::RingAddresses;
 use crate::vhost::virtqueue::queue::Queue;
 use crate::vhost::virtqueue::ring::Begin;
@@ -48,6 +50,14 @@ impl Base {
     }
 }
 
+/// Where written pages are to be noted, for all rings that are to note them.
+#[derive(Clone, Debug)]
+pub(in crate::vhost) struct Log {
+    pub log: Arc<DirtyLog>,
+    /// Raised when something was noted.
+    pub call: Option<Arc<OwnedFd>>,
+}
+
 /// What is known of a ring. While a worker has the queue, its descriptors are with the queue.
 #[derive(Debug)]
 pub(in crate::vhost) struct RingState {
@@ -65,7 +75,8 @@ pub(in crate::vhost) struct RingState {
     pub turned_off: bool,
     /// Why the ring, though started, does not run. It stays stopped until it is started anew.
     pub fault: Option<String>,
-    /// The fault is of how the ring lies in memory: other memory may mend it.
+    /// The fault is of how the ring lies in memory, or of what the log has bits for: other memory,
+    /// or another log, may mend it.
     misplaced: bool,
 }
 
@@ -100,7 +111,8 @@ impl Default for RingState {
 }
 
 impl RingState {
-    /// The guest's memory is another: what failed for the old one is tried again.
+    /// The guest's memory is another, or the log, or what is to be in it: what failed for the old
+    /// one is tried again.
     pub fn memory_changed(&mut self) {
         if std::mem::take(&mut self.misplaced) {
             self.fault = None;
@@ -112,6 +124,7 @@ impl RingState {
         &mut self,
         memory: &Arc<GuestMemory>,
         negotiated: u64,
+        log: Option<&Log>,
     ) -> Result<Option<Queue>, QueueError> {
         let (true, Some(addresses)) = (
             self.started && self.size > 0 && self.fault.is_none(),
@@ -119,7 +132,10 @@ impl RingState {
         ) else {
             return Ok(None);
         };
-        let setup = QueueSetup {
+        let used = addresses.is_logged().then_some(addresses.log);
+        let buffers = negotiated & features::LOG_ALL != 0;
+        let log = log.filter(|_| used.is_some() || buffers);
+        let mut setup = QueueSetup {
             memory: Arc::clone(memory),
             size: self.size,
             desc: addresses.descriptors,
@@ -129,13 +145,22 @@ impl RingState {
             begin: self.base.begin(),
             kick: self.kick.take(),
             call: self.call.take(),
+            log: log.map(|Log { log, call }| LogSetup {
+                log: Arc::clone(log),
+                call: call.clone(),
+                buffers,
+                used,
+            }),
         };
-        match Queue::new(setup) {
+        match Queue::make(&mut setup) {
             Ok(queue) => Ok(Some(queue)),
             Err(error) => {
+                (self.kick, self.call) = (setup.kick, setup.call);
                 self.misplaced = matches!(
                     error,
-                    QueueError::Outside { .. } | QueueError::Misaligned { .. }
+                    QueueError::Outside { .. }
+                        | QueueError::Misaligned { .. }
+                        | QueueError::LogTooSmall { .. }
                 );
                 self.fault = Some(error.to_string());
                 Err(error)

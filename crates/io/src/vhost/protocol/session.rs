@@ -27,6 +27,7 @@ use tracing::{info, warn};
 use wire::Mac;
 
 use crate::guest_memory::{GuestMemory, RegionSpec};
+use crate::vhost::dirty_log::DirtyLog;
 use crate::vhost::features::{self, protocol};
 use crate::vhost::limits::SLOTS_MAX;
 use crate::vhost::nic_options::NicOptions;
@@ -35,9 +36,10 @@ use crate::vhost::protocol::breach::Breach;
 use crate::vhost::protocol::channel::{self, ChannelError};
 use crate::vhost::protocol::message::{ConfigSpan, Message, MessageError, Reply, RingValue};
 use crate::vhost::protocol::pair::{self, Common, Owner, Pair};
-use crate::vhost::protocol::request::{self, RegionId, Request, RingAddresses, RingFd};
-use crate::vhost::protocol::ring_state::{Base, RingInfo, RingState};
+use crate::vhost::protocol::request::{self, LogSpec, RegionId, Request, RingAddresses, RingFd};
+use crate::vhost::protocol::ring_state::{Base, Log, RingInfo, RingState};
 use crate::vhost::protocol::sink::{PortKey, PortSink, PortState};
+use crate::vhost::virtqueue::notifier;
 
 /// The most entries of a ring of either kind (virtio 1.2, sections 2.7 and 2.8.10.1).
 const SIZE_MAX: u16 = 32768;
@@ -94,6 +96,10 @@ pub struct Session {
     memory: Option<Arc<GuestMemory>>,
     /// What `memory` was made of, for the next that is added or removed.
     regions: Vec<RegionSpec>,
+    /// Where written pages are to be noted while LOG_ALL or a ring's flag is set.
+    log: Option<Log>,
+    /// What SET_LOG_FD has brought.
+    log_call: Option<Arc<OwnedFd>>,
     /// Device status as the VMM has set it last (virtio 1.2, section 2.1).
     status: u8,
     /// The queue pairs, as many as the guest may have.
@@ -128,6 +134,8 @@ impl Session {
             protocol_features: 0,
             memory: None,
             regions: Vec::new(),
+            log: None,
+            log_call: None,
             status: 0,
             pairs,
             mtu: None,
@@ -266,6 +274,12 @@ impl Session {
             Request::SetOwner => {}
             Request::ResetOwner => self.disable_all(),
             Request::SetMemTable(regions) => self.set_memory(regions)?,
+            Request::SetLogBase(log) => {
+                self.set_log(log)?;
+                // QEMU waits for any answer, rust-vmm for one that says that it worked.
+                return Ok(Some(Reply::ack(true)));
+            }
+            Request::SetLogFd(call) => self.set_log_call(call)?,
             Request::SetVringNum(ring) => self.set_size(ring)?,
             Request::SetVringAddr(addresses) => self.set_addresses(addresses)?,
             Request::SetVringBase(ring) => self.set_base(ring)?,
@@ -315,6 +329,7 @@ impl Session {
         if self.features != Some(features) {
             self.unplug_all();
             self.features = Some(features);
+            self.rings().for_each(RingState::memory_changed);
         }
         Ok(())
     }
@@ -390,6 +405,31 @@ impl Session {
             std::mem::take(&mut self.regions)
         };
         self.memory = Some(Arc::new(GuestMemory::new(specs)?));
+        Ok(())
+    }
+
+    fn set_log(&mut self, spec: LogSpec) -> Result<(), Breach> {
+        self.negotiated(protocol::LOG_SHMFD, request::SET_LOG_BASE)?;
+        let log = DirtyLog::new(spec.fd, spec.size, spec.offset).map_err(Breach::Log)?;
+        self.unplug_all();
+        self.rings().for_each(RingState::memory_changed);
+        self.log = Some(Log {
+            log: Arc::new(log),
+            call: self.log_call.clone(),
+        });
+        Ok(())
+    }
+
+    fn set_log_call(&mut self, call: OwnedFd) -> Result<(), Breach> {
+        if !notifier::is_eventfd(&call) {
+            return Err(Breach::LogFd);
+        }
+        self.unplug_all();
+        let call = Arc::new(call);
+        if let Some(log) = &mut self.log {
+            log.call = Some(Arc::clone(&call));
+        }
+        self.log_call = Some(call);
         Ok(())
     }
 
@@ -530,9 +570,9 @@ impl Session {
     }
 
     fn set_addresses(&mut self, addresses: RingAddresses) -> Result<(), Breach> {
-        const LOG: u32 = 1;
+        let logs = self.protocol_features & protocol::LOG_SHMFD != 0;
         let ring = self.ring(request::SET_VRING_ADDR, addresses.index)?;
-        if addresses.flags & LOG != 0 {
+        if addresses.is_logged() && !logs {
             return Err(Breach::Logging {
                 ring: addresses.index,
             });
@@ -613,6 +653,7 @@ impl Session {
                 memory,
                 features,
                 mtu: self.mtu(),
+                log: self.log.as_ref(),
             };
             for (number, pair) in self.pairs.iter_mut().enumerate() {
                 let plugged = pair.plug(owner(self.key, &self.nic, &*self.sink, number), common);

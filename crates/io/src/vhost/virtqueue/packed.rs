@@ -34,6 +34,7 @@ use crate::copy;
 use crate::guest_memory::GuestMemory;
 use crate::ring_info::QueueState;
 use crate::segment::Segment;
+use crate::vhost::dirty_log::RingLog;
 use crate::vhost::features;
 use crate::vhost::limits::CHAIN_MAX;
 use crate::vhost::virtqueue::chain::{
@@ -50,6 +51,7 @@ use crate::vhost::virtqueue::ring::QueueError;
 use crate::vhost::virtqueue::ring::QueueSetup;
 use crate::vhost::virtqueue::ring::Ring;
 use crate::vhost::virtqueue::ring::Room;
+use crate::vhost::virtqueue::ring::Seldom;
 use crate::vhost::virtqueue::ring::place;
 
 /// How often a ring is copied until two copies are the same: a driver that goes on has filled its
@@ -61,6 +63,9 @@ const COPIES: usize = 64;
 const EVENT_ENABLE: u32 = 0;
 const EVENT_DISABLE: u32 = 1;
 const EVENT_AT: u32 = 2;
+
+/// Bytes of a slot.
+const SLOT: u64 = size_of::<RawDescriptor>() as u64;
 
 /// Slots of a cache line.
 const LINE: usize = 4;
@@ -109,7 +114,9 @@ pub struct PackedQueue {
     event_idx: bool,
     buffers: Buffers,
     scratch: Vec<Segment>,
-    features: u64,
+    /// What is written is noted.
+    is_logged: bool,
+    seldom: Box<Seldom>,
     bell: Bell,
 }
 
@@ -117,26 +124,22 @@ pub struct PackedQueue {
 unsafe impl Send for PackedQueue {}
 
 impl PackedQueue {
-    /// See [`Queue::new`](crate::vhost::virtqueue::queue::Queue::new).
-    pub(in crate::vhost) fn new(setup: QueueSetup) -> Result<Self, QueueError> {
-        let QueueSetup {
-            memory,
-            size,
-            features,
-            ..
-        } = setup;
+    /// See [`Queue::new`](crate::vhost::virtqueue::queue::Queue::new), which adds the bell.
+    pub(in crate::vhost) fn new(setup: &QueueSetup) -> Result<Self, QueueError> {
+        let QueueSetup { size, features, .. } = *setup;
+        let memory = Arc::clone(&setup.memory);
         if size == 0 || size > 32768 {
             return Err(QueueError::PackedSize(size));
         }
-        let ring = place(
-            &memory,
-            "descriptor ring",
-            setup.desc,
-            16 * u64::from(size),
-            16,
-        )?;
+        let ring_len = SLOT * u64::from(size);
+        let ring = place(&memory, "descriptor ring", setup.desc, ring_len, 16)?;
         let driver = place(&memory, "driver event structure", setup.avail, 4, 4)?;
         let device = place(&memory, "device event structure", setup.used, 4, 4)?;
+        let log = setup.log.clone().map(|log| {
+            let descriptors = (ring.cast_const(), ring_len);
+            RingLog::new(log, &memory, (device, 4), Some(descriptors))
+        });
+        let log = log.transpose()?;
         let ring = ring.cast::<RawDescriptor>();
         let (next, unfinished) = match setup.begin {
             Begin::At(bits) => (Position::from_bits(bits), Vec::new()),
@@ -172,8 +175,9 @@ impl PackedQueue {
             event_idx: features & features::EVENT_IDX != 0,
             buffers: Buffers::new(memory, features & features::INDIRECT_DESC != 0),
             scratch: Vec::with_capacity(64),
-            features,
-            bell: Bell::new(setup.kick, setup.call),
+            is_logged: log.is_some(),
+            seldom: Box::new(Seldom { features, log }),
+            bell: Bell::new(None, None),
         };
         queue.finish(&unfinished);
         queue.disarm();
@@ -188,6 +192,7 @@ impl PackedQueue {
             self.leave(at, slots, back);
             let empty = Pending { id, slots, len: 0 };
             self.tail(at).store(used(at, empty), Ordering::Release);
+            self.note_slots(at, slots);
         }
     }
 
@@ -215,6 +220,9 @@ impl PackedQueue {
             EVENT_ENABLE << 16
         };
         self.device_event().store(event, Ordering::Relaxed);
+        if self.is_logged {
+            self.note_armed();
+        }
         // Our event structure first, then the slot: see the orderings above.
         fence(Ordering::SeqCst);
         self.offered().is_some()
@@ -224,6 +232,9 @@ impl PackedQueue {
     pub(in crate::vhost) fn disarm(&mut self) {
         self.device_event()
             .store(EVENT_DISABLE << 16, Ordering::Relaxed);
+        if self.is_logged {
+            self.note_armed();
+        }
     }
 
     /// See [`Queue::publish`](crate::vhost::virtqueue::queue::Queue::publish).
@@ -254,6 +265,16 @@ impl PackedQueue {
         self.pending_start = self.pending_start.wrapping_add(count);
         self.slots -= slots;
         self.used = old.after(slots, self.size);
+        match self.is_logged {
+            false => self.show(old, first),
+            true => self.show_and_note(old, first, slots),
+        }
+    }
+
+    /// Shows the guest the used descriptors from `old` up to ours, of which `first` is the first
+    /// and comes last, and notifies it if it wants that.
+    #[inline(always)]
+    fn show(&mut self, old: Position, first: Pending) {
         if self.bell.call.is_none() {
             self.tail(old).store(used(old, first), Ordering::Release);
             return;
@@ -262,6 +283,34 @@ impl PackedQueue {
         self.tail(old).swap(used(old, first), Ordering::SeqCst);
         let wanted = self.wants(self.driver_event().load(Ordering::SeqCst), old, self.used);
         self.bell.call(wanted);
+    }
+
+    /// The same with a log: the descriptors of so many slots.
+    #[cold]
+    #[inline(never)]
+    fn show_and_note(&mut self, old: Position, first: Pending, slots: u16) {
+        self.show(old, first);
+        self.note_slots(old, slots);
+    }
+
+    /// Notes that descriptors of so many slots from `at` on were written, some of them or all.
+    #[cold]
+    #[inline(never)]
+    fn note_slots(&self, at: Position, slots: u16) {
+        let Some(log) = &self.seldom.log else { return };
+        let here = slots.min(self.size - at.slot);
+        log.descriptors(SLOT * u64::from(at.slot), SLOT * u64::from(here));
+        log.descriptors(0, SLOT * u64::from(slots - here));
+        log.tell();
+    }
+
+    /// Our event structure was written.
+    #[cold]
+    #[inline(never)]
+    fn note_armed(&self) {
+        let Some(log) = &self.seldom.log else { return };
+        log.used(0, 4);
+        log.tell();
     }
 
     /// True when the guest, whose event structure says `event`, wants to be told of the slots from
@@ -291,7 +340,7 @@ impl PackedQueue {
             in_flight: self.pending_end.wrapping_sub(self.pending_start),
             interrupts_off: !self.wants(event, self.used, self.used.after(1, self.size)),
             calls: self.bell.calls,
-            features: self.features,
+            features: self.seldom.features,
         }
     }
 
@@ -567,6 +616,14 @@ impl Ring for PackedQueue {
 
     fn memory(&self) -> &Arc<GuestMemory> {
         self.buffers.memory()
+    }
+
+    #[inline(always)]
+    fn log(&self) -> Option<&RingLog> {
+        match self.is_logged {
+            true => self.seldom.log.as_ref(),
+            false => None,
+        }
     }
 
     fn scratch(&mut self) -> &mut Vec<Segment> {

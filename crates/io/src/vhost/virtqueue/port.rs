@@ -51,6 +51,8 @@ pub struct VhostPort {
     /// Set once: no ring is touched afterwards.
     broken: Option<String>,
     reported: bool,
+    /// What the guest receives is noted in a log, which is done the long way alone.
+    is_logged: bool,
     /// Mappings lost, of whatever guest, when ours was last known to be there.
     lost_seen: u64,
 }
@@ -80,6 +82,7 @@ impl VhostPort {
             10
         };
         VhostPort {
+            is_logged: parts.receiveq.as_ref().is_some_and(Queue::is_logged),
             parts,
             accepts,
             sends,
@@ -165,6 +168,7 @@ impl VhostPort {
         let mut ahead = frames.len();
         while done < frames.len() {
             if self.broken.is_none()
+                && !self.is_logged
                 && let Some(queue) = &mut self.parts.receiveq
             {
                 let next = &frames[done..][..ahead.min(frames.len() - done)];
@@ -260,14 +264,14 @@ impl VhostPort {
         }
     }
 
-    /// Stops the port when the guest's memory was taken away under it: what is read there now are
-    /// zeros.
+    /// Stops the port when the guest's memory, or the log of what is written there, was taken away
+    /// under it: what is read there now are zeros.
     #[inline]
     fn check_memory(&mut self) {
         let lost = fault_guard::lost_count();
         if lost != self.lost_seen {
             self.lost_seen = lost;
-            if self.broken.is_none() && self.parts.memory.is_lost() {
+            if self.broken.is_none() && self.lost().is_some() {
                 self.stop(String::new);
             }
         }
@@ -276,11 +280,24 @@ impl VhostPort {
     /// Stops the port. Whatever it looks like, memory that is gone is the reason if it is gone.
     #[cold]
     fn stop(&mut self, what: impl FnOnce() -> String) {
-        self.broken = Some(if self.parts.memory.is_lost() {
-            "the file that holds the guest's memory was cut short while it was in use".to_owned()
-        } else {
-            what()
+        self.broken = Some(match self.lost() {
+            Some(lost) => format!("the file that holds {lost} was cut short while it was in use"),
+            None => what(),
         });
+    }
+
+    /// What of the VMM's memory is gone.
+    #[cold]
+    fn lost(&self) -> Option<&'static str> {
+        let parts = &self.parts;
+        let mut queues = [&parts.receiveq, &parts.transmitq].into_iter().flatten();
+        if parts.memory.is_lost() {
+            Some("the guest's memory")
+        } else if queues.any(Queue::is_log_lost) {
+            Some("the log of written pages")
+        } else {
+            None
+        }
     }
 
     /// The error of a broken port, the first time it is asked for.

@@ -15,14 +15,15 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use crate::deliver::{Accepts, Piece};
 use crate::frame::Batch;
 use crate::ring_info::QueueState;
+use crate::vhost::dirty_log::RingLog;
 use crate::vhost::features;
 use crate::vhost::virtqueue::fault::RingFault;
 use crate::vhost::virtqueue::index::Position;
 use crate::vhost::virtqueue::notifier;
 use crate::vhost::virtqueue::packed::PackedQueue;
 use crate::vhost::virtqueue::receive;
-use crate::vhost::virtqueue::ring::Bell;
 pub use crate::vhost::virtqueue::ring::{Begin, QueueError, QueueSetup};
+use crate::vhost::virtqueue::ring::{Bell, Ring};
 use crate::vhost::virtqueue::split::SplitQueue;
 use crate::vhost::virtqueue::transmit::{self, Framing, PutError};
 
@@ -67,7 +68,12 @@ impl std::fmt::Debug for Queue {
 
 impl Queue {
     /// Checks everything about the ring that does not change, and tells the guest that we poll.
-    pub fn new(setup: QueueSetup) -> Result<Self, QueueError> {
+    pub fn new(mut setup: QueueSetup) -> Result<Self, QueueError> {
+        Queue::make(&mut setup)
+    }
+
+    /// [`new`](Queue::new) of a setup that keeps its descriptors if nothing comes of it.
+    pub(in crate::vhost) fn make(setup: &mut QueueSetup) -> Result<Self, QueueError> {
         for (name, fd) in [("kick", &setup.kick), ("call", &setup.call)] {
             if fd.as_ref().is_some_and(|fd| !notifier::is_eventfd(fd)) {
                 return Err(QueueError::NotEventfd(name));
@@ -78,11 +84,14 @@ impl Queue {
             true => Queue::Packed(PackedQueue::new(setup)?),
             false => Queue::Split(SplitQueue::new(setup)?),
         };
+        let begins = queue.last_avail();
+        let bell = either!(&mut queue, ring => ring.bell_mut());
+        (bell.kick, bell.call) = (setup.kick.take(), setup.call.take());
         // Who had this ring before may have been killed when it had given chains back and had not
         // said so.
         let beginning = if packed { Position::START.bits() } else { 0 };
-        if queue.last_avail() != beginning {
-            either!(&mut queue, ring => ring.bell_mut()).call(false);
+        if begins != beginning {
+            bell.call(false);
         }
         Ok(queue)
     }
@@ -128,6 +137,16 @@ impl Queue {
     #[inline]
     pub fn publish(&mut self, count: usize) {
         either!(self, ring => ring.publish(count))
+    }
+
+    /// What it writes is noted: frames have to be written by [`put`](Self::put).
+    pub(in crate::vhost) fn is_logged(&self) -> bool {
+        either!(self, ring => ring.log()).is_some()
+    }
+
+    /// True when the log in which its writes are noted was cut short while it was in use.
+    pub(in crate::vhost) fn is_log_lost(&self) -> bool {
+        either!(self, ring => ring.log()).is_some_and(RingLog::is_lost)
     }
 
     /// Indices at this moment.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::guest_memory::GuestMemory;
 use crate::segment::Segment;
+use crate::vhost::dirty_log::{LogSetup, LogTooSmall, RingLog};
 use crate::vhost::virtqueue::chain::Buffer;
 use crate::vhost::virtqueue::chains::Chains;
 use crate::vhost::virtqueue::fault::RingFault;
@@ -33,6 +34,8 @@ pub struct QueueSetup {
     pub kick: Option<OwnedFd>,
     /// Where we notify the guest; without it the guest polls.
     pub call: Option<OwnedFd>,
+    /// Where what is written into the guest's memory is to be noted.
+    pub log: Option<LogSetup>,
 }
 
 /// Which entry of a ring is the next to take. In a packed ring bit 15 is the wrap counter of that
@@ -94,6 +97,9 @@ pub enum QueueError {
         /// What it has to be a multiple of.
         align: usize,
     },
+    /// The log of written pages has no bit for one that is to be noted.
+    #[error(transparent)]
+    LogTooSmall(#[from] LogTooSmall),
     /// A kick or call descriptor that could make the worker wait.
     #[error("the {0} descriptor is not an eventfd")]
     NotEventfd(&'static str),
@@ -141,6 +147,9 @@ pub(in crate::vhost) trait Ring {
 
     /// The memory that the buffers are in.
     fn memory(&self) -> &Arc<GuestMemory>;
+
+    /// Where what is written is to be noted, if it is.
+    fn log(&self) -> Option<&RingLog>;
 
     /// Room for the segments of the frame that is being written, kept for its allocation.
     fn scratch(&mut self) -> &mut Vec<Segment>;
@@ -193,6 +202,16 @@ pub(in crate::vhost) struct Bell {
     /// Whether the guest waits for a notification is not known to us: notify whatever it says.
     anyway: bool,
     pub calls: u64,
+}
+
+/// What a queue seldom looks at: in a place of its own, so that what each batch needs stays
+/// together.
+#[derive(Debug)]
+pub(in crate::vhost) struct Seldom {
+    /// What was negotiated.
+    pub features: u64,
+    /// Where what is written is noted, if it is: the queue itself knows whether.
+    pub log: Option<RingLog>,
 }
 
 impl Bell {

@@ -28,6 +28,7 @@ use crate::frame::BATCH;
 use crate::guest_memory::GuestMemory;
 use crate::ring_info::QueueState;
 use crate::segment::Segment;
+use crate::vhost::dirty_log::RingLog;
 use crate::vhost::features;
 use crate::vhost::limits::CHAIN_MAX;
 use crate::vhost::virtqueue::chain::{
@@ -43,10 +44,14 @@ use crate::vhost::virtqueue::ring::QueueError;
 use crate::vhost::virtqueue::ring::QueueSetup;
 use crate::vhost::virtqueue::ring::Ring;
 use crate::vhost::virtqueue::ring::Room;
+use crate::vhost::virtqueue::ring::Seldom;
 use crate::vhost::virtqueue::ring::place;
 
 const AVAIL_NO_INTERRUPT: u16 = 1;
 const USED_NO_NOTIFY: u16 = 1;
+
+/// Where a used ring's entries begin, bytes: behind its flags and its index.
+const ENTRIES: u64 = 4;
 
 /// One split ring.
 pub struct SplitQueue {
@@ -70,7 +75,9 @@ pub struct SplitQueue {
     event_idx: bool,
     buffers: Buffers,
     scratch: Vec<Segment>,
-    features: u64,
+    /// What is written is noted.
+    is_logged: bool,
+    seldom: Box<Seldom>,
     bell: Bell,
 }
 
@@ -78,21 +85,23 @@ pub struct SplitQueue {
 unsafe impl Send for SplitQueue {}
 
 impl SplitQueue {
-    /// See [`Queue::new`](crate::vhost::virtqueue::queue::Queue::new).
-    pub(in crate::vhost) fn new(setup: QueueSetup) -> Result<Self, QueueError> {
-        let QueueSetup {
-            memory,
-            size,
-            features,
-            ..
-        } = setup;
+    /// See [`Queue::new`](crate::vhost::virtqueue::queue::Queue::new), which adds the bell.
+    pub(in crate::vhost) fn new(setup: &QueueSetup) -> Result<Self, QueueError> {
+        let QueueSetup { size, features, .. } = *setup;
+        let memory = Arc::clone(&setup.memory);
         if !size.is_power_of_two() || size > 32768 {
             return Err(QueueError::Size(size));
         }
         let entries = u64::from(size);
         let table = place(&memory, "descriptor table", setup.desc, 16 * entries, 16)?;
         let avail = place(&memory, "available ring", setup.avail, 6 + 2 * entries, 2)?;
-        let used = place(&memory, "used ring", setup.used, 6 + 8 * entries, 4)?;
+        let used_len = 6 + 8 * entries;
+        let used = place(&memory, "used ring", setup.used, used_len, 4)?;
+        let log = setup
+            .log
+            .clone()
+            .map(|log| RingLog::new(log, &memory, (used, used_len), None))
+            .transpose()?;
         let mut queue = SplitQueue {
             table: table.cast(),
             avail: avail.cast(),
@@ -107,8 +116,9 @@ impl SplitQueue {
             event_idx: features & features::EVENT_IDX != 0,
             buffers: Buffers::new(memory, features & features::INDIRECT_DESC != 0),
             scratch: Vec::with_capacity(64),
-            features,
-            bell: Bell::new(setup.kick, setup.call),
+            is_logged: log.is_some(),
+            seldom: Box::new(Seldom { features, log }),
+            bell: Bell::new(None, None),
         };
         queue.used_index = queue.used_idx().load(Ordering::Relaxed);
         queue.pending_end = queue.used_index;
@@ -144,6 +154,9 @@ impl SplitQueue {
         } else {
             self.used_flags().store(0, Ordering::Relaxed);
         }
+        if self.is_logged {
+            self.note_armed();
+        }
         // `avail_event` or flags first, then the index: see the orderings above.
         fence(Ordering::SeqCst);
         self.avail_idx().load(Ordering::Acquire) != self.next_avail
@@ -157,6 +170,9 @@ impl SplitQueue {
                 .store(self.next_avail.wrapping_sub(1), Ordering::Relaxed);
         } else {
             self.used_flags().store(USED_NO_NOTIFY, Ordering::Relaxed);
+        }
+        if self.is_logged {
+            self.note_armed();
         }
     }
 
@@ -180,6 +196,15 @@ impl SplitQueue {
             self.write_used(old, self.head_at(last), 0);
         }
         self.used_index = new;
+        match self.is_logged {
+            false => self.show(old, new),
+            true => self.show_and_note(old, new),
+        }
+    }
+
+    /// Shows the guest the used entries from `old` up to `new`, and notifies it if it wants that.
+    #[inline(always)]
+    fn show(&mut self, old: u16, new: u16) {
         if self.bell.call.is_none() {
             self.used_idx().store(new, Ordering::Release);
             return;
@@ -192,6 +217,35 @@ impl SplitQueue {
             self.avail_flags().load(Ordering::SeqCst) & AVAIL_NO_INTERRUPT == 0
         };
         self.bell.call(wanted);
+    }
+
+    /// The same with a log: the entries, and the index.
+    #[cold]
+    #[inline(never)]
+    fn show_and_note(&mut self, old: u16, new: u16) {
+        self.show(old, new);
+        let Some(log) = &self.seldom.log else { return };
+        let (slot, count) = (old & (self.size - 1), new.wrapping_sub(old));
+        let here = count.min(self.size - slot);
+        let entries = |slot: u16, count: u16| {
+            log.used(ENTRIES + 8 * u64::from(slot), 8 * u64::from(count));
+        };
+        entries(slot, here);
+        entries(0, count - here);
+        log.used(0, ENTRIES);
+        log.tell();
+    }
+
+    /// Flags or `avail_event` were written.
+    #[cold]
+    #[inline(never)]
+    fn note_armed(&self) {
+        let Some(log) = &self.seldom.log else { return };
+        match self.event_idx {
+            true => log.used(ENTRIES + 8 * u64::from(self.size), 2),
+            false => log.used(0, 2),
+        }
+        log.tell();
     }
 
     /// See [`Queue::state`](crate::vhost::virtqueue::queue::Queue::state).
@@ -215,7 +269,7 @@ impl SplitQueue {
                 self.avail_flags().load(Ordering::Relaxed) & AVAIL_NO_INTERRUPT != 0
             },
             calls: self.bell.calls,
-            features: self.features,
+            features: self.seldom.features,
         }
     }
 
@@ -494,6 +548,14 @@ impl Ring for SplitQueue {
 
     fn memory(&self) -> &Arc<GuestMemory> {
         self.buffers.memory()
+    }
+
+    #[inline(always)]
+    fn log(&self) -> Option<&RingLog> {
+        match self.is_logged {
+            true => self.seldom.log.as_ref(),
+            false => None,
+        }
     }
 
     fn scratch(&mut self) -> &mut Vec<Segment> {

@@ -44,7 +44,7 @@ impl From<RingFault> for PutError {
 by_width! {
     /// Writes frames that the receiver takes as they are, each into the first buffer of the next
     /// chain, as nearly all go. Gives how many: the frame behind them takes more, and is to be
-    /// [`put`].
+    /// [`put`]. What is written is not noted in a log.
     pub(in crate::vhost) fn put_whole<R: Ring>(
         ring: &mut R,
         batch: &Batch,
@@ -171,7 +171,12 @@ pub(in crate::vhost) fn put<R: Ring>(
     let need = framing.header_len + piece.len();
     let taken = collect(ring, need as u64, framing, &mut buffers);
     match taken {
-        Ok(chains) => write(&buffers, chains, piece, framing),
+        Ok(chains) => {
+            write(&buffers, chains, piece, framing);
+            if let Some(log) = ring.log() {
+                log.buffers(ring.memory(), &buffers, need as u64);
+            }
+        }
         Err(_) => ring.back(mark),
     }
     *ring.scratch() = buffers;

@@ -1,0 +1,150 @@
+//! A VMM's file in memory, mapped here: a region of its guest's memory, or the log of pages that
+//! were written.
+//!
+//! A file is taken only if it is in memory and as long as what is to be mapped of it. One that is
+//! cut short *after* that makes its pages fault: see `fault_guard`.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::FileType;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+use crate::fault_guard::Guard;
+
+/// Why a file was not mapped; to be read behind the name of what it was to be.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// The descriptor is not of a file in memory.
+    #[error("is not in a memfd or a file on tmpfs or hugetlbfs")]
+    Kind,
+    /// The file ends before what is to be mapped of it.
+    #[error("ends at {end:#x} of a file of {size:#x} bytes")]
+    Short {
+        /// The first offset behind it.
+        end: u64,
+        /// How long the file is.
+        size: u64,
+    },
+    /// It has no bytes, or does not fit into an address space.
+    #[error("has {size:#x} bytes from {offset:#x} on: none, or more than can be mapped")]
+    Size {
+        /// Where it starts in the file.
+        offset: u64,
+        /// Its length in bytes.
+        size: u64,
+    },
+    /// The kernel refused.
+    #[error("cannot be mapped: {0}")]
+    Map(#[from] std::io::Error),
+}
+
+impl From<rustix::io::Errno> for FileError {
+    fn from(error: rustix::io::Errno) -> Self {
+        FileError::Map(error.into())
+    }
+}
+
+/// What was mapped, to be unmapped: the part of the file, widened to its page size.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    addr: *mut u8,
+    len: usize,
+    /// From `addr` to what was asked for.
+    skip: usize,
+    /// Taken out and dropped before the memory is unmapped.
+    guard: Option<Guard>,
+}
+
+impl Mapping {
+    /// Maps `size` bytes of a file from `offset` on, for reads and writes.
+    pub fn new(fd: OwnedFd, offset: u64, size: u64) -> Result<Mapping, FileError> {
+        let impossible = FileError::Size { offset, size };
+        let Some(end) = offset.checked_add(size).filter(|_| size > 0) else {
+            return Err(impossible);
+        };
+        let file = File::from(fd);
+        let stat = rustix::fs::fstat(&file)?;
+        let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+        if !is_file || !is_in_memory(file.as_fd()) {
+            return Err(FileError::Kind);
+        }
+        if end > stat.st_size as u64 {
+            return Err(FileError::Short {
+                end,
+                size: stat.st_size as u64,
+            });
+        }
+        // A hugetlbfs mapping starts, ends and is unmapped at huge-page boundaries; st_blksize is
+        // that page's size.
+        let page = (stat.st_blksize as u64)
+            .max(4096)
+            .next_power_of_two()
+            .min(1 << 30);
+        let from = offset & !(page - 1);
+        let len = (end - from)
+            .checked_next_multiple_of(page)
+            .and_then(|len| usize::try_from(len).ok())
+            .filter(|&len| len <= isize::MAX as usize)
+            .ok_or(impossible)?;
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
+        let addr = unsafe {
+            let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                flags,
+                &file,
+                from,
+            )
+        }?
+        .cast::<u8>();
+        // SAFETY: just mapped, as a whole, and only what its VMM shares is in it.
+        let guard = unsafe { Guard::new(addr, len) };
+        // SAFETY: advice about our own new mapping; a core dump of the switch must not hold a
+        // guest's memory.
+        let _ = unsafe { rustix::mm::madvise(addr.cast(), len, Advice::LinuxDontDump) };
+        Ok(Mapping {
+            addr,
+            len,
+            skip: (offset - from) as usize,
+            guard: Some(guard),
+        })
+    }
+
+    /// The first byte that was asked for: valid for reads and writes of as many as were, while this
+    /// lives.
+    pub fn host(&self) -> *mut u8 {
+        self.addr.wrapping_add(self.skip)
+    }
+
+    /// True when the file was cut short while it was mapped, and what was in it is gone.
+    pub fn is_lost(&self) -> bool {
+        self.guard.as_ref().is_some_and(Guard::is_lost)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        self.guard = None;
+        // SAFETY: `addr` and `len` are those of the mmap in `new`, done once; everybody who holds
+        // pointers into it holds what owns this mapping.
+        let unmapped = unsafe { rustix::mm::munmap(self.addr.cast(), self.len) };
+        debug_assert!(
+            unmapped.is_ok(),
+            "munmap({:p}, {:#x}): {unmapped:?}",
+            self.addr,
+            self.len
+        );
+    }
+}
+
+/// A page of a file on a disk or behind a network or FUSE comes when its server pleases, and until
+/// then the worker, and every guest on it, would stand still: only memory is taken.
+fn is_in_memory(file: impl AsFd) -> bool {
+    const TMPFS: i64 = 0x0102_1994;
+    const HUGETLBFS: i64 = 0x9584_58f6;
+    const RAMFS: i64 = 0x8584_58f6;
+    rustix::fs::fstatfs(file).is_ok_and(|fs| [TMPFS, HUGETLBFS, RAMFS].contains(&fs.f_type))
+}
