@@ -2,6 +2,7 @@
 //! become ids of NICs on the way out, and identities of the other daemon on the way in.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use api::v1;
 use control::model::NicId;
@@ -31,7 +32,9 @@ pub fn export(control: &Permitted, id: &NicId) -> Result<Vec<u8>, Refusal> {
     Ok(exported.encode_to_vec())
 }
 
-/// Takes up what [`export`] gave elsewhere; gives back how many were taken.
+/// Takes up what [`export`] gave elsewhere; gives back how many were taken. The other end of each
+/// connection is the NIC here that is called so, or else has the address, or else is on another
+/// host: who was a neighbour there is not one here, and the other way about.
 pub fn import(control: &mut Permitted, id: &NicId, state: &[u8]) -> Result<usize, Refusal> {
     let nic = control.nic(id)?;
     let refuse = |why: String| Error::Value {
@@ -52,9 +55,14 @@ pub fn import(control: &mut Permitted, id: &NicId, state: &[u8]) -> Result<usize
         return Err(refuse(why).into());
     }
     // Of its own network alone: a state that was made up says nothing of others.
-    let mut uids = BTreeMap::new();
+    let mut here = Here {
+        others: control.remotes().get(&nic.nic.vni).copied(),
+        ..Here::default()
+    };
     for other in control.nics().filter(|other| other.nic.vni == nic.nic.vni) {
-        uids.insert(other.nic.id.to_string(), other.uid);
+        let addresses = other.nic.ips.iter().map(|ip| (*ip, other.uid));
+        here.by_address.extend(addresses);
+        here.by_id.insert(other.nic.id.to_string(), other.uid);
     }
     let mut flows = Vec::with_capacity(exported.connections.len());
     for connection in exported.connections {
@@ -66,14 +74,29 @@ pub fn import(control: &mut Permitted, id: &NicId, state: &[u8]) -> Result<usize
             let why = format!("has a connection of NICs '{one}' and '{other}'");
             return Err(refuse(why).into());
         }
-        // The other end may not be on this host: its connection cannot be tracked here.
-        if let (Some(initiator), Some(responder)) =
-            (uids.get(&flow.initiator_nic), uids.get(&flow.responder_nic))
-        {
-            flows.push(flow.between(*initiator, *responder));
+        let initiator = here.find(&flow.initiator_nic, flow.flow.initiator.address);
+        let responder = here.find(&flow.responder_nic, flow.flow.responder.address);
+        if let (Some(initiator), Some(responder)) = (initiator, responder) {
+            flows.push(flow.between(initiator, responder));
         }
     }
     control.import_flows(flows)
+}
+
+/// Who is in a network, as this host sees it.
+#[derive(Default)]
+struct Here {
+    by_id: BTreeMap<String, PortUid>,
+    by_address: BTreeMap<IpAddr, PortUid>,
+    /// All that is on other hosts.
+    others: Option<PortUid>,
+}
+
+impl Here {
+    fn find(&self, id: &str, address: IpAddr) -> Option<PortUid> {
+        let local = self.by_id.get(id).or_else(|| self.by_address.get(&address));
+        local.copied().or(self.others)
+    }
 }
 
 /// All connections, and how many. What is behind other hosts has no name: it is the partner of

@@ -122,6 +122,11 @@ impl<'a> Permitted<'a> {
     }
 
     /// NICs by what flows call them.
+    /// What is behind other hosts, by network: it has no name and no owner.
+    pub fn remotes(&self) -> BTreeMap<wire::Vni, PortUid> {
+        self.control.remotes()
+    }
+
     pub fn nics_by_uid(&self) -> BTreeMap<PortUid, NicId> {
         match self.is_whole() {
             true => self.control.nics_by_uid(),
