@@ -25,6 +25,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+/// How long a guest may take to be moved.
+const MOVE_TIMEOUT: Duration = Duration::from_secs(120);
+
 /// A running guest, killed when dropped.
 #[derive(Debug)]
 pub struct Guest {
@@ -56,6 +59,62 @@ impl Guest {
             guest.wait_ready(1)?;
         }
         Ok(guests)
+    }
+
+    /// A machine into which a guest that runs elsewhere is moved ([`Guest::move_to`]); what was
+    /// asked of the guest before its move is answered there. Both machines are the same but for
+    /// where their NICs' other ends are.
+    pub fn to_be_moved_into(image: &Image, machine: &Machine) -> Result<Self> {
+        let machine = Machine {
+            incoming: true,
+            ..machine.clone()
+        };
+        let waiting = Self::launch(image, &machine)?;
+        wait_for("QEMU to wait for a guest", PATIENCE, || {
+            let said = waiting.monitor("info migrate")?;
+            Ok(said.contains(machine::INCOMING).then_some(()))
+        })?;
+        Ok(waiting)
+    }
+
+    /// Begins to move this guest into another machine; how far it is says [`Guest::move_state`].
+    /// With `pause` it waits, once the guest stands still and before it goes on there, for
+    /// [`Guest::move_on`].
+    pub fn move_to(&self, other: &Guest, pause: bool) -> Result<()> {
+        let on = if pause { "on" } else { "off" };
+        self.monitor(&format!(
+            "migrate_set_capability pause-before-switchover {on}"
+        ))?;
+        let socket = other.dir.path().join(machine::INCOMING);
+        self.monitor(&format!("migrate -d unix:{}", socket.display()))
+            .map(drop)
+    }
+
+    /// How far a move is, in QEMU's words: `active`, `pre-switchover`, `completed`, `cancelled` and
+    /// others; or `failed`, and why.
+    pub fn move_state(&self) -> Result<String> {
+        let said = self.monitor("info migrate")?;
+        let status = said
+            .lines()
+            .find_map(|line| line.trim().strip_prefix("Migration status: "));
+        Ok(status.unwrap_or_default().trim().to_owned())
+    }
+
+    /// Waits until a move is so far.
+    pub fn is_moved_until(&self, state: &str) -> Result<()> {
+        let what = format!("the move of {} to be {state}", self.name());
+        wait_for(&what, MOVE_TIMEOUT, || {
+            let now = self.move_state()?;
+            if now.starts_with("failed") {
+                return Err(format!("{what}: {now}\n{}", self.qemu.log()));
+            }
+            Ok((now == state).then_some(()))
+        })
+    }
+
+    /// A move that waits goes on.
+    pub fn move_on(&self) -> Result<()> {
+        self.monitor("migrate_continue pre-switchover").map(drop)
     }
 
     fn launch(image: &Image, machine: &Machine) -> Result<Self> {

@@ -24,7 +24,12 @@ pub struct Machine {
     pub memory_max_mib: Option<u32>,
     /// How long it may take until its agent answers.
     pub boot_timeout: Duration,
+    /// It does not boot, but waits for a guest from elsewhere.
+    pub incoming: bool,
 }
+
+/// The socket where a guest comes in from elsewhere, in the machine's folder.
+pub(super) const INCOMING: &str = "incoming";
 
 impl Machine {
     /// A small machine without NICs.
@@ -38,6 +43,7 @@ impl Machine {
             memory_mib: 160,
             memory_max_mib: None,
             boot_timeout: Duration::from_secs(120),
+            incoming: false,
         }
     }
 
@@ -134,6 +140,10 @@ pub(super) fn arguments(
     ]
     .map(str::to_owned)
     .to_vec();
+    if machine.incoming {
+        let socket = dir.join(INCOMING);
+        words.extend(["-incoming".to_owned(), format!("unix:{}", socket.display())]);
+    }
     words.extend(
         machine
             .nics

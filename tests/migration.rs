@@ -1,0 +1,251 @@
+//! A guest moves from one host to another and back while it runs: QEMU copies its memory, and the
+//! switch tells it what it has written there meanwhile. Its connections go along, with a neighbour
+//! that it leaves behind and with one that it comes to. Rings are split, and packed.
+//!
+//! The hosts are namespaces with a `butterflyd` each, joined by a cable; the neighbours are
+//! containers. Streams are looked at byte by byte by who reads them, so that a page that was
+//! forgotten shows.
+
+use std::path::PathBuf;
+
+use butterfly_tests::hosts::{Family, Host, Hosts, mac, serve};
+use butterfly_tests::lab::check;
+use butterfly_tests::trials;
+use butterfly_tests::trials::run_each;
+use testkit::image::Image;
+use testkit::netns::Namespace;
+use testkit::qemu::{Guest, Machine, Nic, Wire};
+use testkit::{PATIENCE, Result, wait_for};
+
+/// The guest's network, and the one in which its NIC waits where the guest is not.
+const VNI: u32 = 42;
+const WAITING: u32 = 4242;
+
+/// What a neighbour sends in a second: so much that there is always some of it on its way.
+const RATE: u64 = 3_000_000;
+
+/// The last octets of the addresses of the guest and of its neighbours, which have a name each.
+const GUEST: u8 = 1;
+const NEIGHBOURS: [u8; 2] = [2, 3];
+const NAMES: [&str; 2] = ["left", "right"];
+
+fn main() {
+    run_each(trials![split_rings, packed_rings_without_announcement])
+}
+
+/// The guest itself says where it is.
+fn split_rings() -> Result<()> {
+    moved(|nic| nic)
+}
+
+/// Two pairs of queues; QEMU has the switch say where the guest is.
+fn packed_rings_without_announcement() -> Result<()> {
+    moved(|nic| Nic {
+        packed: true,
+        queue_pairs: 2,
+        announce: false,
+        ..nic
+    })
+}
+
+fn moved(kind: fn(Nic) -> Nic) -> Result<()> {
+    let hosts = Hosts::start(Family::V4, &[])?;
+    let stage = Stage::new(&hosts, kind)?;
+    stage
+        .trial()
+        .map_err(|error| format!("{error}\n{}", hosts.dump()))
+}
+
+struct Stage<'a> {
+    hosts: [&'a Host; 2],
+    /// One on each host, that of the left one first, and what serves there.
+    neighbours: [Namespace; 2],
+    image: Image,
+    kind: fn(Nic) -> Nic,
+}
+
+impl<'a> Stage<'a> {
+    fn new(hosts: &'a Hosts, kind: fn(Nic) -> Nic) -> Result<Self> {
+        let all = [&hosts.left, &hosts.right];
+        let neighbours = [
+            all[0].guest(NAMES[0], VNI, NEIGHBOURS[0])?,
+            all[1].guest(NAMES[1], VNI, NEIGHBOURS[1])?,
+        ];
+        let stage = Self {
+            hosts: all,
+            neighbours,
+            image: Image::ready()?,
+            kind,
+        };
+        for host in all {
+            // Nobody is let in: what comes to the guest is what it has asked for.
+            host.daemon.cli("sg add closed")?;
+            stage.put(host, WAITING)?;
+        }
+        Ok(stage)
+    }
+
+    fn trial(&self) -> Result<()> {
+        let _servers = [
+            serve(&self.neighbours[0], &format!("tcp-serve 80 {RATE}"))?,
+            serve(&self.neighbours[1], &format!("tcp-serve 80 {RATE}"))?,
+        ];
+        self.put(self.hosts[0], VNI)?;
+        let guest = Guest::start(&self.image, &self.machine(self.hosts[0]))?;
+        guest.ok(&format!(
+            "ip link set eth0 mtu 1400 up; ip addr add 10.1.0.{GUEST}/24 dev eth0; \
+             ip addr add fd01::{GUEST}/64 dev eth0; \
+             dd if=/dev/urandom of=/tmp/memory bs=1M count=8 2>/dev/null"
+        ))?;
+        let memory = guest.ok("md5sum /tmp/memory")?;
+        let streams = NEIGHBOURS.map(|last| Stream::start(&guest, last));
+        let streams = streams.into_iter().collect::<Result<Vec<_>>>()?;
+
+        self.is_called_off(&guest, &streams)?;
+        let mut guest = guest;
+        for [from, to] in [[0, 1], [1, 0]] {
+            guest = self.moves(guest, from, to, &streams)?;
+            let said = guest.ok("md5sum /tmp/memory")?;
+            check(said == memory, &format!("{said} is {memory}"))?;
+            for stream in &streams {
+                stream.goes_on(&guest)?;
+            }
+            // The groups are in force there, for new connections as well.
+            for neighbour in &self.neighbours {
+                let ping = format!("ping -q -c 2 -i 0.2 -W 1 10.1.0.{GUEST}");
+                check(!neighbour.succeeds(&ping)?, "nobody is let in")?;
+            }
+            for last in NEIGHBOURS {
+                guest.ok(&format!("guest tcp-get fd01::{last} 80 100000 20"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A move that is cancelled half-way leaves the guest as it was.
+    fn is_called_off(&self, guest: &Guest, streams: &[Stream]) -> Result<()> {
+        let other = Guest::to_be_moved_into(&self.image, &self.machine(self.hosts[1]))?;
+        guest.monitor("migrate_set_parameter max-bandwidth 1M")?;
+        guest.move_to(&other, false)?;
+        guest.is_moved_until("active")?;
+        self.logs(self.hosts[0], true)?;
+        for stream in streams {
+            stream.goes_on(guest)?;
+        }
+        guest.monitor("migrate_cancel")?;
+        guest.is_moved_until("cancelled")?;
+        self.logs(self.hosts[0], false)?;
+        guest.monitor("migrate_set_parameter max-bandwidth 1G")?;
+        streams.iter().try_for_each(|stream| stream.goes_on(guest))
+    }
+
+    /// The guest moves while its streams go on; when it stands still, its NIC is handed over.
+    fn moves(&self, guest: Guest, from: usize, to: usize, streams: &[Stream]) -> Result<Guest> {
+        let other = Guest::to_be_moved_into(&self.image, &self.machine(self.hosts[to]))?;
+        // Slow enough that it takes some rounds.
+        guest.monitor("migrate_set_parameter max-bandwidth 60M")?;
+        guest.move_to(&other, true)?;
+        streams
+            .iter()
+            .try_for_each(|stream| stream.goes_on(&guest))?;
+        guest.is_moved_until("pre-switchover")?;
+        self.hand_over(self.hosts[from], self.hosts[to], NAMES[from])?;
+        guest.move_on()?;
+        guest.is_moved_until("completed")?;
+        // Others learn where it is: a frame to it goes to that host, and no more to all.
+        let address = Family::V4.address(to as u8 + 1);
+        let line = format!("learnt:    {} at {address}, ", mac(GUEST));
+        wait_for("the other host to learn the new place", PATIENCE, || {
+            let learnt = self.hosts[from]
+                .daemon
+                .cli(&format!("network show {VNI}"))?;
+            Ok(learnt.contains(&line).then_some(()))
+        })?;
+        Ok(other)
+    }
+
+    /// What docs/live-migration.md says, in its words.
+    fn hand_over(&self, from: &Host, to: &Host, neighbour: &str) -> Result<()> {
+        let [guest, left_behind] = ["guest", neighbour].map(|nic| state(from, nic));
+        let (guest, left_behind) = (guest.display(), left_behind.display());
+        from.daemon
+            .cli(&format!("flows export guest --file {guest}"))?;
+        from.daemon
+            .cli(&format!("flows export {neighbour} --file {left_behind}"))?;
+        self.put(to, VNI)?;
+        let taken = to.daemon.cli(&format!("flows import guest {guest}"))?;
+        check(
+            taken.trim().parse().is_ok_and(|taken: u64| taken >= 2),
+            &format!("both streams' connections are taken up: {taken}"),
+        )?;
+        self.put(from, WAITING)?;
+        from.daemon
+            .cli(&format!("flows import {neighbour} {left_behind}"))
+            .map(drop)
+    }
+
+    /// Declares the guest's NIC in a network.
+    fn put(&self, host: &Host, vni: u32) -> Result<()> {
+        let mac = mac(GUEST);
+        host.daemon
+            .cli(&format!(
+                "nic add --replace --id guest --mac {mac} --vni {vni} --ip 10.1.0.{GUEST} fd01::{GUEST} \
+                 --sg closed"
+            ))
+            .map(drop)
+    }
+
+    fn machine(&self, host: &Host) -> Machine {
+        let wire = Wire::VhostUser(host.daemon.socket("guest"));
+        Machine::named("moved").with((self.kind)(Nic::new(wire, &mac(GUEST))))
+    }
+
+    /// Whether the switch notes what it writes into the guest.
+    fn logs(&self, host: &Host, wanted: bool) -> Result<()> {
+        wait_for("the log to be on or off", PATIENCE, || {
+            let said = host.daemon.cli("nic show guest")?;
+            Ok((said.contains("LOG_ALL") == wanted).then_some(()))
+        })
+    }
+}
+
+fn state(host: &Host, nic: &str) -> PathBuf {
+    host.daemon.dir().join(format!("{nic}.state"))
+}
+
+/// What the guest reads of a neighbour, in a connection that lasts as long as the trial.
+struct Stream {
+    progress: String,
+}
+
+impl Stream {
+    fn start(guest: &Guest, last: u8) -> Result<Self> {
+        let progress = format!("/tmp/stream-{last}");
+        guest.ok(&format!(
+            "guest tcp-get 10.1.0.{last} 80 0 900 {progress} >{progress}.log 2>&1 </dev/null &"
+        ))?;
+        let stream = Self { progress };
+        stream.goes_on(guest)?;
+        Ok(stream)
+    }
+
+    fn bytes(&self, guest: &Guest) -> Result<u64> {
+        let text = guest.ok(&format!("cat {} 2>/dev/null || echo 0", self.progress))?;
+        text.trim()
+            .parse()
+            .map_err(|_| format!("the progress is {text:?}"))
+    }
+
+    /// More comes than there was: a retransmission and some.
+    fn goes_on(&self, guest: &Guest) -> Result<()> {
+        let before = self.bytes(guest)?;
+        let what = format!("{} to go on", self.progress);
+        wait_for(&what, PATIENCE, || {
+            Ok((self.bytes(guest)? > before + RATE / 10).then_some(()))
+        })
+        .map_err(|e| {
+            let log = guest.ok(&format!("cat {}.log; ip neigh; ip -s link", self.progress));
+            format!("{e}\n{}", log.unwrap_or_else(|e| e))
+        })
+    }
+}
