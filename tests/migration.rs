@@ -142,12 +142,13 @@ impl<'a> Stage<'a> {
     /// The guest moves while its streams go on; when it stands still, its NIC is handed over.
     fn moves(&self, guest: Guest, from: usize, to: usize, streams: &[Stream]) -> Result<Guest> {
         let other = Guest::to_be_moved_into(&self.image, &self.machine(self.hosts[to]))?;
-        // Slow enough that it takes some rounds.
-        guest.monitor("migrate_set_parameter max-bandwidth 60M")?;
+        // So slow that it does not stand still, and answers, while its streams are looked at.
+        guest.monitor("migrate_set_parameter max-bandwidth 1M")?;
         guest.move_to(&other, true)?;
         streams
             .iter()
             .try_for_each(|stream| stream.goes_on(&guest))?;
+        guest.monitor("migrate_set_parameter max-bandwidth 60M")?;
         guest.is_moved_until("pre-switchover")?;
         self.hand_over(self.hosts[from], self.hosts[to], NAMES[from])?;
         guest.move_on()?;
