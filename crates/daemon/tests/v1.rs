@@ -69,6 +69,7 @@ fn nothing() -> v1::Config {
             ..Default::default()
         }),
         router: Some(v1::RouterConfig::default()),
+        uplinks: Some(v1::UplinkConfig::default()),
         ..Default::default()
     }
 }

@@ -32,6 +32,7 @@ pub fn v1(data: &[u8]) {
         let config = Config {
             balancer: Some(balancer),
             router: Some(config.router.clone().unwrap_or_default()),
+            uplinks: Some(config.uplinks.clone().unwrap_or_default()),
             ..config
         };
         let Ok(config) = decoders::config(config, control.settings()) else {
