@@ -25,6 +25,7 @@ fn main() {
         a_capture_is_read_by_tcpdump,
         a_capture_of_the_wire_has_outer_headers,
         a_slow_reader_loses_frames_and_nobody_else,
+        what_happens_is_told_live,
     ])
 }
 
@@ -537,4 +538,104 @@ fn a_slow_reader_loses_frames_and_nobody_else() -> Result<()> {
 
 fn mac(last: u8) -> wire::Mac {
     wire::Mac([0x52, 0x54, 0, 0, 1, last])
+}
+
+/// Frames that `trace --live` tells while something is sent again and again; the trace ends by
+/// itself.
+fn live(daemon: &Daemon, words: &str, send: impl Fn() -> Result<()>) -> Result<Vec<Value>> {
+    let text = std::thread::scope(|scope| -> Result<String> {
+        let told = scope.spawn(|| daemon.cli(&format!("--json trace --live {words}")));
+        wait_for("the trace to have enough", PATIENCE, || {
+            send()?;
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            Ok(told.is_finished().then_some(()))
+        })?;
+        told.join().map_err(|_| "the trace panicked")?
+    })?;
+    let lines = text.lines().map(serde_json::from_str);
+    let lines: std::result::Result<Vec<Value>, _> = lines.collect();
+    lines.map_err(|e| format!("a line that is no JSON: {e}: {text}"))
+}
+
+fn what_happens_is_told_live() -> Result<()> {
+    let pair = Pair::start()?;
+    let daemon = &pair.daemon;
+    daemon.cli("sg rule add right --ip-proto udp --port 53")?;
+    // The first asks who has the address; of that nothing is told, by the filter.
+    let send = || {
+        let each = "for port in 53 54; do echo x > /dev/udp/10.1.0.2/$port; done";
+        pair.left.ok(&format!("bash -c '{each}'")).map(drop)
+    };
+    let frames = live(daemon, "left udp --frames 20", send)?;
+    check(
+        frames.len() == 20,
+        &format!("as many as asked: {}", frames.len()),
+    )?;
+    let to = |frame: &Value, port: u16| {
+        let what = frame["what"].as_str().unwrap_or_default();
+        what.contains(&format!("> 10.1.0.2:{port}, UDP"))
+    };
+    let of = |port| frames.iter().filter(move |frame| to(frame, port));
+    check(of(53).count() >= 5 && of(54).count() >= 5, "both are told")?;
+    for frame in of(53) {
+        let target = &frame["trace"]["targets"][0];
+        let right = frame["delivered"] == true
+            && frame["direction"] == "DIRECTION_EGRESS"
+            && target["nic"] == "right"
+            && target["groups"][0]["group"] == "right"
+            && butterfly_tests::daemon::number(&frame["inside_nanos"]) > Some(0);
+        check(right, &format!("it passes by its rule: {frame:#}"))?;
+    }
+    for frame in of(54) {
+        let right = frame["delivered"] == false
+            && frame["reason"] == "no_ingress_rule"
+            && frame["trace"]["remedies"][0]
+                .as_str()
+                .is_some_and(|line| line.contains("sg rule add right"));
+        check(right, &format!("it is dropped, and why: {frame:#}"))?;
+    }
+    // As the receiver sees them.
+    let frames = live(daemon, "right udp --frames 10", send)?;
+    let fits = |frame: &Value, delivered: bool, reason: &str| {
+        frame["direction"] == "DIRECTION_INGRESS"
+            && frame["delivered"] == delivered
+            && frame["reason"] == reason
+    };
+    check(
+        frames.iter().any(|frame| fits(frame, true, ""))
+            && frames
+                .iter()
+                .any(|frame| fits(frame, false, "no_ingress_rule")),
+        &format!("what enters is told, and what does not: {frames:?}"),
+    )?;
+    // More than the rate is counted and not told.
+    let flood = || {
+        let burst = "for n in $(seq 40); do echo x > /dev/udp/10.1.0.2/53; done";
+        pair.left.ok(&format!("bash -c '{burst}'")).map(drop)
+    };
+    let frames = live(daemon, "left udp --rate 10 --seconds 2", flood)?;
+    let lost = frames.iter().map(|frame| &frame["lost"]);
+    let lost: u64 = lost.filter_map(butterfly_tests::daemon::number).sum();
+    check(
+        frames.len() <= 40 && lost > 20,
+        &format!("{} told, {lost} not", frames.len()),
+    )?;
+    let line = daemon.cli("trace --live nobody");
+    check(
+        line.is_err_and(|e| e.contains("nobody")),
+        "there is no such NIC",
+    )?;
+    // For people, on lines.
+    let text = std::thread::scope(|scope| -> Result<String> {
+        let told = scope.spawn(|| daemon.cli("trace --live left udp -n 4 --verbose"));
+        wait_for("the trace to have enough", PATIENCE, || {
+            send()?;
+            Ok(told.is_finished().then_some(()))
+        })?;
+        told.join().map_err(|_| "the trace panicked")?
+    })?;
+    check(
+        text.contains("passes, to right, by a rule of right") || text.contains("passes, to right"),
+        &format!("where to and why: {text}"),
+    )
 }

@@ -21,7 +21,7 @@ use crate::ports::Ports;
 use crate::queue::QueueId;
 use crate::replies::Replies;
 use crate::round::Wait;
-use crate::round::{Arrival, Case, Item, Job, Round, Tables};
+use crate::round::{Arrival, Case, Fate, Item, Job, Round, Tables};
 use crate::shaper::{Shaper, Taken};
 use crate::stages::fast_path::FastPath;
 use crate::stages::{
@@ -29,12 +29,13 @@ use crate::stages::{
     parse, remember, rules, spoof, wait,
 };
 use crate::time::Now;
-use crate::trial::Stage;
+use crate::trial::live::{Live, Outcome, Passed};
+use crate::trial::{self, Stage};
 use crate::underlay::Underlay;
 use crate::view::View;
 use crate::waiting::{Judged, Released, Waiting};
 use crate::wanted::Wanted;
-use crate::watch::{Step, Watch};
+use crate::watch::{Step, Stopwatch, Watch};
 use crate::work::{self, Cost};
 
 /// How often tables are looked after, milliseconds.
@@ -570,6 +571,13 @@ impl Path {
         let unknown = fast_path.unknown(left);
         watch.mark(Step::FastPath);
         if left != 0 {
+            if round.nic.trace.is_some()
+                && let Some(live) = round.view.live(round.nic)
+            {
+                self.judged += unknown.cost();
+                self.round_live(&live, from, batch, ports, now);
+                return;
+            }
             judge(round, left, &mut nobody); // 2 to 12  below
             round.jobs.sort_unstable_by_key(|job| job.frame);
         }
@@ -581,6 +589,68 @@ impl Path {
         watch.mark(Step::Deliver);
         self.judged += unknown.cost();
         self.note_released();
+    }
+
+    /// A batch whose sender somebody traces live: each frame by itself, so that a trial finds the
+    /// tables as the frame does.
+    #[cold]
+    fn round_live(
+        &mut self,
+        live: &Live,
+        from: QueueId,
+        batch: &Batch,
+        ports: &mut Ports,
+        now: Now,
+    ) {
+        for index in 0..batch.len() {
+            let tried = live.trial(batch, index).map(|mut trial| {
+                (trial.worker, trial.from) = (ports.worker(), from.slot);
+                (trial::run(&mut trial, self, ports, now), trial)
+            });
+            self.clear();
+            let counters = self.counters.clone();
+            let begun = Stopwatch::start();
+            let Some((_, _, mut round)) = self.open(Sender::Nic(from), batch, now) else {
+                return;
+            };
+            judge(&mut round, 1 << index, &mut nobody);
+            let target = round.jobs.first().filter(|_| round.jobs.len() == 1);
+            let target = target.map(|job| {
+                let hop = job.target.as_hop().and_then(|hop| round.underlay.hop(hop));
+                hop.map_or(job.target, |hop| hop.uplink)
+            });
+            let before = target.map(|target| counters.port(target).drops_to);
+            deliver::run(&mut round, ports);
+            if !round.replies.batch.is_empty() {
+                deliver::replies(&mut round, ports);
+            }
+            let cycles = begun.cycles();
+            self.note_released();
+            let Some((report, trial)) = tried else {
+                continue;
+            };
+            let refused = target.zip(before).and_then(|(target, before)| {
+                let after = counters.port(target).drops_to;
+                let more = |reason: &&DropReason| {
+                    let reason = **reason as usize;
+                    after[reason] > before[reason]
+                };
+                DropReason::ALL.iter().find(more).copied()
+            });
+            let fate = match self.items.first().map(|item| item.fate) {
+                Some(Fate::Delivered) => Outcome::Delivered,
+                Some(Fate::Held) => Outcome::Held,
+                Some(Fate::Dropped(reason)) => Outcome::Dropped(Some(reason)),
+                Some(Fate::Going) | None => Outcome::Dropped(refused),
+            };
+            live.put(Passed {
+                unix_ns: now.unix_ns,
+                report,
+                fate,
+                cycles,
+                _trial: trial,
+            });
+        }
     }
 
     /// What the fast path knows of machines that have moved is void.

@@ -122,6 +122,11 @@ impl Ports {
         }
     }
 
+    /// The number of the worker that has them.
+    pub(crate) fn worker(&self) -> usize {
+        self.worker
+    }
+
     /// Puts a port into a place that is free, and on the map.
     pub(crate) fn attach(
         &mut self,

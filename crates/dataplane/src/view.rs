@@ -21,6 +21,7 @@ use crate::overlay::{EndpointIdx, Overlay, SharedMap};
 use crate::ruleset::GroupMembers;
 use crate::snapshot::{Changed, Epoch, Group, Network, PortConfig, Snapshot};
 use crate::table::Table;
+use crate::trial::live::Live;
 use crate::uplink_taps::UplinkTaps;
 
 /// A copy costs nothing.
@@ -41,6 +42,8 @@ pub(crate) struct View {
     /// Which NICs are in a group.
     users: imbl::OrdSet<(GroupIdx, PortSlot)>,
     uplink_taps: UplinkTaps,
+    /// Live traces of NICs, mostly none.
+    lives: Arc<[(PortSlot, PortUid, Arc<Live>)]>,
 }
 
 /// Groups by their index.
@@ -265,6 +268,7 @@ impl View {
     pub(crate) fn tapped<'a>(
         &self,
         taps: impl Iterator<Item = (PortSlot, PortUid, &'a [Tap])>,
+        lives: Vec<(PortSlot, PortUid, Arc<Live>)>,
     ) -> View {
         let mut view = self.clone();
         let mut uplinks = Vec::new();
@@ -281,7 +285,16 @@ impl View {
             }
         }
         view.uplink_taps = UplinkTaps::new(uplinks.into_iter());
+        view.lives = lives.into();
         view
+    }
+
+    /// Who traces the frames of a NIC live, which has a capture then, too.
+    #[cold]
+    pub(crate) fn live(&self, nic: &PortConfig) -> Option<Arc<Live>> {
+        let mut lives = self.lives.iter();
+        let (.., live) = lives.find(|(slot, uid, _)| (*slot, *uid) == (nic.slot, nic.uid))?;
+        Some(live.clone())
     }
 
     #[inline]

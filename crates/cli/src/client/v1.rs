@@ -339,6 +339,16 @@ impl V1 {
         .await
     }
 
+    pub async fn trace_frames(
+        &mut self,
+        request: proto::TraceFramesRequest,
+    ) -> Result<Streaming<proto::PassedFrame>, Error> {
+        self.call("TraceFrames", request, async |grpc, request| {
+            grpc.trace_frames(request).await
+        })
+        .await
+    }
+
     pub async fn capture(
         &mut self,
         request: proto::CaptureFramesRequest,

@@ -1,5 +1,5 @@
 //! `butterfly trace`: would it pass? Says what becomes of a frame on its way through the switch,
-//! and what would let it pass.
+//! and what would let it pass. With `--live`, what does happen.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -9,6 +9,7 @@ use api::v1::get_trace_request::{From, What};
 use clap::Args;
 use serde_json::{Value, json};
 
+use super::trace_live::LiveArgs;
 use super::trace_print::print;
 use crate::error::Error;
 use crate::json;
@@ -31,12 +32,13 @@ Examples:
   butterfly trace vm1 arp 10.0.0.2
   butterfly trace vm1 --pcap vm1.pcapng --number 7
   butterfly trace uplink --vni 42 --host 192.168.0.2 udp 10.0.0.1:53 --source 10.0.0.2
-  butterfly trace vm1 tcp 10.0.0.7:80 --via 192.168.0.2=https://host2:9443")]
+  butterfly trace vm1 tcp 10.0.0.7:80 --via 192.168.0.2=https://host2:9443
+  butterfly trace --live vm1 'tcp port 443' --frames 20")]
 pub struct TraceArgs {
     /// Who sends it: id of a NIC, or `uplink` for a machine of another --host
     from: String,
     /// tcp, udp, sctp, icmp, icmpv6, arp (or IPv6's question for a neighbour), or a protocol number
-    #[arg(value_name = "PROTOCOL", requires = "to", conflicts_with_all = ["frame", "pcap"])]
+    #[arg(value_name = "PROTOCOL", conflicts_with_all = ["frame", "pcap"])]
     protocol: Option<String>,
     /// The destination: ADDRESS, ADDRESS:PORT or [ADDRESS]:PORT
     #[arg(value_name = "DESTINATION")]
@@ -114,6 +116,8 @@ pub struct TraceArgs {
     /// Ask the daemon of another host too, by its API endpoint, what becomes of what reaches it
     #[arg(long, value_name = "ADDRESS=ENDPOINT")]
     via: Vec<String>,
+    #[command(flatten)]
+    live: LiveArgs,
 }
 
 /// One host's answer.
@@ -126,6 +130,11 @@ pub struct Traced {
 impl TraceArgs {
     /// Asks, prints, and fails when it would not pass.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
+        if self.live.is_on() {
+            let words = [&self.protocol, &self.to].into_iter().flatten();
+            let words: Vec<&str> = words.map(String::as_str).collect();
+            return self.live.run(session, &self.from, &words).await;
+        }
         let vias = self.vias()?;
         let request = self.request()?;
         let client = session.client().await?.only_v1("trace")?;

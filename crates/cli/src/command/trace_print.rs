@@ -17,7 +17,8 @@ pub fn print(traces: &[Traced]) -> String {
     out
 }
 
-fn one(out: &mut String, trace: &v1::Trace) {
+/// One host's answer.
+pub fn one(out: &mut String, trace: &v1::Trace) {
     for step in &trace.steps {
         line(out, "", step);
     }

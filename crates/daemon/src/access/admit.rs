@@ -46,6 +46,12 @@ impl Caller {
         Author::Client(self.shown.clone())
     }
 
+    /// The same, for what goes on behind the request.
+    pub fn unrecorded(mut self) -> Caller {
+        self.record = None;
+        self
+    }
+
     /// What the caller may see or change.
     pub fn reach(&self) -> &Reach {
         &self.reach

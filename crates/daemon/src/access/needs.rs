@@ -88,6 +88,7 @@ const BUTTERFLY: &[Need] = &[
     need("GetTrace", View, true),
     // It changes nothing, but gives out what guests say to each other.
     need("CaptureFrames", Operate, true),
+    need("TraceFrames", Operate, true),
     need("SetLogLevel", Admin, false),
     need("Reload", Admin, false),
     need("Shutdown", Admin, false),

@@ -148,7 +148,7 @@ fn places(
     Ok((names.collect(), places))
 }
 
-fn filter(program: &[v1::BpfInstruction]) -> Result<Option<Filter>, Status> {
+pub fn filter(program: &[v1::BpfInstruction]) -> Result<Option<Filter>, Status> {
     if program.is_empty() {
         return Ok(None);
     }

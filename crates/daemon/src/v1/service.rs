@@ -671,6 +671,23 @@ impl Butterfly for Service {
         Ok(Response::new(ReceiverStream::new(parts)))
     }
 
+    type TraceFramesStream = ReceiverStream<Result<v1::PassedFrame, Status>>;
+
+    async fn trace_frames(
+        &self,
+        request: Request<v1::TraceFramesRequest>,
+    ) -> Answer<Self::TraceFramesStream> {
+        let (caller, request) = taken(request)?;
+        let begun = self
+            .operate(caller.clone(), move |app, control| {
+                trace::begin(app, control, &request)
+            })
+            .await?;
+        // The audit log has it now, and not when it ends.
+        let frames = trace::stream(self.app.clone(), caller.unrecorded(), begun.into_inner());
+        Ok(Response::new(ReceiverStream::new(frames)))
+    }
+
     async fn set_log_level(
         &self,
         request: Request<v1::SetLogLevelRequest>,

@@ -11,18 +11,26 @@ use io::trace::capture::{Capture, Tap};
 use super::Switch;
 use crate::handle::{Command, WorkerGone};
 use crate::ids::{PortSlot, PortUid};
+use crate::trial::live::Live;
 use crate::view::View;
 
 /// Captures that take from one NIC or uplink at most.
 pub const CAPTURES_MAX: usize = 16;
 
-/// The taps of each NIC and uplink.
+/// The taps of each NIC and uplink, and who traces a NIC live.
 #[derive(Default)]
-pub(crate) struct Taps(Mutex<BTreeMap<PortSlot, (PortUid, Vec<Tap>)>>);
+pub(crate) struct Taps(
+    Mutex<BTreeMap<PortSlot, (PortUid, Vec<Tap>)>>,
+    Mutex<Vec<(PortSlot, PortUid, Arc<Live>)>>,
+);
 
 impl Taps {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<PortSlot, (PortUid, Vec<Tap>)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lives(&self) -> MutexGuard<'_, Vec<(PortSlot, PortUid, Arc<Live>)>> {
+        self.1.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What workers are handed of a view.
@@ -34,7 +42,7 @@ impl Taps {
         let each = all
             .iter()
             .map(|(slot, (uid, taps))| (*slot, *uid, &taps[..]));
-        Arc::new(view.tapped(each))
+        Arc::new(view.tapped(each, self.lives().clone()))
     }
 }
 
@@ -100,6 +108,24 @@ impl Switch {
         all.retain(|_, (_, taps)| !taps.is_empty());
         drop(all);
         self.hand_out_taps()
+    }
+
+    /// A live trace begins to look at the frames that a NIC sends, of which a capture is to be begun
+    /// behind it. One for a NIC at a time: false when there is one.
+    pub fn begin_live(&self, (slot, uid): (PortSlot, PortUid), live: &Arc<Live>) -> bool {
+        let mut lives = self.taps.lives();
+        if lives.iter().any(|(of, its, _)| (*of, *its) == (slot, uid)) {
+            return false;
+        }
+        lives.push((slot, uid, live.clone()));
+        true
+    }
+
+    /// A live trace looks at nothing any more, when its capture is ended behind it.
+    pub fn end_live(&self, live: &Arc<Live>) {
+        self.taps
+            .lives()
+            .retain(|(.., one)| !Arc::ptr_eq(one, live));
     }
 
     /// The view in force once more, with the captures of now.

@@ -10,6 +10,7 @@
 //! What is not foreseen: whether a receiver's ring has room at that moment, and what another
 //! frame does meanwhile.
 
+pub mod live;
 mod run;
 mod watch;
 
@@ -17,6 +18,7 @@ use std::net::IpAddr;
 
 use wire::Mac;
 use wire::nd::Nd;
+use wire::offload::Offload;
 use wire::parse::Packet;
 
 use crate::counters::Counters;
@@ -230,6 +232,7 @@ pub(crate) struct Trial {
     pub worker: usize,
     pub from: PortSlot,
     pub frame: Vec<u8>,
+    pub offload: Offload,
     pub counters: Counters,
     pub wanted: Wanted,
     pub tables: Tables,
@@ -244,6 +247,7 @@ impl Trial {
             worker,
             from,
             frame,
+            offload: Offload::default(),
             counters: Counters::new(),
             wanted: Wanted::default(),
             tables: Tables {

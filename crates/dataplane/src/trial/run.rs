@@ -2,7 +2,6 @@
 //! trial's own.
 
 use io::frame::{BATCH, Batch};
-use wire::offload::Offload;
 
 use super::watch::Watcher;
 use super::{End, Report, Stage, Trial};
@@ -18,7 +17,7 @@ use crate::time::Now;
 /// What becomes of the frame. Reads the path and the ports, and changes neither.
 pub(crate) fn run(trial: &mut Trial, path: &Path, ports: &Ports, now: Now) -> Box<Report> {
     let mut batch = Batch::new();
-    batch.push_bytes(&trial.frame, Offload::default());
+    batch.push_bytes(&trial.frame, trial.offload);
     let mut report = Box::new(Report {
         worker: trial.worker,
         epoch: path.view.epoch(),

@@ -3,6 +3,7 @@
 //! let it pass (`remedies.rs`).
 
 mod frame;
+mod live;
 mod packet;
 mod remedies;
 
@@ -19,6 +20,7 @@ use super::{observe, render};
 use crate::access::Permitted;
 use crate::app::App;
 use frame::Made;
+pub use live::{begin, stream};
 
 /// Answers a request.
 pub fn get(
@@ -38,6 +40,25 @@ pub fn get(
         names: control.nics_by_uid(),
     }
     .trace())
+}
+
+/// A frame that a NIC has sent, in the model's names.
+fn told(app: &App, control: &Permitted, nic: &NicId, report: &Report) -> v1::Trace {
+    let nic = control.nic(nic).ok();
+    let made = Made {
+        from: nic.as_ref().map_or(PortSlot(u32::MAX >> 1), |nic| nic.slot),
+        vni: nic.as_ref().map(|nic| nic.nic.vni),
+        nic,
+        frame: Vec::new(),
+    };
+    Teller {
+        app,
+        control,
+        made: &made,
+        report,
+        names: control.nics_by_uid(),
+    }
+    .trace()
 }
 
 /// What a report is told with.
