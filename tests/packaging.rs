@@ -35,10 +35,7 @@ fn settings() -> Result<()> {
             ("/etc/butterfly/access.toml", &access),
             ("/var/lib/butterfly", &dir.path().join("state")),
             ("/run/butterfly-keeper/socket", &dir.path().join("keeper")),
-            (
-                "/var/log/butterfly/audit.json",
-                &dir.path().join("audit.json"),
-            ),
+            ("/var/log/butterfly", &dir.path().to_path_buf()),
         ]
         .into_iter()
         .fold(setting.to_owned(), |setting, (path, file)| {
