@@ -9,6 +9,8 @@ use api::encrypted::Key;
 use control::model::{Config, Feature, Interface};
 use control::{Controller, NicState};
 use dataplane::Switch;
+use rustix::net::netdevice::name_to_index;
+use rustix::net::{AddressFamily, SocketType};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
@@ -61,6 +63,9 @@ const FLOOD_GROUPS_V6: uplink::Groups = uplink::Groups {
 };
 /// The largest packet of NICs when nothing says another one.
 const DEFAULT_MTU: u16 = 1500;
+/// How long the start waits for each interface that options name. A service may start before them;
+/// this long a try also keeps systemd from giving up (StartLimitBurst in the unit).
+const THERE_WITHIN: Duration = Duration::from_secs(8);
 /// How long calls that are running may take when the daemon stops.
 const GRACE: Duration = Duration::from_millis(300);
 
@@ -494,6 +499,11 @@ async fn take_interfaces(settings: &Settings, app: &Arc<App>) -> Result<(), Stri
             Feature::Router => "--router",
             Feature::Uplink => "--uplink",
         };
+        // Uplinks are joined whenever they come.
+        if feature != Feature::Uplink && !is_there(&name) {
+            tracing::info!("waiting for the interface {name}, which is not there");
+            lock::within(THERE_WITHIN, || is_there(&name));
+        }
         let interface = Interface::new(&name, None);
         let taken = interface.and_then(|one| app.control().add_interface(feature, one));
         taken.map(drop).map_err(|why| format!("{option}: {why}"))
@@ -501,6 +511,11 @@ async fn take_interfaces(settings: &Settings, app: &Arc<App>) -> Result<(), Stri
     let taken = tokio::task::spawn_blocking(move || all.into_iter().try_for_each(take));
     let taken = taken.await;
     taken.map_err(|_| "taking the interfaces that options name panicked")?
+}
+
+fn is_there(interface: &str) -> bool {
+    let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::DGRAM, None);
+    socket.is_ok_and(|socket| name_to_index(&socket, interface).is_ok())
 }
 
 fn worker_options(settings: &Settings, states: &PortStates, breaks: Breaks) -> WorkerOptions {
