@@ -165,7 +165,8 @@ ip netns exec c1 ping -c 3 -W 5 10.0.0.2
 
 # Another host, whose kernel speaks VXLAN; two hosts to route between; a server behind the load
 # balancer.
-NEIGHBOURS = """
+# What stands for the network around the host.
+LINKS = """
 ip netns add other
 ip link add up0 type veth peer name eth0 netns other
 ip addr add 192.0.2.1/24 dev up0
@@ -193,6 +194,10 @@ ip -n server addr add 198.18.0.2/24 dev eth0
 ip -n server link set eth0 up
 ip -n server link set lo up
 ip -n server addr add 203.0.113.1/32 dev lo
+"""
+
+NEIGHBOURS = f"""
+{LINKS}
 mkdir -p /tmp/www
 echo hello > /tmp/www/index.html
 ip netns exec server python3 -m http.server --directory /tmp/www 80 >/dev/null 2>&1 &
@@ -297,7 +302,7 @@ def session(test):
         """
         butterfly uplink list
         butterfly sg add all + sg rule add all --ip-proto icmp --cidr 0.0.0.0/0
-        butterfly nic add --id c1 --vni 7 --mac 52:54:00:00:00:01 --ip 10.0.0.1 --sg all --type tap --path tap-c1
+        butterfly nic sg add c1 all
         butterfly binding add --vni 7 --mac 52:54:00:00:00:99 --ip 10.0.0.99 --host 192.0.2.2
         ip netns exec c1 ping -c 3 -W 5 10.0.0.99
         """,
@@ -367,10 +372,18 @@ def session(test):
     )
     test.machine.reboot()
     step(
-        "back after a reboot",
-        "butterfly health --wait 60\nsystemctl is-active butterflyd\n"
-        "journalctl --list-boots --no-pager | wc -l",
+        "back after a reboot, though its interfaces come later",
+        f"""
+        sleep 15
+        {LINKS}
+        butterfly health --wait 60
+        systemctl is-active butterflyd
+        butterfly router list
+        ip netns exec h1 ping -c 5 -i 0.2 -W 5 10.2.0.2
+        """,
         "active",
+        "eth2",
+        "5 received",
     )
     step(
         "an upgrade leaves the daemon running",
