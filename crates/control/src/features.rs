@@ -19,8 +19,8 @@ pub struct InterfaceStatus {
     pub asked: Option<Mode>,
 }
 
-/// The load balancer, the router and the uplinks of this host. Errors are sentences. What is called here may
-/// wait for the kernel, and must not wait for the controller.
+/// The load balancer, the router and the uplinks of this host. Errors are sentences. What is called
+/// here may wait for the kernel, and must not wait for the controller.
 pub trait Features: Send {
     /// The time, since whenever the implementation likes; it only runs forward.
     fn now(&self) -> Duration;

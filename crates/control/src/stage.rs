@@ -168,7 +168,9 @@ impl State {
                     if !changes.is_empty() {
                         if feature == Feature::Uplink {
                             quota("the daemon", "uplinks", new.len(), limits::UPLINKS)?;
-                            staged.overlay.begins |= !settings.overlay && !new.is_empty();
+                            let begins = !settings.overlay && !new.is_empty();
+                            staged.overlay.begins |= begins;
+                            staged.overlay.everywhere |= begins;
                         }
                         staged.diff.interfaces.extend(changes);
                         Arc::make_mut(&mut self.interfaces).insert(feature, new);

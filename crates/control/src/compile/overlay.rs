@@ -45,14 +45,14 @@ impl State {
                 }
             }
         }
-        if touch.everywhere || touch.begins {
+        if touch.everywhere {
             self.overlay.everywhere_list = self
                 .overlay
                 .indices(self.overlay.everywhere.iter().copied());
         }
         // What is touched, by VNI; a network whose everything is new needs no list.
         let mut todo: BTreeMap<Vni, (Vec<Mac>, Vec<IpAddr>)> = BTreeMap::new();
-        if touch.everywhere || touch.begins {
+        if touch.everywhere {
             todo.extend(self.networks.keys().map(|vni| (*vni, Default::default())));
         }
         todo.extend(

@@ -29,7 +29,7 @@ pub(crate) struct OverlayChanges {
 /// What has to be compiled anew where a NIC of the VNI is.
 #[derive(Default)]
 pub(crate) struct OverlayTouch {
-    /// The first uplink is named: until then nothing of it was compiled.
+    /// The first uplink is named: until then nothing of it was compiled, so that all is touched.
     pub begins: bool,
     /// Endpoints came or went.
     pub endpoints: bool,
@@ -45,7 +45,7 @@ pub(crate) struct OverlayTouch {
 impl OverlayTouch {
     /// True when no snapshot has to be made of it.
     pub fn is_empty(&self) -> bool {
-        !self.begins && !self.endpoints && !self.everywhere && self.networks.is_empty()
+        !self.endpoints && !self.everywhere && self.networks.is_empty()
     }
 }
 
