@@ -23,8 +23,8 @@ use crate::events;
 
 /// NICs and uplinks of one capture.
 const PLACES_MAX: usize = 64;
-/// Captures of all clients at one time: each may hold 8 MiB of frames.
-const AT_ONCE: usize = 16;
+/// Captures and live traces of all clients at one time: each may hold 8 MiB of frames.
+pub(super) const AT_ONCE: usize = 16;
 /// A part is sent when it has so many bytes, or nothing more is there.
 const PART_BYTES: usize = 256 << 10;
 /// Parts on their way to the reader.
@@ -174,7 +174,21 @@ pub fn filter(program: &[v1::BpfInstruction]) -> Result<Option<Filter>, Status> 
 
 /// The parts of a capture, until it is over, nobody reads them or the daemon stops.
 pub fn stream(app: Arc<App>, begun: Begun) -> mpsc::Receiver<Result<v1::CapturePart, Status>> {
-    let (sender, receiver) = mpsc::channel(AHEAD);
+    let of_app = app.clone();
+    written(&of_app, AHEAD, |stopping| {
+        let writer = Writer::new(app, begun, stopping);
+        move |sender| writer.run(sender)
+    })
+}
+
+/// What a thread of its own writes, `ahead` of its reader at most. `make` gives what runs there; the
+/// flag is set when the daemon stops.
+pub(super) fn written<T: Send + 'static, W: FnOnce(&mpsc::Sender<T>) + Send + 'static>(
+    app: &Arc<App>,
+    ahead: usize,
+    make: impl FnOnce(Arc<AtomicBool>) -> W,
+) -> mpsc::Receiver<T> {
+    let (sender, receiver) = mpsc::channel(ahead);
     let stopping = Arc::new(AtomicBool::new(false));
     let (told, of_app) = (stopping.clone(), app.clone());
     // Goes with the writer. A sender here would keep the stream open when that has ended.
@@ -185,9 +199,9 @@ pub fn stream(app: Arc<App>, begun: Begun) -> mpsc::Receiver<Result<v1::CaptureP
             _ = written => (),
         }
     }));
-    let writer = Writer::new(app, begun, stopping);
+    let write = make(stopping);
     tokio::task::spawn_blocking(move || {
-        writer.run(&sender);
+        write(&sender);
         drop(writing);
     });
     receiver

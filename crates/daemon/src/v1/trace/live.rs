@@ -15,7 +15,7 @@ use dataplane::{CaptureError, DropReason};
 use io::trace::capture::{Capture, Caught, Wanted};
 use sys::cycles;
 use tokio::runtime::Handle;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use tonic::Status;
 use wire::parse::parse;
 use wire::pcapng::Direction;
@@ -23,14 +23,12 @@ use wire::pcapng::Direction;
 use super::packet;
 use crate::access::{Caller, Permitted};
 use crate::app::App;
-use crate::v1::capture::filter;
+use crate::v1::capture::{AT_ONCE, filter, written};
 use crate::v1::refused;
 
 /// Frames a second that are told when nothing is said, and at most.
 const RATE: u32 = 100;
 const RATE_MAX: u32 = 1000;
-/// Live traces and captures of all clients at one time.
-const AT_ONCE: usize = 16;
 /// What is told of a frame, bytes.
 const HEAD: usize = 256;
 /// Frames on their way to the reader.
@@ -132,32 +130,21 @@ pub fn stream(
     caller: Caller,
     begun: Begun,
 ) -> mpsc::Receiver<Result<v1::PassedFrame, Status>> {
-    let (sender, receiver) = mpsc::channel(AHEAD);
-    let stopping = Arc::new(AtomicBool::new(false));
-    let (told, of_app) = (stopping.clone(), app.clone());
-    let (writing, written) = oneshot::channel::<()>();
-    drop(tokio::spawn(async move {
-        tokio::select! {
-            () = of_app.stopping() => told.store(true, Ordering::Relaxed),
-            _ = written => (),
-        }
-    }));
-    let writer = Writer {
-        app,
-        caller,
-        begun,
-        stopping,
-        runtime: Handle::current(),
-        clock: (cycles::now(), Instant::now()),
-        told: 0,
-        lost: 0,
-        lost_said: 0,
-    };
-    tokio::task::spawn_blocking(move || {
-        writer.run(&sender);
-        drop(writing);
-    });
-    receiver
+    let of_app = app.clone();
+    written(&of_app, AHEAD, |stopping| {
+        let writer = Writer {
+            app,
+            caller,
+            begun,
+            stopping,
+            runtime: Handle::current(),
+            clock: (cycles::now(), Instant::now()),
+            told: 0,
+            lost: 0,
+            lost_said: 0,
+        };
+        move |sender| writer.run(sender)
+    })
 }
 
 struct Writer {
