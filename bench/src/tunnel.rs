@@ -8,7 +8,7 @@
 use std::hint::black_box;
 use std::net::IpAddr;
 
-use dataplane::overlay::{EndpointIdx, Overlay};
+use dataplane::overlay::{HostIdx, Overlay};
 use dataplane::underlay::{Encapsulation, Hop, Underlay};
 use dataplane::{PortSlot, PortUid, Snapshot};
 use io::frame::BATCH;
@@ -26,7 +26,7 @@ use crate::path::{self, Switch};
 use crate::peers::{GUEST_MACS, PeerError};
 use crate::report::{Ratios, Samples};
 
-/// Our endpoint and the other host's.
+/// Our host and the other host's.
 const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
 const THERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));
 
@@ -266,7 +266,7 @@ impl Host {
 pub fn wrapped(inner: &[u8]) -> Result<Vec<u8>, PeerError> {
     let macs = (Mac([2, 0, 0, 0, 0xff, 2]), Mac([2, 0, 0, 0, 0xff, 1]));
     let ends =
-        Ends::new(THERE, HERE).ok_or_else(|| PeerError("endpoints of two families".to_owned()))?;
+        Ends::new(THERE, HERE).ok_or_else(|| PeerError("hosts of two families".to_owned()))?;
     let mut outer = Outer::new(macs, None, ends, 64, vxlan::PORT, UdpChecksum::Zero);
     outer.set_flow(vni()?, 50_000, 0);
     let mut frame = vec![0; outer.len()];
@@ -283,13 +283,13 @@ fn vni() -> Result<Vni, PeerError> {
 fn snapshot() -> Result<Snapshot, PeerError> {
     let mut snapshot = path::snapshot(crate::RULES)?;
     snapshot.ports.truncate(1);
-    snapshot.endpoints.push_back(Some(THERE));
+    snapshot.hosts.push_back(Some(THERE));
     let far: Mac = GUEST_MACS[1]
         .parse()
         .map_err(|error| PeerError(format!("{error}")))?;
     let mut overlay = Overlay::new(PortUid(1000));
-    overlay.bindings.insert(far, EndpointIdx(0));
-    overlay.members = [EndpointIdx(0)].into();
+    overlay.bindings.insert(far, HostIdx(0));
+    overlay.members = [HostIdx(0)].into();
     if let Some(Some(network)) = snapshot.networks.get_mut(0) {
         let network = std::sync::Arc::make_mut(network);
         network.macs.remove(&far);

@@ -70,7 +70,7 @@ impl State {
                 .map(|entry| entry.idx)
                 .chain(staged.dropped_groups.iter().copied())
                 .collect(),
-            endpoints: Vec::new(),
+            hosts: Vec::new(),
         }
     }
 

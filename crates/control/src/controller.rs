@@ -12,7 +12,7 @@ mod services;
 mod trace;
 mod underlay;
 
-pub use overlay::{EndpointStatus, NetworkStatus};
+pub use overlay::{HostStatus, NetworkStatus};
 pub use trace::{GroupVerdict, Miss};
 pub use underlay::Reach;
 
@@ -78,7 +78,7 @@ impl Changed {
             diff: Diff {
                 nics: first(&diff.nics, &mut more),
                 groups: first(&diff.groups, &mut more),
-                endpoints: first(&diff.endpoints, &mut more),
+                hosts: first(&diff.hosts, &mut more),
                 networks: first(&diff.networks, &mut more),
                 bindings: first(&diff.bindings, &mut more),
                 services: first(&diff.services, &mut more),
@@ -146,7 +146,7 @@ pub struct Status {
     /// Virtual networks that anything speaks of.
     pub vnis: usize,
     /// Other hosts.
-    pub endpoints: usize,
+    pub hosts: usize,
     /// MACs that are bound to them.
     pub bindings: usize,
 }
@@ -229,7 +229,7 @@ impl Controller {
         changes.extend(gone.map(Change::RemoveGroup));
         changes.extend(config.groups.into_values().map(Change::PutGroup));
         changes.extend(config.nics.into_values().map(Box::new).map(Change::PutNic));
-        let overlay = self.replace_overlay(config.endpoints, config.networks, config.bindings)?;
+        let overlay = self.replace_overlay(config.hosts, config.networks, config.bindings)?;
         changes.push(Change::Overlay(Box::new(overlay)));
         changes.extend(config.services.map(Change::Services));
         let interfaces = config.interfaces.into_iter();

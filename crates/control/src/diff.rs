@@ -13,7 +13,7 @@ mod between;
 mod overlay;
 mod services;
 
-pub use overlay::{BindingChange, EndpointChange, NetworkChange};
+pub use overlay::{BindingChange, HostChange, NetworkChange};
 pub use services::{InterfaceChange, ServiceChange};
 pub(crate) use services::{interfaces, services};
 
@@ -32,8 +32,8 @@ pub struct Diff {
     pub nics: Vec<NicChange>,
     /// By group, sorted by id.
     pub groups: Vec<GroupChange>,
-    /// By endpoint, sorted by address.
-    pub endpoints: Vec<EndpointChange>,
+    /// By host, sorted by address.
+    pub hosts: Vec<HostChange>,
     /// By VNI, sorted.
     pub networks: Vec<NetworkChange>,
     /// By binding, sorted by VNI and MAC.
@@ -112,7 +112,7 @@ impl Diff {
         let Diff {
             nics,
             groups,
-            endpoints,
+            hosts,
             networks,
             bindings,
             services,
@@ -120,7 +120,7 @@ impl Diff {
         } = self;
         nics.is_empty()
             && groups.is_empty()
-            && endpoints.is_empty()
+            && hosts.is_empty()
             && networks.is_empty()
             && bindings.is_empty()
             && services.is_empty()
@@ -363,7 +363,7 @@ impl Display for Diff {
                 writeln!(f, "    ~ {field} {} -> {}", shown(from), shown(to))?;
             }
         }
-        self.endpoints.iter().try_for_each(|change| change.fmt(f))?;
+        self.hosts.iter().try_for_each(|change| change.fmt(f))?;
         self.networks.iter().try_for_each(|change| change.fmt(f))?;
         self.bindings.iter().try_for_each(|change| change.fmt(f))?;
         self.services.iter().try_for_each(|change| change.fmt(f))?;

@@ -95,9 +95,9 @@ pub enum Error {
     /// There is no such group.
     #[error("there is no security group '{0}'")]
     NoGroup(GroupId),
-    /// There is no such endpoint.
-    #[error("there is no endpoint '{0}'")]
-    NoEndpoint(std::net::IpAddr),
+    /// There is no such host.
+    #[error("there is no host '{0}'")]
+    NoHost(std::net::IpAddr),
     /// There is no such binding.
     #[error("there is no binding of {mac} in VNI {vni}")]
     NoBinding {
@@ -106,9 +106,9 @@ pub enum Error {
         /// The MAC.
         mac: wire::Mac,
     },
-    /// The endpoint has bindings.
-    #[error("endpoint '{address}' has {bindings} bindings: delete them with it, or first")]
-    EndpointInUse {
+    /// The host has bindings.
+    #[error("host '{address}' has {bindings} bindings: delete them with it, or first")]
+    HostInUse {
         /// Which one.
         address: std::net::IpAddr,
         /// How many name it.
@@ -195,11 +195,11 @@ impl Error {
             | Error::AddressTaken { .. }
             | Error::PathTaken { .. }
             | Error::NicDiffers(..)
-            | Error::EndpointInUse { .. } => ErrorKind::Conflict,
+            | Error::HostInUse { .. } => ErrorKind::Conflict,
             Error::Quota { .. } => ErrorKind::Quota,
             Error::NoNic(_)
             | Error::NoGroup(_)
-            | Error::NoEndpoint(_)
+            | Error::NoHost(_)
             | Error::NoBinding { .. }
             | Error::NoService(_)
             | Error::NoServer(..)

@@ -57,10 +57,10 @@ pub enum EventKind {
     GroupChanged(GroupId, GroupDiff),
     /// A group is gone.
     GroupRemoved(GroupId),
-    /// An endpoint is there, or has other values.
-    EndpointChanged(IpAddr),
-    /// An endpoint is gone.
-    EndpointRemoved(IpAddr),
+    /// A host is there, or has other values.
+    HostChanged(IpAddr),
+    /// A host is gone.
+    HostRemoved(IpAddr),
     /// Something else is said of a VNI.
     NetworkChanged(Vni),
     /// A binding is there, or has other values.
@@ -197,10 +197,10 @@ impl Events {
             };
             self.send(epoch, kind);
         }
-        for change in &diff.endpoints {
+        for change in &diff.hosts {
             let kind = match change.to {
-                Some(_) => EventKind::EndpointChanged(change.address),
-                None => EventKind::EndpointRemoved(change.address),
+                Some(_) => EventKind::HostChanged(change.address),
+                None => EventKind::HostRemoved(change.address),
             };
             self.send(epoch, kind);
         }

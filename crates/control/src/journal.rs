@@ -3,7 +3,7 @@
 
 use crate::error::Error;
 use crate::model::{
-    Binding, BindingKey, Endpoint, Feature, Group, GroupId, Interface, NetworkOptions, Nic, NicId,
+    Binding, BindingKey, Feature, Group, GroupId, Host, Interface, NetworkOptions, Nic, NicId,
     Service, ServiceKey,
 };
 use std::net::IpAddr;
@@ -46,7 +46,7 @@ pub enum ObjectChange {
     /// A security group.
     Group(GroupId, BeforeAfter<Arc<Group>>),
     /// Another host. One that bindings alone name is there too.
-    Endpoint(IpAddr, BeforeAfter<Arc<Endpoint>>),
+    Host(IpAddr, BeforeAfter<Arc<Host>>),
     /// What is said of a VNI; there always is something, [`NetworkOptions::new`] if nothing else.
     Network(Vni, BeforeAfter<NetworkOptions>),
     /// A binding.
@@ -92,7 +92,7 @@ impl ObjectChange {
         match self {
             ObjectChange::Nic(_, change) => change.invert(),
             ObjectChange::Group(_, change) => change.invert(),
-            ObjectChange::Endpoint(_, change) => change.invert(),
+            ObjectChange::Host(_, change) => change.invert(),
             ObjectChange::Network(_, change) => change.invert(),
             ObjectChange::Binding(_, change) => change.invert(),
             ObjectChange::Service(_, change) => change.invert(),

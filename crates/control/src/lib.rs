@@ -47,11 +47,10 @@ mod tests;
 pub use attach::{AttachError, Attachments, DataPlane, DataPlaneError, HostSettings, OpenRequest};
 pub use compile::Work;
 pub use controller::{
-    Changed, Controller, EndpointStatus, GroupVerdict, Miss, NetworkStatus, NicStatus, Reach,
-    Status,
+    Changed, Controller, GroupVerdict, HostStatus, Miss, NetworkStatus, NicStatus, Reach, Status,
 };
 pub use diff::{
-    BindingChange, Diff, EndpointChange, FieldChange, GroupChange, GroupDiff, InterfaceChange,
+    BindingChange, Diff, FieldChange, GroupChange, GroupDiff, HostChange, InterfaceChange,
     NetworkChange, NicChange, NicDiff, ServiceChange,
 };
 pub use error::{Error, ErrorKind};

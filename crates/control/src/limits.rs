@@ -38,18 +38,18 @@ pub const INTERFACE_NAME: usize = 15;
 pub const TRACE_PATH: usize = 4_095;
 /// Smallest MTU: an IPv4 link carries 68 bytes (RFC 791 section 3.2).
 pub const MTU_MIN: u16 = 68;
-/// VNIs that anything is said of: by a NIC, an endpoint, a binding or options.
+/// VNIs that anything is said of: by a NIC, a host, a binding or options.
 pub const VNIS: usize = 350_000;
 /// Other hosts.
-pub const ENDPOINTS: usize = 10_667;
-/// MACs that are bound to endpoints.
+pub const HOSTS: usize = 10_667;
+/// MACs that are bound to hosts.
 pub const BINDINGS: usize = 1_000_000;
 /// Addresses of all bindings together; of one there are as many as of a NIC, [`IPS_PER_NIC`].
 pub const BINDING_IPS: usize = 2_000_000;
-/// VNIs that endpoints are declared for one by one, those of all endpoints together.
+/// VNIs that hosts are declared for one by one, those of all hosts together.
 pub const MEMBERSHIPS: usize = 1_000_000;
-/// Bytes of an endpoint's name.
-pub const ENDPOINT_NAME: usize = 255;
+/// Bytes of a host's name.
+pub const HOST_NAME: usize = 255;
 /// Hosts whose DHCP servers, or routers, one VNI trusts.
 pub const TRUSTED_HOSTS: usize = 64;
 /// Services of the load balancer: each has 64 KiB of the kernel's memory set aside.
@@ -87,11 +87,11 @@ mod tests {
             ("INTERFACE_NAME", INTERFACE_NAME),
             ("TRACE_PATH", TRACE_PATH),
             ("VNIS", VNIS),
-            ("ENDPOINTS", ENDPOINTS),
+            ("HOSTS", HOSTS),
             ("BINDINGS", BINDINGS),
             ("BINDING_IPS", BINDING_IPS),
             ("MEMBERSHIPS", MEMBERSHIPS),
-            ("ENDPOINT_NAME", ENDPOINT_NAME),
+            ("HOST_NAME", HOST_NAME),
             ("TRUSTED_HOSTS", TRUSTED_HOSTS),
             ("SERVICES", SERVICES),
             ("SERVERS_PER_SERVICE", SERVERS_PER_SERVICE),

@@ -24,8 +24,7 @@ pub use limits::{Limit, Limits, with_bursts};
 pub use mac_case::MacCase;
 pub use nic::{AddressPair, BenchKind, Nic, NicKind, NicUpdate, Timeouts, VhostMode};
 pub use overlay::{
-    Binding, BindingKey, Endpoint, EndpointUpdate, Flood, Membership, NetworkOptions,
-    multicast_group,
+    Binding, BindingKey, Flood, Host, HostUpdate, Membership, NetworkOptions, multicast_group,
 };
 pub use parse::{
     parse_address, parse_addresses, parse_cidr, parse_groups, parse_mac, parse_masked, parse_vni,

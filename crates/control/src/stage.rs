@@ -195,7 +195,7 @@ impl State {
         let State {
             networks,
             overlay: known,
-            endpoint_slots: slots,
+            host_slots: slots,
             ..
         } = self;
         let local = |vni| networks.contains_key(&vni);

@@ -53,7 +53,7 @@ pub(crate) struct State {
     pub port_slots: Slots,
     pub network_slots: Slots,
     pub group_slots: Slots,
-    pub endpoint_slots: Slots,
+    pub host_slots: Slots,
     pub rule_slots: Slots,
 }
 
@@ -145,7 +145,7 @@ impl State {
             // use.
             network_slots: Slots::new(2 * limits::NICS),
             group_slots: Slots::new(usize::MAX),
-            endpoint_slots: Slots::new(2 * limits::ENDPOINTS),
+            host_slots: Slots::new(2 * limits::HOSTS),
             rule_slots: Slots::new(limits::RULES),
         }
     }

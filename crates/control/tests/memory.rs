@@ -1,9 +1,9 @@
-//! What one endpoint, one VNI and one binding take, alone in their process so that it can be read
+//! What one host, one VNI and one binding take, alone in their process so that it can be read
 //! off.
 
 mod common;
 
-use butterfly_control::model::{Binding, Config, Endpoint, Membership};
+use butterfly_control::model::{Binding, Config, Host, Membership};
 use butterfly_control::{Controller, HostSettings, limits};
 use common::{Nowhere, resident};
 use std::net::IpAddr;
@@ -11,14 +11,14 @@ use std::sync::Arc;
 use wire::{Mac, Vni};
 
 /// Bytes at the most, as docs/limits.md states them.
-const STATED: [(&str, usize); 3] = [("endpoint", 1024), ("VNI", 256), ("binding", 384)];
+const STATED: [(&str, usize); 3] = [("host", 1024), ("VNI", 256), ("binding", 384)];
 
-/// Of each but endpoints a fifth of what there may be: enough to tell.
+/// Of each but hosts a fifth of what there may be: enough to tell.
 const VNIS: usize = limits::VNIS / 5;
 const BINDINGS: usize = limits::BINDINGS / 5;
 
 #[test]
-fn an_endpoint_a_vni_and_a_binding_take_what_the_documentation_says() {
+fn a_host_a_vni_and_a_binding_take_what_the_documentation_says() {
     let mut controller = Controller::new(
         HostSettings::default(),
         Box::new(Nowhere::default()),
@@ -32,20 +32,20 @@ fn an_endpoint_a_vni_and_a_binding_take_what_the_documentation_says() {
     };
 
     let config = Config {
-        endpoints: (0..limits::ENDPOINTS)
-            .map(|n| (host(n), Endpoint::new(host(n))))
+        hosts: (0..limits::HOSTS)
+            .map(|n| (host(n), Host::new(host(n))))
             .collect(),
         ..Config::default()
     };
-    measure(limits::ENDPOINTS, &mut || {
+    measure(limits::HOSTS, &mut || {
         controller.apply(config.clone(), false).unwrap();
     });
-    let everywhere = Endpoint {
+    let everywhere = Host {
         vnis: Membership::Listed((0..VNIS).map(vni).collect()),
-        ..Endpoint::new(host(0))
+        ..Host::new(host(0))
     };
     measure(VNIS, &mut || {
-        controller.put_endpoint(everywhere.clone()).unwrap();
+        controller.put_host(everywhere.clone()).unwrap();
     });
     measure(BINDINGS, &mut || {
         let bindings = (0..BINDINGS).map(binding).collect();
@@ -76,7 +76,7 @@ fn vni(n: usize) -> Vni {
     Vni::new(n as u32).unwrap()
 }
 
-/// MAC n, with an address, is in VNI n % 70,000, at the one endpoint that is in all of them.
+/// MAC n, with an address, is in VNI n % 70,000, at the one host that is in all of them.
 fn binding(n: usize) -> Binding {
     let [a, b, c, d] = (n as u32).to_be_bytes();
     Binding {

@@ -40,13 +40,13 @@ fn a_million_bindings_take_what_the_documentation_says() {
     assert!(taken <= STATED_MIB, "{taken} MiB");
     let status = controller.status();
     assert_eq!(
-        (status.bindings, status.vnis, status.endpoints),
-        (limits::BINDINGS, limits::VNIS, limits::ENDPOINTS)
+        (status.bindings, status.vnis, status.hosts),
+        (limits::BINDINGS, limits::VNIS, limits::HOSTS)
     );
 
     let vni = Vni::new(7).unwrap();
     assert_eq!(controller.network(vni).bindings, 3);
-    let known = controller.endpoints().next().unwrap().endpoint.address;
+    let known = controller.hosts().next().unwrap().host.address;
     let one_more = Binding::new(vni, Mac([2, 1, 0, 0, 0, 0]), known);
     let error = controller
         .put_bindings(vec![one_more])
@@ -68,7 +68,7 @@ fn million() -> impl Iterator<Item = Binding> {
     (0..limits::BINDINGS).map(|n| {
         let [a, b, c, d] = (n as u32).to_be_bytes();
         let vni = Vni::new((n % limits::VNIS) as u32).unwrap();
-        let host = IpAddr::from((0x0a00_0001 + (n % limits::ENDPOINTS) as u32).to_be_bytes());
+        let host = IpAddr::from((0x0a00_0001 + (n % limits::HOSTS) as u32).to_be_bytes());
         Binding {
             ips: [IpAddr::from([42, b, c, d])].into(),
             ..Binding::new(vni, Mac([2, 0, a, b, c, d]), host)

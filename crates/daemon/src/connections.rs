@@ -8,7 +8,7 @@ use api::v1;
 use control::model::NicId;
 use control::{Controller, Error};
 use dataplane::PortUid;
-use dataplane::flow::{Endpoint, FlowInfo, FlowState, TcpWindows};
+use dataplane::flow::{FlowInfo, FlowState, Party, TcpWindows};
 use prost::Message;
 
 use crate::access::{Permitted, Refusal};
@@ -159,7 +159,7 @@ pub fn import_all(control: &mut Controller, state: &[u8], secs: u64) -> Result<u
 }
 
 fn outgoing(flow: &FlowInfo, names: &BTreeMap<PortUid, NicId>) -> v1::ExportedConnection {
-    let end = |end: &Endpoint| v1::ExportedEnd {
+    let end = |end: &Party| v1::ExportedEnd {
         nic: names
             .get(&end.uid)
             .map(NicId::to_string)
@@ -207,7 +207,7 @@ impl Named {
 fn incoming(connection: v1::ExportedConnection) -> Option<Named> {
     let nobody = PortUid(u32::MAX);
     let end = |end: &v1::ExportedEnd| {
-        Some(Endpoint {
+        Some(Party {
             uid: nobody,
             address: end.address.parse().ok()?,
             port: end.port.try_into().ok()?,
@@ -258,7 +258,7 @@ mod tests {
     use super::*;
 
     fn flow(protocol: u8, tcp: Option<TcpWindows>) -> FlowInfo {
-        let end = |uid, address: &str, port| Endpoint {
+        let end = |uid, address: &str, port| Party {
             uid: PortUid(uid),
             address: address.parse().unwrap(),
             port,

@@ -331,10 +331,10 @@ fn put(change: &ObjectChange) -> Put {
             config.groups = after.map(|group| (id.clone(), (**group).clone())).collect();
             (Kind::Group, id.to_string())
         }
-        ObjectChange::Endpoint(address, change) => {
+        ObjectChange::Host(address, change) => {
             let after = change.after.iter();
-            config.endpoints = after.map(|one| (*address, (**one).clone())).collect();
-            (Kind::Endpoint, address.to_string())
+            config.hosts = after.map(|one| (*address, (**one).clone())).collect();
+            (Kind::Host, address.to_string())
         }
         ObjectChange::Network(vni, change) => {
             // Nothing said is nothing stored.
@@ -396,9 +396,8 @@ fn objects(config: &Config) -> Objects {
     let groups = config.groups.iter();
     let groups =
         groups.map(|(id, group)| ObjectChange::Group(id.clone(), now(Arc::new(group.clone()))));
-    let endpoints = config.endpoints.iter();
-    let endpoints =
-        endpoints.map(|(ip, one)| ObjectChange::Endpoint(*ip, now(Arc::new(one.clone()))));
+    let hosts = config.hosts.iter();
+    let hosts = hosts.map(|(ip, one)| ObjectChange::Host(*ip, now(Arc::new(one.clone()))));
     let networks = config.networks.iter();
     let networks = networks.map(|(vni, one)| ObjectChange::Network(*vni, now(one.clone())));
     let bindings = config.bindings.iter();
@@ -413,7 +412,7 @@ fn objects(config: &Config) -> Objects {
     });
     let all = groups
         .chain(nics)
-        .chain(endpoints)
+        .chain(hosts)
         .chain(networks)
         .chain(bindings)
         .chain(services)

@@ -111,19 +111,19 @@ drop_reasons! {
     OuterFragment = "outer_fragment",
     /// The frame from the wire is not VXLAN to an address or multicast group of this host.
     NotOurs = "not_ours",
-    /// The frame from the wire is from an endpoint that is not configured.
-    UnknownEndpoint = "unknown_endpoint",
-    /// The frame from the wire is from an endpoint that takes no part in its network.
-    EndpointNotInVni = "endpoint_not_in_vni",
+    /// The frame from the wire is from a host that is not declared.
+    UnknownHost = "unknown_endpoint",
+    /// The frame from the wire is from a host that takes no part in its network.
+    HostNotInVni = "endpoint_not_in_vni",
     /// The frame from the wire is for a network that has no NIC here.
     UnknownVni = "unknown_vni",
     /// The frame from the wire claims a MAC or IP address of a NIC of this host, or a MAC that is
-    /// bound to another endpoint.
+    /// bound to another host.
     RemoteSpoofed = "remote_spoofed",
-    /// The frame from the wire has or claims an IP address that is bound to another endpoint
+    /// The frame from the wire has or claims an IP address that is bound to another host
     /// (source, ARP sender, ND target).
     RemoteIpSpoofed = "remote_ip_spoofed",
-    /// The frame from the wire is from a MAC that is bound to no endpoint, in a network that does
+    /// The frame from the wire is from a MAC that is bound to no host, in a network that does
     /// not learn.
     RemoteUnbound = "remote_unbound",
     /// The frame from the wire answers as a DHCP or DHCPv6 server, and its host is not trusted with
@@ -135,14 +135,14 @@ drop_reasons! {
     /// The outer packet was marked for congestion and the inner one's transport would not
     /// understand (RFC 6040).
     EcnNotCapable = "ecn_not_capable",
-    /// There is no route to the endpoint that the frame is for.
+    /// There is no route to the host that the frame is for.
     NoNextHop = "no_next_hop",
-    /// The frame has waited for the next hop to its endpoint, which has not answered.
+    /// The frame has waited for the next hop to its host, which has not answered.
     NextHopTimeout = "next_hop_timeout",
-    /// The next hop to the endpoint is being looked for, and too many frames wait for it or for
+    /// The next hop to the host is being looked for, and too many frames wait for it or for
     /// others.
     NextHopQueueFull = "next_hop_queue_full",
-    /// The frame is too large for the way to the endpoint, or for the MTU of the NIC that it is for;
+    /// The frame is too large for the way to the host, or for the MTU of the NIC that it is for;
     /// its sender is told.
     MtuExceeded = "mtu_exceeded",
     /// The worker that has the receiver's queue is behind with what others hand over to it.

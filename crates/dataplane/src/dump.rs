@@ -7,7 +7,7 @@ use std::sync::mpsc::Sender;
 use wire::parse::protocol::TCP;
 
 use crate::flow::{
-    ACKED, Endpoint, Entry, FlowEnd, FlowId, FlowInfo, Flows, Key, NewFlow, SEEN, timeout_secs,
+    ACKED, Entry, FlowEnd, FlowId, FlowInfo, Flows, Key, NewFlow, Party, SEEN, timeout_secs,
 };
 use crate::ids::PortUid;
 use crate::snapshot::PortConfig;
@@ -51,7 +51,7 @@ impl Dump {
 /// A flow as it stands, under the snapshot of this [mark](View::epoch_mark).
 pub(crate) fn info(entry: &Entry, key: &Key, epoch: u32, now: Now) -> FlowInfo {
     let (initiator, responder) = (entry.initiator(), 1 - entry.initiator());
-    let endpoint = |side: usize| Endpoint {
+    let party = |side: usize| Party {
         uid: key.uid(side),
         address: key.address(side),
         port: key.port(side),
@@ -59,8 +59,8 @@ pub(crate) fn info(entry: &Entry, key: &Key, epoch: u32, now: Now) -> FlowInfo {
     let (there, back) = (&entry.sides[initiator], &entry.sides[responder]);
     FlowInfo {
         protocol: key.protocol(),
-        initiator: endpoint(initiator),
-        responder: endpoint(responder),
+        initiator: party(initiator),
+        responder: party(responder),
         state: entry.state(),
         age_secs: now.secs().wrapping_sub(there.born_secs.get()),
         idle_secs: entry.idle_ms(now.millis()) / 1000,

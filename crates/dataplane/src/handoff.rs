@@ -42,7 +42,7 @@ pub(crate) const OUT_MAX: usize = 8;
 pub(crate) const LENT_MAX: usize = 32;
 
 /// Frames of one batch, copies counted each, that others send over uplinks at most: a flood to many
-/// endpoints by a worker without a queue of the uplink ends there.
+/// hosts by a worker without a queue of the uplink ends there.
 const WRAPS_MAX: usize = 1024;
 
 /// What one worker tells another.

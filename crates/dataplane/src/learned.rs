@@ -1,7 +1,7 @@
 //! MAC addresses learnt: behind NICs that may have machines of their own (`learn_macs`), and at
-//! endpoints on other hosts, where the network allows that.
+//! hosts on other hosts, where the network allows that.
 //!
-//! Bounded, a quarter for one NIC or endpoint at most; what was not heard of for 300 s is
+//! Bounded, a quarter for one NIC or host at most; what was not heard of for 300 s is
 //! forgotten. When there is no room nothing is learnt: frames for such a MAC go to all learners of
 //! the network, as for any unknown one.
 //!
@@ -59,8 +59,8 @@ pub struct LearnedMac {
 pub enum Location {
     /// A NIC of this host.
     Nic(PortSlot, PortUid),
-    /// An endpoint on another host.
-    Endpoint(IpAddr),
+    /// A host on another host.
+    Host(IpAddr),
 }
 
 pub(crate) struct LearnedMacs {
@@ -352,7 +352,7 @@ mod tests {
             }
             news.map(|news| match news.location {
                 Location::Nic(_, uid) => uid.0,
-                Location::Endpoint(_) => 0,
+                Location::Host(_) => 0,
             })
         };
         assert_eq!((hear(1, 5), hear(1, 6), hear(1, 14)), (Some(1), None, None));

@@ -19,9 +19,9 @@ use wire::Mac;
 
 use crate::ids::PortUid;
 
-/// Index of an endpoint in [`Snapshot::endpoints`](crate::Snapshot::endpoints).
+/// Index of a host in [`Snapshot::hosts`](crate::Snapshot::hosts).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct EndpointIdx(pub u32);
+pub struct HostIdx(pub u32);
 
 /// A persistent map. The keys come from the configuration, so a fast unkeyed hash will do.
 pub type SharedMap<K, V> = imbl::GenericHashMap<K, V, RandomState, DefaultSharedPtr>;
@@ -32,9 +32,9 @@ pub struct Overlay {
     /// Identity of the remote in flows: of the same never-ending sequence as the NICs', and another
     /// one when the network is made anew.
     pub uid: PortUid,
-    /// The machines on other hosts by MAC address, and at which endpoint they are. A binding always
+    /// The machines on other hosts by MAC address, and at which host they are. A binding always
     /// wins over what was learnt, and a NIC of this host over a binding.
-    pub bindings: SharedMap<Mac, EndpointIdx>,
+    pub bindings: SharedMap<Mac, HostIdx>,
     /// Which machine has which address, as far as the bindings say: ARP and neighbour solicitations
     /// of NICs here are answered from it, and no other host may send from such an address.
     pub neighbours: SharedMap<IpAddr, Holder>,
@@ -44,10 +44,10 @@ pub struct Overlay {
     /// for a MAC that is neither bound nor learnt is flooded; where nothing is learnt it is
     /// dropped, and so is one from such a MAC.
     pub learn: bool,
-    /// The endpoints that take part in the network, sorted: frames are taken from them.
-    pub members: Arc<[EndpointIdx]>,
+    /// The hosts that take part in the network, sorted: frames are taken from them.
+    pub members: Arc<[HostIdx]>,
     /// Frames are taken from everybody else too.
-    pub any_endpoint: bool,
+    pub any_host: bool,
     /// On which hosts machines may answer as DHCP or DHCPv6 servers.
     pub dhcp_servers: Trust,
     /// On which hosts machines may send router advertisements and redirects.
@@ -66,7 +66,7 @@ pub enum Holder {
 /// Hosts whose machines may do what others' may not.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum Trust {
-    /// Those at these endpoints.
+    /// Those at these hosts.
     Only(Arc<[IpAddr]>),
     /// None.
     #[default]
@@ -81,8 +81,8 @@ pub enum Flood {
     /// Not at all: who is not bound or learnt is not there.
     #[default]
     No,
-    /// A copy to each of these endpoints (head-end replication).
-    Endpoints(Arc<[EndpointIdx]>),
+    /// A copy to each of these hosts (head-end replication).
+    Hosts(Arc<[HostIdx]>),
     /// One copy to this IP multicast group, which all hosts of the network have joined.
     Group(IpAddr),
 }
@@ -97,16 +97,16 @@ impl Overlay {
             flood: Flood::No,
             learn: false,
             members: Arc::default(),
-            any_endpoint: false,
+            any_host: false,
             dhcp_servers: Trust::Nobody,
             routers: Trust::Nobody,
         }
     }
 
-    /// The endpoint takes part in the network.
+    /// The host takes part in the network.
     #[inline]
-    pub(crate) fn has(&self, endpoint: EndpointIdx) -> bool {
-        self.members.binary_search(&endpoint).is_ok()
+    pub(crate) fn has(&self, host: HostIdx) -> bool {
+        self.members.binary_search(&host).is_ok()
     }
 }
 
@@ -127,10 +127,10 @@ impl From<Mac> for Holder {
 }
 
 impl Trust {
-    /// Machines at this endpoint may.
-    pub(crate) fn includes(&self, endpoint: IpAddr) -> bool {
+    /// Machines at this host may.
+    pub(crate) fn includes(&self, host: IpAddr) -> bool {
         match self {
-            Trust::Only(endpoints) => endpoints.contains(&endpoint),
+            Trust::Only(hosts) => hosts.contains(&host),
             Trust::Nobody => false,
             Trust::Anybody => true,
         }

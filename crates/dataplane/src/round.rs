@@ -89,7 +89,7 @@ pub(crate) const NO_CASE: u32 = u32::MAX;
 pub(crate) enum Towards {
     /// Nowhere: its target is here.
     Here,
-    Endpoint(IpAddr),
+    Host(IpAddr),
     /// To all hosts of the network.
     All,
 }
@@ -98,7 +98,7 @@ pub(crate) enum Towards {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Arrival {
     pub network: NetworkIdx,
-    pub endpoint: IpAddr,
+    pub host: IpAddr,
 }
 
 /// A job that has to be judged.
@@ -199,10 +199,10 @@ impl Round<'_> {
         self.arrivals.is_some()
     }
 
-    /// The endpoint that has sent a frame; `None`: a NIC has.
+    /// The host that has sent a frame; `None`: a NIC has.
     #[inline]
-    pub(crate) fn endpoint(&self, frame: usize) -> Option<IpAddr> {
-        Some(self.arrivals?.get(frame)?.endpoint)
+    pub(crate) fn host(&self, frame: usize) -> Option<IpAddr> {
+        Some(self.arrivals?.get(frame)?.host)
     }
 
     /// The frame of an item.

@@ -15,7 +15,7 @@ use wire::{Mac, Vni};
 
 use crate::address_set::AddressSet;
 use crate::limits::Meters;
-use crate::overlay::{EndpointIdx, Overlay};
+use crate::overlay::{HostIdx, Overlay};
 use crate::ruleset::{GroupMembers, RuleSet};
 
 pub use crate::ids::{Epoch, GroupIdx, NetworkIdx, PortSlot, PortUid, RuleSlot};
@@ -32,8 +32,8 @@ pub struct Snapshot {
     /// Security groups by [`GroupIdx`]; `None` also where a name is referred to and no such group
     /// exists: it matches nobody, allows nothing, and its NICs send only what egress rules allow.
     pub groups: imbl::Vector<Option<Arc<Group>>>,
-    /// The addresses of other hosts' endpoints by [`EndpointIdx`](crate::overlay::EndpointIdx).
-    pub endpoints: imbl::Vector<Option<IpAddr>>,
+    /// The addresses of other hosts' hosts by [`HostIdx`](crate::overlay::HostIdx).
+    pub hosts: imbl::Vector<Option<IpAddr>>,
     /// What of it differs from the snapshot before; `None`: all of it may.
     pub changed: Option<Arc<Changed>>,
 }
@@ -49,8 +49,8 @@ pub struct Changed {
     pub networks: Vec<NetworkIdx>,
     /// Groups, by their rules, members or existence.
     pub groups: Vec<GroupIdx>,
-    /// Endpoints.
-    pub endpoints: Vec<EndpointIdx>,
+    /// Hosts.
+    pub hosts: Vec<HostIdx>,
 }
 
 /// One NIC, compiled.

@@ -180,7 +180,7 @@ impl Switch {
             .map(drop)
     }
 
-    /// The endpoints that frames wanted to go to since the last call and that the underlay had no
+    /// The hosts that frames wanted to go to since the last call and that the underlay had no
     /// way to, each once. Asks no worker.
     pub fn take_wanted(&self) -> Vec<IpAddr> {
         self.wanted.take()

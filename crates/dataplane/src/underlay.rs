@@ -1,4 +1,4 @@
-//! The physical network under the overlay: by which next hops each endpoint is reached, and in
+//! The physical network under the overlay: by which next hops each host is reached, and in
 //! which headers.
 //!
 //! An [`Underlay`] is immutable and published apart from the snapshot
@@ -57,7 +57,7 @@ impl Default for Encapsulation {
     }
 }
 
-/// One way to an endpoint.
+/// One way to a host.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Hop {
     /// The uplink: [`PortSlot::uplink`].
@@ -68,7 +68,7 @@ pub struct Hop {
     pub dst_mac: Mac,
     /// The 802.1Q TCI that goes on the frame, when the interface is a VLAN of the uplink.
     pub vlan: Option<u16>,
-    /// Our address as the source: of the endpoint's family.
+    /// Our address as the source: of the host's family.
     pub source: IpAddr,
     /// The largest outer IP packet, bytes: the route's MTU, or else the interface's.
     pub mtu: u16,
@@ -78,10 +78,10 @@ pub struct Hop {
 
 /// A path cannot be taken as it was given.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
-#[error("path to endpoint {endpoint}: {what}")]
+#[error("path to host {host}: {what}")]
 pub struct UnderlayError {
     /// Where it leads.
-    pub endpoint: IpAddr,
+    pub host: IpAddr,
     /// A sentence that names the value.
     pub what: String,
 }
@@ -116,8 +116,8 @@ struct Path {
 pub struct Underlay {
     encapsulation: Encapsulation,
     addresses: HashSet<IpAddr>,
-    by_endpoint: HashMap<IpAddr, PathIdx, RandomState>,
-    /// Endpoints that no route leads to.
+    by_host: HashMap<IpAddr, PathIdx, RandomState>,
+    /// Hosts that no route leads to.
     unreachable: HashSet<IpAddr>,
     paths: Vec<Path>,
     hops: Vec<ReadyHop>,
@@ -125,10 +125,10 @@ pub struct Underlay {
 
 impl Underlay {
     /// `addresses` are our own: what outer packets have to be sent to, besides multicast groups.
-    /// `paths` has the next hops of each endpoint (or multicast group). For an endpoint with an
+    /// `paths` has the next hops of each host (or multicast group). For a host with an
     /// empty list nothing is to be waited for: it cannot be reached now. One that is not in the
     /// list may be any moment, and frames for it [wait](crate::waiting). Of two paths to one
-    /// endpoint the last one counts.
+    /// host the last one counts.
     pub fn new(
         encapsulation: Encapsulation,
         addresses: impl IntoIterator<Item = IpAddr>,
@@ -139,25 +139,25 @@ impl Underlay {
             addresses: addresses.into_iter().collect(),
             ..Underlay::default()
         };
-        for (endpoint, hops) in paths {
+        for (host, hops) in paths {
             let path = underlay
-                .path(endpoint, &hops)
-                .map_err(|what| UnderlayError { endpoint, what })?;
+                .path(host, &hops)
+                .map_err(|what| UnderlayError { host, what })?;
             match path {
                 Some(path) => {
-                    underlay.unreachable.remove(&endpoint);
-                    underlay.by_endpoint.insert(endpoint, path);
+                    underlay.unreachable.remove(&host);
+                    underlay.by_host.insert(host, path);
                 }
                 None => {
-                    underlay.by_endpoint.remove(&endpoint);
-                    underlay.unreachable.insert(endpoint);
+                    underlay.by_host.remove(&host);
+                    underlay.unreachable.insert(host);
                 }
             }
         }
         Ok(underlay)
     }
 
-    fn path(&mut self, endpoint: IpAddr, hops: &[Hop]) -> Result<Option<PathIdx>, String> {
+    fn path(&mut self, host: IpAddr, hops: &[Hop]) -> Result<Option<PathIdx>, String> {
         if hops.len() > HOPS_MAX {
             return Err(format!("{} next hops are more than {HOPS_MAX}", hops.len()));
         }
@@ -166,7 +166,7 @@ impl Underlay {
         let (mut passed, mut shortest) = (0, u32::MAX);
         for hop in hops {
             passed += u64::from(hop.weight);
-            let ready = self.ready(endpoint, hop, (passed, total))?;
+            let ready = self.ready(host, hop, (passed, total))?;
             shortest = shortest.min(ready.max_frame);
             self.hops.push(ready);
         }
@@ -183,11 +183,11 @@ impl Underlay {
 
     fn ready(
         &self,
-        endpoint: IpAddr,
+        host: IpAddr,
         hop: &Hop,
         (passed, total): (u64, u64),
     ) -> Result<ReadyHop, String> {
-        let ends = Ends::new(hop.source, endpoint)
+        let ends = Ends::new(hop.source, host)
             .ok_or_else(|| format!("source {} is of the other family", hop.source))?;
         if !hop.uplink.is_uplink() {
             return Err(format!("slot {} is not an uplink's", hop.uplink.0));
@@ -222,21 +222,21 @@ impl Underlay {
         &self.encapsulation
     }
 
-    /// There is a way to this endpoint or group.
-    pub fn reaches(&self, endpoint: IpAddr) -> bool {
-        self.by_endpoint.contains_key(&endpoint)
+    /// There is a way to this host or group.
+    pub fn reaches(&self, host: IpAddr) -> bool {
+        self.by_host.contains_key(&host)
     }
 
-    /// Whether there is a way to this endpoint or group is known; while it is not, frames wait for
+    /// Whether there is a way to this host or group is known; while it is not, frames wait for
     /// it.
-    pub(crate) fn knows(&self, endpoint: IpAddr) -> bool {
-        self.reaches(endpoint) || self.unreachable.contains(&endpoint)
+    pub(crate) fn knows(&self, host: IpAddr) -> bool {
+        self.reaches(host) || self.unreachable.contains(&host)
     }
 
-    /// The largest inner IP packet that every way to this endpoint carries, bytes; `None` without
+    /// The largest inner IP packet that every way to this host carries, bytes; `None` without
     /// one.
-    pub fn inner_mtu(&self, endpoint: IpAddr) -> Option<u16> {
-        let path = self.find(endpoint)?;
+    pub fn inner_mtu(&self, host: IpAddr) -> Option<u16> {
+        let path = self.find(host)?;
         Some((self.max_frame(path) - ETHERNET_LEN as u32).min(u16::MAX.into()) as u16)
     }
 
@@ -247,8 +247,8 @@ impl Underlay {
     }
 
     #[inline]
-    pub(crate) fn find(&self, endpoint: IpAddr) -> Option<PathIdx> {
-        self.by_endpoint.get(&endpoint).copied()
+    pub(crate) fn find(&self, host: IpAddr) -> Option<PathIdx> {
+        self.by_host.get(&host).copied()
     }
 
     /// The longest inner frame that every hop of a path takes.
@@ -302,33 +302,33 @@ mod tests {
         }
     }
 
-    fn endpoint(n: u8) -> IpAddr {
+    fn host(n: u8) -> IpAddr {
         [192, 0, 2, n].into()
     }
 
     fn underlay(paths: Vec<(IpAddr, Vec<Hop>)>) -> Result<Underlay, UnderlayError> {
-        Underlay::new(Encapsulation::default(), [endpoint(1)], paths)
+        Underlay::new(Encapsulation::default(), [host(1)], paths)
     }
 
     #[test]
     fn flows_are_shared_by_weight_and_none_is_lost() {
         let underlay = underlay(vec![
-            (endpoint(2), vec![hop(1, 1)]),
-            (endpoint(3), vec![hop(1, 1), hop(2, 2), hop(3, 1)]),
-            (endpoint(4), vec![]),
+            (host(2), vec![hop(1, 1)]),
+            (host(3), vec![hop(1, 1), hop(2, 2), hop(3, 1)]),
+            (host(4), vec![]),
         ])
         .unwrap();
-        let path = underlay.find(endpoint(3)).unwrap();
+        let path = underlay.find(host(3)).unwrap();
         let mut shares = [0u32; 4];
         for n in 0..4096u32 {
             shares[underlay.choose(path, n << 20) as usize] += 1;
         }
         assert_eq!(shares, [0, 1024, 2048, 1024]);
         assert_eq!(underlay.choose(path, u32::MAX), 3);
-        assert_eq!(underlay.choose(underlay.find(endpoint(2)).unwrap(), 5), 0);
-        assert!(underlay.reaches(endpoint(2)) && !underlay.reaches(endpoint(4)));
-        assert_eq!(underlay.inner_mtu(endpoint(3)), Some(1450));
-        assert!(underlay.is_ours(endpoint(1)) && !underlay.is_ours(endpoint(2)));
+        assert_eq!(underlay.choose(underlay.find(host(2)).unwrap(), 5), 0);
+        assert!(underlay.reaches(host(2)) && !underlay.reaches(host(4)));
+        assert_eq!(underlay.inner_mtu(host(3)), Some(1450));
+        assert!(underlay.is_ours(host(1)) && !underlay.is_ours(host(2)));
     }
 
     #[test]
@@ -336,7 +336,7 @@ mod tests {
         let v6: IpAddr = "2001:db8::2".parse().unwrap();
         let underlay = underlay(vec![
             (
-                endpoint(2),
+                host(2),
                 vec![
                     hop(1, 1),
                     Hop {
@@ -355,9 +355,9 @@ mod tests {
             ),
         ])
         .unwrap();
-        assert_eq!(underlay.inner_mtu(endpoint(2)), Some(1350));
+        assert_eq!(underlay.inner_mtu(host(2)), Some(1350));
         assert_eq!(underlay.inner_mtu(v6), Some(1430));
-        assert_eq!(underlay.inner_mtu(endpoint(9)), None);
+        assert_eq!(underlay.inner_mtu(host(9)), None);
     }
 
     #[test]
@@ -393,11 +393,11 @@ mod tests {
             ),
         ];
         for (hop, words) in cases {
-            let error = underlay(vec![(endpoint(2), vec![hop])]).unwrap_err();
+            let error = underlay(vec![(host(2), vec![hop])]).unwrap_err();
             assert!(error.to_string().contains(words), "{error}");
-            assert_eq!(error.endpoint, endpoint(2));
+            assert_eq!(error.host, host(2));
         }
-        let many = underlay(vec![(endpoint(2), vec![hop(1, 1); HOPS_MAX + 1])]);
+        let many = underlay(vec![(host(2), vec![hop(1, 1); HOPS_MAX + 1])]);
         assert!(
             many.unwrap_err()
                 .what

@@ -17,7 +17,7 @@ use crate::drop_reason::DropReason;
 use crate::ids::{GroupIdx, MAX_PORTS, NetworkIdx, PortSlot, PortUid};
 use crate::limits::Meters;
 use crate::opening::{GroupOpen, Open, Opening};
-use crate::overlay::{EndpointIdx, Overlay, SharedMap};
+use crate::overlay::{HostIdx, Overlay, SharedMap};
 use crate::ruleset::GroupMembers;
 use crate::snapshot::{Changed, Epoch, Group, Network, PortConfig, Snapshot};
 use crate::table::Table;
@@ -32,11 +32,11 @@ pub(crate) struct View {
     open: Table<Open>,
     networks: Table<Option<Arc<Network>>>,
     groups: Groups,
-    endpoints: Table<Option<IpAddr>>,
+    hosts: Table<Option<IpAddr>>,
     /// By [`NetworkIdx`]: what the network is on other hosts, as a partner of the NICs here.
     remotes: Table<Option<Arc<PortConfig>>>,
     vnis: SharedMap<u32, NetworkIdx>,
-    by_address: SharedMap<IpAddr, EndpointIdx>,
+    by_address: SharedMap<IpAddr, HostIdx>,
     /// How many NICs of a network have an address.
     owned: SharedMap<(NetworkIdx, IpAddr), u32>,
     /// Which NICs are in a group.
@@ -91,9 +91,9 @@ impl View {
     }
 
     fn take_changed(&mut self, snapshot: &Snapshot, changed: &Changed, noted: &mut Difference) {
-        for &index in &changed.endpoints {
-            let endpoint = snapshot.endpoints.get(index.0 as usize);
-            self.set_endpoint(index.0 as usize, endpoint.copied().flatten());
+        for &index in &changed.hosts {
+            let host = snapshot.hosts.get(index.0 as usize);
+            self.set_host(index.0 as usize, host.copied().flatten());
         }
         for &index in &changed.networks {
             let network = snapshot.networks.get(index.0 as usize);
@@ -113,10 +113,10 @@ impl View {
     }
 
     fn take_all(&mut self, snapshot: &Snapshot, noted: &mut Difference) {
-        let endpoints = self.endpoints.len();
-        for (index, endpoint) in all(&snapshot.endpoints, endpoints) {
-            if self.endpoints.get(index).copied().flatten() != endpoint.copied() {
-                self.set_endpoint(index, endpoint.copied());
+        let hosts = self.hosts.len();
+        for (index, host) in all(&snapshot.hosts, hosts) {
+            if self.hosts.get(index).copied().flatten() != host.copied() {
+                self.set_host(index, host.copied());
             }
         }
         let networks = self.networks.len();
@@ -149,26 +149,26 @@ impl View {
             is_same(self.ports.get(index), port)
                 && self.open.get(index).copied().unwrap_or_default() == open
         });
-        let endpoints = |(index, endpoint): (usize, Option<&IpAddr>)| {
-            self.endpoints.get(index).copied().flatten() == endpoint.copied()
+        let hosts = |(index, host): (usize, Option<&IpAddr>)| {
+            self.hosts.get(index).copied().flatten() == host.copied()
         };
         ports
             && all(&snapshot.networks, self.networks.len())
                 .all(|(index, network)| is_same(self.networks.get(index), network))
             && all(&snapshot.groups, self.groups.0.len())
                 .all(|(index, group)| is_same(self.groups.0.get(index), group))
-            && all(&snapshot.endpoints, self.endpoints.len()).all(endpoints)
+            && all(&snapshot.hosts, self.hosts.len()).all(hosts)
     }
 
-    fn set_endpoint(&mut self, index: usize, endpoint: Option<IpAddr>) {
-        let before = self.endpoints.set(index, endpoint);
-        let index = EndpointIdx(index as u32);
+    fn set_host(&mut self, index: usize, host: Option<IpAddr>) {
+        let before = self.hosts.set(index, host);
+        let index = HostIdx(index as u32);
         if let Some(before) = before
             && self.by_address.get(&before) == Some(&index)
         {
             self.by_address.remove(&before);
         }
-        if let Some(address) = endpoint {
+        if let Some(address) = host {
             self.by_address.insert(address, index);
         }
     }
@@ -339,26 +339,26 @@ impl View {
         self.vnis.get(&vni.id()).copied()
     }
 
-    /// An endpoint's address.
+    /// A host's address.
     #[inline]
-    pub(crate) fn endpoint(&self, index: EndpointIdx) -> Option<IpAddr> {
-        *self.endpoints.get(index.0 as usize)?
+    pub(crate) fn host(&self, index: HostIdx) -> Option<IpAddr> {
+        *self.hosts.get(index.0 as usize)?
     }
 
-    /// The endpoint with this address.
+    /// The host with this address.
     #[inline]
-    pub(crate) fn endpoint_at(&self, address: IpAddr) -> Option<EndpointIdx> {
+    pub(crate) fn host_at(&self, address: IpAddr) -> Option<HostIdx> {
         self.by_address.get(&address).copied()
     }
 
-    /// Frames of a network are taken from this endpoint, or why not.
+    /// Frames of a network are taken from this host, or why not.
     #[inline]
-    pub(crate) fn takes_from(&self, overlay: &Overlay, endpoint: IpAddr) -> Result<(), DropReason> {
-        match self.endpoint_at(endpoint) {
-            _ if overlay.any_endpoint => Ok(()),
-            None => Err(DropReason::UnknownEndpoint),
+    pub(crate) fn takes_from(&self, overlay: &Overlay, host: IpAddr) -> Result<(), DropReason> {
+        match self.host_at(host) {
+            _ if overlay.any_host => Ok(()),
+            None => Err(DropReason::UnknownHost),
             Some(index) if overlay.has(index) => Ok(()),
-            Some(_) => Err(DropReason::EndpointNotInVni),
+            Some(_) => Err(DropReason::HostNotInVni),
         }
     }
 

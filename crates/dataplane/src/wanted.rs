@@ -1,5 +1,5 @@
-//! Endpoints that frames are for and the underlay has no next hop to. Workers report them to the
-//! task that follows the physical network, so that endpoints that were learnt from traffic become
+//! Hosts that frames are for and the underlay has no next hop to. Workers report them to the
+//! task that follows the physical network, so that hosts that were learnt from traffic become
 //! reachable.
 
 use std::collections::BTreeSet;

@@ -430,7 +430,7 @@ fn snapshot(epoch: u64, open: bool) -> Snapshot {
         groups: [group(rules), group(vec![rule(None, None, 2)])]
             .into_iter()
             .collect(),
-        endpoints: Default::default(),
+        hosts: Default::default(),
         ..Snapshot::default()
     }
 }

@@ -2,11 +2,11 @@
 //! and from its guests.
 //!
 //! `A` lets in everything, `B` TCP to port 80 alone. `F` is bound to one of the network's two
-//! endpoints; where others are is learnt. A third endpoint is of other networks alone, a fourth
+//! hosts; where others are is learnt. A third host is of other networks alone, a fourth
 //! host is nobody's. Frames come as any bytes, or as good outer headers around a good inner frame,
 //! some of either bent.
 //!
-//! Promises: what goes to the wire is VXLAN of our network to that endpoint, no larger than the way
+//! Promises: what goes to the wire is VXLAN of our network to that host, no larger than the way
 //! takes, and carries what a NIC of ours has sent, never what has come from the wire; nobody on the
 //! wire is delivered in the name of one of ours, of a machine on another host, as a DHCP server or
 //! as a router; nothing is delivered from who has no part in the network; `B` gets what its rules
@@ -19,7 +19,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dataplane::overlay::{EndpointIdx, Flood, Overlay};
+use dataplane::overlay::{Flood, HostIdx, Overlay};
 use dataplane::ruleset::{Direction, Peer, RuleSet, RuleSpec};
 use dataplane::underlay::{Encapsulation, Hop, Underlay};
 use dataplane::*;
@@ -39,9 +39,9 @@ const F: u8 = 3;
 
 const HERE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 const THERE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
-/// An endpoint of the network, but not the one that F is behind.
+/// A host of the network, but not the one that F is behind.
 const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 3);
-/// An endpoint that is known, but only of other networks.
+/// A host that is known, but only of other networks.
 const OTHERS: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 4);
 const STRANGER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 9);
 const HERE_MAC: Mac = Mac([2, 0xaa, 0, 0, 0, 1]);
@@ -268,7 +268,7 @@ fn inner(input: &mut Input) -> Vec<u8> {
     bytes
 }
 
-/// Around it, good outer headers from one endpoint or another.
+/// Around it, good outer headers from one host or another.
 fn outer(inner: &[u8], input: &mut Input) -> Vec<u8> {
     let choice = input.u8();
     let from = match choice & 7 {
@@ -329,11 +329,11 @@ fn snapshot() -> Snapshot {
         fixture::port(slot, host, vni, NetworkIdx(0), GroupIdx(slot))
     };
     let mut overlay = Overlay::new(PortUid(50));
-    overlay.bindings.insert(mac(F), EndpointIdx(0));
+    overlay.bindings.insert(mac(F), HostIdx(0));
     overlay.neighbours.insert(v4(F).into(), mac(F).into());
     overlay.neighbours.insert(v6(F).into(), mac(F).into());
-    overlay.members = [EndpointIdx(0), EndpointIdx(1)].into();
-    overlay.flood = Flood::Endpoints([EndpointIdx(0)].into());
+    overlay.members = [HostIdx(0), HostIdx(1)].into();
+    overlay.flood = Flood::Hosts([HostIdx(0)].into());
     overlay.learn = true;
     let network = Network {
         vni,
@@ -372,7 +372,7 @@ fn snapshot() -> Snapshot {
         ]
         .into_iter()
         .collect(),
-        endpoints: [THERE, ELSEWHERE, OTHERS]
+        hosts: [THERE, ELSEWHERE, OTHERS]
             .map(|host| Some(host.into()))
             .into_iter()
             .collect(),

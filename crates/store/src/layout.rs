@@ -31,7 +31,7 @@ pub enum Kind {
     /// A NIC.
     Nic = 2,
     /// Another host.
-    Endpoint = 3,
+    Host = 3,
     /// What is said of a VNI.
     Network = 4,
     /// What is behind another host.
@@ -51,7 +51,7 @@ impl Kind {
     pub const ALL: [Kind; 9] = [
         Kind::Group,
         Kind::Nic,
-        Kind::Endpoint,
+        Kind::Host,
         Kind::Network,
         Kind::Binding,
         Kind::Service,

@@ -101,7 +101,7 @@ pub struct TraceArgs {
         hide_default_value = true
     )]
     number: u32,
-    /// uplink: the other host's address, an endpoint
+    /// uplink: the other host's address, which is declared
     #[arg(long, value_name = "ADDRESS")]
     host: Option<IpAddr>,
     /// uplink: the virtual network that the frame is for

@@ -91,14 +91,14 @@ fn line(event: &v1::Event) -> String {
                 true => "every VNI".to_owned(),
                 false => format!("{} VNIs", endpoint.vnis.len()),
             };
-            format!("endpoint {} is in {vnis}", endpoint.address)
+            format!("host {} is in {vnis}", endpoint.address)
         }
-        Some(Kind::EndpointDeleted(address)) => format!("endpoint {address} is deleted"),
+        Some(Kind::EndpointDeleted(address)) => format!("host {address} is deleted"),
         Some(Kind::NetworkChanged(network)) => {
             format!("network {} is to work another way", network.vni)
         }
         Some(Kind::BindingChanged(binding)) => format!(
-            "binding {} {} is endpoint={} ip={}",
+            "binding {} {} is host={} ip={}",
             binding.vni,
             binding.mac,
             binding.endpoint,

@@ -6,7 +6,7 @@ use crate::attach::HostSettings;
 use crate::model::{Flood, multicast_group};
 use crate::stage::Staged;
 use crate::state::{Overlay, State};
-use dataplane::overlay::{self, EndpointIdx, Trust};
+use dataplane::overlay::{self, HostIdx, Trust};
 use dataplane::snapshot::{Changed, Network, PortUid};
 use imbl::Vector;
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,20 +28,20 @@ impl State {
             return;
         }
         if touch.begins {
-            for (address, entry) in &self.overlay.endpoints {
-                changed.endpoints.push(entry.idx);
-                set(&mut self.snapshot.endpoints, entry.idx.0, Some(*address));
+            for (address, entry) in &self.overlay.hosts {
+                changed.hosts.push(entry.idx);
+                set(&mut self.snapshot.hosts, entry.idx.0, Some(*address));
             }
         }
-        for change in &staged.diff.endpoints {
+        for change in &staged.diff.hosts {
             match (&change.to, self.overlay.index(change.address)) {
                 (Some(_), Some(idx)) => {
-                    changed.endpoints.push(idx);
-                    set(&mut self.snapshot.endpoints, idx.0, Some(change.address))
+                    changed.hosts.push(idx);
+                    set(&mut self.snapshot.hosts, idx.0, Some(change.address))
                 }
                 _ => {
-                    let gone = forget(&mut self.snapshot.endpoints, change.address);
-                    changed.endpoints.extend(gone);
+                    let gone = forget(&mut self.snapshot.hosts, change.address);
+                    changed.hosts.extend(gone);
                 }
             }
         }
@@ -97,7 +97,7 @@ impl Overlay {
         let vni = network.vni;
         let bind = |overlay: &mut overlay::Overlay, mac: Mac| {
             let place = self.bindings.get(&(vni, mac));
-            match place.and_then(|place| self.index(place.endpoint)) {
+            match place.and_then(|place| self.index(place.host)) {
                 Some(idx) => overlay.bindings.insert(mac, idx),
                 None => overlay.bindings.remove(&mac),
             };
@@ -128,7 +128,7 @@ impl Overlay {
         };
         let mode = self.mode(vni);
         compiled.learn = mode.learning;
-        compiled.any_endpoint = mode.from_anybody;
+        compiled.any_host = mode.from_anybody;
         compiled.members = self.compiled_members(vni);
         let options = self.options.get(&vni);
         let trust = |any: bool, named: Option<&Arc<[IpAddr]>>| match named
@@ -145,15 +145,15 @@ impl Overlay {
             Flood::Multicast(group) => {
                 overlay::Flood::Group(group.unwrap_or_else(|| multicast_group(vni, ipv6)))
             }
-            Flood::HeadEnd => overlay::Flood::Endpoints(compiled.members.clone()),
+            Flood::HeadEnd => overlay::Flood::Hosts(compiled.members.clone()),
         };
         network.overlay = Some(Arc::new(compiled));
         bound
     }
 
-    /// Its endpoints, each once, sorted. Networks that have those of every VNI alone share one
+    /// Its hosts, each once, sorted. Networks that have those of every VNI alone share one
     /// list.
-    fn compiled_members(&self, vni: Vni) -> Arc<[EndpointIdx]> {
+    fn compiled_members(&self, vni: Vni) -> Arc<[HostIdx]> {
         let own = self.members_of(vni).map(|(address, _)| address);
         let own: Vec<IpAddr> = own
             .filter(|address| !self.everywhere.contains(address))
@@ -164,7 +164,7 @@ impl Overlay {
         }
     }
 
-    fn indices(&self, addresses: impl Iterator<Item = IpAddr>) -> Arc<[EndpointIdx]> {
+    fn indices(&self, addresses: impl Iterator<Item = IpAddr>) -> Arc<[HostIdx]> {
         let mut indices: Vec<_> = addresses
             .filter_map(|address| self.index(address))
             .collect();
@@ -173,9 +173,9 @@ impl Overlay {
     }
 }
 
-/// An endpoint that is gone has no index any more to find it by; and it goes seldom.
-fn forget(endpoints: &mut Vector<Option<IpAddr>>, address: IpAddr) -> Option<EndpointIdx> {
-    let at = endpoints.iter().position(|known| *known == Some(address))?;
-    endpoints.set(at, None);
-    Some(EndpointIdx(at as u32))
+/// A host that is gone has no index any more to find it by; and it goes seldom.
+fn forget(hosts: &mut Vector<Option<IpAddr>>, address: IpAddr) -> Option<HostIdx> {
+    let at = hosts.iter().position(|known| *known == Some(address))?;
+    hosts.set(at, None);
+    Some(HostIdx(at as u32))
 }

@@ -1,10 +1,10 @@
-//! Operations on endpoints, bindings and what is said of VNIs, and reading them. Each operation
+//! Operations on hosts, bindings and what is said of VNIs, and reading them. Each operation
 //! gives back what it changed: an empty [`Diff`] when all was so already.
 
 use super::Controller;
 use crate::diff::Diff;
 use crate::error::Error;
-use crate::model::{Binding, BindingKey, Endpoint, EndpointUpdate, NetworkOptions};
+use crate::model::{Binding, BindingKey, Host, HostUpdate, NetworkOptions};
 use crate::stage::{Change, OverlayChanges};
 use crate::state::NetworkMode;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,11 +13,11 @@ use std::ops::Bound;
 use std::sync::Arc;
 use wire::{Mac, Vni};
 
-/// An endpoint and what is known of it.
+/// A host and what is known of it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct EndpointStatus {
-    /// The endpoint as it was declared.
-    pub endpoint: Arc<Endpoint>,
+pub struct HostStatus {
+    /// The host as it was declared.
+    pub host: Arc<Host>,
     /// Bindings that name it.
     pub bindings: usize,
 }
@@ -31,54 +31,50 @@ pub struct NetworkStatus {
     pub mode: NetworkMode,
     /// Its NICs on this host.
     pub nics: usize,
-    /// Its endpoints, those of every VNI not counted.
-    pub endpoints: usize,
+    /// Its hosts, those of every VNI not counted.
+    pub hosts: usize,
     /// Its bindings.
     pub bindings: usize,
 }
 
 impl Controller {
-    /// Makes an endpoint be as given, whole.
-    pub fn put_endpoint(&mut self, endpoint: Endpoint) -> Result<Diff, Error> {
-        let endpoints = [(endpoint.address, Some(endpoint))].into();
+    /// Makes a host be as given, whole.
+    pub fn put_host(&mut self, host: Host) -> Result<Diff, Error> {
+        let hosts = [(host.address, Some(host))].into();
         self.change_overlay(OverlayChanges {
-            endpoints,
+            hosts,
             ..OverlayChanges::default()
         })
     }
 
-    /// Replaces the given values of an endpoint; makes it if there is none.
-    pub fn update_endpoint(
-        &mut self,
-        address: IpAddr,
-        update: EndpointUpdate,
-    ) -> Result<Diff, Error> {
-        let endpoint = match self.state.overlay.endpoints.get(&address) {
-            Some(entry) => entry.endpoint.updated(update)?,
-            None => Endpoint::new(address).updated(update)?,
+    /// Replaces the given values of a host; makes it if there is none.
+    pub fn update_host(&mut self, address: IpAddr, update: HostUpdate) -> Result<Diff, Error> {
+        let host = match self.state.overlay.hosts.get(&address) {
+            Some(entry) => entry.host.updated(update)?,
+            None => Host::new(address).updated(update)?,
         };
-        self.put_endpoint(endpoint)
+        self.put_host(host)
     }
 
-    /// Removes an endpoint. One that is not there is removed already. One that bindings name is
+    /// Removes a host. One that is not there is removed already. One that bindings name is
     /// refused, unless they are to go with it.
-    pub fn delete_endpoint(&mut self, address: IpAddr, with_bindings: bool) -> Result<Diff, Error> {
+    pub fn delete_host(&mut self, address: IpAddr, with_bindings: bool) -> Result<Diff, Error> {
         let overlay = &self.state.overlay;
         let named = overlay
-            .endpoints
+            .hosts
             .get(&address)
             .is_some_and(|entry| entry.bindings > 0);
         let bindings = match with_bindings && named {
             true => overlay
                 .bindings
                 .iter()
-                .filter(|(_, place)| place.endpoint == address)
+                .filter(|(_, place)| place.host == address)
                 .map(|(key, _)| (*key, None))
                 .collect(),
             false => BTreeMap::new(),
         };
         self.change_overlay(OverlayChanges {
-            endpoints: [(address, None)].into(),
+            hosts: [(address, None)].into(),
             bindings,
             ..OverlayChanges::default()
         })
@@ -93,7 +89,7 @@ impl Controller {
         })
     }
 
-    /// Makes bindings be as given, all or nothing, and leaves all others. Endpoints that they name
+    /// Makes bindings be as given, all or nothing, and leaves all others. Hosts that they name
     /// are made.
     pub fn put_bindings(&mut self, bindings: Vec<Binding>) -> Result<Diff, Error> {
         let bindings = bindings
@@ -105,7 +101,7 @@ impl Controller {
         })
     }
 
-    /// Removes bindings. One that is not there is removed already. Their endpoints stay.
+    /// Removes bindings. One that is not there is removed already. Their hosts stay.
     pub fn delete_bindings(&mut self, keys: &[BindingKey]) -> Result<Diff, Error> {
         self.change_overlay(OverlayChanges {
             bindings: keys.iter().map(|key| (*key, None)).collect(),
@@ -114,7 +110,7 @@ impl Controller {
     }
 
     /// Makes the bindings, all or those of one VNI, exactly these, in one step. With `dry_run` only
-    /// says what would change. Endpoints stay, and those that are named are made.
+    /// says what would change. Hosts stay, and those that are named are made.
     pub fn set_bindings(
         &mut self,
         vni: Option<Vni>,
@@ -143,16 +139,13 @@ impl Controller {
     /// What makes the overlay exactly this.
     pub(super) fn replace_overlay(
         &self,
-        endpoints: BTreeMap<IpAddr, Endpoint>,
+        hosts: BTreeMap<IpAddr, Host>,
         networks: BTreeMap<Vni, NetworkOptions>,
         bindings: BTreeMap<BindingKey, Binding>,
     ) -> Result<OverlayChanges, Error> {
-        if let Some((key, endpoint)) = endpoints
-            .iter()
-            .find(|(key, endpoint)| **key != endpoint.address)
-        {
+        if let Some((key, host)) = hosts.iter().find(|(key, host)| **key != host.address) {
             return Err(Error::value(
-                &endpoint.owner(),
+                &host.owner(),
                 "key",
                 &key.to_string(),
                 "is not its address",
@@ -168,24 +161,24 @@ impl Controller {
             ));
         }
         let overlay = &self.state.overlay;
-        // An endpoint that is not listed and that a binding names stays, or comes, as one that only
+        // A host that is not listed and that a binding names stays, or comes, as one that only
         // bindings speak of.
-        let named: BTreeSet<IpAddr> = bindings.values().map(|binding| binding.endpoint).collect();
+        let named: BTreeSet<IpAddr> = bindings.values().map(|binding| binding.host).collect();
         let gone = overlay
-            .endpoints
+            .hosts
             .keys()
-            .filter(|address| !endpoints.contains_key(*address));
+            .filter(|address| !hosts.contains_key(*address));
         let gone = gone.map(|address| {
             (
                 *address,
-                named.contains(address).then(|| Endpoint::new(*address)),
+                named.contains(address).then(|| Host::new(*address)),
             )
         });
         let mut all: BTreeMap<_, _> = gone.collect();
         all.extend(
-            endpoints
+            hosts
                 .into_iter()
-                .map(|(address, endpoint)| (address, Some(endpoint))),
+                .map(|(address, host)| (address, Some(host))),
         );
         let unsaid = overlay
             .options
@@ -196,7 +189,7 @@ impl Controller {
             .collect();
         said.extend(networks);
         Ok(OverlayChanges {
-            endpoints: all,
+            hosts: all,
             networks: said,
             bindings: self.replace_bindings(None, bindings)?,
         })
@@ -242,21 +235,21 @@ impl Controller {
         Ok(all)
     }
 
-    /// All endpoints, sorted by address.
-    pub fn endpoints(&self) -> impl Iterator<Item = EndpointStatus> + '_ {
-        let entries = self.state.overlay.endpoints.values();
-        entries.map(|entry| EndpointStatus {
-            endpoint: entry.endpoint.clone(),
+    /// All hosts, sorted by address.
+    pub fn hosts(&self) -> impl Iterator<Item = HostStatus> + '_ {
+        let entries = self.state.overlay.hosts.values();
+        entries.map(|entry| HostStatus {
+            host: entry.host.clone(),
             bindings: entry.bindings as usize,
         })
     }
 
-    /// One endpoint.
-    pub fn endpoint(&self, address: IpAddr) -> Result<EndpointStatus, Error> {
-        let entry = self.state.overlay.endpoints.get(&address);
-        let entry = entry.ok_or(Error::NoEndpoint(address))?;
-        Ok(EndpointStatus {
-            endpoint: entry.endpoint.clone(),
+    /// One host.
+    pub fn host(&self, address: IpAddr) -> Result<HostStatus, Error> {
+        let entry = self.state.overlay.hosts.get(&address);
+        let entry = entry.ok_or(Error::NoHost(address))?;
+        Ok(HostStatus {
+            host: entry.host.clone(),
             bindings: entry.bindings as usize,
         })
     }
@@ -283,24 +276,24 @@ impl Controller {
                 .networks
                 .get(&vni)
                 .map_or(0, |network| network.nics),
-            endpoints: overlay.members_of(vni).count(),
+            hosts: overlay.members_of(vni).count(),
             bindings: overlay.bindings_of(vni).count(),
         }
     }
 
-    /// All endpoints of a VNI, those of every VNI included, IPv4 first.
-    pub fn network_endpoints(&self, vni: Vni) -> BTreeSet<IpAddr> {
+    /// All hosts of a VNI, those of every VNI included, IPv4 first.
+    pub fn network_hosts(&self, vni: Vni) -> BTreeSet<IpAddr> {
         let overlay = &self.state.overlay;
         let members = overlay.members_of(vni).map(|(address, _)| address);
         members.chain(overlay.everywhere.iter().copied()).collect()
     }
 
     /// Bindings, sorted by VNI and MAC: all, or those of one VNI, and of them those behind one
-    /// endpoint.
+    /// host.
     pub fn bindings(
         &self,
         vni: Option<Vni>,
-        endpoint: Option<IpAddr>,
+        host: Option<IpAddr>,
     ) -> impl Iterator<Item = Binding> + '_ {
         let bounds = match vni {
             Some(vni) => (
@@ -310,7 +303,7 @@ impl Controller {
             None => (Bound::Unbounded, Bound::Unbounded),
         };
         let all = self.state.overlay.bindings.range(bounds);
-        all.filter(move |(_, place)| endpoint.is_none_or(|endpoint| place.endpoint == endpoint))
+        all.filter(move |(_, place)| host.is_none_or(|host| place.host == host))
             .map(|(key, place)| place.binding(*key))
     }
 

@@ -33,9 +33,9 @@ impl Controller {
             groups: groups
                 .map(|group| (group.id.clone(), (**group).clone()))
                 .collect(),
-            endpoints: self
-                .endpoints()
-                .map(|status| (status.endpoint.address, (*status.endpoint).clone()))
+            hosts: self
+                .hosts()
+                .map(|status| (status.host.address, (*status.host).clone()))
                 .collect(),
             networks: self
                 .state
@@ -228,7 +228,7 @@ impl Controller {
             groups: self.state.group_count,
             rules: self.state.rule_count,
             vnis: self.state.overlay.vnis.len(),
-            endpoints: self.state.overlay.endpoints.len(),
+            hosts: self.state.overlay.hosts.len(),
             bindings: self.state.overlay.bindings.len(),
         }
     }

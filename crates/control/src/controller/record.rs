@@ -15,7 +15,7 @@ pub(super) fn change(author: Author, state: &State, next: &State, diff: &Diff) -
     let Diff {
         nics,
         groups,
-        endpoints,
+        hosts,
         networks,
         bindings,
         services,
@@ -32,9 +32,9 @@ pub(super) fn change(author: Author, state: &State, next: &State, diff: &Diff) -
         let id = &change.id;
         ObjectChange::Nic(id.clone(), BeforeAfter::new(nic(state, id), nic(next, id)))
     });
-    let endpoints = endpoints.iter().map(|change| {
+    let hosts = hosts.iter().map(|change| {
         let both = BeforeAfter::new(change.from.clone(), change.to.clone());
-        ObjectChange::Endpoint(change.address, both)
+        ObjectChange::Host(change.address, both)
     });
     let networks = networks.iter().map(|change| {
         let both = BeforeAfter::new(Some(change.from.clone()), Some(change.to.clone()));
@@ -54,7 +54,7 @@ pub(super) fn change(author: Author, state: &State, next: &State, diff: &Diff) -
     });
     let objects = groups
         .chain(nics)
-        .chain(endpoints)
+        .chain(hosts)
         .chain(networks)
         .chain(bindings)
         .chain(services)

@@ -11,8 +11,8 @@ use std::sync::Arc;
 /// The hosts that the networks with a NIC of this host send to.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Reach {
-    /// Endpoints of those networks. Others are sent to only when they were learnt.
-    pub endpoints: BTreeSet<IpAddr>,
+    /// Hosts of those networks. Others are sent to only when they were learnt.
+    pub hosts: BTreeSet<IpAddr>,
     /// Multicast groups that they flood to, and hear.
     pub groups: BTreeSet<IpAddr>,
 }
@@ -24,14 +24,14 @@ impl Controller {
         let mut reach = Reach::default();
         for vni in state.networks.keys().copied() {
             let members = overlay.members_of(vni).map(|(address, _)| address);
-            reach.endpoints.extend(members);
+            reach.hosts.extend(members);
             if let Flood::Multicast(group) = overlay.mode(vni).flood {
                 let own = || multicast_group(vni, self.settings.underlay_ipv6);
                 reach.groups.insert(group.unwrap_or_else(own));
             }
         }
         if !state.networks.is_empty() {
-            reach.endpoints.extend(overlay.everywhere.iter().copied());
+            reach.hosts.extend(overlay.everywhere.iter().copied());
         }
         reach
     }

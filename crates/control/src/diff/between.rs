@@ -1,8 +1,8 @@
 //! What differs between two configurations, without a controller that has either.
 
 use super::{
-    BindingChange, Diff, EndpointChange, GroupChange, NetworkChange, NicChange, NicDiff,
-    group_diff, interfaces, nic_fields, services,
+    BindingChange, Diff, GroupChange, HostChange, NetworkChange, NicChange, NicDiff, group_diff,
+    interfaces, nic_fields, services,
 };
 use crate::model::{Config, Feature, NetworkOptions};
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,11 +27,11 @@ impl Diff {
             let id = id.clone();
             Some(GroupChange { id, diff })
         });
-        let endpoints = keys(&from.endpoints, &to.endpoints).into_iter();
-        let endpoints = endpoints.map(|address| EndpointChange {
+        let hosts = keys(&from.hosts, &to.hosts).into_iter();
+        let hosts = hosts.map(|address| HostChange {
             address: *address,
-            from: from.endpoints.get(address).cloned().map(Arc::new),
-            to: to.endpoints.get(address).cloned().map(Arc::new),
+            from: from.hosts.get(address).cloned().map(Arc::new),
+            to: to.hosts.get(address).cloned().map(Arc::new),
         });
         let networks = keys(&from.networks, &to.networks).into_iter().map(|vni| {
             let said = |config: &Config| config.networks.get(vni).cloned();
@@ -52,7 +52,7 @@ impl Diff {
         Diff {
             nics: nics.collect(),
             groups: groups.collect(),
-            endpoints: endpoints.filter(|it| it.from != it.to).collect(),
+            hosts: hosts.filter(|it| it.from != it.to).collect(),
             networks: networks.filter(|it| it.from != it.to).collect(),
             bindings: bindings.filter(|it| it.from != it.to).collect(),
             services: services(

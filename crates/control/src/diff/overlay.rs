@@ -1,21 +1,21 @@
-//! What changes about endpoints, bindings and what is said of VNIs.
+//! What changes about hosts, bindings and what is said of VNIs.
 
 use super::{FieldChange, joined, shown};
-use crate::model::{Binding, BindingKey, Endpoint, Flood, Membership, NetworkOptions};
+use crate::model::{Binding, BindingKey, Flood, Host, Membership, NetworkOptions};
 use std::fmt::{self, Formatter};
 use std::net::IpAddr;
 use std::sync::Arc;
 use wire::Vni;
 
-/// What changes about one endpoint. `None`: it is not there.
+/// What changes about one host. `None`: it is not there.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct EndpointChange {
+pub struct HostChange {
     /// Which one.
     pub address: IpAddr,
     /// Before.
-    pub from: Option<Arc<Endpoint>>,
+    pub from: Option<Arc<Host>>,
     /// After.
-    pub to: Option<Arc<Endpoint>>,
+    pub to: Option<Arc<Host>>,
 }
 
 /// What changes about what is said of one VNI. Nothing said is [`NetworkOptions::new`].
@@ -38,13 +38,13 @@ pub struct BindingChange {
     pub to: Option<Binding>,
 }
 
-impl EndpointChange {
+impl HostChange {
     /// The values in which they differ; none when one is not there.
     pub fn fields(&self) -> Vec<FieldChange> {
         let (Some(from), Some(to)) = (&self.from, &self.to) else {
             return Vec::new();
         };
-        let vnis = |endpoint: &Endpoint| match &endpoint.vnis {
+        let vnis = |host: &Host| match &host.vnis {
             Membership::Every => "every".to_owned(),
             Membership::Listed(vnis) => joined(vnis),
         };
@@ -78,7 +78,7 @@ impl NetworkChange {
         let source = |options: &NetworkOptions| match options.from_anybody {
             None => "auto",
             Some(true) => "anybody",
-            Some(false) => "endpoints",
+            Some(false) => "hosts",
         };
         let both = |of: fn(&NetworkOptions) -> String| (of(&self.from), of(&self.to));
         let dhcp_servers = both(|options| joined(options.dhcp_servers.iter()));
@@ -108,11 +108,7 @@ impl BindingChange {
             return Vec::new();
         };
         differing([
-            (
-                "endpoint",
-                from.endpoint.to_string(),
-                to.endpoint.to_string(),
-            ),
+            ("host", from.host.to_string(), to.host.to_string()),
             ("ip", joined(from.ips.iter()), joined(to.ips.iter())),
         ])
     }
@@ -130,9 +126,9 @@ fn differing<const N: usize>(fields: [(&'static str, String, String); N]) -> Vec
         .collect()
 }
 
-impl fmt::Display for EndpointChange {
+impl fmt::Display for HostChange {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let subject = format!("endpoint {}", self.address);
+        let subject = format!("host {}", self.address);
         lines(
             f,
             &subject,
@@ -160,7 +156,7 @@ impl fmt::Display for BindingChange {
         let (vni, mac) = self.key;
         let mut subject = format!("binding {vni} {mac}");
         if let (None, Some(new)) = (&self.from, &self.to) {
-            subject += &format!(": endpoint {}", new.endpoint);
+            subject += &format!(": host {}", new.host);
             if !new.ips.is_empty() {
                 subject += &format!(", ip {}", joined(new.ips.iter()));
             }

@@ -1,7 +1,7 @@
 //! A security group and the whole declared configuration.
 
 use super::{
-    Binding, BindingKey, Endpoint, Feature, GroupId, Interfaces, NetworkOptions, Nic, NicId, Rule,
+    Binding, BindingKey, Feature, GroupId, Host, Interfaces, NetworkOptions, Nic, NicId, Rule,
     Services,
 };
 use crate::error::{Error, quota};
@@ -99,7 +99,7 @@ pub struct Config {
     /// Groups by id.
     pub groups: BTreeMap<GroupId, Group>,
     /// Other hosts by address.
-    pub endpoints: BTreeMap<IpAddr, Endpoint>,
+    pub hosts: BTreeMap<IpAddr, Host>,
     /// What is said of VNIs.
     pub networks: BTreeMap<Vni, NetworkOptions>,
     /// What is behind other hosts, by VNI and MAC.

@@ -1,9 +1,9 @@
 //! Who is where: the other hosts, what is behind them, and how a virtual network reaches them.
 //!
-//! An *endpoint* is the underlay address of another host. A *binding* says that a MAC of a VNI,
-//! with its addresses, is behind an endpoint. A VNI's endpoints are those declared for it, those
-//! declared for every VNI, and those its bindings name. What is not said of a VNI has a default
-//! that depends on them, see [`NetworkOptions`].
+//! A *host* is another machine with virtual networks, named by its underlay address. A *binding*
+//! says that a MAC of a VNI, with its addresses, is behind a host. A VNI's hosts are those declared
+//! for it, those declared for every VNI, and those its bindings name. What is not said of a VNI has
+//! a default that depends on them, see [`NetworkOptions`].
 
 use crate::error::{Error, quota};
 use crate::limits;
@@ -14,7 +14,7 @@ use wire::{Mac, Vni};
 
 /// Another host, by its address in the underlay.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Endpoint {
+pub struct Host {
     /// Where its VXLAN comes from and goes to: the address of one host, IPv4 or IPv6. Its key.
     pub address: IpAddr,
     /// For people. May be empty.
@@ -23,7 +23,7 @@ pub struct Endpoint {
     pub vnis: Membership,
 }
 
-/// Which VNIs an endpoint is declared for.
+/// Which VNIs a host is declared for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Membership {
     /// Each that there is.
@@ -38,9 +38,9 @@ impl Default for Membership {
     }
 }
 
-/// Replaces the given values of an endpoint and keeps the others.
+/// Replaces the given values of a host and keeps the others.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct EndpointUpdate {
+pub struct HostUpdate {
     /// Another name.
     pub name: Option<String>,
     /// Whether it takes part in every VNI. `false` leaves those listed by `join`.
@@ -51,10 +51,10 @@ pub struct EndpointUpdate {
     pub join: Vec<Vni>,
 }
 
-impl Endpoint {
-    /// An endpoint that only bindings speak of.
-    pub fn new(address: IpAddr) -> Endpoint {
-        Endpoint {
+impl Host {
+    /// A host that only bindings speak of.
+    pub fn new(address: IpAddr) -> Host {
+        Host {
             address,
             name: String::new(),
             vnis: Membership::default(),
@@ -77,8 +77,8 @@ impl Endpoint {
         }
     }
 
-    /// This endpoint with the given values replaced. Who is in every VNI is not taken out of one.
-    pub fn updated(&self, update: EndpointUpdate) -> Result<Endpoint, Error> {
+    /// This host with the given values replaced. Who is in every VNI is not taken out of one.
+    pub fn updated(&self, update: HostUpdate) -> Result<Host, Error> {
         let mut new = self.clone();
         if let Some(name) = update.name {
             new.name = name;
@@ -95,7 +95,7 @@ impl Endpoint {
             }
             Membership::Every => {
                 if let Some(vni) = update.leave.first() {
-                    let why = "cannot be left by an endpoint that is in every VNI";
+                    let why = "cannot be left by a host that is in every VNI";
                     return Err(Error::value(&new.owner(), "VNI", &vni.to_string(), why));
                 }
             }
@@ -105,17 +105,17 @@ impl Endpoint {
 
     /// How messages name it.
     pub(crate) fn owner(&self) -> String {
-        format!("endpoint '{}'", self.address)
+        format!("host '{}'", self.address)
     }
 
     /// Fails with what can be seen to be wrong without looking at others.
-    pub(crate) fn checked(self) -> Result<Endpoint, Error> {
-        check_endpoint(&self.owner(), self.address)?;
+    pub(crate) fn checked(self) -> Result<Host, Error> {
+        check_host(&self.owner(), self.address)?;
         quota(
             format!("the name of {}", self.owner()),
             "bytes",
             self.name.len(),
-            limits::ENDPOINT_NAME,
+            limits::HOST_NAME,
         )?;
         if let Some(bad) = self.name.chars().find(|c| c.is_control()) {
             let why = format!("has the control character {bad:?}");
@@ -126,7 +126,7 @@ impl Endpoint {
 }
 
 /// Refuses what cannot be the address of another host that a packet is routed to.
-fn check_endpoint(owner: &str, address: IpAddr) -> Result<(), Error> {
+fn check_host(owner: &str, address: IpAddr) -> Result<(), Error> {
     let link_local = matches!(address, IpAddr::V6(ip) if ip.is_unicast_link_local());
     let why =
         if address.is_unspecified() || address.is_multicast() || address == Ipv4Addr::BROADCAST {
@@ -141,7 +141,7 @@ fn check_endpoint(owner: &str, address: IpAddr) -> Result<(), Error> {
     Err(Error::value(&owner, "address", &address.to_string(), why))
 }
 
-/// A MAC of a VNI is behind an endpoint.
+/// A MAC of a VNI is behind a host.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Binding {
     /// The virtual network.
@@ -152,8 +152,8 @@ pub struct Binding {
     /// The machine's addresses, sorted, each once: ARP and ND for them are answered here. One that
     /// several bindings of a VNI have is not answered for.
     pub ips: Arc<[IpAddr]>,
-    /// The host it is on. Made as an endpoint when there is none.
-    pub endpoint: IpAddr,
+    /// The host it is on. Declared by this when it is not yet.
+    pub host: IpAddr,
 }
 
 /// Names a binding.
@@ -161,12 +161,12 @@ pub type BindingKey = (Vni, Mac);
 
 impl Binding {
     /// A binding without addresses.
-    pub fn new(vni: Vni, mac: Mac, endpoint: IpAddr) -> Binding {
+    pub fn new(vni: Vni, mac: Mac, host: IpAddr) -> Binding {
         Binding {
             vni,
             mac,
             ips: Arc::default(),
-            endpoint,
+            host,
         }
     }
 
@@ -202,7 +202,7 @@ impl Binding {
                 return Err(Error::value(&self.owner(), "IP", &ip.to_string(), why));
             }
         }
-        check_endpoint(&self.owner(), self.endpoint)?;
+        check_host(&self.owner(), self.host)?;
         Ok(self)
     }
 }
@@ -211,13 +211,13 @@ impl Binding {
 ///
 /// | the VNI has | `learning` | `flood` | VXLAN is taken from |
 /// |---|---|---|---|
-/// | neither endpoint nor binding, and no VNI has | on | multicast to its group, as the original | anybody |
+/// | neither host nor binding, and no VNI has | on | multicast to its group, as the original | anybody |
 /// | neither, and others have | on | head-end replication: to nobody | nobody |
-/// | endpoints | on | head-end replication to them | its endpoints |
-/// | bindings | off | head-end replication to its endpoints | its endpoints |
+/// | hosts | on | head-end replication to them | its hosts |
+/// | bindings | off | head-end replication to its hosts | its hosts |
 ///
-/// Who takes VXLAN from anybody floods to its group if it has no endpoint. While this host knows no
-/// endpoint at all, DHCP servers and routers of all hosts are trusted where none are named.
+/// Who takes VXLAN from anybody floods to its group if it has no host. While no other
+/// host is known at all, DHCP servers and routers of all hosts are trusted where none are named.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NetworkOptions {
     /// The virtual network: its key.
@@ -227,10 +227,10 @@ pub struct NetworkOptions {
     pub learning: Option<bool>,
     /// Where broadcast, multicast and unknown unicast frames go.
     pub flood: Option<Flood>,
-    /// Whether VXLAN is taken from whoever sends it, and not from the VNI's endpoints alone.
+    /// Whether VXLAN is taken from whoever sends it, and not from the VNI's hosts alone.
     pub from_anybody: Option<bool>,
     /// The hosts on which a machine may answer as a DHCP or DHCPv6 server, sorted, each once. They
-    /// need not be endpoints.
+    /// need not be declared.
     pub dhcp_servers: Arc<[IpAddr]>,
     /// The hosts on which a machine may send router advertisements and redirects, likewise.
     pub routers: Arc<[IpAddr]>,
@@ -239,7 +239,7 @@ pub struct NetworkOptions {
 /// How frames reach all hosts of a virtual network.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Flood {
-    /// A copy to each of its endpoints.
+    /// A copy to each of its hosts.
     HeadEnd,
     /// One copy to an IP multicast group; `None`: the one that the VNI makes, [`multicast_group`].
     Multicast(Option<IpAddr>),
@@ -277,7 +277,7 @@ impl NetworkOptions {
             quota(owner.clone(), what, sorted.len(), limits::TRUSTED_HOSTS)?;
             sorted
                 .iter()
-                .try_for_each(|host| check_endpoint(&owner, *host))?;
+                .try_for_each(|host| check_host(&owner, *host))?;
             *hosts = sorted.into_iter().collect();
         }
         match self.flood {
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_host_is_no_endpoint() {
+    fn what_is_no_host_is_no_host() {
         for (address, why) in [
             ("0.0.0.0", "not the address of one host"),
             ("230.0.0.1", "not the address of one host"),
@@ -335,44 +335,41 @@ mod tests {
             ("::1", "this host itself"),
             ("fe80::1", "link-local"),
         ] {
-            let error = Endpoint::new(address.parse().unwrap())
+            let error = Host::new(address.parse().unwrap())
                 .checked()
                 .unwrap_err()
                 .to_string();
             assert!(
-                error.starts_with(&format!("endpoint '{address}': address '{address}' is "))
+                error.starts_with(&format!("host '{address}': address '{address}' is "))
                     && error.contains(why),
                 "{error}"
             );
         }
-        assert!(Endpoint::new("fd00::1".parse().unwrap()).checked().is_ok());
+        assert!(Host::new("fd00::1".parse().unwrap()).checked().is_ok());
     }
 
     #[test]
-    fn an_endpoint_joins_and_leaves() {
-        let mut endpoint = Endpoint::new([10, 0, 0, 2].into());
-        let update = |join: &[u32], leave: &[u32]| EndpointUpdate {
+    fn a_host_joins_and_leaves() {
+        let mut host = Host::new([10, 0, 0, 2].into());
+        let update = |join: &[u32], leave: &[u32]| HostUpdate {
             join: join.iter().map(|id| vni(*id)).collect(),
             leave: leave.iter().map(|id| vni(*id)).collect(),
-            ..EndpointUpdate::default()
+            ..HostUpdate::default()
         };
-        endpoint = endpoint.updated(update(&[42, 43], &[])).unwrap();
-        endpoint = endpoint.updated(update(&[44], &[42])).unwrap();
-        assert_eq!(endpoint.vnis, Membership::Listed([vni(43), vni(44)].into()));
-        assert!(endpoint.is_in(vni(43)) && !endpoint.is_in(vni(42)));
-        let every = EndpointUpdate {
+        host = host.updated(update(&[42, 43], &[])).unwrap();
+        host = host.updated(update(&[44], &[42])).unwrap();
+        assert_eq!(host.vnis, Membership::Listed([vni(43), vni(44)].into()));
+        assert!(host.is_in(vni(43)) && !host.is_in(vni(42)));
+        let every = HostUpdate {
             every_vni: Some(true),
-            ..EndpointUpdate::default()
+            ..HostUpdate::default()
         };
-        endpoint = endpoint.updated(every).unwrap();
-        assert!(endpoint.is_in(vni(1)) && endpoint.listed() == 0);
-        let error = endpoint
-            .updated(update(&[], &[42]))
-            .unwrap_err()
-            .to_string();
+        host = host.updated(every).unwrap();
+        assert!(host.is_in(vni(1)) && host.listed() == 0);
+        let error = host.updated(update(&[], &[42])).unwrap_err().to_string();
         assert_eq!(
             error,
-            "endpoint '10.0.0.2': VNI '42' cannot be left by an endpoint that is in every VNI"
+            "host '10.0.0.2': VNI '42' cannot be left by a host that is in every VNI"
         );
     }
 

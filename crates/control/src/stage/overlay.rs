@@ -1,14 +1,14 @@
-//! Endpoints, bindings and what is said of VNIs in the indices. Endpoints come before bindings,
+//! Hosts, bindings and what is said of VNIs in the indices. Hosts come before bindings,
 //! which name them, and go after them.
 
 use super::{Staged, full};
-use crate::diff::{BindingChange, EndpointChange, NetworkChange};
+use crate::diff::{BindingChange, HostChange, NetworkChange};
 use crate::error::{Error, quota};
 use crate::limits;
-use crate::model::{Binding, BindingKey, Endpoint, NetworkOptions};
+use crate::model::{Binding, BindingKey, Host, NetworkOptions};
 use crate::slots::Slots;
 use crate::state::{BindingValue, Overlay};
-use dataplane::overlay::EndpointIdx;
+use dataplane::overlay::HostIdx;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use wire::Vni;
 #[derive(Default)]
 pub(crate) struct OverlayChanges {
     /// `None` removes.
-    pub endpoints: BTreeMap<IpAddr, Option<Endpoint>>,
+    pub hosts: BTreeMap<IpAddr, Option<Host>>,
     /// Options that say nothing remove.
     pub networks: BTreeMap<Vni, NetworkOptions>,
     /// `None` removes.
@@ -31,11 +31,11 @@ pub(crate) struct OverlayChanges {
 pub(crate) struct OverlayTouch {
     /// The first uplink is named: until then nothing of it was compiled, so that all is touched.
     pub begins: bool,
-    /// Endpoints came or went.
-    pub endpoints: bool,
+    /// Hosts came or went.
+    pub hosts: bool,
     /// Those of every VNI did, or the first or the last one.
     pub everywhere: bool,
-    /// VNIs whose options, endpoints or bindings changed.
+    /// VNIs whose options, hosts or bindings changed.
     pub networks: BTreeSet<Vni>,
     /// Those of them whose bindings changed, with these MACs and addresses.
     pub bindings: BTreeSet<BindingKey>,
@@ -45,13 +45,13 @@ pub(crate) struct OverlayTouch {
 impl OverlayTouch {
     /// True when no snapshot has to be made of it.
     pub fn is_empty(&self) -> bool {
-        !self.endpoints && !self.everywhere && self.networks.is_empty()
+        !self.hosts && !self.everywhere && self.networks.is_empty()
     }
 }
 
 impl OverlayChanges {
     pub fn is_empty(&self) -> bool {
-        self.endpoints.is_empty() && self.networks.is_empty() && self.bindings.is_empty()
+        self.hosts.is_empty() && self.networks.is_empty() && self.bindings.is_empty()
     }
 }
 
@@ -69,11 +69,11 @@ impl Overlay {
             return Ok(());
         }
         let (gone, come): (Vec<_>, Vec<_>) = changes
-            .endpoints
+            .hosts
             .into_iter()
             .partition(|(_, new)| new.is_none());
-        for endpoint in come.into_iter().filter_map(|(_, new)| new) {
-            self.stage_endpoint(endpoint.checked()?, &local, (slots, epoch), staged)?;
+        for host in come.into_iter().filter_map(|(_, new)| new) {
+            self.stage_host(host.checked()?, &local, (slots, epoch), staged)?;
         }
         for options in changes.networks.into_values() {
             self.stage_network(options.normalised()?, &local, staged);
@@ -82,40 +82,40 @@ impl Overlay {
             self.stage_binding(key, new, &local, (slots, epoch), staged)?;
         }
         for (address, _) in gone {
-            self.stage_endpoint_gone(address, &local, (slots, epoch), staged)?;
+            self.stage_host_gone(address, &local, (slots, epoch), staged)?;
         }
         self.check_quotas()?;
-        staged.diff.endpoints.sort_by_key(|change| change.address);
+        staged.diff.hosts.sort_by_key(|change| change.address);
         Ok(())
     }
 
-    fn stage_endpoint(
+    fn stage_host(
         &mut self,
-        endpoint: Endpoint,
+        host: Host,
         local: &impl Fn(Vni) -> bool,
         (slots, epoch): (&mut Slots, u64),
         staged: &mut Staged,
     ) -> Result<(), Error> {
         let old = self
-            .endpoints
-            .get(&endpoint.address)
-            .map(|entry| entry.endpoint.clone());
-        if old.as_deref() == Some(&endpoint) {
+            .hosts
+            .get(&host.address)
+            .map(|entry| entry.host.clone());
+        if old.as_deref() == Some(&host) {
             return Ok(());
         }
-        let new = Arc::new(endpoint);
+        let new = Arc::new(host);
         touch_members(old.as_deref(), Some(&new), local, staged);
         let idx = match self.index(new.address) {
             Some(idx) => idx,
             None => {
-                let full = || full("endpoints, counting those replaced", 2 * limits::ENDPOINTS);
-                EndpointIdx(slots.take(epoch).ok_or_else(full)?.slot)
+                let full = || full("hosts, counting those replaced", 2 * limits::HOSTS);
+                HostIdx(slots.take(epoch).ok_or_else(full)?.slot)
             }
         };
         // The first host that is known changes how networks work of which nothing is.
-        staged.overlay.everywhere |= self.endpoints.is_empty();
-        self.put_endpoint(new.clone(), idx);
-        staged.diff.endpoints.push(EndpointChange {
+        staged.overlay.everywhere |= self.hosts.is_empty();
+        self.put_host(new.clone(), idx);
+        staged.diff.hosts.push(HostChange {
             address: new.address,
             from: old,
             to: Some(new),
@@ -123,27 +123,27 @@ impl Overlay {
         Ok(())
     }
 
-    fn stage_endpoint_gone(
+    fn stage_host_gone(
         &mut self,
         address: IpAddr,
         local: &impl Fn(Vni) -> bool,
         (slots, epoch): (&mut Slots, u64),
         staged: &mut Staged,
     ) -> Result<(), Error> {
-        let Some(entry) = self.endpoints.get(&address).cloned() else {
+        let Some(entry) = self.hosts.get(&address).cloned() else {
             return Ok(());
         };
         if entry.bindings > 0 {
             let bindings = entry.bindings as usize;
-            return Err(Error::EndpointInUse { address, bindings });
+            return Err(Error::HostInUse { address, bindings });
         }
-        touch_members(Some(&entry.endpoint), None, local, staged);
-        self.remove_endpoint(address);
-        staged.overlay.everywhere |= self.endpoints.is_empty();
+        touch_members(Some(&entry.host), None, local, staged);
+        self.remove_host(address);
+        staged.overlay.everywhere |= self.hosts.is_empty();
         slots.give(entry.idx.0, epoch);
-        staged.diff.endpoints.push(EndpointChange {
+        staged.diff.hosts.push(HostChange {
             address,
-            from: Some(entry.endpoint),
+            from: Some(entry.host),
             to: None,
         });
         Ok(())
@@ -177,16 +177,16 @@ impl Overlay {
         let new = new.map(Binding::normalised).transpose()?;
         let place = new.as_ref().map(|new| BindingValue {
             ips: new.ips.clone(),
-            endpoint: new.endpoint,
+            host: new.host,
         });
         if self.bindings.get(&key) == place.as_ref() {
             return Ok(());
         }
         let from = self.unlink(key).map(|old| old.binding(key));
         if let Some(place) = place {
-            // Naming an endpoint makes it, just as naming a group does.
-            if !self.endpoints.contains_key(&place.endpoint) {
-                self.stage_endpoint(Endpoint::new(place.endpoint), local, (slots, epoch), staged)?;
+            // Naming a host makes it, just as naming a group does.
+            if !self.hosts.contains_key(&place.host) {
+                self.stage_host(Host::new(place.host), local, (slots, epoch), staged)?;
             }
             self.link(key, place);
         }
@@ -209,34 +209,28 @@ impl Overlay {
 
     fn check_quotas(&self) -> Result<(), Error> {
         let daemon = "the daemon";
-        quota(daemon, "endpoints", self.endpoints.len(), limits::ENDPOINTS)?;
+        quota(daemon, "hosts", self.hosts.len(), limits::HOSTS)?;
         quota(daemon, "bindings", self.bindings.len(), limits::BINDINGS)?;
         let (addresses, memberships) = (self.addresses, self.memberships);
         quota(daemon, "IPs of bindings", addresses, limits::BINDING_IPS)?;
-        quota(
-            daemon,
-            "VNIs of endpoints",
-            memberships,
-            limits::MEMBERSHIPS,
-        )
+        quota(daemon, "VNIs of hosts", memberships, limits::MEMBERSHIPS)
     }
 }
 
-/// VNIs that an endpoint comes to or leaves, of those that this host has.
+/// VNIs that a host comes to or leaves, of those that this host has.
 fn touch_members(
-    old: Option<&Endpoint>,
-    new: Option<&Endpoint>,
+    old: Option<&Host>,
+    new: Option<&Host>,
     local: &impl Fn(Vni) -> bool,
     staged: &mut Staged,
 ) {
     use crate::model::Membership::{Every, Listed};
     let touch = &mut staged.overlay;
-    touch.endpoints |= old.is_none() || new.is_none();
-    let every =
-        |endpoint: Option<&Endpoint>| endpoint.is_some_and(|endpoint| endpoint.vnis == Every);
+    touch.hosts |= old.is_none() || new.is_none();
+    let every = |host: Option<&Host>| host.is_some_and(|host| host.vnis == Every);
     touch.everywhere |= every(old) != every(new);
-    for endpoint in [old, new].into_iter().flatten() {
-        if let Listed(vnis) = &endpoint.vnis {
+    for host in [old, new].into_iter().flatten() {
+        if let Listed(vnis) = &host.vnis {
             touch
                 .networks
                 .extend(vnis.iter().copied().filter(|vni| local(*vni)));

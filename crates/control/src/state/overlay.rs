@@ -2,52 +2,52 @@
 //! is no map a VNI, which a third of a million of them would pay for. The methods keep the maps in
 //! step; what may be is checked before.
 
-use crate::model::{Binding, BindingKey, Endpoint, Flood, Membership, NetworkOptions};
-use dataplane::overlay::{EndpointIdx, Holder};
+use crate::model::{Binding, BindingKey, Flood, Host, Membership, NetworkOptions};
+use dataplane::overlay::{Holder, HostIdx};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use wire::{Mac, Vni};
 
-/// Endpoints, bindings and what is said of VNIs.
+/// Hosts, bindings and what is said of VNIs.
 #[derive(Clone, Default)]
 pub(crate) struct Overlay {
-    pub endpoints: imbl::OrdMap<IpAddr, EndpointEntry>,
+    pub hosts: imbl::OrdMap<IpAddr, HostEntry>,
     pub options: imbl::OrdMap<Vni, NetworkOptions>,
     pub bindings: imbl::OrdMap<BindingKey, BindingValue>,
     /// Who has an address of a VNI.
     pub neighbours: imbl::OrdSet<(Vni, IpAddr, Mac)>,
-    /// The endpoints of a VNI but for those of every VNI.
+    /// The hosts of a VNI but for those of every VNI.
     pub members: imbl::OrdMap<(Vni, IpAddr), Member>,
-    /// How many things speak of a VNI: NICs (one for all of them), options, declared endpoints and
+    /// How many things speak of a VNI: NICs (one for all of them), options, declared hosts and
     /// bindings.
     pub vnis: imbl::OrdMap<Vni, u32>,
-    /// Endpoints of every VNI.
+    /// Hosts of every VNI.
     pub everywhere: imbl::OrdSet<IpAddr>,
-    /// Endpoints of every VNI, compiled: as workers' snapshots name them.
-    pub everywhere_list: Arc<[EndpointIdx]>,
-    /// VNIs that endpoints are declared for one by one, all endpoints together.
+    /// Hosts of every VNI, compiled: as workers' snapshots name them.
+    pub everywhere_list: Arc<[HostIdx]>,
+    /// VNIs that hosts are declared for one by one, all hosts together.
     pub memberships: usize,
     /// Addresses of all bindings.
     pub addresses: usize,
 }
 
-/// An endpoint that exists.
+/// A host that exists.
 #[derive(Clone)]
-pub(crate) struct EndpointEntry {
-    pub endpoint: Arc<Endpoint>,
+pub(crate) struct HostEntry {
+    pub host: Arc<Host>,
     /// Bindings that name it.
     pub bindings: u32,
-    pub idx: EndpointIdx,
+    pub idx: HostIdx,
 }
 
 /// A binding's value: the rest is its key.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct BindingValue {
     pub ips: Arc<[IpAddr]>,
-    pub endpoint: IpAddr,
+    pub host: IpAddr,
 }
 
-/// Why an endpoint is one of a VNI's.
+/// Why a host is one of a VNI's.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Member {
     pub declared: bool,
@@ -61,7 +61,7 @@ pub struct NetworkMode {
     pub learning: bool,
     /// Where frames for all go.
     pub flood: Flood,
-    /// VXLAN is taken from whoever sends it, and not from the VNI's endpoints alone.
+    /// VXLAN is taken from whoever sends it, and not from the VNI's hosts alone.
     pub from_anybody: bool,
     /// DHCP servers on every host are trusted, and not those on named ones alone.
     pub any_dhcp_server: bool,
@@ -75,7 +75,7 @@ impl BindingValue {
             vni,
             mac,
             ips: self.ips.clone(),
-            endpoint: self.endpoint,
+            host: self.host,
         }
     }
 }
@@ -87,7 +87,7 @@ impl Overlay {
         let bound = self.bindings_of(vni).next().is_some();
         let known = bound || !self.everywhere.is_empty() || self.members_of(vni).next().is_some();
         // Once any host is known, those that are not are to be asked for by name.
-        let original = self.endpoints.is_empty();
+        let original = self.hosts.is_empty();
         let from_anybody = options.and_then(|o| o.from_anybody).unwrap_or(original);
         let flood = match from_anybody && !known {
             true => Flood::Multicast(None),
@@ -108,7 +108,7 @@ impl Overlay {
             .range((vni, Mac([0; 6]))..=(vni, Mac::BROADCAST))
     }
 
-    /// The endpoints of a VNI but for those of every VNI, IPv4 first.
+    /// The hosts of a VNI but for those of every VNI, IPv4 first.
     pub fn members_of(&self, vni: Vni) -> impl Iterator<Item = (IpAddr, &Member)> {
         let first = (vni, IpAddr::V4(Ipv4Addr::UNSPECIFIED));
         let last = (vni, IpAddr::from([0xff; 16]));
@@ -128,9 +128,9 @@ impl Overlay {
         })
     }
 
-    /// The number that the data plane has for an endpoint.
-    pub fn index(&self, address: IpAddr) -> Option<EndpointIdx> {
-        Some(self.endpoints.get(&address)?.idx)
+    /// The number that the data plane has for a host.
+    pub fn index(&self, address: IpAddr) -> Option<HostIdx> {
+        Some(self.hosts.get(&address)?.idx)
     }
 
     /// One thing more speaks of the VNI.
@@ -162,12 +162,12 @@ impl Overlay {
         }
     }
 
-    /// Puts an endpoint in the place of one of its address, whose index it keeps.
-    pub fn put_endpoint(&mut self, endpoint: Arc<Endpoint>, idx: EndpointIdx) {
-        let address = endpoint.address;
-        let bindings = self.remove_endpoint(address);
-        self.memberships += endpoint.listed();
-        match &endpoint.vnis {
+    /// Puts a host in the place of one of its address, whose index it keeps.
+    pub fn put_host(&mut self, host: Arc<Host>, idx: HostIdx) {
+        let address = host.address;
+        let bindings = self.remove_host(address);
+        self.memberships += host.listed();
+        match &host.vnis {
             Membership::Every => drop(self.everywhere.insert(address)),
             Membership::Listed(vnis) => {
                 for vni in vnis {
@@ -176,22 +176,22 @@ impl Overlay {
                 }
             }
         }
-        let entry = EndpointEntry {
-            endpoint,
+        let entry = HostEntry {
+            host,
             bindings,
             idx,
         };
-        self.endpoints.insert(address, entry);
+        self.hosts.insert(address, entry);
     }
 
-    /// Removes an endpoint; how many bindings name it.
-    pub fn remove_endpoint(&mut self, address: IpAddr) -> u32 {
-        let Some(old) = self.endpoints.remove(&address) else {
+    /// Removes a host; how many bindings name it.
+    pub fn remove_host(&mut self, address: IpAddr) -> u32 {
+        let Some(old) = self.hosts.remove(&address) else {
             return 0;
         };
-        self.memberships -= old.endpoint.listed();
+        self.memberships -= old.host.listed();
         self.everywhere.remove(&address);
-        if let Membership::Listed(vnis) = &old.endpoint.vnis {
+        if let Membership::Listed(vnis) = &old.host.vnis {
             for vni in vnis {
                 self.change_member((*vni, address), |member| member.declared = false);
                 self.release(*vni);
@@ -200,17 +200,14 @@ impl Overlay {
         old.bindings
     }
 
-    /// Adds a binding that there is none of, to an endpoint that there is.
+    /// Adds a binding that there is none of, to a host that there is.
     pub fn link(&mut self, (vni, mac): BindingKey, place: BindingValue) {
         for ip in place.ips.iter() {
             self.neighbours.insert((vni, *ip, mac));
         }
         self.addresses += place.ips.len();
-        self.members
-            .entry((vni, place.endpoint))
-            .or_default()
-            .bindings += 1;
-        if let Some(entry) = self.endpoints.get_mut(&place.endpoint) {
+        self.members.entry((vni, place.host)).or_default().bindings += 1;
+        if let Some(entry) = self.hosts.get_mut(&place.host) {
             entry.bindings += 1;
         }
         self.hold(vni);
@@ -225,8 +222,8 @@ impl Overlay {
             self.neighbours.remove(&(vni, *ip, mac));
         }
         self.addresses -= place.ips.len();
-        self.change_member((vni, place.endpoint), |member| member.bindings -= 1);
-        if let Some(entry) = self.endpoints.get_mut(&place.endpoint) {
+        self.change_member((vni, place.host), |member| member.bindings -= 1);
+        if let Some(entry) = self.hosts.get_mut(&place.host) {
             entry.bindings -= 1;
         }
         self.release(vni);

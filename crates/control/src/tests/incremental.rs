@@ -5,10 +5,10 @@
 use super::world::*;
 use crate::Controller;
 use crate::model::{
-    self, Binding, Config, Endpoint, Group, Membership, NetworkOptions, Nic, NicKind, NicUpdate,
-    Peer, Removal, Rule, RuleMatch,
+    self, Binding, Config, Group, Host, Membership, NetworkOptions, Nic, NicKind, NicUpdate, Peer,
+    Removal, Rule, RuleMatch,
 };
-use dataplane::overlay::{EndpointIdx, Flood};
+use dataplane::overlay::{Flood, HostIdx};
 use dataplane::ruleset::{Asked, Direction};
 use dataplane::snapshot::{GroupIdx, Network, PortSlot};
 use proptest::prelude::*;
@@ -90,7 +90,7 @@ pub fn canonical(controller: &Controller) -> Vec<String> {
             "{:?} macs {macs:?} ports {ports} learners {learners}",
             network.vni
         ));
-        lines.push(overlay_line(network, &snapshot.endpoints));
+        lines.push(overlay_line(network, &snapshot.hosts));
     }
     let all: Vec<_> = snapshot.groups.iter().cloned().collect();
     for (id, entry) in &state.groups {
@@ -126,19 +126,18 @@ pub fn canonical(controller: &Controller) -> Vec<String> {
 }
 
 /// The part of a network that is on other hosts, by addresses.
-fn overlay_line(network: &Network, endpoints: &imbl::Vector<Option<IpAddr>>) -> String {
+fn overlay_line(network: &Network, hosts: &imbl::Vector<Option<IpAddr>>) -> String {
     let overlay = network
         .overlay
         .as_ref()
         .expect("a network without its overlay");
-    let known: HashSet<IpAddr> = endpoints.iter().flatten().copied().collect();
+    let known: HashSet<IpAddr> = hosts.iter().flatten().copied().collect();
     assert_eq!(
         known.len(),
-        endpoints.iter().flatten().count(),
-        "two endpoints are one"
+        hosts.iter().flatten().count(),
+        "two hosts are one"
     );
-    let host =
-        |idx: &EndpointIdx| endpoints[idx.0 as usize].expect("an endpoint is not in the snapshot");
+    let host = |idx: &HostIdx| hosts[idx.0 as usize].expect("a host is not in the snapshot");
     let bindings: BTreeMap<_, _> = overlay
         .bindings
         .iter()
@@ -146,14 +145,14 @@ fn overlay_line(network: &Network, endpoints: &imbl::Vector<Option<IpAddr>>) -> 
         .collect();
     let neighbours: BTreeMap<_, _> = overlay.neighbours.iter().collect();
     let flood = match &overlay.flood {
-        Flood::Endpoints(list) => {
+        Flood::Hosts(list) => {
             let hosts: BTreeSet<IpAddr> = list.iter().map(host).collect();
-            assert_eq!(hosts.len(), list.len(), "an endpoint is flooded to twice");
+            assert_eq!(hosts.len(), list.len(), "a host is flooded to twice");
             format!("{hosts:?}")
         }
         other => format!("{other:?}"),
     };
-    let flags = [overlay.learn, overlay.any_endpoint];
+    let flags = [overlay.learn, overlay.any_host];
     assert!(overlay.members.is_sorted());
     let members: BTreeSet<IpAddr> = overlay.members.iter().map(host).collect();
     let trusted = [&overlay.dhcp_servers, &overlay.routers];
@@ -198,8 +197,8 @@ enum Operation {
     AddMember(u8, u8),
     DeleteMember(u8, u8),
     Apply(Vec<Nic>, Vec<Group>, Vec<Binding>),
-    PutEndpoint(Endpoint),
-    DeleteEndpoint(u8, bool),
+    PutHost(Host),
+    DeleteHost(u8, bool),
     PutNetwork(NetworkOptions),
     PutBindings(Vec<Binding>),
     DeleteBinding(u8, u8),
@@ -315,13 +314,13 @@ fn a_binding() -> impl Strategy<Value = Binding> {
     })
 }
 
-fn an_endpoint() -> impl Strategy<Value = Endpoint> {
+fn a_host() -> impl Strategy<Value = Host> {
     let listed =
         prop::collection::btree_set((1..4u8).prop_map(vni), 0..3).prop_map(Membership::Listed);
     let vnis = prop_oneof![3 => listed, 1 => Just(Membership::Every)];
-    (0..3u8, vnis).prop_map(|(n, vnis)| Endpoint {
+    (0..3u8, vnis).prop_map(|(n, vnis)| Host {
         vnis,
-        ..Endpoint::new(host(n))
+        ..Host::new(host(n))
     })
 }
 
@@ -373,8 +372,8 @@ fn an_operation() -> impl Strategy<Value = Operation> {
             prop::collection::vec(a_binding(), 0..3),
         )
             .prop_map(|(nics, groups, bindings)| Operation::Apply(nics, groups, bindings)),
-        2 => an_endpoint().prop_map(Operation::PutEndpoint),
-        2 => (0..3u8, any::<bool>()).prop_map(|(host, with)| Operation::DeleteEndpoint(host, with)),
+        2 => a_host().prop_map(Operation::PutHost),
+        2 => (0..3u8, any::<bool>()).prop_map(|(host, with)| Operation::DeleteHost(host, with)),
         1 => an_option().prop_map(Operation::PutNetwork),
         4 => prop::collection::vec(a_binding(), 1..3).prop_map(Operation::PutBindings),
         2 => (1..3u8, 0..7u8).prop_map(|(vni, mac)| Operation::DeleteBinding(vni, mac)),
@@ -424,8 +423,8 @@ fn run(controller: &mut Controller, shared: &Shared, operation: Operation) -> bo
             };
             controller.apply(config, false).map(drop)
         }
-        Operation::PutEndpoint(endpoint) => controller.put_endpoint(endpoint).map(drop),
-        Operation::DeleteEndpoint(n, with) => controller.delete_endpoint(host(n), with).map(drop),
+        Operation::PutHost(host) => controller.put_host(host).map(drop),
+        Operation::DeleteHost(n, with) => controller.delete_host(host(n), with).map(drop),
         Operation::PutNetwork(options) => controller.put_network(options).map(drop),
         Operation::PutBindings(bindings) => controller.put_bindings(bindings).map(drop),
         Operation::DeleteBinding(id, mac) => {

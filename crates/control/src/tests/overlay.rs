@@ -1,9 +1,9 @@
-//! Sessions about who is where: endpoints, bindings, what is said of VNIs, alone and as a whole
+//! Sessions about who is where: hosts, bindings, what is said of VNIs, alone and as a whole
 //! set.
 
 use super::world::*;
 use crate::event::EventKind;
-use crate::model::{Binding, Config, Endpoint, EndpointUpdate, Flood, Membership, NetworkOptions};
+use crate::model::{Binding, Config, Flood, Host, HostUpdate, Membership, NetworkOptions};
 use crate::{NetworkMode, limits};
 use std::net::IpAddr;
 use wire::{Mac, Vni};
@@ -16,29 +16,25 @@ fn mac(last: u8) -> Mac {
     Mac([0x52, 0x54, 0, 0x12, 0x34, last])
 }
 
-/// MAC `last` of the VNI with the address 42.0.0.`last`, behind `endpoint`.
-fn binding(id: u32, last: u8, endpoint: &str) -> Binding {
+/// MAC `last` of the VNI with the address 42.0.0.`last`, behind `host`.
+fn binding(id: u32, last: u8, host: &str) -> Binding {
     Binding {
         ips: [IpAddr::from([42, 0, 0, last])].into(),
-        ..Binding::new(vni(id), mac(last), ip(endpoint))
+        ..Binding::new(vni(id), mac(last), ip(host))
     }
 }
 
-fn endpoint(address: &str, vnis: &[u32]) -> Endpoint {
-    Endpoint {
+fn host(address: &str, vnis: &[u32]) -> Host {
+    Host {
         vnis: Membership::Listed(vnis.iter().map(|id| vni(*id)).collect()),
-        ..Endpoint::new(ip(address))
+        ..Host::new(ip(address))
     }
 }
 
 /// A configuration of the overlay alone.
-fn overlay(
-    endpoints: Vec<Endpoint>,
-    networks: Vec<NetworkOptions>,
-    bindings: Vec<Binding>,
-) -> Config {
+fn overlay(hosts: Vec<Host>, networks: Vec<NetworkOptions>, bindings: Vec<Binding>) -> Config {
     Config {
-        endpoints: endpoints.into_iter().map(|e| (e.address, e)).collect(),
+        hosts: hosts.into_iter().map(|e| (e.address, e)).collect(),
         networks: networks.into_iter().map(|n| (n.vni, n)).collect(),
         bindings: bindings.into_iter().map(|b| (b.key(), b)).collect(),
         ..Config::empty()
@@ -56,7 +52,7 @@ fn a_vni_works_by_who_is_known_of_it() {
         any_dhcp_server: true,
         any_router: true,
     };
-    let by_endpoints = NetworkMode {
+    let by_hosts = NetworkMode {
         learning: true,
         flood: Flood::HeadEnd,
         from_anybody: false,
@@ -65,15 +61,13 @@ fn a_vni_works_by_who_is_known_of_it() {
     };
     let by_bindings = NetworkMode {
         learning: false,
-        ..by_endpoints
+        ..by_hosts
     };
     assert_eq!(mode(&controller), as_the_original);
     // Once any host is known, even if of another VNI alone, nobody else is heard, unless that is
     // asked for.
-    controller
-        .put_endpoint(endpoint("10.0.0.2", &[43]))
-        .unwrap();
-    assert_eq!(mode(&controller), by_endpoints);
+    controller.put_host(host("10.0.0.2", &[43])).unwrap();
+    assert_eq!(mode(&controller), by_hosts);
     let open = NetworkOptions {
         from_anybody: Some(true),
         dhcp_servers: [ip("10.0.0.9"), ip("10.0.0.8"), ip("10.0.0.9")].into(),
@@ -93,18 +87,18 @@ fn a_vni_works_by_who_is_known_of_it() {
     controller
         .put_network(NetworkOptions::new(vni(42)))
         .unwrap();
-    let join = EndpointUpdate {
+    let join = HostUpdate {
         join: vec![vni(42)],
-        ..EndpointUpdate::default()
+        ..HostUpdate::default()
     };
-    controller.update_endpoint(ip("10.0.0.2"), join).unwrap();
-    assert_eq!(mode(&controller), by_endpoints);
+    controller.update_host(ip("10.0.0.2"), join).unwrap();
+    assert_eq!(mode(&controller), by_hosts);
     controller
         .put_bindings(vec![binding(42, 7, "10.0.0.3")])
         .unwrap();
     assert_eq!(mode(&controller), by_bindings);
     assert_eq!(
-        controller.network_endpoints(vni(42)),
+        controller.network_hosts(vni(42)),
         [ip("10.0.0.2"), ip("10.0.0.3")].into()
     );
     // What is said wins.
@@ -118,39 +112,39 @@ fn a_vni_works_by_who_is_known_of_it() {
         mode(&controller),
         NetworkMode {
             flood: Flood::Off,
-            ..by_endpoints
+            ..by_hosts
         }
     );
     controller
         .put_network(NetworkOptions::new(vni(42)))
         .unwrap();
     controller.delete_bindings(&[(vni(42), mac(7))]).unwrap();
-    assert_eq!(mode(&controller), by_endpoints);
-    controller.put_endpoint(endpoint("10.0.0.2", &[])).unwrap();
-    assert_eq!(mode(&controller), by_endpoints);
-    controller.delete_endpoint(ip("10.0.0.2"), false).unwrap();
-    controller.delete_endpoint(ip("10.0.0.3"), false).unwrap();
+    assert_eq!(mode(&controller), by_hosts);
+    controller.put_host(host("10.0.0.2", &[])).unwrap();
+    assert_eq!(mode(&controller), by_hosts);
+    controller.delete_host(ip("10.0.0.2"), false).unwrap();
+    controller.delete_host(ip("10.0.0.3"), false).unwrap();
     assert_eq!(mode(&controller), as_the_original);
-    // An endpoint of every VNI is one of each.
-    let every = Endpoint {
+    // A host of every VNI is one of each.
+    let every = Host {
         vnis: Membership::Every,
-        ..endpoint("10.0.0.2", &[])
+        ..host("10.0.0.2", &[])
     };
-    controller.put_endpoint(every).unwrap();
-    assert_eq!(mode(&controller), by_endpoints);
+    controller.put_host(every).unwrap();
+    assert_eq!(mode(&controller), by_hosts);
 }
 
 #[test]
-fn an_endpoint_is_made_by_its_first_binding_and_outlives_them() {
+fn a_host_is_made_by_its_first_binding_and_outlives_them() {
     let (mut controller, shared) = controller();
     let diff = controller
         .put_bindings(vec![binding(42, 7, "10.0.0.2")])
         .unwrap();
     assert_eq!(
         diff.to_string(),
-        "+ endpoint 10.0.0.2\n+ binding 42 52:54:00:12:34:07: endpoint 10.0.0.2, ip 42.0.0.7\n"
+        "+ host 10.0.0.2\n+ binding 42 52:54:00:12:34:07: host 10.0.0.2, ip 42.0.0.7\n"
     );
-    assert_eq!(controller.endpoint(ip("10.0.0.2")).unwrap().bindings, 1);
+    assert_eq!(controller.host(ip("10.0.0.2")).unwrap().bindings, 1);
     assert!(
         controller
             .put_bindings(vec![binding(42, 7, "10.0.0.2")])
@@ -162,24 +156,24 @@ fn an_endpoint_is_made_by_its_first_binding_and_outlives_them() {
         .unwrap();
     assert_eq!(
         moved.to_string(),
-        "+ endpoint fd00::2\n~ binding 42 52:54:00:12:34:07: endpoint 10.0.0.2 -> fd00::2\n"
+        "+ host fd00::2\n~ binding 42 52:54:00:12:34:07: host 10.0.0.2 -> fd00::2\n"
     );
     let error = refused(&mut controller, &shared, |c| {
-        c.delete_endpoint(ip("fd00::2"), false)
+        c.delete_host(ip("fd00::2"), false)
     });
     assert_eq!(
         error,
-        "endpoint 'fd00::2' has 1 bindings: delete them with it, or first"
+        "host 'fd00::2' has 1 bindings: delete them with it, or first"
     );
-    controller.delete_endpoint(ip("10.0.0.2"), false).unwrap();
-    let gone = controller.delete_endpoint(ip("fd00::2"), true).unwrap();
+    controller.delete_host(ip("10.0.0.2"), false).unwrap();
+    let gone = controller.delete_host(ip("fd00::2"), true).unwrap();
     assert_eq!(
         gone.to_string(),
-        "- endpoint fd00::2\n- binding 42 52:54:00:12:34:07\n"
+        "- host fd00::2\n- binding 42 52:54:00:12:34:07\n"
     );
     assert!(
         controller
-            .delete_endpoint(ip("fd00::2"), true)
+            .delete_host(ip("fd00::2"), true)
             .unwrap()
             .is_empty()
     );
@@ -193,7 +187,7 @@ fn an_endpoint_is_made_by_its_first_binding_and_outlives_them() {
 fn a_whole_set_comes_in_one_step_and_reads_back() {
     let (mut controller, shared) = controller();
     let before = overlay(
-        vec![endpoint("10.0.0.2", &[42, 43]), endpoint("10.0.0.9", &[])],
+        vec![host("10.0.0.2", &[42, 43]), host("10.0.0.9", &[])],
         vec![NetworkOptions {
             learning: Some(true),
             ..NetworkOptions::new(vni(7))
@@ -208,10 +202,10 @@ fn a_whole_set_comes_in_one_step_and_reads_back() {
     assert_eq!(controller.config(), before);
     assert!(controller.apply(before, false).unwrap().is_empty());
     let after = overlay(
-        vec![Endpoint {
+        vec![Host {
             name: "rack 2".to_owned(),
             vnis: Membership::Every,
-            ..Endpoint::new(ip("10.0.0.2"))
+            ..Host::new(ip("10.0.0.2"))
         }],
         vec![NetworkOptions {
             flood: Some(Flood::Multicast(Some(ip("239.1.1.1")))),
@@ -226,15 +220,15 @@ fn a_whole_set_comes_in_one_step_and_reads_back() {
     let shown = controller.apply(after.clone(), true).unwrap();
     assert_eq!(
         shown.to_string(),
-        "~ endpoint 10.0.0.2: name (none) -> rack 2\n\
-         ~ endpoint 10.0.0.2: vnis 42,43 -> every\n\
-         + endpoint 10.0.0.3\n\
-         - endpoint 10.0.0.9\n\
+        "~ host 10.0.0.2: name (none) -> rack 2\n\
+         ~ host 10.0.0.2: vnis 42,43 -> every\n\
+         + host 10.0.0.3\n\
+         - host 10.0.0.9\n\
          ~ network 7: learning on -> auto\n\
          ~ network 42: flood auto -> multicast 239.1.1.1\n\
-         ~ binding 42 52:54:00:12:34:01: endpoint 10.0.0.2 -> 10.0.0.3\n\
+         ~ binding 42 52:54:00:12:34:01: host 10.0.0.2 -> 10.0.0.3\n\
          - binding 42 52:54:00:12:34:02\n\
-         + binding 44 52:54:00:12:34:01: endpoint 10.0.0.2, ip 42.0.0.1\n"
+         + binding 44 52:54:00:12:34:01: host 10.0.0.2, ip 42.0.0.1\n"
     );
     // One mistake in it, and nothing of it happens.
     let mut wrong = after.clone();
@@ -272,9 +266,9 @@ fn the_bindings_of_one_vni_are_replaced_alone() {
         .unwrap();
     assert_eq!(
         diff.to_string(),
-        "+ endpoint 10.0.0.3\n\
+        "+ host 10.0.0.3\n\
          - binding 42 52:54:00:12:34:01\n\
-         ~ binding 42 52:54:00:12:34:02: endpoint 10.0.0.2 -> 10.0.0.3\n"
+         ~ binding 42 52:54:00:12:34:02: host 10.0.0.2 -> 10.0.0.3\n"
     );
     let error = refused(&mut controller, &shared, |c| {
         c.set_bindings(Some(vni(42)), set(vec![binding(43, 2, "10.0.0.3")]), false)
@@ -295,27 +289,27 @@ fn only_whom_a_nic_here_can_speak_to_is_to_be_reached() {
     controller
         .put_bindings(vec![binding(42, 7, "10.0.0.2"), binding(43, 7, "10.0.0.3")])
         .unwrap();
-    let every = Endpoint {
+    let every = Host {
         vnis: Membership::Every,
-        ..Endpoint::new(ip("10.0.0.9"))
+        ..Host::new(ip("10.0.0.9"))
     };
-    controller.put_endpoint(every).unwrap();
+    controller.put_host(every).unwrap();
     assert_eq!(controller.reach(), crate::Reach::default());
     controller.put_nic(nic("a", 1, &[])).unwrap();
     let hosts = |list: &[&str]| list.iter().map(|text| ip(text)).collect();
     let reach = crate::Reach {
-        endpoints: hosts(&["10.0.0.2", "10.0.0.9"]),
+        hosts: hosts(&["10.0.0.2", "10.0.0.9"]),
         ..crate::Reach::default()
     };
     assert_eq!(controller.reach(), reach);
-    controller.delete_endpoint(ip("10.0.0.9"), false).unwrap();
-    controller.delete_endpoint(ip("10.0.0.2"), true).unwrap();
+    controller.delete_host(ip("10.0.0.9"), false).unwrap();
+    controller.delete_host(ip("10.0.0.2"), true).unwrap();
     assert_eq!(
         controller.reach(),
         crate::Reach::default(),
         "others are known"
     );
-    controller.delete_endpoint(ip("10.0.0.3"), true).unwrap();
+    controller.delete_host(ip("10.0.0.3"), true).unwrap();
     let reach = crate::Reach {
         groups: hosts(&["230.0.0.42"]),
         ..crate::Reach::default()
@@ -361,7 +355,7 @@ fn everybody_who_watches_is_told() {
             ..NetworkOptions::new(vni(42))
         })
         .unwrap();
-    controller.delete_endpoint(ip("10.0.0.2"), true).unwrap();
+    controller.delete_host(ip("10.0.0.2"), true).unwrap();
     let many = (0..2_000_u32).map(|n| {
         Binding::new(
             vni(1),
@@ -377,12 +371,12 @@ fn everybody_who_watches_is_told() {
     assert_eq!(
         told,
         [
-            EventKind::EndpointChanged(ip("10.0.0.2")),
+            EventKind::HostChanged(ip("10.0.0.2")),
             EventKind::BindingChanged(key),
             EventKind::NetworkChanged(vni(42)),
-            EventKind::EndpointRemoved(ip("10.0.0.2")),
+            EventKind::HostRemoved(ip("10.0.0.2")),
             EventKind::BindingRemoved(key),
-            EventKind::EndpointChanged(ip("10.0.0.2")),
+            EventKind::HostChanged(ip("10.0.0.2")),
             EventKind::BindingsChanged(2_000),
         ]
     );
@@ -393,9 +387,7 @@ fn the_maxima_are_refused_one_beyond() {
     let (mut controller, shared) = controller();
     let address = |n: usize| IpAddr::from((0x2001_0db8_u128 << 96 | n as u128).to_be_bytes());
     let vnis = |from: usize, count: usize| (from..from + count).map(|id| vni(id as u32)).collect();
-    let hosts: Vec<Endpoint> = (0..limits::ENDPOINTS)
-        .map(|n| Endpoint::new(address(n)))
-        .collect();
+    let hosts: Vec<Host> = (0..limits::HOSTS).map(|n| Host::new(address(n))).collect();
     controller
         .apply(overlay(hosts, vec![], vec![]), false)
         .unwrap();
@@ -404,17 +396,17 @@ fn the_maxima_are_refused_one_beyond() {
     });
     assert_eq!(
         error,
-        "the daemon would have 10668 endpoints, the limit is 10667"
+        "the daemon would have 10668 hosts, the limit is 10667"
     );
-    let member = |n: usize, vnis| Endpoint {
+    let member = |n: usize, vnis| Host {
         vnis: Membership::Listed(vnis),
-        ..Endpoint::new(address(n))
+        ..Host::new(address(n))
     };
     controller
-        .put_endpoint(member(0, vnis(0, limits::VNIS)))
+        .put_host(member(0, vnis(0, limits::VNIS)))
         .unwrap();
     let error = refused(&mut controller, &shared, |c| {
-        c.put_endpoint(member(1, vnis(limits::VNIS, 1)))
+        c.put_host(member(1, vnis(limits::VNIS, 1)))
     });
     assert_eq!(
         error,
@@ -430,14 +422,14 @@ fn the_maxima_are_refused_one_beyond() {
         "the daemon would have 350001 VNIs, the limit is 350000"
     );
     controller
-        .put_endpoint(member(1, vnis(0, limits::VNIS)))
+        .put_host(member(1, vnis(0, limits::VNIS)))
         .unwrap();
     let error = refused(&mut controller, &shared, |c| {
-        c.put_endpoint(member(2, vnis(0, 300_001)))
+        c.put_host(member(2, vnis(0, 300_001)))
     });
     assert_eq!(
         error,
-        "the daemon would have 1000001 VNIs of endpoints, the limit is 1000000"
+        "the daemon would have 1000001 VNIs of hosts, the limit is 1000000"
     );
     let mut full = binding(1, 1, "2001:db8::");
     full.ips = (0..=limits::IPS_PER_NIC).map(address).collect();

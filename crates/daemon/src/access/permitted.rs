@@ -357,9 +357,9 @@ impl<'a> Permitted<'a> {
         Ok(self.control.network(vni))
     }
 
-    pub fn network_endpoints(&self, vni: Vni) -> Done<BTreeSet<IpAddr>> {
+    pub fn network_hosts(&self, vni: Vni) -> Done<BTreeSet<IpAddr>> {
         self.has_network(vni)?;
-        Ok(self.control.network_endpoints(vni))
+        Ok(self.control.network_hosts(vni))
     }
 
     pub fn put_network(&mut self, options: NetworkOptions) -> Done<Diff> {
@@ -370,13 +370,13 @@ impl<'a> Permitted<'a> {
     pub fn bindings(
         &self,
         vni: Option<Vni>,
-        endpoint: Option<IpAddr>,
+        host: Option<IpAddr>,
     ) -> Done<impl Iterator<Item = Binding> + '_> {
         if let Some(vni) = vni {
             self.has_network(vni)?;
         }
         let ours = |binding: &Binding| self.reach().has_network(binding.vni);
-        Ok(self.control.bindings(vni, endpoint).filter(ours))
+        Ok(self.control.bindings(vni, host).filter(ours))
     }
 
     pub fn binding(&self, key: BindingKey) -> Done<Binding> {
@@ -391,10 +391,10 @@ impl<'a> Permitted<'a> {
         }
         for binding in bindings {
             self.has_network(binding.vni)?;
-            if self.control.endpoint(binding.endpoint).is_err() {
+            if self.control.host(binding.host).is_err() {
                 let what = format!(
-                    "add endpoint '{}', which the binding of {} in VNI {} names",
-                    binding.endpoint, binding.mac, binding.vni
+                    "add host '{}', which the binding of {} in VNI {} names",
+                    binding.host, binding.mac, binding.vni
                 );
                 return Err(self.not_ours(&what));
             }
@@ -486,7 +486,7 @@ impl<'a> Permitted<'a> {
             groups: self.groups().count(),
             rules: self.groups().map(|group| group.rules.len()).sum(),
             vnis: self.networks().count(),
-            endpoints: 0,
+            hosts: 0,
             bindings: self.networks().map(|network| network.bindings).sum(),
             ..status
         }
@@ -501,7 +501,7 @@ impl<'a> Permitted<'a> {
         let reach = self.reach();
         config.nics.retain(|_, nic| reach.has_nic(nic));
         config.groups.retain(|id, _| reach.has_group(id));
-        config.endpoints.clear();
+        config.hosts.clear();
         config.services = None;
         config.interfaces.clear();
         config.networks.retain(|vni, _| reach.has_network(*vni));

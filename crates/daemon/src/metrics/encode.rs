@@ -203,7 +203,7 @@ impl Scrape {
         page.one(&of::GROUPS, status.groups as u64)?;
         page.one(&of::RULES, status.rules as u64)?;
         page.one(&of::NETWORKS, status.vnis as u64)?;
-        page.one(&of::ENDPOINTS, status.endpoints as u64)?;
+        page.one(&of::ENDPOINTS, status.hosts as u64)?;
         page.one(&of::BINDINGS, status.bindings as u64)?;
         // All workers have one table.
         page.one(

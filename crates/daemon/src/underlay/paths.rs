@@ -56,7 +56,7 @@ pub fn homes(named: &[IpAddr], facts: &[Fact], kernel: &Snapshot) -> Vec<Home> {
     .collect()
 }
 
-/// The next hops to an endpoint. Those over interfaces that are no uplink are left out, and there
+/// The next hops to a host. Those over interfaces that are no uplink are left out, and there
 /// is none to ourselves.
 pub fn next_hops(
     target: IpAddr,
@@ -124,7 +124,7 @@ pub fn to_group(group: IpAddr, homes: &[Home], facts: &[Fact], kernel: &Snapshot
     })
 }
 
-/// The way to an endpoint or a group over the TAP device, where it has this MAC. None without an
+/// The way to a host or a group over the TAP device, where it has this MAC. None without an
 /// address of ours of its family.
 pub fn over_tap(target: IpAddr, mac: Mac, tap: &Fact) -> Option<Hop> {
     let mut ours = tap.addresses.iter().copied();

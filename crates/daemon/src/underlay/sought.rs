@@ -27,12 +27,12 @@ impl Sought {
         let mut is_news = false;
         for address in wanted {
             is_news |= self.looked.insert(*address, now).is_none();
-            let told = reach.endpoints.contains(address) || reach.groups.contains(address);
+            let told = reach.hosts.contains(address) || reach.groups.contains(address);
             if !told && self.is_learnt.insert(*address) {
                 self.learnt.push_back(*address);
             }
         }
-        while self.learnt.len() > limits::ENDPOINTS {
+        while self.learnt.len() > limits::HOSTS {
             if let Some(oldest) = self.learnt.pop_front() {
                 self.is_learnt.remove(&oldest);
             }
@@ -42,7 +42,7 @@ impl Sought {
 
     /// All who are to be reached, but for groups. Of others nothing is kept any more.
     pub fn targets(&mut self, reach: &Reach) -> BTreeSet<IpAddr> {
-        let named = reach.endpoints.iter().copied();
+        let named = reach.hosts.iter().copied();
         let targets: BTreeSet<IpAddr> = named.chain(self.learnt.iter().copied()).collect();
         self.routes.retain(|target, _| targets.contains(target));
         self.looked
@@ -84,7 +84,7 @@ mod tests {
         let (mut sought, now) = (Sought::default(), Instant::now());
         let group = IpAddr::from([230, 0, 0, 1]);
         let mut reach = Reach::default();
-        reach.endpoints.insert(host(0));
+        reach.hosts.insert(host(0));
         reach.groups.insert(group);
         assert!(sought.ask(&[host(0), group], &reach, now));
         assert!(!sought.ask(&[host(0), group], &reach, now), "twice");
@@ -92,7 +92,7 @@ mod tests {
         assert_eq!(sought.targets(&reach), [host(0)].into());
 
         // More are heard of than can be kept, some of them again and again.
-        let most = limits::ENDPOINTS;
+        let most = limits::HOSTS;
         for n in 1..=2 * most {
             assert!(sought.ask(&[host(n), host(n)], &reach, now));
             sought.routes.insert(host(n), resolution());
@@ -104,8 +104,8 @@ mod tests {
         assert!(sought.routes.keys().eq(&kept));
         assert!(sought.looked.keys().eq(targets.iter().chain([&group])));
 
-        // Nobody waits for them any more; an endpoint is taken out of the model.
-        reach.endpoints.clear();
+        // Nobody waits for them any more; a host is taken out of the model.
+        reach.hosts.clear();
         sought.targets(&reach);
         assert_eq!(sought.looked_for(now).count(), most + 1);
         assert_eq!(sought.looked_for(now + WAIT).count(), 0);

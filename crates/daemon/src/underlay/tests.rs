@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use dataplane::overlay::{EndpointIdx, Overlay};
+use dataplane::overlay::{HostIdx, Overlay};
 use dataplane::{
     Network, NetworkIdx, PortConfig, PortSlot, PortUid, Simulation, Snapshot as Config, Timeouts,
 };
@@ -287,8 +287,8 @@ fn frame_for_a_stranger() -> Simulation {
         trace: None,
     };
     let mut overlay = Overlay::new(PortUid(2));
-    overlay.members = [EndpointIdx(0)].into();
-    overlay.bindings.insert(far, EndpointIdx(0));
+    overlay.members = [HostIdx(0)].into();
+    overlay.bindings.insert(far, HostIdx(0));
     let network = Network {
         vni,
         macs: [(nic.mac, nic.slot)].into_iter().collect(),
@@ -301,7 +301,7 @@ fn frame_for_a_stranger() -> Simulation {
     sim.publish(Config {
         ports: [Some(Arc::new(nic))].into_iter().collect(),
         networks: [Some(Arc::new(network))].into_iter().collect(),
-        endpoints: [Some(ip("192.0.2.2"))].into_iter().collect(),
+        hosts: [Some(ip("192.0.2.2"))].into_iter().collect(),
         ..Config::default()
     });
     assert!(guest.send(frame.udp(1, 2).build(), Default::default()));

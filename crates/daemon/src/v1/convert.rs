@@ -387,7 +387,7 @@ pub fn config(config: v1::Config, settings: &HostSettings) -> Result<Config, Err
             ));
         }
     }
-    new.endpoints = overlay::endpoints(config.endpoints)?;
+    new.hosts = overlay::hosts(config.endpoints)?;
     new.networks = overlay::networks(config.networks)?;
     new.bindings = overlay::bindings(&config.bindings)?;
     Ok(new)

@@ -190,10 +190,10 @@ impl Rules {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dataplane::flow::Endpoint;
+    use dataplane::flow::Party;
 
     fn flow() -> FlowInfo {
-        let end = |uid, address: &str, port| Endpoint {
+        let end = |uid, address: &str, port| Party {
             uid: PortUid(uid),
             address: address.parse().unwrap(),
             port,

@@ -206,7 +206,7 @@ pub fn status(app: &App, control: &Permitted, router: String) -> Result<v1::Stat
         groups: status.groups as u32,
         rules: status.rules as u32,
         networks: status.vnis as u32,
-        remote_endpoints: status.endpoints as u32,
+        remote_endpoints: status.hosts as u32,
         bindings: status.bindings as u32,
         socket_dir: control.settings().socket_dir.clone(),
         endpoints: app.endpoints.clone(),

@@ -19,45 +19,45 @@ fn items<T>(all: impl Iterator<Item = T>) -> Items<T> {
     tokio_stream::iter(all.map(Ok).collect::<Vec<_>>())
 }
 
-/// All endpoints.
-pub fn endpoints(control: &mut Permitted) -> Result<v1::ListEndpointsResponse, Refusal> {
-    let endpoints = control
+/// All hosts.
+pub fn hosts(control: &mut Permitted) -> Result<v1::ListEndpointsResponse, Refusal> {
+    let hosts = control
         .whole()?
-        .endpoints()
-        .map(|status| render::endpoint_status(&status));
+        .hosts()
+        .map(|status| render::host_status(&status));
     Ok(v1::ListEndpointsResponse {
-        endpoints: endpoints.collect(),
+        endpoints: hosts.collect(),
     })
 }
 
-pub fn put_endpoint(
+pub fn put_host(
     control: &mut Permitted,
-    endpoint: v1::Endpoint,
+    host: v1::Endpoint,
 ) -> Result<v1::EndpointStatus, Refusal> {
     let control = control.whole()?;
-    let endpoint = convert::endpoint(endpoint)?;
-    let address = endpoint.address;
-    control.put_endpoint(endpoint)?;
-    Ok(render::endpoint_status(&control.endpoint(address)?))
+    let host = convert::host(host)?;
+    let address = host.address;
+    control.put_host(host)?;
+    Ok(render::host_status(&control.host(address)?))
 }
 
-pub fn update_endpoint(
+pub fn update_host(
     control: &mut Permitted,
     update: v1::UpdateEndpointRequest,
 ) -> Result<v1::EndpointStatus, Refusal> {
     let control = control.whole()?;
-    let (address, update) = convert::endpoint_update(update)?;
-    control.update_endpoint(address, update)?;
-    Ok(render::endpoint_status(&control.endpoint(address)?))
+    let (address, update) = convert::host_update(update)?;
+    control.update_host(address, update)?;
+    Ok(render::host_status(&control.host(address)?))
 }
 
-pub fn delete_endpoint(
+pub fn delete_host(
     control: &mut Permitted,
     request: &v1::DeleteEndpointRequest,
 ) -> Result<v1::DeleteEndpointResponse, Refusal> {
     let control = control.whole()?;
-    let address = convert::endpoint_address(&request.address)?;
-    control.delete_endpoint(address, request.with_bindings)?;
+    let address = convert::host_address(&request.address)?;
+    control.delete_host(address, request.with_bindings)?;
     Ok(v1::DeleteEndpointResponse {})
 }
 
@@ -71,7 +71,7 @@ pub fn networks(control: &Permitted) -> Items<v1::NetworkStatus> {
     )
 }
 
-/// One network, with the addresses of its endpoints and what was learnt in it.
+/// One network, with the addresses of its hosts and what was learnt in it.
 pub fn network(app: &App, control: &Permitted, vni: u32) -> Result<v1::NetworkStatus, Status> {
     let vni = convert::vni(vni).map_err(refused)?;
     let network = shown(control, vni)?;
@@ -99,24 +99,24 @@ pub fn put_network(
 
 fn shown(control: &Permitted, vni: Vni) -> Result<v1::NetworkStatus, Refusal> {
     let status = render::network_status(&control.network(vni)?, control.settings().underlay_ipv6);
-    let addresses = control.network_endpoints(vni)?;
+    let addresses = control.network_hosts(vni)?;
     Ok(v1::NetworkStatus {
         endpoint_addresses: addresses.iter().map(ToString::to_string).collect(),
         ..status
     })
 }
 
-/// Bindings, of a VNI or of all, behind an endpoint or any.
+/// Bindings, of a VNI or of all, behind a host or any.
 pub fn bindings(
     control: &Permitted,
     request: &v1::ListBindingsRequest,
 ) -> Result<Items<v1::Binding>, Refusal> {
     let vni = request.vni.map(convert::vni).transpose()?;
-    let endpoint = match request.endpoint.as_str() {
+    let host = match request.endpoint.as_str() {
         "" => None,
-        text => Some(convert::endpoint_address(text)?),
+        text => Some(convert::host_address(text)?),
     };
-    let all = control.bindings(vni, endpoint)?;
+    let all = control.bindings(vni, host)?;
     Ok(items(all.map(|binding| render::binding(&binding))))
 }
 

@@ -3,7 +3,7 @@
 mod overlay;
 
 pub use overlay::{
-    binding, binding_key, bindings_response, endpoint_status, learned, network, network_status,
+    binding, binding_key, bindings_response, host_status, learned, network, network_status,
 };
 
 use std::net::IpAddr;
@@ -197,7 +197,7 @@ pub fn config(config: &Config) -> v1::Config {
     v1::Config {
         nics: config.nics.values().map(nic).collect(),
         groups: config.groups.values().map(group).collect(),
-        endpoints: config.endpoints.values().map(overlay::endpoint).collect(),
+        endpoints: config.hosts.values().map(overlay::host).collect(),
         networks: config.networks.values().map(network).collect(),
         bindings: config.bindings.values().map(binding).collect(),
         balancer: config.services.as_ref().map(|services| {
@@ -219,7 +219,7 @@ pub fn config(config: &Config) -> v1::Config {
     }
 }
 
-/// What an Apply changes: groups, NICs, endpoints, networks, bindings, services, interfaces.
+/// What an Apply changes: groups, NICs, hosts, networks, bindings, services, interfaces.
 pub fn changes(diff: &Diff) -> Vec<v1::Change> {
     use v1::change::{Action, Subject};
     let groups = diff.groups.iter().map(|change| v1::Change {

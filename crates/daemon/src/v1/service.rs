@@ -349,7 +349,7 @@ impl Butterfly for Service {
         request: Request<v1::ListEndpointsRequest>,
     ) -> Answer<v1::ListEndpointsResponse> {
         let (caller, _) = taken(request)?;
-        self.control(caller, overlay::endpoints).await
+        self.control(caller, overlay::hosts).await
     }
 
     async fn put_endpoint(
@@ -358,10 +358,8 @@ impl Butterfly for Service {
     ) -> Answer<v1::EndpointStatus> {
         let (caller, request) = taken(request)?;
         let endpoint = required(request.endpoint, "endpoint")?;
-        self.control(caller, move |control| {
-            overlay::put_endpoint(control, endpoint)
-        })
-        .await
+        self.control(caller, move |control| overlay::put_host(control, endpoint))
+            .await
     }
 
     async fn update_endpoint(
@@ -370,7 +368,7 @@ impl Butterfly for Service {
     ) -> Answer<v1::EndpointStatus> {
         let (caller, request) = taken(request)?;
         self.control(caller, move |control| {
-            overlay::update_endpoint(control, request)
+            overlay::update_host(control, request)
         })
         .await
     }
@@ -381,7 +379,7 @@ impl Butterfly for Service {
     ) -> Answer<v1::DeleteEndpointResponse> {
         let (caller, request) = taken(request)?;
         self.control(caller, move |control| {
-            overlay::delete_endpoint(control, &request)
+            overlay::delete_host(control, &request)
         })
         .await
     }

@@ -70,9 +70,9 @@ fn snapshot(control: &Permitted) -> Vec<v1::Event> {
     let nics = control
         .nics()
         .map(|status| Kind::NicChanged(render::nic_status(&status)));
-    let endpoints = control.unlimited().into_iter().flat_map(|all| {
-        all.endpoints()
-            .map(|status| Kind::EndpointChanged(render::endpoint_status(&status)))
+    let hosts = control.unlimited().into_iter().flat_map(|all| {
+        all.hosts()
+            .map(|status| Kind::EndpointChanged(render::host_status(&status)))
     });
     let said = control
         .networks_said()
@@ -82,7 +82,7 @@ fn snapshot(control: &Permitted) -> Vec<v1::Event> {
     let end = std::iter::once(Kind::SnapshotEnd(v1::SnapshotEnd {}));
     groups
         .chain(nics)
-        .chain(endpoints)
+        .chain(hosts)
         .chain(said)
         .chain(bindings)
         .chain(end)
@@ -151,11 +151,11 @@ fn kind(control: &Permitted, seen: &mut BTreeSet<NicId>, kind: EventKind) -> Opt
             true => Kind::GroupDeleted(id.to_string()),
             false => return None,
         },
-        EventKind::EndpointChanged(address) => {
-            let status = control.unlimited()?.endpoint(address).ok()?;
-            Kind::EndpointChanged(render::endpoint_status(&status))
+        EventKind::HostChanged(address) => {
+            let status = control.unlimited()?.host(address).ok()?;
+            Kind::EndpointChanged(render::host_status(&status))
         }
-        EventKind::EndpointRemoved(address) => {
+        EventKind::HostRemoved(address) => {
             control.unlimited()?;
             Kind::EndpointDeleted(address.to_string())
         }

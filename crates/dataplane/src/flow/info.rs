@@ -6,7 +6,7 @@ use crate::ids::{PortUid, RuleSlot};
 
 /// One end of a flow.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Endpoint {
+pub struct Party {
     /// The NIC it is attached to.
     pub uid: PortUid,
     /// Its address.
@@ -106,9 +106,9 @@ pub struct FlowInfo {
     /// IP protocol number.
     pub protocol: u8,
     /// Who sent the first packet.
-    pub initiator: Endpoint,
+    pub initiator: Party,
     /// Whom it was sent to.
-    pub responder: Endpoint,
+    pub responder: Party,
     /// Where in its life it is.
     pub state: FlowState,
     /// Seconds since its first packet.

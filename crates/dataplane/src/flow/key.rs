@@ -13,7 +13,7 @@ use foldhash::fast::SeedableRandomState;
 use wire::parse::protocol::{ICMP, ICMPV6, TCP, UDP};
 use wire::parse::{IpPacket, L4, Plain, Quoted, QuotedL4};
 
-use super::info::Endpoint;
+use super::info::Party;
 use crate::ids::PortUid;
 
 /// Which end of a key: 0 is the one with the smaller uid.
@@ -167,7 +167,7 @@ impl Key {
     }
 
     /// The key of a flow between two ends, the first of which began it, and which side that is.
-    pub(crate) fn between(protocol: u8, v6: bool, ends: (Endpoint, Endpoint)) -> (Key, Side) {
+    pub(crate) fn between(protocol: u8, v6: bool, ends: (Party, Party)) -> (Key, Side) {
         let is_query = protocol == if v6 { ICMPV6 } else { ICMP };
         let tuple = Tuple {
             ip: [address_bits(ends.0.address), address_bits(ends.1.address)],

@@ -15,7 +15,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use foldhash::fast::RandomState;
 
 use super::entry::{Entry, TOLD};
-use super::info::{Endpoint, FlowState};
+use super::info::{FlowState, Party};
 use crate::drop_reason::DropReason;
 use crate::ids::RuleSlot;
 use crate::time::Now;
@@ -37,9 +37,9 @@ pub struct FlowEvent {
     /// IP protocol number.
     pub protocol: u8,
     /// Who began it.
-    pub initiator: Endpoint,
+    pub initiator: Party,
     /// With whom.
-    pub responder: Endpoint,
+    pub responder: Party,
     /// The rules that let it leave its initiator and enter its responder, as in
     /// [`FlowInfo`](super::FlowInfo).
     pub rules: [Option<RuleSlot>; 2],
@@ -216,7 +216,7 @@ impl Log {
 
     fn event(&self, entry: &Entry, news: FlowNews) -> FlowEvent {
         let (key, initiator) = (entry.key(), entry.initiator());
-        let end = |side: usize| Endpoint {
+        let end = |side: usize| Party {
             uid: key.uid(side),
             address: key.address(side),
             port: key.port(side),
@@ -275,8 +275,8 @@ impl Log {
 /// Refused packets that are added up: all but the sender's port, which is 0.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Refused {
-    pub from: Endpoint,
-    pub to: Endpoint,
+    pub from: Party,
+    pub to: Party,
     pub protocol: u8,
     pub reason: DropReason,
 }
@@ -334,7 +334,7 @@ mod tests {
     use crate::ids::PortUid;
 
     fn refused(number: u16) -> Refused {
-        let end = |uid, port| Endpoint {
+        let end = |uid, port| Party {
             uid: PortUid(uid),
             address: [10, 0, 0, uid as u8].into(),
             port,

@@ -18,7 +18,7 @@ mod track;
 mod turns;
 
 pub(crate) use entry::{ACKED, DRAIN_EGRESS, DRAIN_INGRESS, Entry, FlowId, Half, NONE, SEEN};
-pub use info::{Endpoint, FlowInfo, FlowState, TcpWindows};
+pub use info::{FlowInfo, FlowState, Party, TcpWindows};
 pub(crate) use key::{Ends, Key, Side};
 pub use log::{FlowEnd, FlowEvent, FlowEvents, FlowNews};
 pub(crate) use log::{Log, Refused};

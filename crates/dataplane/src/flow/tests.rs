@@ -10,7 +10,7 @@ use crate::ids::{PortSlot, PortUid};
 const TCP: u8 = 6;
 
 fn key(number: u32) -> Key {
-    let end = |uid, host: u32, port| Endpoint {
+    let end = |uid, host: u32, port| Party {
         uid: PortUid(uid),
         address: std::net::Ipv4Addr::from_bits(0x0a00_0000 | host).into(),
         port,

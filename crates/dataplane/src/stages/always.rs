@@ -19,9 +19,9 @@ pub(crate) fn run(round: &mut Round) {
             continue;
         }
         let item = &round.items[index];
-        let rights = match round.endpoint(item.frame) {
+        let rights = match round.host(item.frame) {
             None => Rights::of_nic(round.nic),
-            Some(endpoint) => Rights::of_remote(round, endpoint),
+            Some(host) => Rights::of_remote(round, host),
         };
         match judge(&rights, item) {
             Ok(always) => round.items[index].always = always,
@@ -57,11 +57,11 @@ impl Rights {
 
     /// The rights of machines on another host: which of them may was judged there, whether that
     /// host is to be trusted is judged here.
-    fn of_remote(round: &Round, endpoint: IpAddr) -> Rights {
+    fn of_remote(round: &Round, host: IpAddr) -> Rights {
         let network = round.view.network(round.nic.network);
         let overlay = network.and_then(|network| network.overlay.as_deref());
         let may = |trust: fn(&Overlay) -> &Trust, reason| match overlay.map(trust) {
-            Some(trust) if trust.includes(endpoint) => Ok(()),
+            Some(trust) if trust.includes(host) => Ok(()),
             _ => Err(reason),
         };
         Rights {

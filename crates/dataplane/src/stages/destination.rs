@@ -1,4 +1,4 @@
-//! Step 7: where each frame goes: the NIC with its MAC address, the endpoint where that is, all of
+//! Step 7: where each frame goes: the NIC with its MAC address, the host where that is, all of
 //! the network, or those that may have unknown machines behind them. Makes the jobs.
 
 use std::net::IpAddr;
@@ -39,7 +39,7 @@ pub(crate) fn run(round: &mut Round) {
             learned.learn(round.nic.network, src, location, now_secs);
             // Looked for before anybody here answers. Not where a MAC was only heard elsewhere
             // before: one that comes from many places would have us look for all of them.
-            if let Location::Endpoint(host) = location
+            if let Location::Host(host) = location
                 && learned.len() > before
                 && !round.underlay.knows(host)
             {
@@ -54,11 +54,11 @@ pub(crate) fn run(round: &mut Round) {
 
 /// What is noted of the place that a frame from this MAC came from, if anything is.
 fn learnable(round: &Round, network: &Network, frame: usize, mac: Mac) -> Option<Location> {
-    let Some(endpoint) = round.endpoint(frame) else {
+    let Some(host) = round.host(frame) else {
         return Some(Location::Nic(round.nic.slot, round.nic.uid));
     };
     let overlay = network.overlay.as_ref()?;
-    (overlay.learn && !overlay.bindings.contains_key(&mac)).then_some(Location::Endpoint(endpoint))
+    (overlay.learn && !overlay.bindings.contains_key(&mac)).then_some(Location::Host(host))
 }
 
 #[inline]
@@ -73,11 +73,10 @@ fn send(round: &mut Round, network: &Network, index: usize, dst: Mac) -> Result<
             add(round, index, slot, Towards::Here).ok_or(DropReason::NoDestination)?
         }
         // What has come from the wire does not go back to it.
-        Some(Target::Endpoint(_)) if round.is_from_wire() => Err(DropReason::NoDestination),
-        Some(Target::Endpoint(address)) => {
+        Some(Target::Host(_)) if round.is_from_wire() => Err(DropReason::NoDestination),
+        Some(Target::Host(address)) => {
             let remote = PortSlot::remote(round.nic.network);
-            add(round, index, remote, Towards::Endpoint(address))
-                .ok_or(DropReason::NoDestination)?
+            add(round, index, remote, Towards::Host(address)).ok_or(DropReason::NoDestination)?
         }
         None if let Some(holders) = network.holders(&dst) => flood(round, holders, index, false),
         None => {
@@ -94,10 +93,10 @@ fn send(round: &mut Round, network: &Network, index: usize, dst: Mac) -> Result<
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Target {
     Nic(PortSlot),
-    Endpoint(IpAddr),
+    Host(IpAddr),
 }
 
-/// The NIC that was given a MAC address, the endpoint that it is bound to, or where it was heard:
+/// The NIC that was given a MAC address, the host that it is bound to, or where it was heard:
 /// in this order.
 pub(crate) fn find(round: &Round, network: &Network, mac: Mac) -> Option<Target> {
     if let Some(slot) = network.only_holder(&mac) {
@@ -107,12 +106,12 @@ pub(crate) fn find(round: &Round, network: &Network, mac: Mac) -> Option<Target>
         .overlay
         .as_ref()
         .and_then(|overlay| overlay.bindings.get(&mac));
-    if let Some(endpoint) = bound.and_then(|index| round.view.endpoint(*index)) {
-        return Some(Target::Endpoint(endpoint));
+    if let Some(host) = bound.and_then(|index| round.view.host(*index)) {
+        return Some(Target::Host(host));
     }
     match learned(round, mac)? {
         Learnt::Nic(config) => Some(Target::Nic(config.slot)),
-        Learnt::Endpoint(endpoint) => Some(Target::Endpoint(endpoint)),
+        Learnt::Host(host) => Some(Target::Host(host)),
     }
 }
 
@@ -157,7 +156,7 @@ pub(crate) fn to_other_hosts(round: &mut Round) {
 /// Where a MAC address was heard last, by who may still send from it.
 pub(crate) enum Learnt<'a> {
     Nic(&'a PortConfig),
-    Endpoint(IpAddr),
+    Host(IpAddr),
 }
 
 /// Where `mac` was heard last.
@@ -169,10 +168,10 @@ pub(crate) fn learned<'a>(round: &Round<'a>, mac: Mac) -> Option<Learnt<'a>> {
             let may = config.learn_macs || config.bypass || owns_mac(config, mac);
             (may && config.network == network).then_some(Learnt::Nic(config))
         }
-        Location::Endpoint(address) => {
+        Location::Host(address) => {
             let overlay = view.network(network)?.overlay.as_ref()?;
             let may = overlay.learn && view.takes_from(overlay, address).is_ok();
-            may.then_some(Learnt::Endpoint(address))
+            may.then_some(Learnt::Host(address))
         }
     }
 }

@@ -37,7 +37,7 @@ pub(crate) fn run(round: &mut Round) {
             Towards::Here => {
                 round.jobs[index].verdict = Verdict::DropFrom(DropReason::NoDestination)
             }
-            Towards::Endpoint(endpoint) => round.jobs[index] = send(round, job, endpoint),
+            Towards::Host(host) => round.jobs[index] = send(round, job, host),
             Towards::All => flood(round, index, job),
         }
     }
@@ -73,18 +73,18 @@ fn flood_to(round: &mut Round, index: usize, job: Job, wanted: impl Fn(IpAddr) -
     let (view, network) = (round.view, round.view.network(round.nic.network));
     let overlay = network.and_then(|network| network.overlay.as_deref());
     let mut first = true;
-    let mut add = |round: &mut Round, endpoint: IpAddr| {
-        let job = send(round, job, endpoint);
+    let mut add = |round: &mut Round, host: IpAddr| {
+        let job = send(round, job, host);
         match std::mem::take(&mut first) {
             true => round.jobs[index] = job,
             false => round.jobs.push(job),
         }
     };
     match overlay.map(|overlay| &overlay.flood) {
-        Some(Flood::Endpoints(list)) => {
-            let hosts = list.iter().filter_map(|endpoint| view.endpoint(*endpoint));
-            for endpoint in hosts.filter(|host| wanted(*host)) {
-                add(round, endpoint);
+        Some(Flood::Hosts(list)) => {
+            let hosts = list.iter().filter_map(|host| view.host(*host));
+            for host in hosts.filter(|host| wanted(*host)) {
+                add(round, host);
             }
         }
         Some(Flood::Group(group)) if wanted(*group) => add(round, *group),
@@ -103,9 +103,9 @@ pub(crate) fn again(round: &mut Round, index: usize, towards: &[IpAddr]) {
     };
     round.jobs[index] = match case.towards {
         Towards::Here => return,
-        Towards::Endpoint(endpoint) if round.underlay.knows(endpoint) => send(round, job, endpoint),
+        Towards::Host(host) if round.underlay.knows(host) => send(round, job, host),
         // It is somewhere else by now.
-        Towards::Endpoint(_) => Job {
+        Towards::Host(_) => Job {
             verdict: Verdict::DropFrom(DropReason::NextHopTimeout),
             ..job
         },
@@ -113,21 +113,21 @@ pub(crate) fn again(round: &mut Round, index: usize, towards: &[IpAddr]) {
     };
 }
 
-/// The job for one endpoint.
-fn send(round: &mut Round, job: Job, endpoint: IpAddr) -> Job {
+/// The job for one host.
+fn send(round: &mut Round, job: Job, host: IpAddr) -> Job {
     let refused = |reason| Job {
         verdict: Verdict::DropFrom(reason),
         ..job
     };
     let Case { item, towards, .. } = round.cases[job.case as usize];
-    let Some(path) = round.underlay.find(endpoint) else {
-        if round.underlay.knows(endpoint) {
-            round.wanted.note(endpoint);
+    let Some(path) = round.underlay.find(host) else {
+        if round.underlay.knows(host) {
+            round.wanted.note(host);
             return refused(DropReason::NoNextHop);
         }
         round.waits.push(Wait {
             item,
-            host: endpoint,
+            host,
             flooded: towards == Towards::All,
         });
         return Job {

@@ -333,8 +333,8 @@ impl Route {
                 return None;
             }
             destination::Target::Nic(slot) => (slot, None),
-            destination::Target::Endpoint(endpoint) => {
-                let path = round.underlay.find(endpoint)?;
+            destination::Target::Host(host) => {
+                let path = round.underlay.find(host)?;
                 let overlay = network.overlay.as_ref()?;
                 let given = overlay.bindings.contains_key(&mac_of(mac));
                 max_frame = Some(round.underlay.max_frame(path));

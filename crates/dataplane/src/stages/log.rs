@@ -3,14 +3,14 @@
 use wire::parse::protocol::{TCP, UDP};
 
 use crate::drop_reason::DropReason;
-use crate::flow::{Endpoint, Key, Log, Refused, Seen, Side};
+use crate::flow::{Key, Log, Party, Refused, Seen, Side};
 use crate::round::{Round, Verdict};
 use crate::time::Now;
 
 /// Notes a packet that was refused on the fast path, and of which flow it would be.
 #[cold]
 pub(crate) fn denied_flow(log: &mut Log, key: &Key, seen: &Seen, reason: DropReason, now: Now) {
-    let end = |side: Side, port| Endpoint {
+    let end = |side: Side, port| Party {
         uid: key.uid(side),
         address: key.address(side),
         port,
@@ -41,12 +41,12 @@ pub(crate) fn denied(round: &mut Round) {
             continue;
         };
         let what = Refused {
-            from: Endpoint {
+            from: Party {
                 uid: round.nic.uid,
                 address: ip.src(),
                 port: 0,
             },
-            to: Endpoint {
+            to: Party {
                 uid: target.uid,
                 address: ip.dst(),
                 port: ip.l4_info.ports().map_or(0, |(_, to)| to),

@@ -17,7 +17,7 @@ use crate::view::View;
 /// Stands for a frame that is not looked at.
 pub(crate) const NOWHERE: Arrival = Arrival {
     network: NetworkIdx(u32::MAX),
-    endpoint: IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED),
+    host: IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED),
 };
 
 /// Takes the outer headers off. Notes where each frame comes from, and gives those that go on, as
@@ -31,7 +31,7 @@ pub(crate) fn run(
 ) -> Bits {
     let mut going = 0;
     let port = underlay.encapsulation().port;
-    // Frames that follow each other are mostly of one pair of endpoints and one network.
+    // Frames that follow each other are mostly of one pair of hosts and one network.
     let mut before: Option<(IpAddr, IpAddr, wire::Vni, NetworkIdx)> = None;
     for (index, arrival) in arrivals.iter_mut().enumerate().take(batch.len()) {
         let frame = &mut batch.frames_mut()[index];
@@ -80,7 +80,7 @@ pub(crate) fn run(
         }
         *arrival = Arrival {
             network,
-            endpoint: received.src,
+            host: received.src,
         };
         going |= 1 << index;
     }
@@ -103,7 +103,7 @@ fn place(view: &View, underlay: &Underlay, received: &Received) -> Result<Networ
     }
     // Our own frame, come back.
     if underlay.is_ours(received.src) {
-        return Err(DropReason::UnknownEndpoint);
+        return Err(DropReason::UnknownHost);
     }
     view.takes_from(overlay, received.src)?;
     Ok(network)

@@ -26,9 +26,9 @@ pub(crate) fn run(round: &mut Round) {
         let Some(packet) = item.packet.as_ref().filter(|_| item.is_going()) else {
             continue;
         };
-        let checked = match round.endpoint(item.frame) {
+        let checked = match round.host(item.frame) {
             None => check(round, packet, item.nd.as_ref()),
-            Some(endpoint) => check_remote(round, endpoint, packet, item.nd.as_ref()),
+            Some(host) => check_remote(round, host, packet, item.nd.as_ref()),
         };
         if let Err(reason) = checked {
             round.drop_item(index, reason);
@@ -40,13 +40,13 @@ pub(crate) fn run(round: &mut Round) {
 /// address of either. Whether it may send from an address that is bound to nobody was judged there.
 fn check_remote(
     round: &Round,
-    endpoint: IpAddr,
+    host: IpAddr,
     packet: &Packet,
     nd: Option<&Nd>,
 ) -> Result<(), DropReason> {
     let from = Arrival {
         network: round.nic.network,
-        endpoint,
+        host,
     };
     check_remote_mac(round.view, from, packet.src)?;
     let source = packet.ip().map(IpPacket::src);
@@ -77,7 +77,7 @@ pub(crate) fn check_remote_mac(view: &View, from: Arrival, mac: Mac) -> Result<(
     }
     let overlay = network.overlay.as_ref();
     match overlay.and_then(|overlay| overlay.bindings.get(&mac)) {
-        Some(index) if view.endpoint(*index) == Some(from.endpoint) => Ok(()),
+        Some(index) if view.host(*index) == Some(from.host) => Ok(()),
         Some(_) => Err(DropReason::RemoteSpoofed),
         None if overlay.is_some_and(|overlay| overlay.learn) => Ok(()),
         None => Err(DropReason::RemoteUnbound),
@@ -102,7 +102,7 @@ pub(crate) fn check_remote_ip(
     };
     let is_there = |mac: &Mac| {
         let index = overlay.bindings.get(mac);
-        index.is_some_and(|index| view.endpoint(*index) == Some(from.endpoint))
+        index.is_some_and(|index| view.host(*index) == Some(from.host))
     };
     match holder.macs().iter().any(is_there) {
         true => Ok(()),

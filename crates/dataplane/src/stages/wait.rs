@@ -99,7 +99,7 @@ pub(crate) fn jobs(round: &mut Round, frames: &[Released]) {
             continue;
         };
         let towards = match (released.judged.flooded, released.towards.first()) {
-            (false, Some(host)) => Towards::Endpoint(*host),
+            (false, Some(host)) => Towards::Host(*host),
             _ => Towards::All,
         };
         round.jobs.push(Job {

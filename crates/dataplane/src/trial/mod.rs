@@ -161,8 +161,8 @@ pub struct Target {
 pub enum To {
     /// To a NIC of this host.
     Nic(PortSlot),
-    /// To the machine of another host, by its endpoint.
-    Endpoint(IpAddr),
+    /// To the machine of another host, by its host.
+    Host(IpAddr),
     /// To all other hosts of the network.
     AllHosts,
 }
@@ -204,7 +204,7 @@ pub struct Hop {
     /// Which uplink.
     pub uplink: PortSlot,
     /// The host that it is for, as the outer headers say.
-    pub endpoint: IpAddr,
+    pub host: IpAddr,
     /// The packet as it would go over the wire, outer headers first.
     pub packet: Vec<u8>,
 }

@@ -64,7 +64,7 @@ fn from_wire(
     if going == 0 {
         return;
     }
-    report.arrival = Some((arrivals[0].network, arrivals[0].endpoint));
+    report.arrival = Some((arrivals[0].network, arrivals[0].host));
     report.frame = batch.to_bytes(0);
     match path.view.remote(arrivals[0].network) {
         Some(remote) => {

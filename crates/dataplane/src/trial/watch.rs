@@ -332,11 +332,11 @@ impl<'a> Watcher<'a> {
                 let mut packet = vec![0; outer.len()];
                 outer.write(&mut packet, inner.len(), round.batch.sum(frame));
                 packet.extend(inner);
-                let endpoint = outer.destination();
-                target.to = To::Endpoint(endpoint);
+                let host = outer.destination();
+                target.to = To::Host(host);
                 target.hop = Some(Hop {
                     uplink: hop.uplink,
-                    endpoint,
+                    host,
                     packet,
                 });
             }
@@ -406,7 +406,7 @@ fn case_of<'r>(round: &'r Round, job: &Job) -> Option<&'r Case> {
 
 fn to(job: &Job, case: Option<&Case>) -> To {
     match case.map(|case| case.towards) {
-        Some(Towards::Endpoint(endpoint)) => To::Endpoint(endpoint),
+        Some(Towards::Host(host)) => To::Host(host),
         Some(Towards::All) => To::AllHosts,
         Some(Towards::Here) | None => To::Nic(job.target),
     }

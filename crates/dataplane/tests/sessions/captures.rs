@@ -126,7 +126,7 @@ fn an_uplink_is_seen_with_its_outer_headers() {
     host.leaves(a, b.at, there.clone());
     host.enters(b.at, a, back.clone());
     let strange = inbound("192.0.2.77".parse().unwrap(), &back);
-    host.refuses(strange.clone(), dataplane::DropReason::UnknownEndpoint);
+    host.refuses(strange.clone(), dataplane::DropReason::UnknownHost);
     let expected = [
         (0, Outbound, None, outbound(b.at, &there)),
         (0, Inbound, None, inbound(b.at, &back)),

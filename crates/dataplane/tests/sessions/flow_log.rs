@@ -96,7 +96,7 @@ fn why_a_connection_is_over_is_told() {
 }
 
 fn sample() -> FlowEvent {
-    let end = dataplane::flow::Endpoint {
+    let end = dataplane::flow::Party {
         uid: dataplane::PortUid(1),
         address: [10, 0, 0, 1].into(),
         port: 1,

@@ -1,12 +1,12 @@
 //! Another host that lies: VXLAN forged by one that is known, into networks it has no part in and
 //! in the names of others.
 //!
-//! Endpoints 2 and 3 are of network 0, endpoint 4 is known and of other networks. Each forgery is
+//! Hosts 2 and 3 are of network 0, host 4 is known and of other networks. Each forgery is
 //! also sent as a packet of a flow that is there, which must not carry it past the checks.
 
 use dataplane::DropReason::*;
 use dataplane::GroupIdx;
-use dataplane::overlay::{EndpointIdx, Holder, Trust};
+use dataplane::overlay::{Holder, HostIdx, Trust};
 use wire::nd::ALL_NODES;
 use wire::{Mac, build};
 
@@ -16,7 +16,7 @@ use crate::wire_lab::*;
 /// A NIC that anybody may send to, and a machine on each of the network's other hosts.
 fn three_hosts() -> (Host, Nic, Far, Far) {
     let mut host = Host::new();
-    host.lab.endpoints.push(endpoint(4));
+    host.lab.hosts.push(host_ip(4));
     let a = host.lab.nic();
     host.lab.group_of(a, vec![allow_all_in(None)]);
     let (b, c) = (host.far(20, 2), host.far(30, 3));
@@ -39,34 +39,31 @@ fn a_host_of_another_network_does_not_speak_in_this_one() {
         let frame = udp(b.nic, a, family, 2, 1);
         host.enters(b.at, a, frame.clone());
         // The very packet of that flow, and a machine of its own.
-        host.refuses(inbound(endpoint(4), &frame), EndpointNotInVni);
-        let own = udp(machine(40, endpoint(4)).nic, a, family, 2, 1);
-        host.refuses(inbound(endpoint(4), &own), EndpointNotInVni);
-        host.refuses(inbound(endpoint(9), &own), UnknownEndpoint);
+        host.refuses(inbound(host_ip(4), &frame), HostNotInVni);
+        let own = udp(machine(40, host_ip(4)).nic, a, family, 2, 1);
+        host.refuses(inbound(host_ip(4), &own), HostNotInVni);
+        host.refuses(inbound(host_ip(9), &own), UnknownHost);
         // Among good ones in a batch, too.
         let before = host.lab.drops();
-        for at in [b.at, endpoint(4), b.at] {
+        for at in [b.at, host_ip(4), b.at] {
             assert!(host.wire.send(inbound(at, &frame), Default::default()));
         }
         host.lab.sim.run();
-        assert_eq!(
-            difference(&before, &host.lab.drops()),
-            [(EndpointNotInVni, 1)]
-        );
+        assert_eq!(difference(&before, &host.lab.drops()), [(HostNotInVni, 1)]);
         assert_eq!(host.lab.received(a), [frame.clone(), frame.clone()]);
         // It takes part from now on, and then no more: what was learnt of it is not relied on
         // either.
-        let all = [EndpointIdx(0), EndpointIdx(1), EndpointIdx(2)];
+        let all = [HostIdx(0), HostIdx(1), HostIdx(2)];
         host.configure(|overlay| (overlay.members, overlay.learn) = (all.into(), true));
-        host.enters(endpoint(4), a, own.clone());
-        let there = udp(a, machine(40, endpoint(4)).nic, family, 1, 2);
-        host.leaves(a, endpoint(4), there.clone());
+        host.enters(host_ip(4), a, own.clone());
+        let there = udp(a, machine(40, host_ip(4)).nic, family, 1, 2);
+        host.leaves(a, host_ip(4), there.clone());
         host.configure(|overlay| overlay.members = all[..2].into());
-        host.refuses(inbound(endpoint(4), &own), EndpointNotInVni);
+        host.refuses(inbound(host_ip(4), &own), HostNotInVni);
         host.lab.refuses(a, there, NoDestination);
         // Anybody may, where that was asked for.
-        host.configure(|overlay| overlay.any_endpoint = true);
-        host.enters(endpoint(4), a, own);
+        host.configure(|overlay| overlay.any_host = true);
+        host.enters(host_ip(4), a, own);
     }
 }
 

@@ -61,7 +61,7 @@ pub struct Lab {
     peers: Vec<MemoryPeer>,
     /// What networks are on other hosts, by their index.
     pub overlays: [Option<Overlay>; 3],
-    pub endpoints: Vec<IpAddr>,
+    pub hosts: Vec<IpAddr>,
     epoch: u64,
     uids: u32,
 }
@@ -78,7 +78,7 @@ impl Lab {
             groups: Vec::new(),
             peers: Vec::new(),
             overlays: [None, None, None],
-            endpoints: Vec::new(),
+            hosts: Vec::new(),
             epoch: 0,
             uids: 100,
         }
@@ -255,7 +255,7 @@ impl Lab {
                 .iter()
                 .map(|group| group.clone().map(Arc::new))
                 .collect(),
-            endpoints: self.endpoints.iter().copied().map(Some).collect(),
+            hosts: self.hosts.iter().copied().map(Some).collect(),
             ..Snapshot::default()
         }
     }

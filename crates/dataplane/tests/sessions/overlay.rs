@@ -149,12 +149,12 @@ fn another_underlay_decides_no_flow_again() {
 }
 
 #[test]
-fn endpoints_over_ipv6_behind_a_vlan_with_checksums() {
+fn hosts_over_ipv6_behind_a_vlan_with_checksums() {
     let here: IpAddr = "2001:db8:ffff::1".parse().unwrap();
     let there: IpAddr = "2001:db8:ffff::2".parse().unwrap();
     let mut host = Host::new();
     let a = host.lab.nic();
-    host.lab.endpoints[0] = there;
+    host.lab.hosts[0] = there;
     let encapsulation = Encapsulation {
         checksum_v6: UdpChecksum::Full,
         dscp: Some(10),
@@ -173,7 +173,7 @@ fn endpoints_over_ipv6_behind_a_vlan_with_checksums() {
     host.configure(|overlay| {
         overlay
             .bindings
-            .insert(b.nic.mac, dataplane::overlay::EndpointIdx(0));
+            .insert(b.nic.mac, dataplane::overlay::HostIdx(0));
     });
     let inner = ip(a, b.nic, Family::V6)
         .tos(0xbb)

@@ -2,7 +2,7 @@
 //! long, and are sent by it as if they had come then.
 
 use dataplane::DropReason::*;
-use dataplane::overlay::{EndpointIdx, Flood};
+use dataplane::overlay::{Flood, HostIdx};
 use dataplane::underlay::Hop;
 use dataplane::{Simulation, Trace, WorkerConfig};
 use wire::parse::TcpFlags;
@@ -20,7 +20,7 @@ const WAITING_MAX: usize = 128;
 /// And of one network.
 const NETWORK_MAX: usize = 256;
 
-/// A host that has not spoken to anybody, and a machine at endpoint 2.
+/// A host that has not spoken to anybody, and a machine at host 2.
 fn strangers() -> (Host, Nic, Far) {
     strangers_on(Simulation::default())
 }
@@ -78,7 +78,7 @@ fn the_first_frames_wait_and_are_sent_in_their_order() {
         assert_eq!(host.lab.sim.switch().take_wanted(), [b.at]);
         assert_eq!(host.waiting(), 4);
         // Whatever else becomes known says nothing of this one.
-        host.set_paths(vec![(endpoint(3), vec![hop()])]);
+        host.set_paths(vec![(host_ip(3), vec![hop()])]);
         assert_eq!(host.sent(), [[0u8; 0]; 0]);
         host.set_paths(vec![(b.at, vec![hop()])]);
         host.lab.sim.run();
@@ -141,25 +141,25 @@ fn a_flood_goes_to_whom_it_can_and_to_each_of_the_others_later_once() {
     let all = all.udp(1, 2).build();
     let unknown = build::frame(a.mac, Mac([2, 0xcc, 0, 0, 0, 1])).ip(a.v4, [10, 0, 0, 99]);
     let unknown = unknown.udp(1, 2).build();
-    host.set_paths(vec![(endpoint(2), vec![hop()])]);
+    host.set_paths(vec![(host_ip(2), vec![hop()])]);
     host.lab.passes(a, c, all.clone());
     host.lab.passes_to(a, &[], unknown.clone());
     assert_eq!(
         host.sent(),
-        [outbound(endpoint(2), &all), outbound(endpoint(2), &unknown)]
+        [outbound(host_ip(2), &all), outbound(host_ip(2), &unknown)]
     );
     // It is not for the NIC here a second time, whatever has changed in the meantime.
-    host.configure(|overlay| overlay.any_endpoint = false);
-    host.set_paths([2, 3].map(|n| (endpoint(n), vec![hop()])).into());
+    host.configure(|overlay| overlay.any_host = false);
+    host.set_paths([2, 3].map(|n| (host_ip(n), vec![hop()])).into());
     assert_eq!(
         host.sent(),
-        [outbound(endpoint(3), &all), outbound(endpoint(3), &unknown)]
+        [outbound(host_ip(3), &all), outbound(host_ip(3), &unknown)]
     );
     host.lab.silent();
     // One host that never answers: the others have had it.
-    host.set_paths(vec![(endpoint(2), vec![hop()])]);
+    host.set_paths(vec![(host_ip(2), vec![hop()])]);
     host.lab.passes(a, c, all.clone());
-    assert_eq!(host.sent(), [outbound(endpoint(2), &all)]);
+    assert_eq!(host.sent(), [outbound(host_ip(2), &all)]);
     let before = host.lab.drops();
     host.lab.wait(WAIT + 1);
     assert_eq!(
@@ -205,12 +205,12 @@ fn what_is_sent_late_is_judged_by_what_is_in_force_then() {
         host.set_paths(vec![]);
         host.waits(a, &[opening(a, b.nic, family, 2)]);
         host.configure(|overlay| {
-            overlay.bindings.insert(b.nic.mac, EndpointIdx(1));
+            overlay.bindings.insert(b.nic.mac, HostIdx(1));
         });
-        host.set_paths([2, 3].map(|n| (endpoint(n), vec![hop()])).into());
+        host.set_paths([2, 3].map(|n| (host_ip(n), vec![hop()])).into());
         assert_eq!(
             host.sent(),
-            [outbound(endpoint(3), &opening(a, b.nic, family, 2))]
+            [outbound(host_ip(3), &opening(a, b.nic, family, 2))]
         );
 
         // Its sender goes, and another NIC has its place.
@@ -218,7 +218,7 @@ fn what_is_sent_late_is_judged_by_what_is_in_force_then() {
         host.waits(a, &[opening(a, b.nic, family, 3)]);
         host.lab.replace(a);
         let before = host.lab.drops();
-        host.set_paths([2, 3].map(|n| (endpoint(n), vec![hop()])).into());
+        host.set_paths([2, 3].map(|n| (host_ip(n), vec![hop()])).into());
         assert_eq!(
             (host.sent(), difference(&before, &host.lab.drops())),
             (vec![], vec![])
@@ -271,9 +271,9 @@ fn what_waits_is_bounded_for_each_nic() {
 fn what_waits_is_bounded_for_each_network_and_who_finds_no_room_is_looked_for() {
     let (mut host, a, b) = strangers();
     let others = [(); 2].map(|()| host.lab.nic());
-    let far = machine(21, endpoint(3)).nic;
+    let far = machine(21, host_ip(3)).nic;
     host.configure(|overlay| {
-        overlay.bindings.insert(far.mac, EndpointIdx(1));
+        overlay.bindings.insert(far.mac, HostIdx(1));
     });
     let packet = |from, port| udp(from, b.nic, Family::V4, 1, 1000 + port);
     for nic in [a, others[0]] {
@@ -288,7 +288,7 @@ fn what_waits_is_bounded_for_each_network_and_who_finds_no_room_is_looked_for() 
     host.lab.refuses(others[1], late, NextHopQueueFull);
     assert_eq!(
         host.lab.sim.switch().take_wanted(),
-        [endpoint(3)],
+        [host_ip(3)],
         "the next one finds it known"
     );
     // Another tenant's waits.
@@ -352,7 +352,7 @@ fn who_is_heard_of_is_looked_for_before_anybody_answers() {
     let (mut host, a, _) = strangers();
     host.lab.group_of(a, vec![allow_all_in(None)]);
     host.learn();
-    let far = machine(30, endpoint(9));
+    let far = machine(30, host_ip(9));
     let switch = host.lab.sim.switch();
     for _ in 0..2 {
         host.enters(far.at, a, udp(far.nic, a, Family::V4, 1, 2));
@@ -361,7 +361,7 @@ fn who_is_heard_of_is_looked_for_before_anybody_answers() {
         (switch.take_wanted(), switch.take_wanted()),
         (vec![far.at], vec![])
     );
-    // Who is bound is an endpoint, and told of anyway.
+    // Who is bound is a host, and told of anyway.
     host.waits(a, &[udp(a, far.nic, Family::V4, 2, 1)]);
     host.set_paths(vec![(far.at, vec![hop()])]);
     assert_eq!(
@@ -383,12 +383,12 @@ fn of_who_is_only_heard_of_not_too_many_are_looked_for() {
     host.lab.group_of(a, vec![allow_all_in(None)]);
     host.learn();
     let heard = |host: &mut Host, mac: u8, at: u8| {
-        let far = machine(mac, endpoint(at));
+        let far = machine(mac, host_ip(at));
         host.enters(far.at, a, udp(far.nic, a, Family::V4, 1, 2));
     };
     // One machine that is somewhere else each time.
     (10..200).for_each(|at| heard(&mut host, 9, at));
-    assert_eq!(host.lab.sim.switch().take_wanted(), [endpoint(10)]);
+    assert_eq!(host.lab.sim.switch().take_wanted(), [host_ip(10)]);
     for secs in 0..2 {
         host.lab.wait(1);
         let some = 30 + secs * 80..110 + secs * 80;
@@ -396,7 +396,7 @@ fn of_who_is_only_heard_of_not_too_many_are_looked_for() {
         assert_eq!(host.lab.sim.switch().take_wanted().len(), 64);
     }
     // Whom a guest answers is.
-    let far = machine(189, endpoint(189));
+    let far = machine(189, host_ip(189));
     host.waits(a, &[udp(a, far.nic, Family::V4, 2, 1)]);
     assert_eq!(host.lab.sim.switch().take_wanted(), [far.at]);
 }
@@ -407,17 +407,17 @@ fn a_guest_that_has_moved_here_is_announced_to_hosts_that_are_found_later() {
     host.learn();
     host.lab.sim.announce(a.slot);
     assert_eq!(host.sent(), [[0u8; 0]; 0]);
-    host.set_paths([2, 3].map(|n| (endpoint(n), vec![hop()])).into());
-    let expected = [2, 3].map(|n| outbound(endpoint(n), &build::rarp_announcement(a.mac)));
+    host.set_paths([2, 3].map(|n| (host_ip(n), vec![hop()])).into());
+    let expected = [2, 3].map(|n| outbound(host_ip(n), &build::rarp_announcement(a.mac)));
     assert_eq!(host.sent(), expected);
 
     // It is not the guest's, and not judged as if it were when something has changed meanwhile. A
     // host that is not of the network any more is not told.
     host.set_paths(vec![]);
     host.lab.sim.announce(a.slot);
-    host.configure(|overlay| overlay.flood = Flood::Endpoints([EndpointIdx(1)].into()));
+    host.configure(|overlay| overlay.flood = Flood::Hosts([HostIdx(1)].into()));
     let before = host.lab.drops();
-    host.set_paths([2, 3].map(|n| (endpoint(n), vec![hop()])).into());
+    host.set_paths([2, 3].map(|n| (host_ip(n), vec![hop()])).into());
     assert_eq!(host.sent(), expected[1..]);
     assert_eq!(difference(&before, &host.lab.drops()), []);
 
@@ -425,7 +425,7 @@ fn a_guest_that_has_moved_here_is_announced_to_hosts_that_are_found_later() {
     host.set_paths(vec![]);
     host.lab.sim.announce(a.slot);
     host.lab.configure(a, |config| config.link_down = true);
-    host.set_paths(vec![(endpoint(3), vec![hop()])]);
+    host.set_paths(vec![(host_ip(3), vec![hop()])]);
     assert_eq!(host.sent(), [[0u8; 0]; 0]);
     assert_eq!(difference(&before, &host.lab.drops()), []);
 }

@@ -55,11 +55,11 @@ fn what_is_not_vxlan_to_us() {
 fn who_is_not_known_and_what_is_for_nobody() {
     let (mut host, a, b) = open_host();
     let inner = udp(b.nic, a, Family::V4, 1, 2);
-    host.refuses(inbound(endpoint(9), &inner), UnknownEndpoint);
+    host.refuses(inbound(host_ip(9), &inner), UnknownHost);
     let from_us = Ends::new(HERE, HERE).unwrap();
-    host.lab.endpoints.push(HERE);
+    host.lab.hosts.push(HERE);
     host.lab.publish();
-    host.refuses(arriving(from_us, 0, &inner, 0), UnknownEndpoint);
+    host.refuses(arriving(from_us, 0, &inner, 0), UnknownHost);
     let ends = Ends::new(b.at, HERE).unwrap();
     host.refuses(arriving(ends, 5, &inner, 0), UnknownVni);
     // A network that is on this host alone has no VNI on the wire.
@@ -175,7 +175,7 @@ fn a_wrong_udp_checksum_over_ipv4_is_found_out_too() {
 #[test]
 fn where_no_way_leads_is_told_to_who_follows_the_network() {
     let (mut host, a, b) = open_host();
-    host.set_paths(vec![(endpoint(3), vec![hop()]), (b.at, vec![])]);
+    host.set_paths(vec![(host_ip(3), vec![hop()]), (b.at, vec![])]);
     for _ in 0..2 {
         host.lab
             .refuses(a, udp(a, b.nic, Family::V4, 1, 2), NoNextHop);

@@ -38,9 +38,9 @@ fn a_broadcast_goes_to_each_host_of_the_network_and_none_goes_back() {
     );
     host.learn();
     host.lab.passes(a, c, broadcast(a));
-    let copies: Vec<_> = [2, 3].map(|n| outbound(endpoint(n), &broadcast(a))).into();
+    let copies: Vec<_> = [2, 3].map(|n| outbound(host_ip(n), &broadcast(a))).into();
     assert_eq!(host.sent(), copies);
-    let far = machine(20, endpoint(2));
+    let far = machine(20, host_ip(2));
     host.enters_to(far.at, &[a, c], broadcast(far.nic));
 }
 
@@ -50,20 +50,20 @@ fn one_copy_goes_to_the_group_and_the_group_is_listened_to() {
     let group: IpAddr = [230, 0, 0, 0].into();
     host.configure(|overlay| {
         overlay.learn = true;
-        overlay.any_endpoint = true;
+        overlay.any_host = true;
         overlay.flood = Flood::Group(group);
     });
     let way = dataplane::underlay::Hop {
         dst_mac: Mac([1, 0, 0x5e, 0x66, 0, 0]),
         ..hop()
     };
-    host.set_paths(vec![(group, vec![way]), (endpoint(9), vec![hop()])]);
+    host.set_paths(vec![(group, vec![way]), (host_ip(9), vec![hop()])]);
     host.lab.passes(a, c, broadcast(a));
     let mut expected = outbound(group, &broadcast(a));
     expected[..6].copy_from_slice(&[1, 0, 0x5e, 0x66, 0, 0]);
     assert_eq!(host.sent(), [expected]);
     // Whoever answers is learnt, and sent to directly from then on.
-    let far = machine(20, endpoint(9));
+    let far = machine(20, host_ip(9));
     let ends = Ends::new(far.at, group).unwrap();
     host.arrive(arriving(ends, 0, &broadcast(far.nic), 0));
     for nic in [a, c] {
@@ -79,9 +79,9 @@ fn machines_are_learnt_move_and_are_forgotten() {
     for family in FAMILIES {
         let (mut host, a, _) = two();
         host.learn();
-        let far = machine(20, endpoint(2));
+        let far = machine(20, host_ip(2));
         let there = |port| udp(a, far.nic, family, port, 2);
-        let both = [endpoint(2), endpoint(3)];
+        let both = [host_ip(2), host_ip(3)];
         host.leaves_to(a, &both, there(1));
         host.enters(far.at, a, udp(far.nic, a, family, 2, 1));
         for _ in 0..3 {
@@ -90,16 +90,16 @@ fn machines_are_learnt_move_and_are_forgotten() {
         }
         assert_eq!(host.lab.sim.load().learned_macs, 1);
         // It has moved.
-        host.enters(endpoint(3), a, udp(far.nic, a, family, 2, 1));
-        host.leaves(a, endpoint(3), there(1));
+        host.enters(host_ip(3), a, udp(far.nic, a, family, 2, 1));
+        host.leaves(a, host_ip(3), there(1));
         // It stays known while packets of it come, also by packets of one flow alone.
         for _ in 0..8 {
             host.lab.wait(50);
             for _ in 0..2 {
-                host.enters(endpoint(3), a, udp(far.nic, a, family, 2, 1));
+                host.enters(host_ip(3), a, udp(far.nic, a, family, 2, 1));
             }
         }
-        host.leaves(a, endpoint(3), there(1));
+        host.leaves(a, host_ip(3), there(1));
         host.lab.wait(301);
         host.leaves_to(a, &both, there(9));
         host.lab.wait(60);
@@ -113,14 +113,14 @@ fn a_binding_wins_and_where_nothing_is_learnt_unknown_machines_are_not_there() {
     host.learn();
     let far = host.far(20, 2);
     host.refuses(
-        inbound(endpoint(3), &udp(far.nic, a, Family::V4, 2, 1)),
+        inbound(host_ip(3), &udp(far.nic, a, Family::V4, 2, 1)),
         RemoteSpoofed,
     );
     host.leaves(a, far.at, udp(a, far.nic, Family::V4, 1, 2));
     assert_eq!(host.lab.sim.load().learned_macs, 0);
 
     host.configure(|overlay| overlay.learn = false);
-    let unknown = machine(30, endpoint(3));
+    let unknown = machine(30, host_ip(3));
     host.refuses(
         inbound(unknown.at, &udp(unknown.nic, a, Family::V4, 2, 1)),
         RemoteUnbound,
@@ -130,15 +130,15 @@ fn a_binding_wins_and_where_nothing_is_learnt_unknown_machines_are_not_there() {
 }
 
 #[test]
-fn one_endpoint_does_not_take_all_room_for_what_is_learnt() {
+fn one_host_does_not_take_all_room_for_what_is_learnt() {
     let (mut host, a, _) = two();
     host.learn();
     for n in 0..40 {
-        let far = machine(100 + n, endpoint(2));
+        let far = machine(100 + n, host_ip(2));
         host.arrive(inbound(far.at, &udp(far.nic, a, Family::V4, 2, 1)));
     }
     assert_eq!(host.lab.sim.load().learned_macs, 16, "a quarter of 64");
-    let other = machine(20, endpoint(3));
+    let other = machine(20, host_ip(3));
     host.arrive(inbound(other.at, &udp(other.nic, a, Family::V4, 2, 1)));
     assert_eq!(host.lab.sim.load().learned_macs, 17);
 }
@@ -184,7 +184,7 @@ fn who_asks_for_a_machine_that_is_bound_elsewhere_hears_it_from_here() {
     host.leaves(a, far.at, directly);
     let unknown = build::arp_request(a.mac, a.v4, [10, 0, 0, 99].into());
     host.lab.passes(a, c, unknown.clone());
-    assert_eq!(host.sent(), [2, 3].map(|n| outbound(endpoint(n), &unknown)));
+    assert_eq!(host.sent(), [2, 3].map(|n| outbound(host_ip(n), &unknown)));
     // An announcement is for everybody.
     let announcement = build::arp_request(a.mac, a.v4, a.v4);
     host.lab.send(a, announcement.clone());
@@ -210,7 +210,7 @@ fn where_a_nic_has_come_to_is_told_to_other_hosts_too() {
     assert_eq!(host.lab.received(c), std::slice::from_ref(&announcement));
     assert_eq!(
         host.sent(),
-        [2, 3].map(|n| outbound(endpoint(n), &announcement))
+        [2, 3].map(|n| outbound(host_ip(n), &announcement))
     );
     assert_eq!(host.lab.sim.port(PortSlot::uplink(0)).tx_frames, 2);
 }

@@ -9,7 +9,7 @@ use wire::{Mac, build};
 use crate::lab::*;
 use crate::wire_lab::*;
 
-/// A host whose way to endpoint 2 takes outer packets of 1400 bytes, inner ones of 1350.
+/// A host whose way to host 2 takes outer packets of 1400 bytes, inner ones of 1350.
 fn narrow() -> (Host, Nic, Far) {
     let mut host = Host::new();
     let a = host.lab.nic();
@@ -106,8 +106,7 @@ fn no_error_is_sent_about_errors_about_what_many_get_or_too_often() {
         .ip(a.v4, [10, 0, 0, 255])
         .udp(1, 2);
     host.configure(|overlay| {
-        overlay.flood =
-            dataplane::overlay::Flood::Endpoints([dataplane::overlay::EndpointIdx(0)].into());
+        overlay.flood = dataplane::overlay::Flood::Hosts([dataplane::overlay::HostIdx(0)].into());
     });
     host.lab
         .refuses(a, group.payload(&[7; 1400]).build(), MtuExceeded);

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use dataplane::overlay::{EndpointIdx, Flood, Overlay};
+use dataplane::overlay::{Flood, HostIdx, Overlay};
 use dataplane::trial::To;
 use dataplane::underlay::{Encapsulation, Hop, Underlay};
 use dataplane::{PortSlot, PortUid, Simulation};
@@ -13,14 +13,14 @@ use wire::{Mac, Vni, checksum, parse};
 
 use crate::lab::*;
 
-/// Our endpoint, and the MAC address of the uplink.
+/// Our host, and the MAC address of the uplink.
 pub const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 pub const HERE_MAC: Mac = Mac([2, 0xaa, 0, 0, 0, 1]);
 /// The router through which all others are reached.
 pub const ROUTER_MAC: Mac = Mac([2, 0xaa, 0, 0, 0, 254]);
 
-/// The endpoint of another host.
-pub const fn endpoint(n: u8) -> IpAddr {
+/// The host of another host.
+pub const fn host_ip(n: u8) -> IpAddr {
     IpAddr::V4(Ipv4Addr::new(192, 0, 2, n))
 }
 
@@ -38,7 +38,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// Bindings alone: nothing is learnt or flooded, and only endpoints 2 and 3 are known.
+    /// Bindings alone: nothing is learnt or flooded, and only hosts 2 and 3 are known.
     pub fn new() -> Host {
         Host::on(Simulation::default())
     }
@@ -47,13 +47,13 @@ impl Host {
         let wire = sim.attach(PortSlot::uplink(0));
         let mut lab = Lab::on(sim);
         lab.overlays[0] = Some(Overlay {
-            members: [EndpointIdx(0), EndpointIdx(1)].into(),
+            members: [HostIdx(0), HostIdx(1)].into(),
             ..Overlay::new(PortUid(50))
         });
-        lab.endpoints = vec![endpoint(2), endpoint(3)];
+        lab.hosts = vec![host_ip(2), host_ip(3)];
         lab.publish();
         let mut host = Host { lab, wire };
-        host.set_paths([2, 3, 4].map(|n| (endpoint(n), vec![hop()])).into());
+        host.set_paths([2, 3, 4].map(|n| (host_ip(n), vec![hop()])).into());
         host
     }
 
@@ -67,19 +67,12 @@ impl Host {
         self.lab.publish();
     }
 
-    /// A machine with addresses of both families, bound to endpoint `at`.
+    /// A machine with addresses of both families, bound to host `at`.
     pub fn far(&mut self, n: u8, at: u8) -> Far {
-        let far = machine(n, endpoint(at));
-        let index = self
-            .lab
-            .endpoints
-            .iter()
-            .position(|e| *e == far.at)
-            .unwrap();
+        let far = machine(n, host_ip(at));
+        let index = self.lab.hosts.iter().position(|e| *e == far.at).unwrap();
         self.configure(|overlay| {
-            overlay
-                .bindings
-                .insert(far.nic.mac, EndpointIdx(index as u32));
+            overlay.bindings.insert(far.nic.mac, HostIdx(index as u32));
             overlay
                 .neighbours
                 .insert(far.nic.v4.into(), far.nic.mac.into());
@@ -90,12 +83,12 @@ impl Host {
         far
     }
 
-    /// Learns where machines are, from whoever sends, and floods to both endpoints.
+    /// Learns where machines are, from whoever sends, and floods to both hosts.
     pub fn learn(&mut self) {
         self.configure(|overlay| {
             overlay.learn = true;
-            overlay.any_endpoint = true;
-            overlay.flood = Flood::Endpoints([EndpointIdx(0), EndpointIdx(1)].into());
+            overlay.any_host = true;
+            overlay.flood = Flood::Hosts([HostIdx(0), HostIdx(1)].into());
         });
     }
 
@@ -181,7 +174,7 @@ impl Host {
     }
 }
 
-/// The machine with this number, as [`Lab::nic`] would have it, at an endpoint.
+/// The machine with this number, as [`Lab::nic`] would have it, at a host.
 pub fn machine(n: u8, at: IpAddr) -> Far {
     Far {
         nic: Nic {
@@ -209,7 +202,7 @@ pub fn hop() -> Hop {
     }
 }
 
-/// An inner frame in the headers that we give it on the way to an endpoint.
+/// An inner frame in the headers that we give it on the way to a host.
 pub fn outbound(to: IpAddr, inner: &[u8]) -> Vec<u8> {
     let macs = (HERE_MAC, ROUTER_MAC);
     wrap(
@@ -221,7 +214,7 @@ pub fn outbound(to: IpAddr, inner: &[u8]) -> Vec<u8> {
     )
 }
 
-/// An inner frame in the headers that an endpoint gives it on the way to us.
+/// An inner frame in the headers that a host gives it on the way to us.
 pub fn inbound(from: IpAddr, inner: &[u8]) -> Vec<u8> {
     arriving(Ends::new(from, HERE).unwrap(), 0, inner, 0)
 }

@@ -1,4 +1,4 @@
-//! Endpoints, networks and bindings of v1 to the model's.
+//! Hosts, networks and bindings of v1 to the model's.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -7,45 +7,43 @@ use std::sync::Arc;
 use api::v1;
 use control::Error;
 use control::model::{
-    Binding, BindingKey, Endpoint, EndpointUpdate, Flood, Membership, NetworkOptions,
-    parse_address, parse_mac, parse_vni,
+    Binding, BindingKey, Flood, Host, HostUpdate, Membership, NetworkOptions, parse_address,
+    parse_mac, parse_vni,
 };
 use wire::Vni;
 
 use super::given;
 
-/// An endpoint's address, its key.
-pub fn endpoint_address(text: &str) -> Result<IpAddr, Error> {
-    parse_address(&"endpoint", "address", text)
+/// A host's address, its key.
+pub fn host_address(text: &str) -> Result<IpAddr, Error> {
+    parse_address(&"host", "address", text)
 }
 
-/// An endpoint to put.
-pub fn endpoint(endpoint: v1::Endpoint) -> Result<Endpoint, Error> {
-    let address = endpoint_address(&endpoint.address)?;
-    let owner = endpoint_owner(address);
-    let listed = vnis(&owner, &endpoint.vnis)?;
-    let vnis = match (endpoint.every_vni, endpoint.vnis.first()) {
+/// A host to put.
+pub fn host(host: v1::Endpoint) -> Result<Host, Error> {
+    let address = host_address(&host.address)?;
+    let owner = host_owner(address);
+    let listed = vnis(&owner, &host.vnis)?;
+    let vnis = match (host.every_vni, host.vnis.first()) {
         (false, _) => Membership::Listed(listed.into_iter().collect::<BTreeSet<_>>()),
         (true, None) => Membership::Every,
         (true, Some(vni)) => {
-            let why = "is listed, and the endpoint is in every VNI";
+            let why = "is listed, and the host is in every VNI";
             return Err(Error::value(&owner, "VNI", &vni.to_string(), why));
         }
     };
-    Ok(Endpoint {
+    Ok(Host {
         address,
-        name: endpoint.name,
+        name: host.name,
         vnis,
     })
 }
 
-/// Which endpoint to update, and with what.
-pub fn endpoint_update(
-    update: v1::UpdateEndpointRequest,
-) -> Result<(IpAddr, EndpointUpdate), Error> {
-    let address = endpoint_address(&update.address)?;
-    let owner = endpoint_owner(address);
-    let change = EndpointUpdate {
+/// Which host to update, and with what.
+pub fn host_update(update: v1::UpdateEndpointRequest) -> Result<(IpAddr, HostUpdate), Error> {
+    let address = host_address(&update.address)?;
+    let owner = host_owner(address);
+    let change = HostUpdate {
         name: update.name,
         every_vni: update.every_vni,
         leave: vnis(&owner, &update.leave_vnis)?,
@@ -54,8 +52,8 @@ pub fn endpoint_update(
     Ok((address, change))
 }
 
-fn endpoint_owner(address: IpAddr) -> String {
-    format!("endpoint '{address}'")
+fn host_owner(address: IpAddr) -> String {
+    format!("host '{address}'")
 }
 
 fn vnis(owner: &String, ids: &[u32]) -> Result<Vec<Vni>, Error> {
@@ -138,7 +136,7 @@ pub fn binding(binding: &v1::Binding) -> Result<Binding, Error> {
     let ips = binding.addresses.iter().map(|text| parse("IP", text));
     Ok(Binding {
         ips: ips.collect::<Result<_, _>>()?,
-        ..Binding::new(vni, mac, parse("endpoint", &binding.endpoint)?)
+        ..Binding::new(vni, mac, parse("host", &binding.endpoint)?)
     })
 }
 
@@ -160,22 +158,22 @@ pub fn bindings(given: &[v1::Binding]) -> Result<BTreeMap<BindingKey, Binding>, 
     Ok(bindings)
 }
 
-/// Endpoints by address, each once.
-pub fn endpoints(given: Vec<v1::Endpoint>) -> Result<BTreeMap<IpAddr, Endpoint>, Error> {
-    let mut endpoints = BTreeMap::new();
+/// Hosts by address, each once.
+pub fn hosts(given: Vec<v1::Endpoint>) -> Result<BTreeMap<IpAddr, Host>, Error> {
+    let mut hosts = BTreeMap::new();
     for one in given {
-        let one = endpoint(one)?;
-        if let Some(twice) = endpoints.insert(one.address, one) {
+        let one = host(one)?;
+        if let Some(twice) = hosts.insert(one.address, one) {
             let address = twice.address.to_string();
             return Err(Error::value(
-                &endpoint_owner(twice.address),
+                &host_owner(twice.address),
                 "address",
                 &address,
                 "is given twice",
             ));
         }
     }
-    Ok(endpoints)
+    Ok(hosts)
 }
 
 /// Networks by VNI, each once.

@@ -1,4 +1,4 @@
-//! Endpoints, networks and bindings of the model to v1's, and what changes about them.
+//! Hosts, networks and bindings of the model to v1's, and what changes about them.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -6,9 +6,9 @@ use std::net::IpAddr;
 use api::v1;
 use api::v1::change::{Action, Subject};
 use control::model::{
-    Binding, BindingKey, Endpoint, Flood, Membership, NetworkOptions, NicId, multicast_group,
+    Binding, BindingKey, Flood, Host, Membership, NetworkOptions, NicId, multicast_group,
 };
-use control::{Diff, EndpointStatus, NetworkStatus};
+use control::{Diff, HostStatus, NetworkStatus};
 use dataplane::{LearnedMac, Location, PortUid};
 
 use super::field;
@@ -16,24 +16,24 @@ use super::field;
 /// Bindings that an answer lists at most: what a person reads.
 const BINDINGS_LISTED: usize = 10_000;
 
-/// An endpoint as declared.
-pub fn endpoint(endpoint: &Endpoint) -> v1::Endpoint {
-    let (vnis, every_vni) = match &endpoint.vnis {
+/// A host as declared.
+pub fn host(host: &Host) -> v1::Endpoint {
+    let (vnis, every_vni) = match &host.vnis {
         Membership::Every => (vec![], true),
         Membership::Listed(vnis) => (vnis.iter().map(|vni| vni.id()).collect(), false),
     };
     v1::Endpoint {
-        address: endpoint.address.to_string(),
-        name: endpoint.name.clone(),
+        address: host.address.to_string(),
+        name: host.name.clone(),
         vnis,
         every_vni,
     }
 }
 
-/// An endpoint and what is known of it.
-pub fn endpoint_status(status: &EndpointStatus) -> v1::EndpointStatus {
+/// A host and what is known of it.
+pub fn host_status(status: &HostStatus) -> v1::EndpointStatus {
     v1::EndpointStatus {
-        endpoint: Some(endpoint(&status.endpoint)),
+        endpoint: Some(host(&status.host)),
         bindings: status.bindings as u32,
     }
 }
@@ -67,7 +67,7 @@ pub fn network_status(status: &NetworkStatus, ipv6: bool) -> v1::NetworkStatus {
         any_dhcp_server: status.mode.any_dhcp_server,
         any_router: status.mode.any_router,
         nics: status.nics as u32,
-        endpoints: status.endpoints as u32,
+        endpoints: status.hosts as u32,
         bindings: status.bindings as u32,
         endpoint_addresses: vec![],
         learned: vec![],
@@ -80,7 +80,7 @@ pub fn learned(learned: &LearnedMac, names: &BTreeMap<PortUid, NicId>) -> v1::Le
     v1::LearnedMac {
         mac: learned.mac.to_string(),
         place: match learned.location {
-            Location::Endpoint(address) => Some(Shown::Endpoint(address.to_string())),
+            Location::Host(address) => Some(Shown::Endpoint(address.to_string())),
             Location::Nic(_, uid) => names.get(&uid).map(|nic| Shown::Nic(nic.to_string())),
         },
         age_secs: learned.age_secs,
@@ -101,7 +101,7 @@ pub fn binding(binding: &Binding) -> v1::Binding {
         vni: binding.vni.id(),
         mac: binding.mac.to_string(),
         addresses: binding.ips.iter().map(IpAddr::to_string).collect(),
-        endpoint: binding.endpoint.to_string(),
+        endpoint: binding.host.to_string(),
     }
 }
 
@@ -113,9 +113,9 @@ pub fn binding_key((vni, mac): BindingKey) -> v1::BindingKey {
     }
 }
 
-/// What changes about endpoints, networks and bindings, in this order.
+/// What changes about hosts, networks and bindings, in this order.
 pub fn changes(diff: &Diff) -> Vec<v1::Change> {
-    let endpoints = diff.endpoints.iter().map(|change| v1::Change {
+    let hosts = diff.hosts.iter().map(|change| v1::Change {
         action: action(change.from.is_some(), change.to.is_some()),
         subject: Some(Subject::Endpoint(change.address.to_string())),
         details: change.fields().iter().map(field).collect(),
@@ -131,7 +131,7 @@ pub fn changes(diff: &Diff) -> Vec<v1::Change> {
         subject: Some(Subject::Binding(binding_key(change.key))),
         details: change.fields().iter().map(field).collect(),
     });
-    endpoints.chain(networks).chain(bindings).collect()
+    hosts.chain(networks).chain(bindings).collect()
 }
 
 /// What an operation on bindings did.

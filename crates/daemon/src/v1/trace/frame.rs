@@ -108,7 +108,7 @@ fn from_host(
         });
     }
     let vni = Vni::new(host.vni).map_err(|error| Status::invalid_argument(error.to_string()))?;
-    let endpoint = address("endpoint", &host.endpoint)?;
+    let peer = address("host", &host.endpoint)?;
     let inner = match what {
         What::Frame(frame) => bounded(frame)?,
         What::Headers(headers) => {
@@ -118,12 +118,12 @@ fn from_host(
             };
             // Who there has the address, or else who is there at all.
             let mut behind = control
-                .bindings(Some(vni), Some(endpoint))
+                .bindings(Some(vni), Some(peer))
                 .map_err(Status::from)?;
             let bound =
                 behind.find(|binding| source.is_none_or(|source| binding.ips.contains(&source)));
             let sender = Sender {
-                name: format!("host {endpoint}"),
+                name: format!("host {peer}"),
                 mac: bound.as_ref().map(|binding| binding.mac),
                 addresses: bound.map_or_else(Vec::new, |binding| binding.ips.to_vec()),
                 vni,
@@ -131,7 +131,7 @@ fn from_host(
             by_headers(control, &sender, &headers)?
         }
     };
-    let frame = wrap(fact, endpoint, vni, &inner)?;
+    let frame = wrap(fact, peer, vni, &inner)?;
     Ok(Made {
         from,
         nic: None,
@@ -141,12 +141,12 @@ fn from_host(
 }
 
 /// The packet in which the other host would send it to us.
-fn wrap(fact: &Fact, endpoint: IpAddr, vni: Vni, inner: &[u8]) -> Result<Vec<u8>, Status> {
+fn wrap(fact: &Fact, peer: IpAddr, vni: Vni, inner: &[u8]) -> Result<Vec<u8>, Status> {
     let ours = fact.addresses.iter();
-    let ends = ours.filter_map(|ours| Ends::new(endpoint, *ours)).next();
+    let ends = ours.filter_map(|ours| Ends::new(peer, *ours)).next();
     let ends = ends.ok_or_else(|| {
         Status::failed_precondition(format!(
-            "uplink {} has no address of the family of {endpoint}",
+            "uplink {} has no address of the family of {peer}",
             fact.interface
         ))
     })?;

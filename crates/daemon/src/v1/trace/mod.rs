@@ -124,7 +124,7 @@ impl Teller<'_, '_> {
             }
         };
         if self.made.from.is_uplink()
-            && let Some((_, endpoint)) = report.arrival
+            && let Some((_, host)) = report.arrival
         {
             let vni = self
                 .made
@@ -132,7 +132,7 @@ impl Teller<'_, '_> {
                 .map_or_else(String::new, |vni| format!(" for VNI {vni}"));
             say(
                 Stage::Outer,
-                format!("VXLAN from {endpoint}{vni}, outer headers taken off"),
+                format!("VXLAN from {host}{vni}, outer headers taken off"),
             );
         }
         if let Some(packet) = &report.packet {
@@ -207,7 +207,7 @@ impl Teller<'_, '_> {
     fn place(&self, location: Location) -> String {
         match location {
             Location::Nic(slot, _) => format!("behind {}", self.nic_words(slot)),
-            Location::Endpoint(endpoint) => format!("at host {endpoint}"),
+            Location::Host(host) => format!("at host {host}"),
         }
     }
 
@@ -221,7 +221,7 @@ impl Teller<'_, '_> {
     fn target(&self, target: &Target) -> v1::TraceTarget {
         let nic = match target.to {
             To::Nic(slot) => self.control.nic_at(slot),
-            To::Endpoint(_) | To::AllHosts => None,
+            To::Host(_) | To::AllHosts => None,
         };
         let groups: Vec<v1::TraceGroup> =
             target.asked.iter().map(|asked| self.group(asked)).collect();
@@ -237,7 +237,7 @@ impl Teller<'_, '_> {
         v1::TraceTarget {
             nic: nic.as_ref().map(NicId::to_string).unwrap_or_default(),
             endpoint: match target.to {
-                To::Endpoint(endpoint) => endpoint.to_string(),
+                To::Host(host) => host.to_string(),
                 To::Nic(_) | To::AllHosts => String::new(),
             },
             all_hosts: target.to == To::AllHosts,
@@ -333,7 +333,7 @@ impl Teller<'_, '_> {
                 if let Some(hop) = &target.hop {
                     let text = format!(
                         "VXLAN to {} over {}, {} bytes",
-                        hop.endpoint,
+                        hop.host,
                         self.uplink(hop.uplink),
                         hop.packet.len()
                     );

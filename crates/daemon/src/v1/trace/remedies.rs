@@ -21,7 +21,7 @@ pub fn of_frame(reason: DropReason, sender: Option<&NicStatus>, report: &Report)
     let vni = sender
         .map(|nic| nic.nic.vni.to_string())
         .unwrap_or_default();
-    let from = report.arrival.map(|(_, endpoint)| endpoint.to_string());
+    let from = report.arrival.map(|(_, host)| host.to_string());
     let from = from.unwrap_or_else(|| "HOST".into());
     match reason {
         LinkDown => vec![format!("butterfly nic update {nic} --link up")],
@@ -53,9 +53,9 @@ pub fn of_frame(reason: DropReason, sender: Option<&NicStatus>, report: &Report)
                 .into(),
         ],
         SnifferSends => vec!["a sniffer sends nothing: use another NIC".into()],
-        UnknownEndpoint => vec![format!("butterfly endpoint add {from}")],
-        EndpointNotInVni => vec![format!(
-            "butterfly endpoint add {from} --vni …   (with this network's VNI among them)"
+        UnknownHost => vec![format!("butterfly host add {from}")],
+        HostNotInVni => vec![format!(
+            "butterfly host add {from} --vni …   (with this network's VNI among them)"
         )],
         UnknownVni => vec!["a NIC in this network on this host".into()],
         RemoteUnbound => vec![

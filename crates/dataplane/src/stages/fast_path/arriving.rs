@@ -11,7 +11,7 @@ pub(super) struct Routes {
     routes: Box<[Option<Route>; ROUTES]>,
 }
 
-/// What may take the fast path under the snapshot in force: a machine behind an endpoint, and the
+/// What may take the fast path under the snapshot in force: a machine behind a host, and the
 /// target that it may send to.
 #[derive(Clone, Copy)]
 struct Route {
@@ -132,9 +132,9 @@ impl Route {
     }
 }
 
-/// The machine was heard of at that endpoint last.
+/// The machine was heard of at that host last.
 fn is_there(learned: &LearnedMacs, from: Arrival, mac: wire::Mac, now_secs: u32) -> bool {
-    learned.find(from.network, mac, now_secs) == Some(Location::Endpoint(from.endpoint))
+    learned.find(from.network, mac, now_secs) == Some(Location::Host(from.host))
 }
 
 impl FastPath {
