@@ -83,7 +83,7 @@ fn a_network_of_two_hosts_is_told_and_seen() {
         (refused.code, refused.stderr.as_str()),
         (
             1,
-            "butterfly: endpoint '192.168.0.2' has 1 bindings: delete them with it, or first\n"
+            "butterfly: host '192.168.0.2' has 1 bindings: delete them with it, or first\n"
         )
     );
     daemon.ok("host del 192.168.0.2 --bindings + host del 192.168.0.3 + network set 42");
@@ -111,8 +111,8 @@ fn a_whole_set_is_printed_compared_and_set() {
     assert_eq!(
         planned,
         "+ host 192.168.0.3\n\
-         ~ binding 42 52:54:00:12:34:02\n    endpoint: 192.168.0.2 -> 192.168.0.3\n\
-         ~ binding 43 52:54:00:12:34:02\n    endpoint: 192.168.0.2 -> 192.168.0.3\n"
+         ~ binding 42 52:54:00:12:34:02\n    host: 192.168.0.2 -> 192.168.0.3\n\
+         ~ binding 43 52:54:00:12:34:02\n    host: 192.168.0.2 -> 192.168.0.3\n"
     );
     assert_eq!(daemon.ok("binding list --json"), listed);
     let refused = butterfly(&daemon.v1, &format!("binding set {file} --vni 42"));

@@ -97,7 +97,7 @@ async fn update(
 }
 
 #[tokio::test]
-async fn an_endpoint_s_life() {
+async fn a_host_s_life() {
     let daemon = Daemon::start(&[]);
     let client = &mut daemon.v1().await;
     let request = v1::UpdateEndpointRequest {
@@ -160,7 +160,7 @@ async fn an_endpoint_s_life() {
         (refused.code(), refused.message()),
         (
             Code::InvalidArgument,
-            "endpoint '192.168.0.2': VNI '42' cannot be left by an endpoint that is in every VNI"
+            "host '192.168.0.2': VNI '42' cannot be left by a host that is in every VNI"
         )
     );
     let whole = v1::PutEndpointRequest {
@@ -190,7 +190,7 @@ async fn an_endpoint_s_life() {
         (refused.code(), refused.message()),
         (
             Code::FailedPrecondition,
-            "endpoint 'fd00::2' has 1 bindings: delete them with it, or first"
+            "host 'fd00::2' has 1 bindings: delete them with it, or first"
         )
     );
     within(client.delete_endpoint(delete(true))).await.unwrap();
@@ -259,7 +259,7 @@ async fn bindings_come_one_by_one_and_as_a_whole_set() {
             (
                 Action::Update,
                 "02".to_owned(),
-                "endpoint: fd00::2 -> 192.168.0.2".to_owned()
+                "host: fd00::2 -> 192.168.0.2".to_owned()
             ),
             (Action::Create, "03".to_owned(), String::new()),
         ]
@@ -278,7 +278,7 @@ async fn bindings_come_one_by_one_and_as_a_whole_set() {
         (
             binding(42, 4, "host"),
             Code::InvalidArgument,
-            "binding of 52:54:00:12:34:04 in VNI 42: endpoint 'host' is not an IPv4 or IPv6 address",
+            "binding of 52:54:00:12:34:04 in VNI 42: host 'host' is not an IPv4 or IPv6 address",
         ),
         (
             binding(42, 4, "230.0.0.42"),
@@ -485,7 +485,7 @@ async fn the_configuration_holds_it_and_events_tell_of_it() {
                 endpoints: vec![config.endpoints[0].clone(); 2],
                 ..Default::default()
             },
-            "endpoint '192.168.0.2': address '192.168.0.2' is given twice",
+            "host '192.168.0.2': address '192.168.0.2' is given twice",
         ),
         (
             v1::Config {

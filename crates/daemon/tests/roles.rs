@@ -504,7 +504,7 @@ async fn a_tenant_sees_and_changes_its_own_networks_and_groups_alone() {
     );
     denied(
         within(blue.put_bindings(bind(binding(42, 2, "192.0.2.9")))).await,
-        "endpoint '192.0.2.9'",
+        "host '192.0.2.9'",
     );
     denied(
         within(blue.set_bindings(v1::SetBindingsRequest::default())).await,
