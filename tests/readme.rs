@@ -106,12 +106,24 @@ fn quickstart(title: &str, may_fail: &str) -> Result<String> {
         .join("\n")
         .replace("$PWD/target/release", &folder)
         .replace(may_fail, &format!("{may_fail} || true"));
+    in_a_shell(&script, Duration::from_secs(60))
+}
+
+/// Runs commands in one shell; what they print. However they end, no process of theirs and no name
+/// of a network namespace is left.
+fn in_a_shell(script: &str, limit: Duration) -> Result<String> {
     let dir = tempfile::tempdir().map_err(|e| format!("cannot make a folder: {e}"))?;
-    process::run_within(
-        &["bash", "-e", "-c", &script],
-        Duration::from_secs(60),
-        &dir.path().join("log"),
-    )
+    let own_names = "mkdir -p /run/netns; mount -t tmpfs tmpfs /run/netns; exec bash -e -c \"$0\"";
+    let unshare = [
+        "unshare",
+        "--mount",
+        "--mount-proc",
+        "--pid",
+        "--fork",
+        "--kill-child",
+    ];
+    let line = [&unshare[..], &["sh", "-c", own_names, script]].concat();
+    process::run_within(&line, limit, &dir.path().join("log"))
 }
 
 /// Runs a page of docs/tutorials: what is marked `sh` are its commands, in one shell, and each line
@@ -128,12 +140,7 @@ fn tutorial(name: &str) -> Result<()> {
     };
     let folder = program("butterfly").replace("/butterfly", "");
     let script = format!("export PATH={folder}:$PATH\n{}", blocks("sh").concat());
-    let dir = tempfile::tempdir().map_err(|e| format!("cannot make a folder: {e}"))?;
-    let said = process::run_within(
-        &["bash", "-e", "-c", &script],
-        Duration::from_secs(120),
-        &dir.path().join("log"),
-    )?;
+    let said = in_a_shell(&script, Duration::from_secs(120))?;
     let mut shown = blocks("text").into_iter().flat_map(str::lines).peekable();
     check(shown.peek().is_some(), "the page shows what is said")?;
     for line in shown {
