@@ -289,6 +289,7 @@ fn snapshot(attack: Attack) -> Result<Snapshot, PeerError> {
         snapshot.ports.push_back(Some(Arc::new(PortConfig {
             slot,
             uid: PortUid(slot.0 + 1),
+            name: "nic".into(),
             vni,
             network: NetworkIdx(1),
             mac: mac(nic),

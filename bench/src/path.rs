@@ -14,6 +14,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use dataplane::flow::FlowMemory;
 use dataplane::ruleset::{Direction, Peer, RuleSet, RuleSpec};
 use dataplane::{
     Epoch, Group, GroupIdx, Network, NetworkIdx, Now, PortConfig, PortSlot, PortUid, QueueId,
@@ -227,7 +228,11 @@ impl Switch {
             on_broken: Box::new(|_, _| ()),
         };
         let mut config = Some(config);
-        let made = dataplane::Switch::new(1, |_| config.take().expect("one worker"));
+        // As the daemon has them: in memory that outlives it.
+        let memory = FlowMemory::new(max_flows)
+            .map_err(|error| PeerError(format!("memory of flows: {error}")))?;
+        let made =
+            dataplane::Switch::with_memory(1, Some(memory), |_| config.take().expect("one worker"));
         let (handle, mut workers) = made.map_err(|error| PeerError(format!("worker: {error}")))?;
         let worker = workers.remove(0);
         let handle = Arc::new(handle);
@@ -325,6 +330,7 @@ pub(crate) fn snapshot_of(nics: usize, rules: u16) -> Result<Snapshot, PeerError
         snapshot.ports.push_back(Some(Arc::new(PortConfig {
             slot,
             uid: PortUid(slot.0 + 1),
+            name: "nic".into(),
             vni,
             network: NetworkIdx(0),
             mac,

@@ -280,6 +280,7 @@ impl State {
         PortConfig {
             slot: entry.slot,
             uid: entry.uid,
+            name: nic.id.shared(),
             vni: nic.vni,
             network: entry.network,
             mac: nic.mac,

@@ -1,5 +1,6 @@
 //! Connections as bytes, a NIC's for its migration and all for a restart: identities of this daemon
-//! become ids of NICs on the way out, and identities of the other daemon on the way in.
+//! become ids of NICs on the way out, and identities of the other daemon on the way in. Those that a
+//! daemon which was killed has left in memory come in the same way.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -7,13 +8,16 @@ use std::net::IpAddr;
 use api::v1;
 use control::model::NicId;
 use control::{Controller, Error};
-use dataplane::PortUid;
 use dataplane::flow::{FlowInfo, FlowState, Party, TcpWindows};
+use dataplane::{Left, LeftEnd, Now, PortUid};
 use prost::Message;
 
 use crate::access::{Permitted, Refusal};
 
 const VERSION: u32 = 1;
+
+/// Connections that are taken up at once of those in memory.
+const AT_ONCE: usize = 1 << 16;
 
 /// The connections of a NIC.
 pub fn export(control: &Permitted, id: &NicId) -> Result<Vec<u8>, Refusal> {
@@ -125,11 +129,7 @@ pub fn import_all(control: &mut Controller, state: &[u8], secs: u64) -> Result<u
         )));
     }
     let secs = u32::try_from(secs).unwrap_or(u32::MAX);
-    let remotes = control.remotes();
-    let nics = control
-        .nics()
-        .map(|status| (status.nic.id.to_string(), (status.uid, status.nic.vni)));
-    let nics: BTreeMap<String, (PortUid, wire::Vni)> = nics.collect();
+    let everybody = Everybody::of(control);
     let mut flows = Vec::with_capacity(exported.connections.len());
     for connection in exported.connections {
         let mut named =
@@ -140,22 +140,76 @@ pub fn import_all(control: &mut Controller, state: &[u8], secs: u64) -> Result<u
         if flow.idle_secs >= flow.timeout_secs {
             continue;
         }
-        let ends = [&named.initiator_nic, &named.responder_nic];
-        let uids = match ends.map(|nic| nics.get(nic)) {
-            [Some((one, _)), Some((other, _))] => Some((*one, *other)),
-            [Some((one, vni)), None] if ends[1].is_empty() => {
-                remotes.get(vni).map(|other| (*one, *other))
-            }
-            [None, Some((other, vni))] if ends[0].is_empty() => {
-                remotes.get(vni).map(|one| (*one, *other))
-            }
-            _ => None,
-        };
-        if let Some((one, other)) = uids {
+        let ends = [&*named.initiator_nic, &*named.responder_nic];
+        if let Some((one, other)) = everybody.find(ends, None) {
             flows.push(named.between(one, other));
         }
     }
     control.import_flows(flows)
+}
+
+/// Takes up what a daemon has left in memory, by now; how many were taken, and how many entries
+/// could not be true.
+pub fn import_left(control: &Controller, left: &Left, now: Now) -> Result<(usize, u64), Error> {
+    let everybody = Everybody::of(control);
+    let (mut flows, mut taken) = (Vec::new(), Ok(0));
+    let mut import = |flows: Vec<FlowInfo>| {
+        if let Ok(before) = taken {
+            taken = control.import_flows(flows).map(|more| before + more);
+        }
+    };
+    let untrue = left.connections(now, |mut flow, ends| {
+        let [(one, vni), (other, same)] = ends.map(|end| match end {
+            LeftEnd::Nic(name, vni) => (&**name, *vni),
+            LeftEnd::Elsewhere(vni) => ("", *vni),
+        });
+        if let Some((one, other)) = everybody.find([one, other], Some(vni))
+            && vni == same
+        {
+            (flow.initiator.uid, flow.responder.uid) = (one, other);
+            flows.push(flow);
+        }
+        if flows.len() == AT_ONCE {
+            import(std::mem::take(&mut flows));
+        }
+    });
+    let untrue = untrue.map_err(|e| Error::Invalid(format!("connections that were left: {e}")))?;
+    import(flows);
+    Ok((taken?, untrue))
+}
+
+/// Who is here, in whatever network.
+struct Everybody {
+    nics: BTreeMap<String, (PortUid, wire::Vni)>,
+    remotes: BTreeMap<wire::Vni, PortUid>,
+}
+
+impl Everybody {
+    fn of(control: &Controller) -> Everybody {
+        let nics = control
+            .nics()
+            .map(|status| (status.nic.id.to_string(), (status.uid, status.nic.vni)));
+        Everybody {
+            nics: nics.collect(),
+            remotes: control.remotes(),
+        }
+    }
+
+    /// Two ends by the names of their NICs; none is the partner of somebody here on another host.
+    /// With `was` only in the network in which they were.
+    fn find(&self, ends: [&str; 2], was: Option<wire::Vni>) -> Option<(PortUid, PortUid)> {
+        let is = |(_, vni): &&(PortUid, wire::Vni)| was.is_none_or(|was| was == *vni);
+        match ends.map(|nic| self.nics.get(nic).filter(is)) {
+            [Some((one, _)), Some((other, _))] => Some((*one, *other)),
+            [Some((one, vni)), None] if ends[1].is_empty() => {
+                self.remotes.get(vni).map(|other| (*one, *other))
+            }
+            [None, Some((other, vni))] if ends[0].is_empty() => {
+                self.remotes.get(vni).map(|one| (*one, *other))
+            }
+            _ => None,
+        }
+    }
 }
 
 fn outgoing(flow: &FlowInfo, names: &BTreeMap<PortUid, NicId>) -> v1::ExportedConnection {

@@ -1,12 +1,16 @@
-//! From a daemon that is stopped to the one that is started next: connections, in a file beside the
-//! sockets, and TAP devices, by the keeper. So a restart breaks no connection.
+//! From a daemon that ends to the one that is started next: connections, and TAP devices by the
+//! keeper. So neither a restart nor a crash breaks a connection.
 //!
-//! The file is made when no frame is on its way any more, so that it is exact, and is gone when it
-//! was read: a daemon that is killed leaves none, and none is read twice. What is in it is judged
-//! by the rules that are in force when its next packet comes.
+//! Connections of a daemon that is *stopped* are in a file beside the sockets, made when no frame is
+//! on its way any more, so that it is exact, and gone when it was read. Its format is that of the
+//! API, which every version reads. Connections of a daemon that is *killed* are in memory that the
+//! keeper holds ([`FlowMemory`](dataplane::flow::FlowMemory)): the daemon has its table of flows in
+//! it. Of both the same is made, and is judged by the rules that are in force when its next packet
+//! comes.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
@@ -14,11 +18,12 @@ use std::time::SystemTime;
 
 use control::model::NicKind;
 use control::{Controller, Error};
-use dataplane::Switch;
+use dataplane::{Left, Switch};
 use io::vhost::{PortKey, Server};
 use nix::unistd::Uid;
 
-use crate::connections;
+use crate::held::Held;
+use crate::{connections, worker_thread};
 
 /// The file's name, in the folder of sockets.
 const FILE: &str = "connections";
@@ -60,6 +65,36 @@ pub fn take(controller: &mut Controller, folder: &Path) -> Result<usize, String>
     let since = SystemTime::now().duration_since(left).unwrap_or_default();
     let taken = connections::import_all(controller, &bytes, since.as_secs());
     taken.map_err(|e| failed(&e))
+}
+
+/// Takes up the connections that a daemon which was killed has left in memory, and has this one's
+/// memory held instead. Who is killed in between leaves what was left to it.
+pub fn take_memory(controller: &Controller, switch: &Switch, held: &Held) {
+    match held.flows() {
+        Ok(None) => (),
+        Ok(Some(left)) => match take_left(controller, &left) {
+            Ok((taken, untrue)) => {
+                if taken > 0 {
+                    tracing::info!("{taken} connections go on, whose daemon was killed");
+                }
+                if untrue > 0 {
+                    tracing::warn!(
+                        "{untrue} connections that were left in memory cannot be: they are forgotten"
+                    );
+                }
+            }
+            Err(why) => tracing::error!("connections are not taken up from memory: {why}"),
+        },
+        Err(why) => tracing::error!("connections are not taken up from memory: {why}"),
+    }
+    if let Some(memory) = switch.flow_memory() {
+        held.hold_flows(memory.descriptor());
+    }
+}
+
+fn take_left(controller: &Controller, left: &OwnedFd) -> Result<(usize, u64), String> {
+    let left = Left::open(left.as_fd()).map_err(|e| e.to_string())?;
+    connections::import_left(controller, &left, worker_thread::now()).map_err(|e| e.to_string())
 }
 
 fn write(path: &Path, bytes: &[u8]) -> std::io::Result<()> {

@@ -1,7 +1,8 @@
-//! TAP devices outlive the daemon: a keeper (the crate says what that is) has a descriptor of each,
-//! and the next daemon takes it up. Also the keeper's own process, which is this program with
+//! TAP devices outlive the daemon, and so does the memory that connections are in: a keeper (the
+//! crate says what that is) has a descriptor of each, and the next daemon takes it up. Also the keeper's own process, which is this program with
 //! `--as-keeper`.
 
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -18,6 +19,9 @@ use sd_notify::NotifyState;
 
 /// How long a keeper that was started may take until it listens.
 const PATIENCE: Duration = Duration::from_secs(3);
+/// What the memory of connections is held as.
+const FLOWS: &str = "flows";
+
 /// How often is looked whether it does, and whether one that is gone is there again.
 const AGAIN: Duration = Duration::from_millis(20);
 const MEND: Duration = Duration::from_secs(1);
@@ -111,7 +115,7 @@ impl Held {
             return;
         }
         tracing::error!(
-            "the keeper {} is gone: TAP devices do not outlive this daemon until it is back",
+            "the keeper {} is gone: nothing outlives this daemon until it is back",
             self.path.display()
         );
         loop {
@@ -182,6 +186,25 @@ impl Held {
         }
         if let Err(e) = self.keeper.release(&name(interface)) {
             tracing::error!("TAP interface '{interface}' may still be there: {e}");
+        }
+    }
+
+    /// The memory of connections that a daemon before has left: one that was stopped leaves none.
+    pub fn flows(&self) -> std::io::Result<Option<OwnedFd>> {
+        Ok(self.keeper.take(FLOWS)?.map(|left| left.fd))
+    }
+
+    /// Has this daemon's memory of connections held, instead of what was left.
+    pub fn hold_flows(&self, memory: BorrowedFd<'_>) {
+        if let Err(e) = self.keeper.hold(FLOWS, b"", memory) {
+            tracing::error!("connections are lost if this daemon is killed: {e}");
+        }
+    }
+
+    /// Lets the memory of connections go: they are elsewhere, or to be forgotten.
+    pub fn release_flows(&self) {
+        if let Err(e) = self.keeper.release(FLOWS) {
+            tracing::error!("the memory of connections may still be held: {e}");
         }
     }
 

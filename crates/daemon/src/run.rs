@@ -9,6 +9,7 @@ use api::encrypted::Key;
 use control::model::{Config, Feature, Interface};
 use control::{Controller, NicState};
 use dataplane::Switch;
+use dataplane::flow::FlowMemory;
 use rustix::net::netdevice::name_to_index;
 use rustix::net::{AddressFamily, SocketType};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -217,6 +218,7 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
         controller,
         stored.clone(),
         held.clone(),
+        switch.clone(),
         settings.socket_dir.clone(),
     )
     .await?;
@@ -315,8 +317,8 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     if stopped.is_err() {
         tracing::warn!("the flow log did not end as it should");
     }
-    let leave = (!for_good && settings.store.is_some()).then_some(held);
-    take_down(app, &workers, leave, settings.socket_dir.clone()).await;
+    let leave = !for_good && settings.store.is_some();
+    take_down(app, &workers, held, leave, settings.socket_dir.clone()).await;
     tracing::info!("stopped");
     Ok(())
 }
@@ -452,6 +454,7 @@ async fn load(
     mut controller: Controller,
     stored: Option<Arc<Stored>>,
     held: Option<Arc<Held>>,
+    switch: Arc<Switch>,
     folder: PathBuf,
 ) -> Result<Controller, String> {
     let Some(stored) = stored else {
@@ -467,14 +470,17 @@ async fn load(
                 start.elapsed().as_millis()
             );
         }
-        // Of an object that could not be made something may be left, for the next start.
-        if let (true, Some(held)) = (loaded.whole, held) {
-            held.release_left();
-        }
         match handover::take(&mut controller, &folder) {
             Ok(0) => (),
             Ok(count) => tracing::info!("{count} connections go on"),
             Err(why) => tracing::error!("connections are not taken up: {why}"),
+        }
+        if let Some(held) = held {
+            handover::take_memory(&controller, &switch, &held);
+            // Of an object that could not be made something may be left, for the next start.
+            if loaded.whole {
+                held.release_left();
+            }
         }
         Ok(controller.with_journal(stored.journal()))
     });
@@ -523,6 +529,7 @@ fn worker_options(settings: &Settings, states: &PortStates, breaks: Breaks) -> W
     WorkerOptions {
         cores: settings.workers.clone(),
         max_flows: settings.max_flows,
+        memory: flow_memory(settings),
         poll: Duration::from_micros(settings.poll_us),
         on_broken: Arc::new(move |slot, why| {
             if slot.is_uplink() {
@@ -535,6 +542,17 @@ fn worker_options(settings: &Settings, states: &PortStates, breaks: Breaks) -> W
             states.leave(slot.0, NicState::Broken(why));
         }),
     }
+}
+
+/// Where connections are, if they are to outlive a daemon that is killed: then somebody has to hold
+/// their memory, and the next one has to know their NICs before it is asked for anything.
+fn flow_memory(settings: &Settings) -> Option<FlowMemory> {
+    if settings.keeper.is_none() || settings.store.is_none() {
+        return None;
+    }
+    let made = FlowMemory::new(settings.max_flows);
+    made.inspect_err(|e| tracing::error!("connections are lost if this daemon is killed: {e}"))
+        .ok()
 }
 
 /// What is to be known when the first NIC comes: also how much the uplinks carry that are there
@@ -585,7 +603,8 @@ fn announce(settings: &Settings, app: &App) {
 async fn take_down(
     app: Arc<App>,
     workers: &Arc<WorkerThreads>,
-    leave: Option<Option<Arc<Held>>>,
+    held: Option<Arc<Held>>,
+    leave: bool,
     folder: PathBuf,
 ) {
     let workers = workers.clone();
@@ -593,13 +612,15 @@ async fn take_down(
         // The kernel has its interfaces back before anything else goes.
         app.router.stop();
         app.uplinks.stop();
-        if let Some(held) = leave {
+        if leave {
             held.iter().for_each(|held| held.stay());
             match handover::leave(&app.control(), workers.switch(), &app.vhost, &folder) {
                 Ok(count) => tracing::info!("{count} connections are left for the next daemon"),
                 Err(why) => tracing::error!("no connections are left for the next daemon: {why}"),
             }
         }
+        // They are in the file, or not to be found again.
+        held.iter().for_each(|held| held.release_flows());
         if let Err(e) = app.control().apply(Config::default(), false) {
             tracing::warn!("not everything could be taken down: {e}");
         }

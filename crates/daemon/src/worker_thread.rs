@@ -6,6 +6,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use dataplane::balance::QueueBalancer;
+use dataplane::flow::FlowMemory;
 use dataplane::load::WorkerLoad;
 use dataplane::report::PortReport;
 use dataplane::{Now, PortSlot, Switch, Worker, WorkerConfig, WorkerGone};
@@ -18,6 +19,8 @@ use rustix::time::{ClockId, clock_gettime};
 const SLEEP_MAX: Duration = Duration::from_secs(1);
 /// How often the balancer looks.
 const BALANCE_EVERY: Duration = Duration::from_secs(1);
+/// How often is looked how much of the memory of flows is in use.
+const COLLAPSE_EVERY: Duration = Duration::from_millis(250);
 /// Turns between two looks at the wall clock, which may be set while we run.
 const WALL_CLOCK_TURNS: u32 = 4096;
 
@@ -26,6 +29,8 @@ pub struct WorkerOptions {
     /// One entry a worker: the core to stay on.
     pub cores: Vec<Option<usize>>,
     pub max_flows: u32,
+    /// Where flows are, as many as it was made for; `None`: they end with the process.
+    pub memory: Option<FlowMemory>,
     /// Polling without work for this long, then sleeping.
     pub poll: Duration,
     /// Called on a worker's thread when a port broke its protocol.
@@ -75,7 +80,8 @@ impl WorkerThreads {
                 on_broken: Box::new(move |slot, why| on_broken(slot, why)),
             }
         };
-        let (switch, workers) = Switch::new(options.cores.len(), configure)
+        let memory = options.memory;
+        let (switch, workers) = Switch::with_memory(options.cores.len(), memory, configure)
             .map_err(|e| format!("the workers cannot be made: {e}"))?;
         // From here on whoever returns early drops the switch, which ends the threads that run
         // already.
@@ -93,6 +99,9 @@ impl WorkerThreads {
         });
         if options.cores.len() > 1 {
             threads.push(start_balancer(&switch)?);
+        }
+        if switch.flow_memory().is_some() && !has_huge_shared_memory() {
+            threads.push(start_collapsing(&switch)?);
         }
         Ok(WorkerThreads {
             switch,
@@ -217,6 +226,31 @@ fn start_balancer(switch: &Arc<Switch>) -> Result<JoinHandle<()>, String> {
     thread.map_err(|e| format!("the balancer's thread cannot be started: {e}"))
 }
 
+/// The system gives memory that outlives the process huge pages by itself, or never.
+fn has_huge_shared_memory() -> bool {
+    let setting = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
+    setting.is_ok_and(|setting| !setting.contains("[never]"))
+}
+
+/// Starts the thread that makes huge pages of the memory of flows as it comes into use: a lookup at
+/// random would miss the TLB besides the cache. Ends with the workers.
+fn start_collapsing(switch: &Arc<Switch>) -> Result<JoinHandle<()>, String> {
+    let switch = switch.clone();
+    let run = move || {
+        let mut done = 0;
+        loop {
+            switch.collapse_flow_memory(&mut done);
+            if switch.wait_stopping(COLLAPSE_EVERY) {
+                return;
+            }
+        }
+    };
+    let thread = std::thread::Builder::new()
+        .name("flow-memory".into())
+        .spawn(run);
+    thread.map_err(|e| format!("the thread of the memory of flows cannot be started: {e}"))
+}
+
 fn pin(core: usize) -> Result<(), String> {
     let mut cores = CpuSet::new();
     if core >= CpuSet::MAX_CPU {
@@ -280,6 +314,11 @@ impl Clock {
         *self = Clock::new();
         self.now()
     }
+}
+
+/// The time as workers have it.
+pub fn now() -> Now {
+    Clock::new().now()
 }
 
 fn unix_offset() -> i128 {

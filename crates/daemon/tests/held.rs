@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -275,6 +276,92 @@ async fn devices_stay_in_their_containers_when_the_daemon_is_killed_under_load()
     }
     assert_eq!(pair.seen(), before);
     pair.left.ok(&format!("ping -c 1 -W 5 {RIGHT}")).unwrap();
+}
+
+/// `kill -9` where groups take nothing amid a connection: connections go on in their state, with
+/// counters, ten times in a row; and what a group allows no more does not go on.
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_go_on_when_the_daemon_is_killed() {
+    let Some(mut pair) = Pair::new(false).await else {
+        return;
+    };
+    let _server = pair.server();
+    let load = format!("iperf3 -t 120 -c {RIGHT}");
+    let _load = pair.left.start("load", &load).unwrap();
+    let bytes = || pair.right.counter("rx_bytes");
+    let passes = |what: &str| {
+        let start = bytes().unwrap();
+        wait_for(what, PATIENCE, || {
+            Ok((bytes()? > start + 10_000_000).then_some(()))
+        })
+        .unwrap();
+    };
+    passes("traffic");
+    let mut before = connections(&pair).await;
+    assert!(before.len() >= 2, "{before:?}");
+    let mut gaps = Vec::new();
+    for kill in 0..10 {
+        let ping = format!("ping -D -i 0.002 -w 2 {RIGHT}");
+        let mut ping = pair.left.start("ping", &ping).unwrap();
+        passes("traffic before the kill");
+        let daemon = pair.daemon.take().unwrap();
+        let args = pair.args();
+        pair.daemon = Some(daemon.killed_and_started_again(&args));
+        let log = pair.daemon().log();
+        assert!(log.contains("connections go on"), "kill {kill}: {log}");
+        assert!(!log.contains("cannot be"), "kill {kill}: {log}");
+        passes(&format!("traffic after kill {kill}"));
+        let after = connections(&pair).await;
+        for (ports, (state, frames, age)) in &before {
+            let now = after
+                .get(ports)
+                .unwrap_or_else(|| panic!("kill {kill}: {ports:?} is not in {after:?}"));
+            assert_eq!(state, &now.0, "kill {kill}");
+            assert!(now.1 >= *frames && now.2 >= *age, "kill {kill}: {now:?}");
+        }
+        before = after;
+        ping.wait(Duration::from_secs(30)).unwrap();
+        gaps.push(longest_gap(&ping.log()));
+    }
+    gaps.sort_by(f64::total_cmp);
+    println!(
+        "killed ten times: {:.0} ms without an answer (median), {:.0} ms at the most",
+        gaps[5] * 1e3,
+        gaps[9] * 1e3
+    );
+    // Killed, and allowed no more by what was declared meanwhile.
+    let mut client = pair.daemon().v1().await;
+    let closed = v1::PutGroupRequest {
+        group: Some(v1::Group {
+            id: "all".into(),
+            ..Default::default()
+        }),
+    };
+    within(client.put_group(closed)).await.unwrap();
+    drop(client);
+    pair.kill();
+    let start = pair.right.counter("rx_packets").unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(pair.right.counter("rx_packets").unwrap(), start);
+}
+
+/// TCP connections by their ports: state, frames and age of each.
+async fn connections(pair: &Pair) -> BTreeMap<(u32, u32), (String, u64, u64)> {
+    let mut client = pair.daemon().v1().await;
+    let request = v1::ListFlowsRequest::default();
+    let mut flows = within(client.list_flows(request))
+        .await
+        .unwrap()
+        .into_inner();
+    let mut found = BTreeMap::new();
+    while let Some(flow) = within(flows.message()).await.unwrap() {
+        if flow.protocol == 6 {
+            let ports = (flow.source_port, flow.destination_port);
+            let frames = flow.original_frames + flow.reply_frames;
+            found.insert(ports, (flow.state, frames, flow.age_secs));
+        }
+    }
+    found
 }
 
 /// SIGTERM and a start, as `systemctl restart`: also a group that takes nothing amid a connection

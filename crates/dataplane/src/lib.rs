@@ -59,8 +59,8 @@
 //! each has counted.
 //!
 //! Every worker finds every flow: the table is shared, without locks. Its entries are plain numbers
-//! of fixed size addressed by index, so that the slab could lie in a mapping that the next process
-//! shares. What the packets of one side write is on a line of its own, and a side's packets come
+//! of fixed size addressed by index, so that the slab can lie in memory that the process leaves to
+//! the next one (`flow/memory.rs`). What the packets of one side write is on a line of its own, and a side's packets come
 //! from one queue of a NIC, that is by one worker. Who makes a flow keeps it in its lists and takes
 //! its entry back, once the others have let go of it (`flow/table.rs`). Counters are per worker,
 //! and so are fragments, which come by one queue. Learnt MACs are per worker as well, and told to
@@ -83,6 +83,7 @@ mod hold;
 mod ids;
 mod judge;
 mod learned;
+mod left;
 pub mod limits;
 pub mod load;
 mod opening;
@@ -120,6 +121,7 @@ pub use handle::WorkerGone;
 pub use io::trace::Trace;
 pub use judge::GroupAnswer;
 pub use learned::{LearnedMac, Location};
+pub use left::{Left, LeftEnd};
 pub use queue::QueueId;
 pub use simulation::Simulation;
 pub use snapshot::*;

@@ -60,6 +60,8 @@ pub struct PortConfig {
     pub slot: PortSlot,
     /// Its identity.
     pub uid: PortUid,
+    /// What it is called, also by the process that comes after this one.
+    pub name: Arc<str>,
     /// The virtual network it is in, for dumps.
     pub vni: Vni,
     /// The index of that network.
@@ -143,6 +145,7 @@ impl Network {
         Some(PortConfig {
             slot: PortSlot::remote(network),
             uid: self.overlay.as_ref()?.uid,
+            name: Arc::default(),
             vni: self.vni,
             network,
             mac: Mac::default(),

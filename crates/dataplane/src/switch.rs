@@ -22,7 +22,7 @@ use crate::balance::{self, Move, QueueBalancer, QueueUse};
 use crate::config::WorkerConfig;
 use crate::counters::{Counters, PortCounters, RuleCounters};
 use crate::drop_reason::REASONS;
-use crate::flow::{FlowEvents, FlowInfo, FlowTable, Log};
+use crate::flow::{FlowEvents, FlowInfo, FlowMemory, FlowTable, Log};
 use crate::handle::{Answer, Arrival, Command, WorkerGone, WorkerHandle};
 use crate::handoff::{self, Wake};
 use crate::ids::{PortSlot, PortUid, RuleSlot};
@@ -55,6 +55,9 @@ pub struct Switch {
     /// The view in force; `None`: a worker has ended, and none can be.
     pub(crate) published: Mutex<Option<Arc<View>>>,
     pub(crate) taps: Taps,
+    /// The flows of all workers, and what of them outlives the process.
+    flows: Arc<FlowTable>,
+    memory: Option<FlowMemory>,
     /// How busy each worker was at the last look, in thousandths.
     busy: Vec<AtomicU64>,
     stopping: Mutex<bool>,
@@ -74,6 +77,15 @@ impl Switch {
     /// of descriptors.
     pub fn new(
         count: usize,
+        configure: impl FnMut(usize) -> WorkerConfig,
+    ) -> std::io::Result<(Switch, Vec<Worker>)> {
+        Switch::with_memory(count, None, configure)
+    }
+
+    /// [`new`](Switch::new) with flows that outlive the process, as many as `memory` was made for.
+    pub fn with_memory(
+        count: usize,
+        memory: Option<FlowMemory>,
         mut configure: impl FnMut(usize) -> WorkerConfig,
     ) -> std::io::Result<(Switch, Vec<Worker>)> {
         let count = count.clamp(1, MAX_WORKERS);
@@ -100,14 +112,20 @@ impl Switch {
         }
         let mut workers = Vec::new();
         let mut flows = None;
+        let made = |config: &WorkerConfig| match &memory {
+            Some(memory) => FlowTable::in_memory(memory, config.seed, count),
+            None => Ok(FlowTable::shared(config.max_flows, config.seed, count)),
+        };
         let ends = handoff::connect(&wakes)
             .into_iter()
             .zip(commands)
             .zip(wakes);
         for (number, (((outbox, inbox), commands), wake)) in ends.enumerate() {
             let config = configure(number);
-            let flows = flows
-                .get_or_insert_with(|| FlowTable::shared(config.max_flows, config.seed, count));
+            let flows = match &mut flows {
+                Some(flows) => flows,
+                None => flows.insert(made(&config)?),
+            };
             workers.push(Worker::new(
                 config,
                 Parts {
@@ -123,7 +141,10 @@ impl Switch {
                 },
             )?);
         }
+        let flows = flows.expect("one worker at least, and it has flows");
         let switch = Switch {
+            flows,
+            memory,
             workers: handles,
             queues: Mutex::default(),
             wanted,
@@ -153,6 +174,9 @@ impl Switch {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         let before = published.take().ok_or(WorkerGone)?;
+        if let Some(memory) = &self.memory {
+            memory.note(&snapshot, before.epoch());
+        }
         let (view, difference) = before.next(&snapshot);
         let (epoch, opened) = (snapshot.epoch.0, difference.opened);
         tracing::debug!(epoch, opened, "a snapshot is handed to the workers");
@@ -288,6 +312,17 @@ impl Switch {
     /// whose NICs are not, or for which there is no room.
     pub fn import_flows(&self, flows: Vec<FlowInfo>) -> Result<usize, WorkerGone> {
         self.ask(0, |answer| Command::Import(flows, answer)).wait()
+    }
+
+    /// The memory that flows are in, if that outlives the process.
+    pub fn flow_memory(&self) -> Option<&FlowMemory> {
+        self.memory.as_ref()
+    }
+
+    /// Gives the memory of flows huge pages as they come into use, of which as many as `done` says
+    /// are: to be called a few times a second where the system does not by itself.
+    pub fn collapse_flow_memory(&self, done: &mut usize) {
+        self.flows.collapse(done);
     }
 
     /// Takes flows out, as if they had been idle for too long: what comes next of them is judged by

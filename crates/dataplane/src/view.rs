@@ -453,6 +453,7 @@ mod tests {
         Some(Arc::new(PortConfig {
             slot: PortSlot(slot),
             uid: PortUid(uid),
+            name: "nic".into(),
             vni: Vni::new(7).unwrap(),
             network: NetworkIdx(0),
             mac: wire::Mac([2, 0, 0, 0, (slot >> 8) as u8, slot as u8]),

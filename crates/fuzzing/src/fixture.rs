@@ -84,6 +84,7 @@ pub fn port(slot: u32, host: u8, vni: Vni, network: NetworkIdx, group: GroupIdx)
     PortConfig {
         slot: PortSlot(slot),
         uid: PortUid(100 + slot),
+        name: "nic".into(),
         vni,
         network,
         mac: mac(host),

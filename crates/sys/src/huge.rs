@@ -6,10 +6,15 @@
 
 use std::ops::Deref;
 
+use std::io;
+
 use bytemuck::Zeroable;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-const PAGE: usize = 2 << 20;
+use crate::shared_memory::SharedMemory;
+
+/// A huge page, bytes.
+pub const PAGE: usize = 2 << 20;
 
 /// A slice of zeroed memory that the kernel commits as it comes into use, in huge pages where it
 /// has them.
@@ -69,21 +74,91 @@ impl<T: Zeroable> Zeroed<T> {
     }
 }
 
+impl<T: Zeroable> Zeroed<T> {
+    /// `len` of `T` in memory that outlives the process, from byte `from` of it on, which is a
+    /// multiple of a huge page. Nobody else may write there while this lives; a process that holds
+    /// a descriptor does not. An error: they do not fit, or there is no address space.
+    pub fn shared(memory: &SharedMemory, from: u64, len: usize) -> io::Result<Self> {
+        const { assert!(align_of::<T>() <= 4096 && !std::mem::needs_drop::<T>()) };
+        let refuse = || io::Error::other("a table that does not fit into its memory");
+        let bytes = len.checked_mul(size_of::<T>()).ok_or_else(refuse)?.max(1);
+        let end = from.checked_add(bytes as u64).ok_or_else(refuse)?;
+        if end > memory.len() || !from.is_multiple_of(PAGE as u64) {
+            return Err(refuse());
+        }
+        // Huge pages are those of the file, and are mapped as such only where file and address
+        // space agree on where they begin.
+        let mapped = bytes + PAGE;
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
+        let mapping = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                mapped,
+                ProtFlags::empty(),
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )
+        }?;
+        let start = mapping.wrapping_byte_add(mapping.addr().wrapping_neg() % PAGE);
+        // SAFETY: it takes the place of a part of our own new mapping, which nobody refers to, and
+        // lies within it: `start` is less than a huge page behind its beginning.
+        let placed = unsafe {
+            rustix::mm::mmap(
+                start,
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::FIXED | MapFlags::NORESERVE,
+                memory,
+                from,
+            )
+        };
+        if let Err(error) = placed {
+            // SAFETY: mapped above, and nobody refers to it.
+            let _ = unsafe { rustix::mm::munmap(mapping, mapped) };
+            return Err(error.into());
+        }
+        // SAFETY: advice about our own new mapping; where it is not taken nothing changes.
+        let _ = unsafe { rustix::mm::madvise(start, bytes, Advice::LinuxHugepage) };
+        Ok(Zeroed {
+            start: start.cast_const().cast(),
+            len,
+            mapping,
+            mapped,
+        })
+    }
+
+    /// Makes huge pages of what lies between two elements, also where the system gives memory that
+    /// outlives a process none by itself (`shmem_enabled` of the kernel's is `never`). Takes some
+    /// hundred microseconds for each page that is not huge yet, and its memory.
+    pub fn collapse(&self, elements: std::ops::Range<usize>) {
+        /// Linux 6.1.
+        const COLLAPSE: libc::c_int = 25;
+        let end = elements.end.min(self.len) * size_of::<T>();
+        let begin = elements.start * size_of::<T>() / PAGE * PAGE;
+        if begin < end {
+            let at = self.start.cast_mut().wrapping_byte_add(begin);
+            // SAFETY: a part of our own mapping, whose content stays the same. Where it is not
+            // possible nothing changes.
+            let _ = unsafe { libc::madvise(at.cast(), end - begin, COLLAPSE) };
+        }
+    }
+}
+
 impl<T> Deref for Zeroed<T> {
     type Target = [T];
 
     #[inline(always)]
     fn deref(&self) -> &[T] {
         // SAFETY: `start` is aligned to a page and valid for `len` of `T`, which were zeroed, as
-        // `T` may be (`Zeroable` in `new`); the lifetime is that of the borrow, and nobody has a
-        // mutable one.
+        // `T` may be (`Zeroable` in `new` and `shared`); the lifetime is that of the borrow, and
+        // nobody has a mutable one. A file cannot become shorter (`SharedMemory`), and nobody but
+        // this process writes into it.
         unsafe { std::slice::from_raw_parts(self.start, self.len) }
     }
 }
 
 impl<T> Drop for Zeroed<T> {
     fn drop(&mut self) {
-        // SAFETY: mapped once in `new`, with this length; nothing refers to it any more.
+        // SAFETY: mapped once in `new` or `shared`, with this length; nothing refers to it any more.
         let unmapped = unsafe { rustix::mm::munmap(self.mapping, self.mapped) };
         debug_assert!(unmapped.is_ok(), "{unmapped:?}");
     }

@@ -9,8 +9,8 @@
 //! - [`poll`]: epoll and eventfd, as a worker sleeps on them.
 //! - [`confine`]: a child process without rights; [`trim_memory`]: freed memory back to the system.
 //! - [`held_name`]: a name that one process of a network namespace holds.
-//! - [`ethtool`]: a NIC's offloads. [`huge`]: zeroed memory in huge pages. [`cycles`]: the cycle
-//!   counter.
+//! - [`ethtool`]: a NIC's offloads. [`huge`]: zeroed memory in huge pages. [`shared_memory`]: memory
+//!   that outlives the process. [`cycles`]: the cycle counter.
 //!
 //! With `io`, which holds what touches guest memory and frames, this is all `unsafe` of the
 //! project.
@@ -24,5 +24,6 @@ pub mod ethtool;
 pub mod held_name;
 pub mod huge;
 pub mod poll;
+pub mod shared_memory;
 
 pub use allocator::trim_memory;

@@ -266,6 +266,7 @@ fn frame_for_a_stranger() -> Simulation {
     let nic = PortConfig {
         slot: PortSlot(0),
         uid: PortUid(1),
+        name: "nic".into(),
         vni,
         network: NetworkIdx(0),
         mac: mac(0x21),

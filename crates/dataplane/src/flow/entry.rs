@@ -6,6 +6,8 @@
 //! write: a side's packets come from one queue of one NIC, so that each line has one writer and two
 //! workers do not pull it to and fro.
 
+use std::mem::offset_of;
+
 use bytemuck::Zeroable;
 use wire::parse::TcpFlags;
 
@@ -219,6 +221,36 @@ impl Entry {
         }
     }
 
+    /// An entry as another process has left it: as many bytes as one has.
+    pub(crate) fn of_bytes(bytes: &[u8]) -> Entry {
+        let entry = Entry::zeroed();
+        let word = |at: usize| part(bytes, at).map_or(0, u64::from_ne_bytes);
+        let half = |at: usize| part(bytes, at).map_or(0, u32::from_ne_bytes);
+        let byte = |at: usize| bytes.get(at).copied().unwrap_or(0);
+        for (number, cell) in entry.key.iter().enumerate() {
+            cell.set(word(offset_of!(Entry, key) + 8 * number));
+        }
+        entry.epoch.set(half(offset_of!(Entry, epoch)));
+        entry
+            .timeout_secs
+            .set(half(offset_of!(Entry, timeout_secs)));
+        entry.state.set(byte(offset_of!(Entry, state)));
+        entry.flags.set(byte(offset_of!(Entry, flags)));
+        for (number, side) in entry.sides.iter().enumerate() {
+            let at = offset_of!(Entry, sides) + size_of::<Half>() * number;
+            side.frames.set(word(at + offset_of!(Half, frames)));
+            side.bytes.set(word(at + offset_of!(Half, bytes)));
+            side.end.set(half(at + offset_of!(Half, end)));
+            side.ack.set(half(at + offset_of!(Half, ack)));
+            side.edge.set(half(at + offset_of!(Half, edge)));
+            side.born_secs.set(half(at + offset_of!(Half, born_secs)));
+            side.last_ms.set(half(at + offset_of!(Half, last_ms)));
+            side.seen.set(byte(at + offset_of!(Half, seen)));
+            side.scale.set(byte(at + offset_of!(Half, scale)));
+        }
+        entry
+    }
+
     /// Takes over how another table's entry of the same flow stands; not which list it is in.
     pub(super) fn copy_from(&self, of: &Entry) {
         self.epoch.set(of.epoch.get());
@@ -270,6 +302,11 @@ impl Entry {
             scale: sides.map(|side| side.scale.get()),
         }
     }
+}
+
+/// As many bytes as a number has.
+fn part<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..)?.first_chunk().copied()
 }
 
 impl Half {

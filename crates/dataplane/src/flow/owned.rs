@@ -19,6 +19,7 @@ use super::entry::{Entry, FlowId, INITIATOR_IS_1, NONE, charged};
 use super::info::FlowState;
 use super::key::{Key, Side};
 use super::log::{FlowEnd, Log};
+use super::memory::before_what_follows;
 use super::table::FlowTable;
 use crate::drop_reason::DropReason;
 use crate::ids::{PortSlot, PortUid};
@@ -283,6 +284,7 @@ impl Flows {
     #[inline]
     fn write(&self, id: FlowId, new: &NewFlow) {
         let entry = self.table.entry(id);
+        before_what_follows();
         entry.name(&new.key);
         entry.epoch.set(new.epoch);
         entry.timeout_secs.set(new.timeout_secs);
@@ -316,6 +318,8 @@ impl Flows {
             half.tcp_flags.set(0);
         }
         entry.begin_pairs();
+        // What the next process finds with a state is whole.
+        before_what_follows();
         entry.state.set(new.state as u8);
     }
 

@@ -19,12 +19,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use foldhash::SharedSeed;
 use foldhash::fast::SeedableRandomState;
-use sys::huge::Zeroed;
+use sys::huge::{PAGE, Zeroed};
 
 use super::entry::{Entry, FlowId};
 use super::index::{self, Index};
 use super::info::FlowState;
 use super::key::Key;
+use super::memory::FlowMemory;
 use super::spare::Spare;
 use super::turns::Turns;
 use crate::ids::MAX_PORTS;
@@ -51,8 +52,22 @@ impl FlowTable {
     /// For `max` flows, of so many workers together.
     pub(crate) fn shared(max: u32, seed: u64, workers: usize) -> Arc<FlowTable> {
         let max = max.clamp(1, index::MAX);
+        FlowTable::of(Zeroed::new(max as usize), seed, workers)
+    }
+
+    /// In memory that outlives the process, for as many flows as that was made for.
+    pub(crate) fn in_memory(
+        memory: &FlowMemory,
+        seed: u64,
+        workers: usize,
+    ) -> std::io::Result<Arc<FlowTable>> {
+        Ok(FlowTable::of(memory.entries()?, seed, workers))
+    }
+
+    fn of(entries: Zeroed<Entry>, seed: u64, workers: usize) -> Arc<FlowTable> {
+        let max = entries.len() as u32;
         Arc::new(FlowTable {
-            entries: Zeroed::new(max as usize),
+            entries,
             index: Index::new(max, workers == 1),
             seed: SeedableRandomState::with_seed(seed, SharedSeed::global_random()),
             high: AtomicU32::new(0),
@@ -71,6 +86,17 @@ impl FlowTable {
     /// Flows in the table.
     pub(crate) fn len(&self) -> u32 {
         self.count.load(Ordering::Relaxed)
+    }
+
+    /// Gives what is in use of the entries huge pages, and a page that will be in use next, where
+    /// the system did not by itself.
+    pub(crate) fn collapse(&self, done: &mut usize) {
+        let page = PAGE / size_of::<Entry>();
+        let wanted = (self.high() as usize + page).min(self.entries.len());
+        if *done < wanted {
+            self.entries.collapse(*done..wanted + page);
+            *done = wanted + page;
+        }
     }
 
     /// One past the highest entry that was ever used: the end for walks by id.

@@ -7,7 +7,7 @@ use super::info::FlowState;
 use crate::snapshot::Timeouts;
 
 /// No flow has a shorter one.
-pub(super) const SHORTEST_SECS: u32 = 10;
+pub(crate) const SHORTEST_SECS: u32 = 10;
 
 /// Seconds that a flow of `protocol` may be idle in `state`; `settable` is asked only for what can
 /// be set.

@@ -121,6 +121,7 @@ impl Lab {
         self.ports.push(Some(PortConfig {
             slot,
             uid: nic.uid,
+            name: "nic".into(),
             vni: Vni::new(network).unwrap(),
             network: NetworkIdx(network),
             mac: nic.mac,
