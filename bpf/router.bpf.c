@@ -20,6 +20,7 @@
 #include "router/table.h"
 #include "router/hop.h"
 #include "router/buffer.h"
+#include "router/acl.h"
 #include "router/flow_cache.h"
 #include "router/send.h"
 
@@ -53,6 +54,7 @@ struct transit {
 	__u32 number;           // the hop's in its table; 0: chosen by more than the flow cache
 				// knows
 	__u32 epoch;            // as it was before anything else was read
+	__u32 flags;            // CONFIG_*
 	__u8 v6;
 };
 
@@ -86,6 +88,11 @@ static __always_inline int leave(context *ctx, struct transit *t, __u32 reason)
 {
 	if (counted_in_xdp(t))
 		return chain_next(ctx);
+	if (t->flags & CONFIG_ACL_ALL && t->in && t->packet.family &&
+	    acl_drops_left(ctx, t->packet.l3, t->in->ifindex, t->flags, reason)) {
+		count(t->counters, t->v6, COUNT_DENIED, 1);
+		return VERDICT_DROP;
+	}
 	count(t->counters, t->v6, t->v6 ? discovery(ctx, t->packet.l3, reason) : reason, 1);
 	return chain_next(ctx);
 }
@@ -529,7 +536,7 @@ static __always_inline bool is_hung(const struct router_config *config)
 // A packet that the flow cache does not take.
 static __always_inline int long_way(context *ctx, const struct router_config *config, __u32 epoch)
 {
-	struct transit t = {.epoch = epoch};
+	struct transit t = {.epoch = epoch, .flags = config->flags};
 	struct ethhdr *link;
 	int refused;
 
@@ -576,13 +583,44 @@ static __always_inline int long_way(context *ctx, const struct router_config *co
 		return leave(ctx, &t, COUNT_BEGUN);
 #endif
 
-	// 5. Off it goes.
+	// 5. Nothing that the access list denies.
+	if (acl_is_on(t.flags, t.v6)) {
+		int judged = acl_check(ctx, t.packet.l3, t.in->ifindex, t.hop->ifindex, t.flags);
+
+		if (judged == ACL_UNREAD)
+			return leave(ctx, &t, COUNT_FIREWALL);
+		if (judged != ACL_ALLOW) {
+			count(t.counters, t.v6, COUNT_DENIED, 1);
+			return VERDICT_DROP;
+		}
+	}
+
+	// 6. Off it goes.
 	return send(ctx, &t);
 }
 
 // All headers that a lookup needs, of IPv6 and Ethernet, are in one piece then; a packet of several
 // segments has its TCP header there too.
 #define ROUTER_HEADERS 54
+
+// The access list looks at ports, too, behind extension headers if there are any.
+#define ACL_HEADERS 62
+#define ACL_ALL_HEADERS 256
+
+static __always_inline void pull(context *ctx, __u32 flags)
+{
+#ifdef BUTTERFLY_TC
+	struct packet packet = {};
+	struct ipv6hdr *ip;
+
+	frame_pull(ctx, flags & (CONFIG_ACL4 | CONFIG_ACL6) ? ACL_HEADERS : ROUTER_HEADERS);
+	if (!(flags & CONFIG_ACL6) || packet_link(ctx, &packet) < 0 || packet.family != 6)
+		return;
+	ip = at(ctx, packet.l3, sizeof(*ip));
+	if (ip && ip->nexthdr != IPPROTO_TCP && ip->nexthdr != IPPROTO_UDP)
+		frame_pull(ctx, ACL_ALL_HEADERS);
+#endif
+}
 
 PROGRAM
 int router(context *ctx)
@@ -596,8 +634,8 @@ int router(context *ctx)
 		return chain_next(ctx);
 	// What is remembered holds for no epoch then.
 	epoch = is_hung(config) ? 0 : *(const volatile __u32 *)&config->epoch;
-	frame_pull(ctx, ROUTER_HEADERS);
-	verdict = cache_forward(ctx, epoch);
+	pull(ctx, config->flags);
+	verdict = cache_forward(ctx, epoch, config->flags);
 	return verdict < 0 ? long_way(ctx, config, epoch) : verdict;
 }
 

@@ -174,6 +174,11 @@ struct egress {
 #define CONFIG_ASK6 8
 #define CONFIG_PORTS4 16   /* multipath by ports too (fib_multipath_hash_policy 1) */
 #define CONFIG_PORTS6 32
+#define CONFIG_ACL4 64     /* IPv4's packets are judged by the access list before they leave */
+#define CONFIG_ACL6 128
+#define CONFIG_ACL_ALL 256 /* and so are those that are left to the kernel, which would forward
+			    * them without it */
+#define CONFIG_ACL_BANK 512  /* the access list is the second of the map acls */
 
 struct router_config {
 	__u32 flags;
@@ -241,8 +246,95 @@ struct cache_flows6 {
 #define CACHE_LOOK 512
 #define CACHE_REST 4096
 
-/* Counters of an interface, each once for IPv4 and once for IPv6. All but the first four and
- * BLACKHOLE say why a packet was left to the kernel. docs/router.md lists them. */
+/* Access lists (router/acl.h). One is an image of elements, in lines of 64 bytes numbered through
+ * the whole image: line 0 is its header, and a line that holds a row, a table or a trie's root is
+ * named there or in a trie. No row lies in two elements. */
+#define ACL_RULES 16384
+#define ACL_ROW_WORDS (ACL_RULES / 64)      /* of 64 bits */
+#define ACL_GROUPS (ACL_ROW_WORDS / 64)
+#define ACL_LINES_AN_ELEMENT (ELEMENT_WORDS / LINE_WORDS)
+#define ACL_LEVELS 7                        /* of a trie, below its root */
+
+/* What a packet is told by. Each has for each of its values a row: the rules that take it. */
+enum acl_field {
+	ACL_SOURCE = 0,
+	ACL_DESTINATION,
+	ACL_PROTOCOL,
+	ACL_SOURCE_PORT,
+	ACL_DESTINATION_PORT,
+	ACL_IN,
+	ACL_OUT,
+	ACL_FIELDS,
+};
+
+/* A row: bit N of the whole is the rule at place N. Only those of its 64-bit words are there that
+ * are not zero, one behind the other after this line. */
+struct acl_row {
+	__u64 any[ACL_GROUPS];      /* which words are there */
+	__u8 before[ACL_GROUPS];    /* how many are there of the groups before, of 256 at the most
+				     * none is needed before the first */
+	__u8 pad[28];
+};
+
+/* Interfaces that rules name, by ifindex: ACL_PROBES places from acl_place() on. */
+#define ACL_INTERFACES 256
+#define ACL_PROBES 8
+
+struct acl_interface {
+	__u32 ifindex;   /* 0: nobody's */
+	__u32 in;        /* lines of rows */
+	__u32 out;
+	__u32 pad;
+};
+
+/* A rule by its place. Places are not in the order of the file: rules that differ in an address
+ * alone are neighbours. */
+struct acl_rule {
+	__u32 order;     /* in the file: the lowest that takes a packet decides */
+	__u32 slot;      /* of its counters; ACL_DENIES if it denies */
+};
+
+#define ACL_DENIES 0x80000000u
+
+struct acl_header {
+	__u32 fields;                /* bits by enum acl_field: there are rules that ask for it */
+	__u32 no_rule;               /* slot, as a rule has it, where none takes a packet */
+	__u32 source[2];             /* lines of tries' roots for IPv4 and IPv6 */
+	__u32 destination[2];
+	__u32 protocols;             /* lines of tables: a line of a row for each number, and
+				      * behind them for what is not known */
+	__u32 source_ports;          /* the same, and before the last for packets without ports */
+	__u32 destination_ports;
+	__u32 interfaces;            /* line of ACL_INTERFACES struct acl_interface */
+	__u32 other_in;              /* lines of rows for all other interfaces */
+	__u32 other_out;
+	__u32 unknown_out;           /* where it is not known by which one a packet will leave */
+	__u32 rules;                 /* line of the struct acl_rule of all places */
+	__u32 slots;                 /* counters that each CPU has */
+	__u32 pad;
+};
+
+#define ACL_NO_PORT 65536
+#define ACL_UNKNOWN_PORT 65537
+#define ACL_UNKNOWN_PROTOCOL 256
+
+/* What a packet shows of itself. */
+struct acl_shown {
+	__u32 row[ACL_FIELDS];  /* lines of rows */
+	__u32 size;             /* of the IP packet */
+	__u64 common[ACL_GROUPS];  /* words that all rows have something in, and that were not
+				    * looked at */
+	__u32 order;            /* of the first rule so far that takes it */
+	__u32 decided;          /* its slot, as the rule has it */
+};
+
+struct acl_count {
+	__u64 packets;
+	__u64 bytes;     /* of IP packets, without what is in front of them */
+};
+
+/* Counters of an interface, each once for IPv4 and once for IPv6. All but the first four,
+ * BLACKHOLE and DENIED say why a packet was left to the kernel. docs/router.md lists them. */
 enum router_counter {
 	COUNT_FORWARDED = 0,
 	COUNT_FORWARDED_BYTES,
@@ -270,6 +362,7 @@ enum router_counter {
 	COUNT_TOLD,           /* ARP replies, neighbour advertisements */
 	COUNT_BEGUN,          /* a checksum that is only begun, where the program runs in XDP */
 	COUNT_HUNG,           /* nobody follows the kernel's routes any more */
+	COUNT_DENIED,         /* dropped by the access list */
 	ROUTER_COUNTERS,
 };
 
@@ -290,6 +383,9 @@ _Static_assert(sizeof(struct egress) == 24, "no holes");
 _Static_assert(sizeof(struct router_config) == 28, "no holes");
 _Static_assert(sizeof(struct cache_flows4) == (4 * LINE_WORDS) + (32 << CACHE_BITS), "no holes");
 _Static_assert(sizeof(struct cache_flows6) == (4 * LINE_WORDS) + (64 << CACHE_BITS), "no holes");
+_Static_assert(sizeof(struct acl_header) == 4 * LINE_WORDS, "a line");
+_Static_assert(sizeof(struct acl_row) == 4 * LINE_WORDS, "a line");
+_Static_assert(sizeof(struct acl_interface) == 16, "no holes");
 _Static_assert(ROUTER_INTERFACES <= 1 << (CACHE_EPOCH_SHIFT - CACHE_SLOT_SHIFT),
 	       "a slot has its bits");
-_Static_assert(ROUTER_COUNTERS == 26, "layout.rs has as many");
+_Static_assert(ROUTER_COUNTERS == 27, "layout.rs has as many");

@@ -5,13 +5,15 @@
 // What the full lookup (long_way() in router.bpf.c) decides by addresses and interfaces alone
 // (source, way to the destination, next hop) holds until a map changes, and then the epoch does;
 // what depends on the packet (length, checksum, hop limit, MTU) is looked at here again. A packet
-// that does not fit takes the full lookup, which counts the reason. With IPv4 both addresses
+// that does not fit takes the full lookup, which counts the reason. The access list judges each
+// packet. With IPv4 both addresses
 // decide; with IPv6, whose sources are not looked up, a flow is all that goes to one destination.
 // Each CPU has flows of its own, found by a hash of their addresses, in pairs; a new one takes the
 // place of one whose epoch is over, or of either.
 #pragma once
 
 #include "../lib/checksum.h"
+#include "acl.h"
 #include "address.h"
 #include "buffer.h"
 #include "hop.h"
@@ -117,7 +119,7 @@ static __always_inline __u64 cache_decided(const struct interface *in, __u32 epo
 // changed.
 static __always_inline int cache_send(context *ctx, struct cache_use *use, struct ethhdr *link,
 				      const struct interface *in, __u32 number, __u8 v6,
-				      __u8 protocol, __u32 size)
+				      __u8 protocol, __u32 size, __u32 flags)
 {
 	const struct hop *hop = hop_of(number);
 	__u32 l4 = sizeof(*link) + (v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr));
@@ -130,6 +132,17 @@ static __always_inline int cache_send(context *ctx, struct cache_use *use, struc
 #endif
 	if (!hop || (size > hop_mtu(hop) && !segments_fit(ctx, sizeof(*link), l4, protocol, hop)))
 		return -1;
+	// The access list asks for more than a flow is known by, and counts packets.
+	if (acl_is_on(flags, v6)) {
+		int judged = acl_check(ctx, sizeof(*link), in->ifindex, hop->ifindex, flags);
+
+		if (judged == ACL_UNREAD)
+			return -1;
+		if (judged != ACL_ALLOW) {
+			count(bpf_map_lookup_elem(&counters, &in->slot), v6, COUNT_DENIED, 1);
+			return VERDICT_DROP;
+		}
+	}
 	use->hits++;
 	rewrite_addresses(link, hop);
 	if (v6) {
@@ -162,7 +175,8 @@ static __always_inline bool cache_takes(context *ctx, const struct ethhdr *link,
 
 // Forwards a packet whose flow is known and which the full lookup would forward. Less than zero:
 // the full lookup is to decide.
-static __always_inline int cache_forward4(context *ctx, struct ethhdr *link, void *end, __u32 epoch)
+static __always_inline int cache_forward4(context *ctx, struct ethhdr *link, void *end, __u32 epoch,
+					  __u32 flags)
 {
 	struct cache_flows4 *flows = cache_flows4();
 	struct iphdr *ip = (void *)(link + 1);
@@ -191,10 +205,12 @@ static __always_inline int cache_forward4(context *ctx, struct ethhdr *link, voi
 		return -1;
 	if (ip->ttl <= 1 || !checksum_holds(checksum_ipv4(ip)))
 		return -1;
-	return cache_send(ctx, &flows->use, link, in, decided, 0, ip->protocol, size);
+	return cache_send(ctx, &flows->use, link, in, decided, 0, ip->protocol, size,
+			  flags);
 }
 
-static __always_inline int cache_forward6(context *ctx, struct ethhdr *link, void *end, __u32 epoch)
+static __always_inline int cache_forward6(context *ctx, struct ethhdr *link, void *end, __u32 epoch,
+					  __u32 flags)
 {
 	struct cache_flows6 *flows = cache_flows6();
 	struct ipv6hdr *ip = (void *)(link + 1);
@@ -222,10 +238,11 @@ static __always_inline int cache_forward6(context *ctx, struct ethhdr *link, voi
 		return -1;
 	if (ip->hop_limit <= 1 || ip->nexthdr == IPPROTO_HOPOPTS || is_special6(&ip->saddr))
 		return -1;
-	return cache_send(ctx, &flows->use, link, in, decided, 1, ip->nexthdr, size);
+	return cache_send(ctx, &flows->use, link, in, decided, 1, ip->nexthdr, size,
+			  flags);
 }
 
-static __always_inline int cache_forward(context *ctx, __u32 epoch)
+static __always_inline int cache_forward(context *ctx, __u32 epoch, __u32 flags)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
 	__u32 *start = data;
@@ -233,9 +250,9 @@ static __always_inline int cache_forward(context *ctx, __u32 epoch)
 	if ((void *)(start + 4) > end || !epoch || frame_tag_beside(ctx))
 		return -1;
 	if ((start[3] & PLAIN4_MASK) == PLAIN4_START)
-		return cache_forward4(ctx, data, end, epoch);
+		return cache_forward4(ctx, data, end, epoch, flags);
 	if ((start[3] & PLAIN6_MASK) == PLAIN6_START)
-		return cache_forward6(ctx, data, end, epoch);
+		return cache_forward6(ctx, data, end, epoch, flags);
 	return -1;
 }
 

@@ -120,3 +120,46 @@ struct {
 	__type(key, __u32);
 	__type(value, struct router_config);
 } config_map SEC(".maps");
+
+// An access list's image, of as many elements as it needs.
+struct acl_image {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_INNER_MAP | BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct element);
+};
+
+// Two images: the one in use, as CONFIG_ACL_BANK says, and the one that takes its place.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, 2);
+	__type(key, __u32);
+	__array(values, struct acl_image);
+} acls SEC(".maps");
+
+// What the rules of an image took: for each CPU a slot for each rule, and one for "no rule".
+struct acl_counts {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_INNER_MAP | BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	// By their sizes: what only an inner map has clang forgets to describe.
+	__uint(key_size, sizeof(__u32));
+	__uint(value_size, sizeof(struct acl_count));
+};
+
+// Those of both images.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, 2);
+	__type(key, __u32);
+	__array(values, struct acl_counts);
+} acl_counters SEC(".maps");
+
+// What the packet that is being judged shows (router/acl.h), one for each CPU.
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct acl_shown);
+} acl_shown_map SEC(".maps");

@@ -406,7 +406,7 @@ fn what_happens_is_told(stage: &mut Stage) -> Result<()> {
     })?;
     router.ok(
         "nft 'add table ip filter; add chain ip filter forward { type filter hook forward priority 0; };
-         add rule ip filter forward tcp dport 9 drop'",
+         add rule ip filter forward meta mark 0 tcp dport 9 drop'",
     )?;
     said(
         &watch,

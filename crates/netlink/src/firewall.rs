@@ -7,6 +7,7 @@
 
 use crate::error::Error;
 use crate::message::{Message, Request, messages};
+use crate::nft_rule::{Expression, expressions};
 use crate::socket::Socket;
 use crate::uapi::*;
 use std::collections::HashSet;
@@ -25,6 +26,9 @@ pub struct Hook {
     pub rules: usize,
     /// What no rule accepts is dropped.
     pub drops: bool,
+    /// Its rules, if it is a chain that filters what is forwarded and nothing else, in use, of a
+    /// kind that was read.
+    pub read: Option<Vec<Vec<Expression>>>,
 }
 
 impl fmt::Display for Hook {
@@ -104,12 +108,17 @@ fn unreadable(source: io::Error) -> Error {
 
 impl Nftables {
     async fn hooks(&mut self) -> io::Result<Vec<Hook>> {
-        let mut rules: Vec<(u8, String, String)> = Vec::new();
+        let mut dormant = Vec::new();
+        self.dump(NFT_GETTABLE, |message| {
+            dormant.extend(dormant_table(message))
+        })
+        .await?;
+        let mut rules: Vec<Rule> = Vec::new();
         self.dump(NFT_GETRULE, |message| rules.extend(rule_of(message)))
             .await?;
         let mut hooks = Vec::new();
         self.dump(NFT_GETCHAIN, |message| {
-            hooks.extend(hook_of(message, &rules))
+            hooks.extend(hook_of(message, &rules, &dormant))
         })
         .await?;
         Ok(hooks)
@@ -150,29 +159,51 @@ impl Nftables {
     }
 }
 
-/// Family, table and chain of a rule.
-fn rule_of(message: &Message) -> Option<(u8, String, String)> {
-    let text = |kind| {
+/// A rule, and which chain it is of.
+struct Rule {
+    family: u8,
+    table: String,
+    chain: String,
+    expressions: Vec<Expression>,
+}
+
+fn rule_of(message: &Message) -> Option<Rule> {
+    let find = |kind| {
         message
             .attributes(4)
             .find(|attribute| attribute.kind == kind)
-            .map(|found| found.text())
     };
-    Some((
-        *message.body.first()?,
-        text(NFTA_RULE_TABLE)?,
-        text(NFTA_RULE_CHAIN)?,
-    ))
+    Some(Rule {
+        family: *message.body.first()?,
+        table: find(NFTA_RULE_TABLE)?.text(),
+        chain: find(NFTA_RULE_CHAIN)?.text(),
+        expressions: find(NFTA_RULE_EXPRESSIONS)
+            .map(|all| expressions(&all))
+            .unwrap_or_default(),
+    })
+}
+
+/// Family and name of a table whose chains do nothing at the moment.
+fn dormant_table(message: &Message) -> Option<(u8, String)> {
+    let mut attributes = message.attributes(4);
+    let flags = attributes.find(|one| one.kind == NFTA_TABLE_FLAGS);
+    let dormant = flags.and_then(|flags| flags.u32_be())? & NFT_TABLE_F_DORMANT != 0;
+    let name = message
+        .attributes(4)
+        .find(|one| one.kind == NFTA_TABLE_NAME)?;
+    dormant.then_some((*message.body.first()?, name.text()))
 }
 
 /// A base chain that forwarded packets pass and that can do something.
-fn hook_of(message: &Message, rules: &[(u8, String, String)]) -> Option<Hook> {
+fn hook_of(message: &Message, rules: &[Rule], dormant: &[(u8, String)]) -> Option<Hook> {
     let family = *message.body.first()?;
     let (mut table, mut chain, mut hook, mut accepts) = (String::new(), String::new(), None, true);
+    let mut kind = String::new();
     for attribute in message.attributes(4) {
         match attribute.kind {
             NFTA_CHAIN_TABLE => table = attribute.text(),
             NFTA_CHAIN_NAME => chain = attribute.text(),
+            NFTA_CHAIN_TYPE => kind = attribute.text(),
             NFTA_CHAIN_POLICY => accepts = attribute.u32_be()? != 0,
             NFTA_CHAIN_HOOK => {
                 hook = attribute
@@ -194,14 +225,19 @@ fn hook_of(message: &Message, rules: &[(u8, String, String)]) -> Option<Hook> {
     // enum nf_inet_hooks: prerouting, input, forward, output, postrouting, ingress. All of a
     // netdev's matter.
     let passes = family == 5 || matches!(hook?, 0 | 2 | 4 | 5);
-    let own = |rule: &&(u8, String, String)| (rule.0, &rule.1, &rule.2) == (family, &table, &chain);
-    let rules = rules.iter().filter(own).count();
+    let own = |rule: &&Rule| (rule.family, &rule.table, &rule.chain) == (family, &table, &chain);
+    let own: Vec<&Rule> = rules.iter().filter(own).collect();
+    let rules = own.len();
+    let only_filters = hook == Some(2) && kind == "filter" && family != 5;
+    let sleeps = dormant.contains(&(family, table.clone()));
+    let read = own.into_iter().map(|rule| rule.expressions.clone());
     let hook = Hook {
         v4,
         v6,
         name: format!("nftables {word} {table} {chain}"),
         rules,
         drops: !accepts,
+        read: (only_filters && !sleeps).then(|| read.collect()),
     };
     (hook.rules > 0 || hook.drops)
         .then_some(hook)
@@ -229,6 +265,7 @@ fn iptables() -> Vec<Hook> {
                 name,
                 rules: 1,
                 drops: false,
+                read: None,
             });
         }
     }

@@ -49,6 +49,7 @@ pub mod firewall;
 mod message;
 mod mirror;
 pub mod model;
+pub mod nft_rule;
 mod offline;
 mod request;
 mod resync;

@@ -27,6 +27,9 @@ pub enum Error {
         /// What the system said.
         source: std::io::Error,
     },
+    /// An access list that cannot be.
+    #[error("the access list: {0}")]
+    Acl(#[from] crate::acl::ListError),
     /// See [`Router::watch`](crate::Router::watch).
     #[error("the timer that notices a router that hangs does not start")]
     Timer,

@@ -225,6 +225,14 @@ pub mod config {
     pub const PORTS4: u32 = 16;
     /// Multipath by ports too.
     pub const PORTS6: u32 = 32;
+    /// IPv4's packets are judged by the access list before they leave.
+    pub const ACL4: u32 = 64;
+    /// IPv6's likewise.
+    pub const ACL6: u32 = 128;
+    /// And so are those that are left to the kernel.
+    pub const ACL_ALL: u32 = 256;
+    /// The access list is the second of the map `acls`.
+    pub const ACL_BANK: u32 = 512;
 }
 
 /// What is counted of an interface and a family: `enum router_counter`.
@@ -284,11 +292,13 @@ pub enum Counter {
     Begun,
     /// Left to the kernel: nobody has followed its routes for [`PATIENCE`] seconds.
     Hung,
+    /// Dropped by the access list.
+    Denied,
 }
 
 impl Counter {
     /// All, in the order of the program's.
-    pub const ALL: [Counter; 26] = [
+    pub const ALL: [Counter; 27] = [
         Counter::Forwarded,
         Counter::ForwardedBytes,
         Counter::Sent,
@@ -315,6 +325,7 @@ impl Counter {
         Counter::Told,
         Counter::Begun,
         Counter::Hung,
+        Counter::Denied,
     ];
 
     /// Its name, as it is printed and as docs/router.md lists it.
@@ -346,6 +357,7 @@ impl Counter {
             Counter::Told => "told",
             Counter::Begun => "begun",
             Counter::Hung => "hung",
+            Counter::Denied => "denied",
         }
     }
 }
@@ -368,7 +380,7 @@ impl Counter {
             Counter::Forwarded | Counter::ForwardedBytes | Counter::Sent | Counter::Known => {
                 Fate::Forwarded
             }
-            Counter::Blackhole => Fate::Dropped,
+            Counter::Blackhole | Counter::Denied => Fate::Dropped,
             _ => Fate::Kernel,
         }
     }
@@ -410,6 +422,7 @@ impl Counter {
                 "a checksum that the sender has only begun, where the program runs in XDP"
             }
             Counter::Hung => "the router has hung for five seconds and follows no route",
+            Counter::Denied => "dropped by a rule of the access list, or by its default",
         }
     }
 }
@@ -422,6 +435,83 @@ pub struct Counters {
     pub value: [u64; 2 * Counter::ALL.len()],
 }
 
+/// Words of 32 bits in a line.
+pub const LINE_WORDS: usize = 16;
+/// Rules of an access list at the most.
+pub const ACL_RULES: usize = 16_384;
+/// 64-bit words of a row for so many rules.
+pub const ACL_ROW_WORDS: usize = ACL_RULES / 64;
+/// Groups of 64 words of a row: each has a word of its summary.
+pub const ACL_GROUPS: usize = ACL_ROW_WORDS / 64;
+/// Places for interfaces that an access list names.
+pub const ACL_INTERFACES: usize = 256;
+/// Where one may be, from [`acl_place`] on.
+pub const ACL_PROBES: usize = 8;
+/// In the slot of a rule: it denies.
+pub const ACL_DENIES: u32 = 0x8000_0000;
+/// Behind the ports: a packet has none, or it is not known which.
+pub const ACL_NO_PORT: usize = 65_536;
+/// Entries of a table of protocols, the last for those that are not known.
+pub const ACL_PROTOCOLS: usize = 257;
+
+/// Where the program looks for an interface first.
+pub fn acl_place(ifindex: u32) -> usize {
+    (ifindex.wrapping_mul(0x9e37_79b1) >> 24) as usize
+}
+
+/// `struct acl_header`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct AclHeader {
+    /// Bits by `enum acl_field`: [`acl_field`].
+    pub fields: u32,
+    /// Slot where no rule takes a packet.
+    pub no_rule: u32,
+    /// Lines of tries' roots for sources of IPv4 and IPv6.
+    pub source: [u32; 2],
+    /// The same for destinations.
+    pub destination: [u32; 2],
+    /// Lines of tables of lines of rows.
+    pub protocols: u32,
+    /// By port, [`ACL_NO_PORT`] and what follows.
+    pub source_ports: u32,
+    /// Likewise.
+    pub destination_ports: u32,
+    /// Line of the interfaces' table.
+    pub interfaces: u32,
+    /// Line of the row for all other interfaces that packets come in by.
+    pub other_in: u32,
+    /// And that they leave by.
+    pub other_out: u32,
+    /// Where it is not known by which one.
+    pub unknown_out: u32,
+    /// Line of [`AclRule`]s.
+    pub rules: u32,
+    /// Counters of each CPU.
+    pub slots: u32,
+    /// Filling.
+    pub pad: u32,
+}
+
+/// `enum acl_field`: which bit of [`AclHeader::fields`] is what.
+pub mod acl_field {
+    /// Source address.
+    pub const SOURCE: u32 = 0;
+    /// Destination address.
+    pub const DESTINATION: u32 = 1;
+    /// Protocol.
+    pub const PROTOCOL: u32 = 2;
+    /// Source port.
+    pub const SOURCE_PORT: u32 = 3;
+    /// Destination port.
+    pub const DESTINATION_PORT: u32 = 4;
+    /// Interface it came in by.
+    pub const IN: u32 = 5;
+    /// Interface it leaves by.
+    pub const OUT: u32 = 6;
+}
+
+const _: () = assert!(size_of::<AclHeader>() == 4 * LINE_WORDS);
 const _: () = assert!(size_of::<Path>() == 16 + 8 * PATH_MEMBERS);
 const _: () = assert!(size_of::<Hop>() == 64);
 const _: () = assert!(size_of::<InterfaceKey>() == 12);
@@ -429,7 +519,7 @@ const _: () = assert!(size_of::<Interface>() == 16);
 const _: () = assert!(size_of::<Near>() == 32);
 const _: () = assert!(size_of::<Egress>() == 24);
 const _: () = assert!(size_of::<Config>() == 20);
-const _: () = assert!(Counter::Hung as usize + 1 == Counter::ALL.len());
+const _: () = assert!(Counter::Denied as usize + 1 == Counter::ALL.len());
 
 #[cfg(test)]
 mod tests {

@@ -47,9 +47,14 @@
 //! would go stale for good. [`Router::housekeep`] looks which ones were used, once a second, and
 //! has the kernel confirm those that are stale.
 //!
-//! **The firewall.** When a hook of nftables or iptables sees forwarded packets of a family, all of
+//! **The access list** ([`acl`]) is what may pass of what would be forwarded: from a file, or the
+//! kernel's own where nftables says no more than that.
+//!
+//! **The firewall.** When another hook of nftables or iptables sees forwarded packets of a family, all of
 //! that family are left to the kernel, and [`Report`] says which hook it is.
 
+pub mod acl;
+mod acl_in_use;
 mod attach;
 pub mod blocks;
 pub mod difference;
@@ -74,6 +79,7 @@ pub mod text;
 pub mod trie;
 pub mod view;
 
+pub use acl_in_use::AclReport;
 pub use error::Error;
 pub use report::{InterfaceReport, Report, TableReport};
 pub use router::{Options, Router};

@@ -11,6 +11,7 @@ use sys::bpf_array::BpfArray;
 use wire::Mac;
 use xdp::{Mode, PerCpuTable, Program, Table, objects};
 
+use crate::acl_in_use::AclInUse;
 use crate::attach::Device;
 use crate::entries::{Entries, NEAR_WORDS};
 use crate::epoch::{CONFIG_WORDS, Epochs};
@@ -82,6 +83,7 @@ pub struct Router {
     /// Whether multipath is by ports (IPv4, IPv6); `None` is a policy that only the kernel has.
     by_ports: [Option<bool>; 2],
     seed: u32,
+    pub(crate) acl: AclInUse,
     /// See [`watch`](Self::watch).
     watch: Option<Program>,
 }
@@ -165,6 +167,7 @@ impl Router {
             firewall: Firewall::default(),
             by_ports: [Some(false); 2],
             seed: rand::random(),
+            acl: AclInUse::new(program.map("acls")?, program.map("acl_counters")?, cpus),
             watch: None,
             program,
         })
@@ -244,6 +247,9 @@ impl Router {
             }
             fib.flush();
         }
+        if kinds.any(Kinds::LINKS) {
+            self.follow_acl_names()?;
+        }
         self.settle()
     }
 
@@ -257,6 +263,7 @@ impl Router {
     /// What the firewall sees from now on.
     pub fn set_firewall(&mut self, firewall: Firewall) -> Result<(), Error> {
         self.firewall = firewall;
+        self.choose_acl()?;
         self.settle()
     }
 
@@ -325,6 +332,7 @@ impl Router {
     /// were used but that the kernel has not confirmed lately: it should.
     pub fn housekeep(&mut self) -> Vec<(u32, std::net::IpAddr)> {
         self.paths.rest();
+        self.acl.rest();
         self.fibs.iter_mut().for_each(Fib::rest);
         let used = self.paths.take_used();
         let unsure = |via: &crate::spec::Via| {
@@ -407,7 +415,13 @@ impl Router {
     /// Why packets or lookups are the kernel's, as sentences.
     fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
-        for hook in &self.firewall.hooks {
+        notes.extend(self.acl_notes());
+        for hook in self
+            .firewall
+            .hooks
+            .iter()
+            .filter(|hook| self.is_obeyed(hook))
+        {
             let who = match (hook.v4, hook.v6) {
                 (true, true) => "IPv4 and IPv6 are",
                 (true, false) => "IPv4 is",
@@ -497,8 +511,16 @@ impl Router {
     pub(crate) fn settle(&mut self) -> Result<(), Error> {
         let mut flags = 0;
         let mut set = |on: bool, flag| flags |= if on { flag } else { 0 };
-        set(self.firewall.sees_v4(), config::OFF4);
-        set(self.firewall.sees_v6(), config::OFF6);
+        let judges = self.acl.judges();
+        let sees = [self.firewall.sees_v4(), self.firewall.sees_v6()];
+        let all = self.acl.judges_all();
+        // A firewall that the access list is made from need not look itself.
+        set(sees[0] && (all || !judges[0]), config::OFF4);
+        set(sees[1] && (all || !judges[1]), config::OFF6);
+        set(judges[0], config::ACL4);
+        set(judges[1], config::ACL6);
+        set(all, config::ACL_ALL);
+        set(self.acl.bank() == 1, config::ACL_BANK);
         set(self.why_ask(0).is_some(), config::ASK4);
         set(self.why_ask(1).is_some(), config::ASK6);
         set(self.by_ports[0] == Some(true), config::PORTS4);

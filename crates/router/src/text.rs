@@ -5,6 +5,7 @@ use std::fmt::Write;
 
 use netlink::{Hop, Link, Neighbour, Route, RouteKey, RouteKind, Snapshot};
 
+use crate::acl_in_use::AclReport;
 use crate::layout::Counter;
 use crate::report::{InterfaceReport, Report};
 
@@ -146,6 +147,26 @@ pub fn counters(report: &Report) -> String {
             }
         }
     }
+    text
+}
+
+/// What each rule of the access list took.
+pub fn acl(report: &AclReport) -> String {
+    let mut text = format!("{:>12} {:>16} rule\n", "packets", "bytes");
+    for (rule, count) in &report.rules {
+        let _ = writeln!(text, "{:>12} {:>16} {rule}", count.packets, count.bytes);
+    }
+    let default = if report.default_allows {
+        "allow"
+    } else {
+        "deny"
+    };
+    let count = report.default;
+    let _ = writeln!(
+        text,
+        "{:>12} {:>16} default {default}",
+        count.packets, count.bytes
+    );
     text
 }
 

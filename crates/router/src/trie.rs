@@ -16,6 +16,8 @@
 mod tree;
 mod words;
 
+use std::sync::atomic::Ordering;
+
 use crate::blocks::{Blocks, Full};
 use crate::layout::CHILD;
 use crate::node::{self, LINE, Layout};
@@ -178,6 +180,12 @@ impl Trie {
     /// Lines in use, and how many there are.
     pub fn usage(&self) -> (usize, usize) {
         (self.shape.root_lines() + self.blocks.used(), self.lines)
+    }
+
+    /// All words, of a trie in memory of our own.
+    pub fn into_words(self) -> Vec<u32> {
+        let words = self.words.all().iter();
+        words.map(|word| word.load(Ordering::Relaxed)).collect()
     }
 
     /// Writes a node into a block of its own, whose children are written, and leads to it.

@@ -202,7 +202,8 @@ impl Router {
 
     fn treatment(&self, at: usize, key: &RouteKey, path: Option<u32>) -> Treatment {
         let mut hooks = self.firewall.hooks.iter();
-        if let Some(hook) = hooks.find(|hook| [hook.v4, hook.v6][at]) {
+        let judged_here = self.acl.judges()[at] && !self.acl.judges_all();
+        if let Some(hook) = hooks.find(|hook| [hook.v4, hook.v6][at] && !judged_here) {
             return Treatment::Kernel(format!("{hook} sees forwarded packets"));
         }
         if let Some(why) = self.why_ask(at) {

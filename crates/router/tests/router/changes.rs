@@ -182,7 +182,7 @@ fn a_firewall_that_looks_on_is_seen_and_obeyed() {
             "an empty chain that accepts changes nothing"
         );
         namespace
-            .ok("nft add rule ip filter forward ip daddr 203.0.113.7 drop")
+            .ok("nft add rule ip filter forward meta mark 0 ip daddr 203.0.113.7 drop")
             .expect("nft");
         ours.until("firewall", |ours| {
             way(&mut lab, ours, "203.0.113.7") == (None, false)

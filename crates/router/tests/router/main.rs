@@ -2,6 +2,7 @@
 //! whole frames in, whole frames out. The oracle is the kernel's own forwarding in the same
 //! namespace, without the router.
 
+mod acl;
 mod another_kernel;
 mod cables;
 mod capture;

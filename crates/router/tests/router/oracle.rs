@@ -11,9 +11,9 @@ use xdp::Mode;
 const PACKETS: usize = 6000;
 
 /// What came out for one frame: in the east, in the west.
-type Out = (Vec<Vec<u8>>, Vec<Vec<u8>>);
+pub type Out = (Vec<Vec<u8>>, Vec<Vec<u8>>);
 
-fn pass(lab: &mut Lab, frames: &[Vec<u8>]) -> Vec<Out> {
+pub fn pass(lab: &mut Lab, frames: &[Vec<u8>]) -> Vec<Out> {
     let one = |frame: &Vec<u8>| {
         lab.east.send(frame);
         (normal(lab.east.receive()), normal(lab.west.receive()))
@@ -48,7 +48,7 @@ fn normal(mut frames: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
 /// Equal, but for ICMP errors that one of them lacks: the kernel sends them from a socket that a
 /// CPU's namespaces share, and goes without when that one has too much on its way to neighbours
 /// that do not answer.
-fn alike(ours: &Out, kernels: &Out) -> bool {
+pub fn alike(ours: &Out, kernels: &Out) -> bool {
     let is_error = |frame: &Vec<u8>| match frame.get(12..14) {
         Some([0x08, 0]) => {
             frame.get(23) == Some(&1)

@@ -1,0 +1,222 @@
+//! The access list in the kernel: two images, of which one is in use, and what their rules have
+//! counted. Owned by the router.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::atomic::Ordering;
+
+use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, libbpf_sys};
+use sys::bpf_array::BpfArray;
+
+use super::image::Image;
+use super::{List, Rule};
+use crate::error::Error;
+use crate::layout::{ELEMENT_LINES, LINE_WORDS};
+
+/// Words of a count: packets and bytes, 64 bits each.
+const COUNT_WORDS: usize = 4;
+
+/// Packets and bytes, those of IP.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Count {
+    /// Packets that a rule took.
+    pub packets: u64,
+    /// Their bytes, without Ethernet headers.
+    pub bytes: u64,
+}
+
+impl Count {
+    fn add(&mut self, other: Count) {
+        self.packets += other.packets;
+        self.bytes += other.bytes;
+    }
+}
+
+/// Both banks.
+#[derive(Debug)]
+pub struct Loaded {
+    images: MapHandle,
+    counters: MapHandle,
+    cpus: usize,
+    bank: u32,
+    now: Option<Counting>,
+    /// The one before, whose last packets may still be on their way.
+    before: Option<Counting>,
+}
+
+/// What an image's rules count, with what equal rules had counted before.
+#[derive(Debug)]
+struct Counting {
+    memory: BpfArray,
+    slots: usize,
+    /// By slot.
+    had: Vec<Count>,
+    /// By slot: the slot that goes on as this one, of the list before.
+    from: Vec<Option<usize>>,
+}
+
+impl Loaded {
+    /// Over the maps `acls` and `acl_counters`, empty.
+    pub fn new(images: MapHandle, counters: MapHandle, cpus: usize) -> Loaded {
+        Loaded {
+            images,
+            counters,
+            cpus,
+            bank: 0,
+            now: None,
+            before: None,
+        }
+    }
+
+    /// Puts an image into the other bank; it is used when the configuration says so. `old` and
+    /// `new` are the lists: equal rules go on counting.
+    ///
+    /// # Errors
+    /// Memory. Nothing has changed then.
+    pub fn load(&mut self, image: &Image, old: Option<&List>, new: &List) -> Result<(), Error> {
+        self.rest();
+        let bank = 1 - self.bank;
+        let element = ELEMENT_LINES * LINE_WORDS;
+        let (map, words) = make("acl", image.words.len() / element, element)?;
+        for (word, value) in words.words().iter().zip(&image.words) {
+            word.store(*value, Ordering::Relaxed);
+        }
+        let slots = image.slots;
+        let (counts, memory) = make("acl_counts", slots * self.cpus, COUNT_WORDS)?;
+        put(&self.counters, bank, &counts)?;
+        put(&self.images, bank, &map)?;
+        self.bank = bank;
+        let from = old.map_or_else(|| vec![None; slots], |old| goes_on(old, new));
+        let before = self.now.take();
+        let total = |slot: &usize| before.as_ref().map(|before| before.had[*slot]);
+        let had = from.iter().map(|slot| slot.as_ref().and_then(total));
+        self.now = Some(Counting {
+            memory,
+            slots,
+            had: had.map(Option::unwrap_or_default).collect(),
+            from,
+        });
+        self.before = before;
+        Ok(())
+    }
+
+    /// There is none from now on, as the configuration says already.
+    pub fn unload(&mut self) {
+        self.before = self.now.take();
+        self.bank = 1 - self.bank;
+        self.rest();
+    }
+
+    /// The bank in use.
+    pub fn bank(&self) -> u32 {
+        self.bank
+    }
+
+    /// Once a second: the image before is given back.
+    pub fn rest(&mut self) {
+        let Some(before) = self.before.take() else {
+            return;
+        };
+        if let Some(now) = &mut self.now {
+            for (had, from) in now.had.iter_mut().zip(&now.from) {
+                if let Some(slot) = from {
+                    had.add(before.read(*slot, self.cpus));
+                }
+            }
+        }
+        let key = (1 - self.bank).to_ne_bytes();
+        // One that is not there needs no more than that.
+        let _ = self.images.delete(&key);
+        let _ = self.counters.delete(&key);
+    }
+
+    /// What each rule has counted, and behind them what none took.
+    pub fn counts(&self) -> Vec<Count> {
+        let Some(now) = &self.now else {
+            return Vec::new();
+        };
+        let one = |slot: usize| {
+            let mut count = now.had[slot];
+            count.add(now.read(slot, self.cpus));
+            if let (Some(before), Some(from)) = (&self.before, now.from[slot]) {
+                count.add(before.read(from, self.cpus));
+            }
+            count
+        };
+        (0..now.slots).map(one).collect()
+    }
+}
+
+impl Counting {
+    /// What the program has counted itself.
+    fn read(&self, slot: usize, cpus: usize) -> Count {
+        let mut sum = Count::default();
+        for cpu in 0..cpus {
+            let at = (cpu * self.slots + slot) * COUNT_WORDS;
+            sum.add(Count {
+                packets: self.read_long(at),
+                bytes: self.read_long(at + 2),
+            });
+        }
+        sum
+    }
+
+    /// The program writes both halves at once; here they are read one after the other.
+    fn read_long(&self, at: usize) -> u64 {
+        let word = |at: usize| u64::from(self.memory.words()[at].load(Ordering::Acquire));
+        loop {
+            let upper = word(at + 1);
+            let lower = word(at);
+            if word(at + 1) == upper {
+                return upper << 32 | lower;
+            }
+        }
+    }
+}
+
+/// For each slot of the new list the one of the old list with an equal rule; of several the first
+/// that is left.
+fn goes_on(old: &List, new: &List) -> Vec<Option<usize>> {
+    let mut slots: HashMap<&Rule, Vec<usize>> = HashMap::new();
+    for (slot, rule) in old.rules.iter().enumerate().rev() {
+        slots.entry(rule).or_default().push(slot);
+    }
+    let take = |rule| slots.get_mut(rule).and_then(Vec::pop);
+    let mut from: Vec<Option<usize>> = new.rules.iter().map(take).collect();
+    let same_default = old.default_allows == new.default_allows;
+    from.push(same_default.then_some(old.rules.len()));
+    from
+}
+
+/// An array that a program reads through a map of maps, mapped.
+fn make(name: &'static str, elements: usize, words: usize) -> Result<(MapHandle, BpfArray), Error> {
+    let options = libbpf_sys::bpf_map_create_opts {
+        sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t,
+        map_flags: libbpf_sys::BPF_F_MMAPABLE | libbpf_sys::BPF_F_INNER_MAP,
+        ..Default::default()
+    };
+    let (elements, bytes) = (elements as u32, words as u32 * 4);
+    let map = MapHandle::create(MapType::Array, Some(name), 4, bytes, elements, &options);
+    let map = map.map_err(|source| xdp::Error::Map {
+        map: name.to_owned(),
+        source,
+    })?;
+    let words = words * elements as usize;
+    let mapped = BpfArray::new(map.as_fd(), words).map_err(|source| Error::Memory {
+        table: name,
+        words,
+        source,
+    })?;
+    Ok((map, mapped))
+}
+
+fn put(outer: &MapHandle, bank: u32, inner: &MapHandle) -> Result<(), Error> {
+    let fd = inner.as_fd().as_raw_fd().to_ne_bytes();
+    let done = outer.update(&bank.to_ne_bytes(), &fd, MapFlags::ANY);
+    done.map_err(|source| {
+        Error::Xdp(xdp::Error::Map {
+            map: outer.name().to_string_lossy().into_owned(),
+            source,
+        })
+    })
+}

@@ -1,0 +1,463 @@
+//! Access lists beside the kernel's own firewall: the same rules as nftables' ruleset, without the
+//! router, let the same packets pass and count as many of them.
+
+use crate::cables::{Cables, NATIVE, PLAIN, TC};
+use crate::lab::{SMALL, story_over};
+use crate::oracle::{Out, alike, pass};
+use crate::ours::Ours;
+use crate::packets::{from, generate, to};
+use butterfly_router::acl::{List, Rule, Side, WITH_PORTS};
+use butterfly_router::layout::Counter;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use testkit::netns::Namespace;
+use xdp::Mode;
+
+const PREFIXES4: [&str; 9] = [
+    "10.1.0.0/24",
+    "10.1.0.2/32",
+    "10.1.0.0/30",
+    "203.0.113.0/24",
+    "203.0.113.128/25",
+    "198.51.100.0/25",
+    "10.0.0.0/8",
+    "10.2.0.0/16",
+    "0.0.0.0/0",
+];
+const PREFIXES6: [&str; 9] = [
+    "2001:db8:1::/64",
+    "2001:db8:1::2/128",
+    "2001:db8:1::/126",
+    "2001:db8:f::/48",
+    "2001:db8:f::7/128",
+    "2001:db8:e::/112",
+    "2001:db8::/32",
+    "2001:db8:e::8/125",
+    "::/0",
+];
+
+/// Rules that packets of `generate` meet, of all kinds.
+pub fn rules(seed: u64, count: usize) -> Vec<Rule> {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let all = std::iter::repeat_with(|| rule(&mut rng));
+    // One that asks for next to nothing would decide everything.
+    all.filter(|rule| asks(rule) > 1).take(count).collect()
+}
+
+/// How many things a rule asks for.
+fn asks(rule: &Rule) -> usize {
+    let narrow = |side: &Side| side.prefix.is_some_and(|prefix| prefix.prefix_len() > 8);
+    let all = [
+        narrow(&rule.source),
+        narrow(&rule.destination),
+        rule.protocol.is_some(),
+        rule.input.is_some(),
+        rule.output.is_some(),
+        rule.destination.ports.is_some(),
+    ];
+    all.into_iter().filter(|one| *one).count()
+}
+
+fn rule(rng: &mut StdRng) -> Rule {
+    let six = rng.random_bool(0.5);
+    let pool = if six { &PREFIXES6 } else { &PREFIXES4 };
+    let mut rule = Rule {
+        allows: rng.random_bool(0.5),
+        ..Rule::default()
+    };
+    let side = |rng: &mut StdRng| {
+        let text = pool[rng.random_range(0..pool.len())];
+        let prefix = rng
+            .random_bool(0.6)
+            .then(|| text.parse().expect("a prefix"));
+        Side {
+            prefix,
+            ports: None,
+        }
+    };
+    rule.source = side(rng);
+    rule.destination = side(rng);
+    if rng.random_bool(0.1) {
+        rule.family = Some(if six { 6 } else { 4 });
+    }
+    let name = |rng: &mut StdRng| ["east", "west", "gone"][rng.random_range(0..3)].to_owned();
+    rule.input = rng.random_bool(0.2).then(|| name(rng));
+    rule.output = rng.random_bool(0.2).then(|| name(rng));
+    let protocols = [6, 17, 17, 17, 1, 58, 110, 132];
+    rule.protocol = rng
+        .random_bool(0.7)
+        .then(|| protocols[rng.random_range(0..protocols.len())]);
+    if rule.protocol.is_some_and(|one| WITH_PORTS.contains(&one)) {
+        let ports = |rng: &mut StdRng, least: u16, most: u16| {
+            let first = rng.random_range(least..most);
+            let last = rng.random_range(first..=most);
+            rng.random_bool(0.5).then_some((first, last))
+        };
+        rule.source.ports = ports(rng, 1024, 60_000);
+        rule.destination.ports = ports(rng, 0, 1024);
+    }
+    rule
+}
+
+/// Gives the kernel a list.
+pub fn to_kernel(namespace: &Namespace, list: &List) {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(file.path(), list.to_nftables()).expect("a file");
+    namespace
+        .ok(&format!("nft -f {}", file.path().display()))
+        .expect("nftables takes it");
+}
+
+/// Packets and bytes that each rule of the kernel's took.
+fn kernels_counts(namespace: &Namespace) -> Vec<(u64, u64)> {
+    let text = namespace.ok("nft -j list ruleset").expect("nft");
+    let ruleset: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    let objects = ruleset["nftables"].as_array().expect("objects");
+    let expressions = objects
+        .iter()
+        .filter_map(|object| object["rule"]["expr"].as_array());
+    let counter = |expressions: &Vec<serde_json::Value>| {
+        let found = expressions.iter().find_map(|one| one.get("counter"));
+        let number = |name: &str| found.and_then(|found| found[name].as_u64());
+        (
+            number("packets").expect("a counter"),
+            number("bytes").expect("a counter"),
+        )
+    };
+    expressions.map(counter).collect()
+}
+
+fn our_counts(ours: &Ours) -> Vec<(u64, u64)> {
+    let report = ours.service.router.acl_report().expect("a list");
+    let counts = report.rules.iter();
+    counts.map(|(_, one)| (one.packets, one.bytes)).collect()
+}
+
+/// By the kernel's firewall, and then by ours.
+fn compare(modes: [Mode; 2], seed: u64, list: List, packets: usize) {
+    let cables = Cables { modes, ..PLAIN };
+    story_over(&cables, "", async move |namespace, mut lab| {
+        let frames = generate(seed, packets);
+        pass(&mut lab, &frames[..64]);
+        to_kernel(namespace, &list);
+        let kernel = pass(&mut lab, &frames);
+        let kernels = kernels_counts(namespace);
+        namespace.ok("nft flush ruleset").expect("nft");
+        let mut ours = Ours::start_in(modes, &SMALL).await;
+        ours.service
+            .router
+            .set_acl(Some(list.clone()))
+            .expect("it fits");
+        let fast = pass(&mut lab, &frames);
+        equal(seed, &frames, &fast, &kernel);
+        let counted = our_counts(&ours);
+        for (number, rule) in list.rules.iter().enumerate() {
+            assert_eq!(
+                counted[number], kernels[number],
+                "rule {number}, {rule}, of seed {seed}, in {modes:?}"
+            );
+        }
+        let taken = counted.iter().filter(|(packets, _)| *packets > 0).count();
+        assert!(taken >= 4, "only {taken} rules took a packet");
+        let (denied, forwarded) = (ours.count(Counter::Denied), ours.count(Counter::Forwarded));
+        assert!(
+            denied > 20 && forwarded > 20,
+            "{denied} were denied and {forwarded} forwarded"
+        );
+    });
+}
+
+fn equal(seed: u64, frames: &[Vec<u8>], fast: &[Out], kernel: &[Out]) {
+    for (number, frame) in frames.iter().enumerate() {
+        let (ours, theirs) = (&fast[number], &kernel[number]);
+        assert!(
+            alike(ours, theirs),
+            "frame {number} of seed {seed}: {frame:02x?}\nours: {ours:02x?}\nthe kernel's: {theirs:02x?}"
+        );
+    }
+}
+
+#[test]
+fn the_same_packets_pass_as_with_nftables() {
+    let lists = [(11, 12, true), (12, 60, false), (13, 400, true), (42, 200, false)];
+    for (seed, count, default_allows) in lists {
+        for modes in [NATIVE, TC, [Mode::Native, Mode::Tc]] {
+            let rules = rules(seed, count);
+            let list = List {
+                rules,
+                default_allows,
+            };
+            compare(modes, seed, list, 1500);
+        }
+    }
+}
+
+/// Rules without what nftables' ruleset would not have: every rule takes a packet of its family.
+fn small_list() -> List {
+    List::parse(
+        "default deny
+        allow in east out west proto udp from 10.1.0.0/24 port 1024-65535 to 203.0.113.0/25
+        deny proto tcp to any port 1-512
+        allow from 2001:db8:1::2 to 2001:db8:f::/48
+        allow ipv6 proto tcp
+        allow out west from 10.1.0.2",
+    )
+    .expect("a list")
+}
+
+#[test]
+fn nftables_rules_that_say_no_more_are_judged_here() {
+    for (seed, list) in [
+        (21, small_list()),
+        (
+            22,
+            List {
+                rules: rules(22, 300),
+                default_allows: true,
+            },
+        ),
+    ] {
+        for modes in [NATIVE, TC] {
+            let cables = Cables { modes, ..PLAIN };
+            let list = list.clone();
+            story_over(&cables, "", async move |namespace, mut lab| {
+                let frames = generate(seed, 1500);
+                to_kernel(namespace, &list);
+                pass(&mut lab, &frames[..64]);
+                let kernel = pass(&mut lab, &frames);
+                let ours = Ours::start_in(modes, &SMALL).await;
+                let report = ours.service.router.acl_report().expect("it is read");
+                assert_eq!(report.hooks, ["nftables inet butterfly forward"]);
+                assert_eq!(report.rules.len(), list.rules.len());
+                assert_eq!(report.default_allows, list.default_allows);
+                let fast = pass(&mut lab, &frames);
+                equal(seed, &frames, &fast, &kernel);
+                let (denied, forwarded) =
+                    (ours.count(Counter::Denied), ours.count(Counter::Forwarded));
+                assert!(denied > 50 && forwarded > 50, "{denied} and {forwarded}");
+                // But for headers that nobody understands.
+                assert!(ours.count(Counter::Firewall) < 10);
+            });
+        }
+    }
+}
+
+/// What nftables says beyond that leaves the packets to it; without that they are judged here.
+#[test]
+fn nftables_rules_that_say_more_are_the_kernels() {
+    story_over(&PLAIN, "", async |namespace, _| {
+        let mut ours = Ours::start(&SMALL).await;
+        let rules = [
+            "ct state established accept",
+            "tcp dport { 80, 443 } accept",
+            "ip saddr != 10.1.0.2 drop",
+            "ip saddr 10.1.0.2 log drop",
+            "ip saddr 10.1.0.2 limit rate 10/second accept",
+            "ip saddr 10.1.0.2 counter",
+            "iifname \"ea*\" drop",
+            "iif east drop",
+            "ip dscp 3 drop",
+            "ip saddr 10.1.0.2 reject",
+            "ip saddr 10.1.0.2-10.1.0.9 drop",
+            "meta mark 3 drop",
+        ];
+        let table = "table inet one { chain forward { type filter hook forward priority 0;";
+        for rule in rules {
+            let text = format!("{table} ip saddr 10.9.0.0/16 tcp dport 22 drop; {rule}; }}; }}");
+            namespace
+                .ok(&format!("nft '{text}'"))
+                .unwrap_or_else(|error| panic!("{rule}: {error}"));
+            let says = |ours: &mut Ours| {
+                let note = "IPv4 and IPv6 are left to the kernel: nftables inet one forward";
+                ours.notes().iter().any(|one| one.starts_with(note))
+            };
+            ours.until(rule, says).await;
+            assert_eq!(ours.service.router.acl_report(), None, "{rule}");
+            namespace.ok("nft flush ruleset").expect("nft");
+            ours.until("no rules", |ours| ours.notes().is_empty()).await;
+        }
+        // Two chains that see the same packets are not one list.
+        namespace
+            .ok(&format!("nft '{table} ip saddr 10.9.0.0/16 drop; }}; }}'"))
+            .expect("nft");
+        ours.until("list", |ours| ours.service.router.acl_report().is_some())
+            .await;
+        let second = "table ip two { chain forward { type filter hook forward priority 1;";
+        namespace
+            .ok(&format!("nft '{second} tcp dport 23 drop; }}; }}'"))
+            .expect("nft");
+        let judged = "packets of IPv6 are judged by the rules of nftables inet one forward";
+        let left =
+            "IPv4 is left to the kernel: nftables ip two forward (1 rules) sees forwarded packets";
+        ours.until("two chains", |ours| ours.notes() == [judged, left])
+            .await;
+        // A table that sleeps is not read.
+        namespace
+            .ok(
+                "nft flush ruleset && nft 'table ip two { flags dormant; chain forward { \
+                 type filter hook forward priority 1; tcp dport 23 drop; }; }'",
+            )
+            .expect("nft");
+        ours.until("a table that sleeps", |ours| {
+            ours.notes()
+                .iter()
+                .any(|note| note.starts_with("IPv4 is left to the kernel: nftables ip two"))
+        })
+        .await;
+    });
+}
+
+/// Of two families by two chains.
+#[test]
+fn chains_of_each_family_are_one_list() {
+    story_over(&PLAIN, "", async |namespace, mut lab| {
+        namespace
+            .ok(
+                "nft 'table ip a { chain f { type filter hook forward priority 0; policy drop; \
+                 ip saddr 10.1.0.2 ip daddr 203.0.113.7 udp sport 7 udp dport 9 accept; }; }' && \
+                 nft 'table ip6 b { chain f { type filter hook forward priority 0; \
+                 ip6 daddr 2001:db8:f::/48 meta l4proto 17 drop; }; }'",
+            )
+            .expect("nft");
+        let ours = Ours::start(&SMALL).await;
+        let report = ours.service.router.acl_report().expect("a list");
+        let rules: Vec<String> = report
+            .rules
+            .iter()
+            .map(|(rule, _)| rule.to_string())
+            .collect();
+        assert_eq!(
+            rules,
+            [
+                "allow ipv4 proto udp from 10.1.0.2 port 7 to 203.0.113.7 port 9",
+                "deny ipv4",
+                "deny ipv6 proto udp to 2001:db8:f::/48",
+            ]
+        );
+        assert!(report.default_allows);
+        let mut passes = |to_: &str, ports: (u16, u16)| {
+            lab.east.send(&to(to_).udp(ports.0, ports.1).build());
+            lab.east.receive();
+            lab.west.receive().len() == 1
+        };
+        assert!(passes("203.0.113.7", (7, 9)) && passes("203.0.113.7", (7, 9)));
+        assert!(!passes("203.0.113.7", (7, 8)) && !passes("203.0.113.8", (7, 9)));
+        assert!(!passes("2001:db8:f::7", (7, 9)) && passes("2001:db8:e::9", (7, 9)));
+        assert_eq!(ours.count(Counter::Denied), 3);
+    });
+}
+
+#[test]
+fn a_list_takes_the_place_of_another_and_equal_rules_go_on_counting() {
+    story_over(&PLAIN, "", async |_, mut lab| {
+        let mut ours = Ours::start(&SMALL).await;
+        let set = |ours: &mut Ours, text: &str| {
+            let list = List::parse(text).expect("a list");
+            ours.service.router.set_acl(Some(list))
+        };
+        let mut send = |port: u16| {
+            lab.east.send(&to("203.0.113.7").udp(1, port).build());
+            lab.east.receive();
+            lab.west.receive().len()
+        };
+        set(&mut ours, "default deny\nallow proto udp to any port 5").expect("a list");
+        assert_eq!((send(5), send(5), send(6)), (1, 1, 0));
+        let two = "default deny\nallow proto udp to any port 6\nallow proto udp to any port 5";
+        set(&mut ours, two).expect("a list");
+        assert_eq!((send(5), send(6), send(7)), (1, 1, 0));
+        let packets = |ours: &Ours| {
+            let report = ours.service.router.acl_report().expect("a list");
+            let rules = report.rules.iter().map(|(_, count)| count.packets);
+            rules.chain([report.default.packets]).collect::<Vec<_>>()
+        };
+        assert_eq!(packets(&ours), [1, 3, 2]);
+        // And when nothing of the old one is on its way any more.
+        ours.service.router.housekeep();
+        assert_eq!(packets(&ours), [1, 3, 2]);
+        // One that does not fit changes nothing.
+        let names: String = (0..600).map(|n| format!("allow in gone{n}\n")).collect();
+        set(&mut ours, &format!("default deny\n{names}")).expect("none of them is there");
+        assert_eq!((send(5), packets(&ours)[600]), (0, 3));
+        ours.service.router.set_acl(None).expect("none");
+        assert_eq!((send(5), send(7)), (1, 1));
+        assert_eq!(ours.service.router.acl_report(), None);
+    });
+}
+
+/// What is left to the kernel is judged, and what is not to be forwarded is not.
+#[test]
+fn what_is_left_to_the_kernel_is_judged() {
+    for modes in [NATIVE, TC] {
+        let cables = Cables { modes, ..PLAIN };
+        story_over(&cables, "", async move |_, mut lab| {
+            let mut ours = Ours::start_in(modes, &SMALL).await;
+            let list = "default allow\ndeny proto udp to any port 9";
+            let list = List::parse(list).expect("a list");
+            ours.service.router.set_acl(Some(list)).expect("a list");
+            let mut out = |frame: Vec<u8>| {
+                lab.east.send(&frame);
+                (lab.east.receive().len(), lab.west.receive().len())
+            };
+            let options = |port| {
+                to("203.0.113.7")
+                    .ip_options(&[1, 1, 1, 0])
+                    .udp(1, port)
+                    .build()
+            };
+            assert_eq!(out(options(8)), (0, 1));
+            assert_eq!(out(options(9)), (0, 0));
+            // Too long, and to be cut by the kernel.
+            let long = |port| to("203.0.113.7").udp(1, port).payload(&[0; 1440]).build();
+            assert_eq!(out(long(8)), (0, 2));
+            assert_eq!(out(long(9)), (0, 0));
+            // To this host: answered that nobody is there.
+            let own = to("10.1.0.1").udp(1, 9).build();
+            assert_eq!(out(own), (1, 0));
+            // A hop too few: the kernel says so.
+            let last = to("203.0.113.7").ttl(1).udp(1, 9).build();
+            assert_eq!(out(last), (1, 0));
+            // To this host's address on the link, answered; and to another's there.
+            let on_link = |address: &str, port| to(address).udp(1, port).build();
+            assert_eq!(out(on_link("fe80::ff:fe00:e", 9)), (1, 0));
+            assert_eq!(out(on_link("fe80::2", 8)), (1, 0));
+            assert_eq!(out(on_link("fe80::2", 9)), (0, 0));
+            // From an address of the link: it may go back there.
+            let source = |address: &str, port| {
+                let to = address.parse().expect("an address");
+                from("fe80::2", to).udp(1, port).build()
+            };
+            assert_eq!(out(source("2001:db8:1::3", 8)), (1, 0));
+            assert_eq!(out(source("2001:db8:1::3", 9)), (0, 0));
+            assert_eq!(ours.count(Counter::Denied), 4);
+        });
+    }
+}
+
+/// An interface that a rule names comes, and goes.
+#[test]
+fn names_are_followed() {
+    story_over(&PLAIN, "", async |namespace, mut lab| {
+        let mut ours = Ours::start(&SMALL).await;
+        let list = List::parse("default allow\ndeny out later").expect("a list");
+        ours.service.router.set_acl(Some(list)).expect("a list");
+        let note =
+            "rules of the access list that name later take no packet: there is no such interface";
+        assert_eq!(ours.notes(), [note]);
+        let mut send = || {
+            lab.east.send(&to("203.0.113.7").udp(1, 5).build());
+            lab.east.receive();
+            lab.west.receive().len()
+        };
+        assert_eq!(send(), 1);
+        namespace
+            .ok(
+                "ip link set west down && ip link set west name later && ip link set later up && \
+                 ip route add 203.0.113.0/24 via 10.2.0.2 && \
+                 ip neigh replace 10.2.0.2 lladdr 02:00:00:00:02:02 dev later",
+            )
+            .expect("a name");
+        let named = |ours: &mut Ours| !ours.notes().contains(&note.to_owned());
+        ours.until("the name", named).await;
+        assert_eq!(send(), 0);
+    });
+}
