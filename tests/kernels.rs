@@ -84,10 +84,15 @@ fn our_programs_on_its_kernel() -> Result<()> {
             "taking over far0: at tc ingress (veth).",
         ),
         (
+            "forward near0 far0 --acl /run/acl",
+            "taking over far0: at tc ingress (veth).",
+        ),
+        (
             "balance near0 10.1.2.3 192.168.101.1 10.1.2.10 10.1.2.11",
             "balancing 192.168.101.1:80/tcp on near0: at tc ingress (veth)",
         ),
     ] {
+        host.ok("echo 'default deny' >/run/acl")?;
         host.ok(&format!(
             ": >/run/said; butterfly {command} >/run/said 2>&1 & echo $! >/run/pid"
         ))?;

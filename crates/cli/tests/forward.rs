@@ -255,3 +255,61 @@ fn strangers_ask_in_vain() {
     );
     drop(process);
 }
+
+#[test]
+fn the_access_list_of_a_file_is_followed() {
+    let hosts = RoutedHosts::new().expect("the kernel forwards");
+    hosts.first_answers().expect("neighbours");
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let write = |text: &str| std::fs::write(file.path(), text).expect("a file");
+    let path = file.path().display().to_string();
+    // A mistake at the start: nothing is taken over.
+    write("default deny\nallow proto tpc\n");
+    let butterfly = env!("CARGO_BIN_EXE_butterfly");
+    let said = hosts
+        .router
+        .ok(&format!(
+            "{butterfly} forward east0 west0 --acl {path} 2>&1; true"
+        ))
+        .expect("a shell");
+    let why = "line 2: 'tpc' is no protocol: a name, or a number from 0 to 255";
+    assert_eq!(
+        said.lines().last(),
+        Some(format!("butterfly: {path}: {why}").as_str())
+    );
+    assert!(!hosts.has_program("east0").expect("ip"));
+    write("default deny\nallow in east0 proto icmp\nallow proto icmp\nallow proto icmpv6\n");
+    let mut process = forward(&hosts, &format!("--acl {path}"));
+    pinging(&hosts, || {});
+    let mut again = |text: &str, said: &str| {
+        write(text);
+        process.signal("HUP").expect("a signal");
+        wait_for(said, PATIENCE, || {
+            Ok(process.log().contains(said).then_some(()))
+        })
+        .expect("it is read");
+    };
+    again(
+        "default deny\nallow from 10.0.0.1/8\n",
+        "the access list is as it was: ",
+    );
+    pinging(&hosts, || {});
+    again(
+        "default deny\nallow in east0 proto icmp\n",
+        "was read again: 1 rules.",
+    );
+    let ping = format!("ping -q -c 3 -i 0.05 -W 0.2 {}", WEST[0]);
+    assert!(!hosts.east.succeeds(&ping).expect("ping"), "no way back");
+    process.terminate(PATIENCE).expect("an end");
+    let log = process.log();
+    let rule = log
+        .lines()
+        .find(|line| line.ends_with("allow in east0 proto icmp"))
+        .unwrap_or_else(|| panic!("no rule in:\n{log}"));
+    let packets = rule.split_whitespace().next().map(str::parse::<u64>);
+    // Those of the rule as it was, too.
+    assert!(matches!(packets, Some(Ok(503..))), "{rule}");
+    assert!(log.contains("  denied  "), "{log}");
+    // The rules end with the process.
+    pinging(&hosts, || {});
+}

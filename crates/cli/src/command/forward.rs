@@ -1,11 +1,13 @@
 //! `butterfly forward`: the router in the foreground, without a daemon. It ends with this process,
 //! and the kernel forwards on.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use api::v1::router_server::RouterServer;
 use clap::Args;
-use router::{Options, Report, Service, text};
+use router::acl::List;
+use router::{AclReport, Options, Report, Service, text};
 use serde_json::{Value, json};
 use tokio::signal::unix::{SignalKind, signal};
 use tonic::service::Routes;
@@ -23,17 +25,29 @@ change. What the fast path does not do itself is left to the kernel, which also 
 however it ends. While it runs, and where no daemon does, `butterfly route`, `neigh`, `interface` and `router show` say
 what it knows. With --json a line a report.
 
+With --acl only what its rules allow is forwarded; SIGHUP has the file read again, and a file with a mistake changes
+nothing. The rules end with the process: for rules that stay, give the kernel those of --acl-to-nftables, which this
+command recognises. docs/router.md has the file's words.
+
 Examples:
   butterfly forward eth1 eth2
-  butterfly forward eth1 eth2.100 --routes --watch=5";
+  butterfly forward eth1 eth2.100 --routes --watch=5
+  butterfly forward eth1 eth2 --acl /etc/butterfly/acl
+  butterfly forward --acl /etc/butterfly/acl --acl-to-nftables | nft -f -";
 
 /// `forward`.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct ForwardArgs {
     /// Interfaces to forward between, VLANs among them
-    #[arg(required = true, value_name = "INTERFACE")]
+    #[arg(required_unless_present = "acl_to_nftables", value_name = "INTERFACE")]
     interfaces: Vec<String>,
+    /// Forward what the rules of this file allow, and drop what they deny
+    #[arg(long, value_name = "FILE")]
+    acl: Option<PathBuf>,
+    /// Print the rules of --acl as a ruleset for nft, and end
+    #[arg(long, requires = "acl", conflicts_with = "interfaces")]
+    acl_to_nftables: bool,
     /// Print the routes and neighbours that it begins with
     #[arg(long)]
     routes: bool,
@@ -61,9 +75,15 @@ impl ForwardArgs {
     /// Forwards until SIGINT or SIGTERM.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         let refused = |error: router::Error| Error::Refused(error.to_string());
+        let list = self.acl.as_deref().map(read_acl).transpose()?;
+        if self.acl_to_nftables {
+            let text = list.unwrap_or_default().to_nftables();
+            return session.out.text(&text);
+        }
         // Asked for first: a signal that comes while the tables are read ends it too.
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut terminate = signal(SignalKind::terminate())?;
+        let mut hangup = signal(SignalKind::hangup())?;
         let options = Options {
             nodes4: self.nodes4,
             nodes6: self.nodes6,
@@ -71,6 +91,8 @@ impl ForwardArgs {
         };
         let mut service = Service::start(&options).await.map_err(refused)?;
         service.watch().map_err(refused)?;
+        // Before the first packet.
+        service.router.set_acl(list).map_err(refused)?;
         let mut attached = Interfaces::new();
         for name in &self.interfaces {
             let mode = self.mode.map(Mode::xdp);
@@ -103,14 +125,46 @@ impl ForwardArgs {
                 }
                 Some(look) = asked.recv() => look(&service, &attached),
                 _ = second.tick(), if self.watch.is_some() => {
-                    show(session, &service.router.report().map_err(refused)?)?;
+                    show(session, &service)?;
                 }
+                // Without a file it ends, as a terminal that has gone expects.
+                _ = hangup.recv() => match &self.acl {
+                    Some(file) => read_again(session, &mut service, file)?,
+                    None => break,
+                },
                 _ = interrupt.recv() => break,
                 _ = terminate.recv() => break,
             }
         }
-        show(session, &service.router.report().map_err(refused)?)
+        show(session, &service)
     }
+}
+
+/// The access list as the file has it now.
+fn read_again(session: &mut Session, service: &mut Service, file: &Path) -> Result<(), Error> {
+    let set = read_acl(file).and_then(|list| {
+        let rules = list.rules.len();
+        let set = service.router.set_acl(Some(list));
+        set.map_err(|error| Error::Refused(error.to_string()))?;
+        Ok(rules)
+    });
+    let said = match set {
+        Ok(rules) => format!("{} was read again: {rules} rules.\n", file.display()),
+        Err(error) => format!("the access list is as it was: {error}\n"),
+    };
+    if session.out.json {
+        eprint!("{said}");
+        return Ok(());
+    }
+    session.out.text(&said)?;
+    session.out.flush()
+}
+
+/// An access list of a file.
+fn read_acl(file: &Path) -> Result<List, Error> {
+    let refused = |why: String| Error::Refused(format!("{}: {why}", file.display()));
+    let text = std::fs::read_to_string(file).map_err(|error| refused(error.to_string()))?;
+    List::parse(&text).map_err(|error| refused(error.to_string()))
 }
 
 /// What was taken over.
@@ -169,13 +223,35 @@ fn say_what_changed(session: &mut Session, before: &Report, now: &Report) -> Res
     session.out.flush()
 }
 
-fn show(session: &mut Session, report: &Report) -> Result<(), Error> {
+fn show(session: &mut Session, service: &Service) -> Result<(), Error> {
+    let report = service.router.report();
+    let report = report.map_err(|error| Error::Refused(error.to_string()))?;
+    let acl = service.router.acl_report();
     if session.out.json {
-        session.out.value_line(&json_of(report))?;
+        let mut value = json_of(&report);
+        if let Some(acl) = &acl {
+            value["acl"] = json_of_acl(acl);
+        }
+        session.out.value_line(&value)?;
     } else {
-        session.out.text(&text::counters(report))?;
+        session.out.text(&text::counters(&report))?;
+        if let Some(acl) = &acl {
+            session.out.text(&text::acl(acl))?;
+        }
     }
     session.out.flush()
+}
+
+fn json_of_acl(acl: &AclReport) -> Value {
+    let rules = acl.rules.iter().map(|(rule, count)| {
+        json!({ "rule": rule.to_string(), "packets": count.packets, "bytes": count.bytes })
+    });
+    json!({
+        "rules": rules.collect::<Vec<_>>(),
+        "default": { "allow": acl.default_allows, "packets": acl.default.packets,
+            "bytes": acl.default.bytes },
+        "nftables": acl.hooks,
+    })
 }
 
 fn json_of(report: &Report) -> Value {
