@@ -19,20 +19,23 @@ use crate::scatter::Scatter;
 /// Rules of the lists.
 const RULES: [usize; 3] = [10, 100, 10_000];
 const ROUTES: usize = 10_000;
-const DESTINATIONS: usize = 8192;
+/// A few, whose part of the lists stays in the caches, and as many as do not.
+const DESTINATIONS: [usize; 2] = [64, 8192];
 const FRAMES: u32 = 1 << 17;
 /// Of the kernel, whose rules are looked at one after the other.
 const KERNELS_FRAMES: u32 = 1 << 13;
 
 /// Each family in turn.
 pub fn measure(results: &mut Results, rounds: usize) {
-    println!("access lists, live frames of 64 bytes, {DESTINATIONS} destinations: ns a frame");
+    println!("access lists, live frames of 64 bytes: ns a frame");
     for v6 in [false, true] {
-        family(results, v6, rounds);
+        for count in DESTINATIONS {
+            family(results, v6, count, rounds);
+        }
     }
 }
 
-fn family(results: &mut Results, v6: bool, rounds: usize) {
+fn family(results: &mut Results, v6: bool, count: usize, rounds: usize) {
     let namespace = namespace();
     let prefixes = prefixes(v6, ROUTES);
     load(&namespace, &prefixes);
@@ -42,7 +45,7 @@ fn family(results: &mut Results, v6: bool, rounds: usize) {
         let scatter = Scatter::new();
         let cable = Cable::new(&namespace, &[&scatter]);
         let frame = frame(v6, 60);
-        scatter.tell(&frame, &destinations(&prefixes, DESTINATIONS), 0);
+        scatter.tell(&frame, &destinations(&prefixes, count), 0);
         let mut router = Ours::start(&Options::default()).await;
         let lists = RULES.map(|count| list(&prefixes, count));
         // Without a list, and with each.
@@ -69,12 +72,12 @@ fn family(results: &mut Results, v6: bool, rounds: usize) {
                 }
             }
         }
-        let ratio = format!("acl_{family}_10000_to_10");
+        let ratio = format!("acl_{family}_{count}_destinations_10000_to_10");
         results.ratio_by_round(&ratio, &ours[3], &ours[1]);
         for (at, (ours, kernel)) in ours.into_iter().zip(kernel).enumerate() {
             let what = match at.checked_sub(1) {
-                None => format!("acl {family} no list"),
-                Some(at) => format!("acl {family} {} rules", RULES[at]),
+                None => format!("acl {family} {count} destinations no list"),
+                Some(at) => format!("acl {family} {count} destinations {} rules", RULES[at]),
             };
             results.add(&what, "router", "ns", ours);
             results.add(&what, "nftables", "ns", kernel);

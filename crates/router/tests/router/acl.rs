@@ -179,7 +179,12 @@ fn equal(seed: u64, frames: &[Vec<u8>], fast: &[Out], kernel: &[Out]) {
 
 #[test]
 fn the_same_packets_pass_as_with_nftables() {
-    let lists = [(11, 12, true), (12, 60, false), (13, 400, true), (42, 200, false)];
+    let lists = [
+        (11, 12, true),
+        (12, 60, false),
+        (13, 400, true),
+        (42, 200, false),
+    ];
     for (seed, count, default_allows) in lists {
         for modes in [NATIVE, TC, [Mode::Native, Mode::Tc]] {
             let rules = rules(seed, count);
