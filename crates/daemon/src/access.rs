@@ -105,6 +105,8 @@ impl Access {
                 _ => Rights::default(),
             },
             (None, Who::Certificate { .. } | Who::V0Tcp) => Rights::all(),
+            // To change anything takes a grant that says so.
+            (None, Who::PageToken) => Rights::view(),
             (None, Who::Unknown) => Rights::default(),
         }
     }

@@ -274,6 +274,7 @@ impl Line {
             }
             Who::Certificate { names } => drop(say("certificate", json!(names))),
             Who::V0Tcp => drop(say("v0_tcp", true.into())),
+            Who::PageToken => drop(say("page_token", true.into())),
             Who::Unknown => (),
         }
         if let Some(address) = &self.peer.address {

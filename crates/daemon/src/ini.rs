@@ -49,6 +49,8 @@ pub struct Ini {
     /// Separated by commas.
     pub metrics: Vec<String>,
     pub insecure_metrics: Option<bool>,
+    pub page: Vec<String>,
+    pub page_token: Option<PathBuf>,
     /// Separated by commas.
     pub balance_interfaces: Vec<String>,
     pub balance_hook: Option<PathBuf>,
@@ -133,6 +135,8 @@ fn set(ini: &mut Ini, section: &str, key: &str, value: &str) -> Result<(), Strin
         ("general", "balance-hook") => ini.balance_hook = Some(value.into()),
         ("general", "balance-bgp") => ini.balance_bgp = Some(value.into()),
         ("general", "metrics") => ini.metrics = list(value),
+        ("general", "page") => ini.page = list(value),
+        ("security", "page-token") => ini.page_token = Some(value.into()),
         ("general", "flow-log") => ini.flow_log = Some(value.into()),
         ("general", "ipfix") => ini.ipfix = list(value),
         ("security", "insecure-metrics") => ini.insecure_metrics = Some(yes(&name, value)?),
@@ -192,12 +196,18 @@ fn known(section: &str, key: &str) -> bool {
                 | "balance-bgp"
                 | "router-interfaces"
                 | "metrics"
+                | "page"
                 | "flow-log"
                 | "ipfix"
         ),
         _ => matches!(
             key,
-            "encryption_key_path" | "insecure-api" | "access" | "audit" | "insecure-metrics"
+            "encryption_key_path"
+                | "insecure-api"
+                | "access"
+                | "audit"
+                | "insecure-metrics"
+                | "page-token"
         ),
     }
 }
@@ -254,10 +264,12 @@ balance-hook = /etc/butterfly/hook
 balance-bgp = /etc/butterfly/bgp.ini
 router-interfaces = eth2,eth3.100
 metrics = unix:/run/m.sock, tcp:127.0.0.1:9417
+page = unix:/run/p.sock
 flow-log = /f
 ipfix = 192.0.2.9:4739, [2001:db8::9]:4739
 [security]
 insecure-metrics = true
+page-token = /etc/butterfly/page-token
 encryption_key_path = /etc/butterfly/key
 insecure-api = yes
 access = /etc/butterfly/access.toml
@@ -292,6 +304,8 @@ audit = /var/log/butterfly/audit.json
             audit: Some("/var/log/butterfly/audit.json".into()),
             metrics: vec!["unix:/run/m.sock".into(), "tcp:127.0.0.1:9417".into()],
             insecure_metrics: Some(true),
+            page: vec!["unix:/run/p.sock".into()],
+            page_token: Some("/etc/butterfly/page-token".into()),
             flow_log: Some("/f".into()),
             ipfix: vec!["192.0.2.9:4739".into(), "[2001:db8::9]:4739".into()],
             balance_interfaces: vec!["eth0".into(), "eth1".into()],
@@ -403,6 +417,8 @@ audit = /var/log/butterfly/audit.json
             audit: Some(_),
             metrics,
             insecure_metrics: Some(_),
+            page,
+            page_token: Some(_),
             flow_log: Some(_),
             ipfix,
             balance_interfaces,
@@ -413,7 +429,7 @@ audit = /var/log/butterfly/audit.json
         else {
             panic!("the example leaves a key out");
         };
-        let lists = [balance_interfaces, router_interfaces, metrics, ipfix];
+        let lists = [balance_interfaces, router_interfaces, metrics, page, ipfix];
         assert!(
             lists.iter().all(|list| !list.is_empty()),
             "the example leaves a key out"

@@ -172,6 +172,14 @@ pub struct Options {
     /// then read them
     #[arg(long)]
     pub(crate) insecure_metrics: bool,
+    /// Serve a page that shows this host to browsers: unix:PATH or tcp:ADDRESS:PORT (mutual TLS);
+    /// may be repeated (docs/page.md)
+    #[arg(long, value_name = "URI")]
+    pub(crate) page: Vec<String>,
+    /// Serve --page tcp: in clear text, on loopback addresses alone, to who has the token in this
+    /// file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) page_token: Option<PathBuf>,
     /// Run so many workers without keeping them on cores of their own; -u says which cores instead
     #[arg(long, value_name = "N", value_parser = cores::count)]
     pub(crate) workers: Option<usize>,
@@ -273,6 +281,9 @@ pub struct Settings {
     /// Where /metrics is served, and whether in clear text.
     pub(crate) metrics: Vec<String>,
     pub(crate) insecure_metrics: bool,
+    /// Where the page is served, and the file of its token.
+    pub(crate) page: Vec<String>,
+    pub(crate) page_token: Option<PathBuf>,
     pub(crate) api_group: Option<String>,
     /// Whose the sockets of NICs are, by name, and their permissions.
     pub(crate) vhost_owner: Option<String>,
@@ -590,6 +601,14 @@ impl Settings {
             some(ini.metrics),
             names,
         );
+        let page = said.one("--page", "page", some(options.page), some(ini.page), names);
+        let page_token = said.one(
+            "--page-token",
+            "page-token",
+            options.page_token,
+            ini.page_token,
+            path,
+        );
         let ipfix = said.one(
             "--ipfix",
             "ipfix",
@@ -615,6 +634,8 @@ impl Settings {
             },
             metrics: metrics.unwrap_or_default(),
             insecure_metrics: options.insecure_metrics || ini.insecure_metrics.unwrap_or(false),
+            page: page.unwrap_or_default(),
+            page_token,
             api_group,
             vhost_owner,
             vhost_group,
@@ -862,6 +883,8 @@ mod tests {
             tls: Tls::default(),
             metrics: vec![],
             insecure_metrics: false,
+            page: vec![],
+            page_token: None,
             api_group: None,
             vhost_owner: None,
             vhost_group: None,
@@ -994,6 +1017,13 @@ mod tests {
             (&["--insecure-api -e tcp://*:1"], &|s| {
                 (s.insecure_api, s.v0_endpoint) = (true, Some("tcp://*:1".into()));
             }),
+            (
+                &["--page unix:/p --page tcp:[::1]:9 --page-token /t"],
+                &|s| {
+                    s.page = vec!["unix:/p".into(), "tcp:[::1]:9".into()];
+                    s.page_token = Some("/t".into());
+                },
+            ),
             (
                 &["--metrics unix:/m --metrics tcp:[::1]:9 --insecure-metrics"],
                 &|s| {

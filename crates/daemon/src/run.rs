@@ -28,12 +28,14 @@ use crate::features::HostFeatures;
 use crate::flow_log::FlowLog;
 use crate::handover;
 use crate::held::Held;
+use crate::http;
 use crate::idle_states;
 use crate::kernel::Kernel;
 use crate::lock::{self, Turn};
 use crate::logging::LogControl;
 use crate::metrics;
 use crate::options::Settings;
+use crate::page;
 use crate::privileges;
 use crate::reload::Reload;
 use crate::router;
@@ -127,8 +129,18 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     let mut scraped = Vec::new();
     for endpoint in &settings.metrics {
         let (certificates, insecure) = (certificates.as_ref(), settings.insecure_metrics);
-        let bound = metrics::server::Listener::bind(endpoint, certificates, insecure, &access);
+        let served = metrics::server::SERVED;
+        let bound = http::Listener::bind(served, endpoint, certificates, insecure, &access);
         scraped.push(bound.await?);
+    }
+    let page_token = settings.page_token.as_deref().map(page::Token::read);
+    let page_token = page_token.transpose()?;
+    let mut pages = Vec::new();
+    for endpoint in &settings.page {
+        let (certificates, clear) = (certificates.as_ref(), page_token.is_some());
+        let served = page::server::SERVED;
+        let bound = http::Listener::bind(served, endpoint, certificates, clear, &access);
+        pages.push(bound.await?);
     }
     let policy = v0::server::Policy {
         insecure: settings.insecure_api,
@@ -224,7 +236,8 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     .await?;
     let sockets = v1.iter().filter_map(v1::server::Listener::path);
     let sockets = sockets.chain(v0.iter().filter_map(v0::server::Listener::path));
-    let sockets = sockets.chain(scraped.iter().filter_map(metrics::server::Listener::path));
+    let served = scraped.iter().chain(&pages);
+    let sockets = sockets.chain(served.filter_map(http::Listener::path));
     let sockets = sockets.map(|path| reopen_socket(path, &access)).collect();
     let operations = Operations::new(controller, log, unix_secs).with_store(stored);
     start_gate.open().map_err(|e| e.to_string())?;
@@ -270,7 +283,17 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     }
     let announcer = announcer(settings, &app).await?;
     for listener in scraped {
-        tasks.spawn(listener.serve(app.clone(), access.clone(), gate.clone()));
+        let metrics = metrics::server::Metrics::new(app.clone(), gate.clone());
+        tasks.spawn(listener.serve(app.clone(), access.clone(), gate.clone(), metrics));
+    }
+    if !pages.is_empty() {
+        let history = page::history::History::default();
+        tasks.spawn(history.clone().record(app.clone()));
+        let services = v1::server::services(&app, &gate).await;
+        let page = page::server::Page::new(services, history, gate.clone(), page_token);
+        for listener in pages {
+            tasks.spawn(listener.serve(app.clone(), access.clone(), gate.clone(), page.clone()));
+        }
     }
     for listener in v1 {
         tasks.spawn(listener.serve(app.clone(), access.clone(), gate.clone()));
@@ -386,10 +409,10 @@ fn folders(settings: &Settings) -> Vec<std::path::PathBuf> {
         .v1_endpoints
         .iter()
         .filter_map(|v1| v1.strip_prefix("unix:"));
-    let metrics = settings.metrics.iter();
-    let metrics = metrics.filter_map(|metrics| metrics.strip_prefix("unix:"));
+    let served = settings.metrics.iter().chain(&settings.page);
+    let served = served.filter_map(|served| served.strip_prefix("unix:"));
     let sockets = v0.chain(
-        v1.chain(metrics)
+        v1.chain(served)
             .map(|path| path.strip_prefix("//").unwrap_or(path)),
     );
     let sockets = sockets.filter(|path| !path.is_empty() && !path.starts_with('@'));

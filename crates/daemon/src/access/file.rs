@@ -38,6 +38,8 @@ struct Given {
     certificates: Vec<String>,
     #[serde(default)]
     v0_tcp: bool,
+    #[serde(default)]
+    page_token: bool,
     /// Absent together with `security_groups`: the whole host.
     networks: Option<Vec<NumberOrRange>>,
     security_groups: Option<Vec<String>>,
@@ -124,6 +126,7 @@ fn grant(given: Given) -> Result<Grant, String> {
         groups: given.groups.iter().map(group).collect::<Result<_, _>>()?,
         certificates: given.certificates,
         v0_tcp: given.v0_tcp,
+        page_token: given.page_token,
     };
     if grant.certificates.iter().any(String::is_empty) {
         return Err("a certificate's name is empty".into());
@@ -132,8 +135,12 @@ fn grant(given: Given) -> Result<Grant, String> {
         && grant.groups.is_empty()
         && grant.certificates.is_empty()
         && !grant.v0_tcp
+        && !grant.page_token
     {
-        return Err("is for nobody: it has neither users, groups, certificates nor v0_tcp".into());
+        return Err(
+            "is for nobody: it has neither users, groups, certificates, v0_tcp nor page_token"
+                .into(),
+        );
     }
     Ok(grant)
 }

@@ -35,6 +35,9 @@ use Role::{Admin, Operate, View};
 /// What reading the metrics takes, which no API serves.
 pub const METRICS: Need = need("metrics", View, false);
 
+/// What the page's rates of the last hour take, which no API serves.
+pub const HISTORY: Need = need("history", View, false);
+
 /// Of `butterfly.v1.Butterfly`.
 const BUTTERFLY: &[Need] = &[
     need("ListNics", View, true),

@@ -23,6 +23,8 @@ pub enum Who {
     Certificate { names: Vec<String> },
     /// Who reached v0 over TCP: who has the key, or anybody where clear text is allowed.
     V0Tcp,
+    /// Who has the token of `--page-token`.
+    PageToken,
     /// Nothing is known.
     Unknown,
 }
@@ -93,6 +95,7 @@ impl Peer {
             Who::Certificate { names } if names.is_empty() => "a certificate without names".into(),
             Who::Certificate { names } => format!("the certificate of {}", names.join(", ")),
             Who::V0Tcp => "a client of v0 over TCP".into(),
+            Who::PageToken => "a client with the page token".into(),
             Who::Unknown => "a client of unknown identity".into(),
         };
         // Names are the certificate's maker's: they are to break no line of a log.

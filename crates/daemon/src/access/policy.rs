@@ -112,6 +112,13 @@ impl Rights {
         }
     }
 
+    /// To see the whole host.
+    pub fn view() -> Rights {
+        let mut rights = Rights::default();
+        rights.add(Role::View, &Reach::Whole);
+        rights
+    }
+
     /// What a role is for.
     pub fn reach(&self, role: Role) -> Reach {
         match role {
@@ -149,6 +156,8 @@ pub struct Grant {
     pub certificates: Vec<String>,
     /// Whoever reaches v0 over TCP: with the key, or in clear text where that is allowed.
     pub v0_tcp: bool,
+    /// Who has the token of `--page-token`.
+    pub page_token: bool,
 }
 
 impl Grant {
@@ -162,6 +171,7 @@ impl Grant {
                 .iter()
                 .any(|granted| names.contains(granted)),
             Who::V0Tcp => self.v0_tcp,
+            Who::PageToken => self.page_token,
             Who::Unknown => false,
         }
     }
@@ -217,6 +227,7 @@ mod tests {
             groups: vec![],
             certificates: vec![],
             v0_tcp: false,
+            page_token: false,
         }
     }
 

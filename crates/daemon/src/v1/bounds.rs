@@ -248,6 +248,14 @@ pub struct Guest {
 }
 
 impl Guest {
+    pub fn new(place: Arc<Place>, peer: Peer, authority: Option<Authority>) -> Guest {
+        Guest {
+            place,
+            peer,
+            authority,
+        }
+    }
+
     /// Its certificate is by an authority that is not that of clients any more.
     pub fn is_stale(&self) -> bool {
         self.authority.as_ref().is_some_and(Authority::is_stale)
@@ -267,11 +275,7 @@ impl<S> Identified<S> {
         peer: Peer,
         authority: Option<Authority>,
     ) -> Identified<S> {
-        let guest = Guest {
-            place,
-            peer,
-            authority,
-        };
+        let guest = Guest::new(place, peer, authority);
         Identified { stream, guest }
     }
 }

@@ -13,6 +13,7 @@ use tokio::net::{TcpListener, TcpStream, UnixStream, lookup_host};
 use tokio::sync::mpsc;
 use tokio_rustls::server::TlsStream;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::service::Routes;
 use tonic::transport::Server;
 
 use super::bounds::{Bounded, Budget, Guarded, Identified};
@@ -88,38 +89,14 @@ impl Listener {
 
     /// Serves until the daemon stops, and lets running calls end.
     pub async fn serve(self, app: Arc<App>, access: Access, gate: Gate) {
-        let service = ButterflyServer::new(Service::new(app.clone()))
-            .max_decoding_message_size(REQUEST_MAX)
-            .max_encoding_message_size(usize::MAX);
-        let balancer = BalancerServer::new(balancer::Service::new(app.clone()))
-            .max_decoding_message_size(REQUEST_MAX)
-            .max_encoding_message_size(usize::MAX);
-        let router = RouterServer::new(router::Service::new(app.clone()))
-            .max_decoding_message_size(REQUEST_MAX)
-            .max_encoding_message_size(usize::MAX);
-        let budget = Budget::default();
-        // The gate is in front of all: what it refuses takes nothing of what others share.
-        let operations = &app.operations;
-        let service = Bounded::new(service, budget.clone(), operations.clone());
-        let service = Admitted::new(service, gate.clone());
-        let balancer = Bounded::new(balancer, budget.clone(), operations.clone());
-        let balancer = Admitted::new(balancer, gate.clone());
-        let router = Bounded::new(router, budget.clone(), operations.clone());
-        let router = Admitted::new(router, gate.clone());
-        let health = super::health::service(&app.health).await;
-        let health = Bounded::new(health, budget, operations.clone());
-        let health = Admitted::new(health, gate.clone());
+        let services = services(&app, &gate).await;
         let stopping = app.clone();
         let stopping = async move { stopping.stopping().await };
         let places = Places::new("v1", CLIENTS_MAX);
         let builder = Server::builder().max_concurrent_streams(STREAMS_MAX);
         let served = match self {
             Listener::Unix(socket) => {
-                let services = { builder }
-                    .add_service(service)
-                    .add_service(balancer)
-                    .add_service(router)
-                    .add_service(health);
+                let services = { builder }.add_routes(services);
                 let clients = local_clients(socket, places, app, access, gate);
                 services
                     .serve_with_incoming_shutdown(clients, stopping)
@@ -130,11 +107,7 @@ impl Listener {
                 certificates,
             } => {
                 let mut builder = builder.http2_keepalive_interval(Some(KEEPALIVE));
-                let services = builder
-                    .add_service(service)
-                    .add_service(balancer)
-                    .add_service(router)
-                    .add_service(health);
+                let services = builder.add_routes(services);
                 let clients = remote_clients(listener, certificates, places, app);
                 services
                     .serve_with_incoming_shutdown(clients, stopping)
@@ -145,6 +118,30 @@ impl Listener {
             tracing::error!("the v1 API ends: {e}");
         }
     }
+}
+
+/// All services, each bounded and behind the gate.
+pub async fn services(app: &Arc<App>, gate: &Gate) -> Routes {
+    let service = ButterflyServer::new(Service::new(app.clone()))
+        .max_decoding_message_size(REQUEST_MAX)
+        .max_encoding_message_size(usize::MAX);
+    let balancer = BalancerServer::new(balancer::Service::new(app.clone()))
+        .max_decoding_message_size(REQUEST_MAX)
+        .max_encoding_message_size(usize::MAX);
+    let router = RouterServer::new(router::Service::new(app.clone()))
+        .max_decoding_message_size(REQUEST_MAX)
+        .max_encoding_message_size(usize::MAX);
+    let health = super::health::service(&app.health).await;
+    // The gate is in front of all: what it refuses takes nothing of what others share.
+    let (budget, operations) = (Budget::default(), &app.operations);
+    let service = Bounded::new(service, budget.clone(), operations.clone());
+    let balancer = Bounded::new(balancer, budget.clone(), operations.clone());
+    let router = Bounded::new(router, budget.clone(), operations.clone());
+    let health = Bounded::new(health, budget, operations.clone());
+    Routes::new(Admitted::new(service, gate.clone()))
+        .add_service(Admitted::new(balancer, gate.clone()))
+        .add_service(Admitted::new(router, gate.clone()))
+        .add_service(Admitted::new(health, gate.clone()))
 }
 
 type Clients<S> = ReceiverStream<std::io::Result<Identified<S>>>;

@@ -93,35 +93,36 @@ impl Certificates {
     }
 
     /// Makes the handshake with who speaks plain HTTP, of whichever version; gives the stream, and
-    /// whose the certificate is.
+    /// whose the certificate is, by which authority.
     pub async fn accept_http<S: AsyncRead + AsyncWrite + Unpin>(
         &self,
         stream: S,
-    ) -> Result<(TlsStream<S>, Vec<String>), std::io::Error> {
-        let config = {
-            let loaded = self.loaded.read().unwrap_or_else(PoisonError::into_inner);
-            loaded.config.clone()
-        };
+    ) -> Result<(TlsStream<S>, Vec<String>, Authority), std::io::Error> {
+        let (config, authority) = self.now();
         let mut config = (*config).clone();
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        handshake(stream, Arc::new(config)).await
+        let (stream, names) = handshake(stream, Arc::new(config)).await?;
+        Ok((stream, names, authority))
     }
 
-    /// Makes the handshake; gives the stream, and whose the certificate is.
+    /// Makes the handshake; gives the stream, and whose the certificate is, by which authority.
     pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
         &self,
         stream: S,
     ) -> Result<(TlsStream<S>, Vec<String>, Authority), std::io::Error> {
-        let (config, authority) = {
-            let loaded = self.loaded.read().unwrap_or_else(PoisonError::into_inner);
-            let authority = Authority {
-                then: self.authority.load(Ordering::Acquire),
-                now: self.authority.clone(),
-            };
-            (loaded.config.clone(), authority)
-        };
+        let (config, authority) = self.now();
         let (stream, names) = handshake(stream, config).await?;
         Ok((stream, names, authority))
+    }
+
+    /// What was read last.
+    fn now(&self) -> (Arc<ServerConfig>, Authority) {
+        let loaded = self.loaded.read().unwrap_or_else(PoisonError::into_inner);
+        let authority = Authority {
+            then: self.authority.load(Ordering::Acquire),
+            now: self.authority.clone(),
+        };
+        (loaded.config.clone(), authority)
     }
 }
 

@@ -1,0 +1,280 @@
+//! What the daemon serves over plain HTTP, metrics and the page, on sockets of their own: a unix
+//! socket, whose peers the kernel names; TCP with mutual TLS, as the API's; or, where that is
+//! allowed, TCP in clear text on loopback.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::service::service_fn;
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream, lookup_host};
+
+use crate::access::{Access, Gate, Peer, Who};
+use crate::app::App;
+use crate::places::{Place, Places};
+use crate::unix_socket::ApiSocket;
+use crate::v0::server::listen;
+use crate::v1::bounds::Guarded;
+use crate::v1::tls::{Authority, Certificates};
+
+/// Connections of a server at one time; see [`places`](crate::places) for who makes room.
+const CLIENTS_MAX: usize = 32;
+/// For the head of a request to arrive.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// One of the two servers.
+#[derive(Debug, Clone, Copy)]
+pub struct Served {
+    /// For the log.
+    pub name: &'static str,
+    /// The option that says where it listens.
+    pub option: &'static str,
+    /// The option that allows clear text on loopback.
+    pub clear: &'static str,
+}
+
+/// Bound, and not yet serving.
+pub struct Listener {
+    served: Served,
+    socket: Socket,
+}
+
+enum Socket {
+    Unix(ApiSocket),
+    Tls(TcpListener, Arc<Certificates>),
+    /// Loopback alone.
+    Clear(TcpListener),
+}
+
+/// Who asks. Cheap to clone.
+#[derive(Clone)]
+pub struct Client {
+    pub place: Arc<Place>,
+    pub origin: Origin,
+}
+
+/// How a client came.
+#[derive(Clone)]
+pub enum Origin {
+    Unix(Peer),
+    Tls(Peer, Authority),
+    /// Over loopback in clear text: anybody on this host, by this address.
+    Clear(SocketAddr),
+}
+
+/// What answers requests. Cheap to clone.
+pub trait Answers: Clone + Send + Sync + 'static {
+    /// The whole answer.
+    fn answer(
+        &self,
+        request: Request<Incoming>,
+        client: Client,
+    ) -> impl Future<Output = Response<Full<Bytes>>> + Send;
+}
+
+impl Listener {
+    /// Binds to `unix:PATH` or `tcp:ADDRESS:PORT`; `clear` says whether clear text is allowed. The
+    /// error is a sentence that says what to do.
+    pub async fn bind(
+        served: Served,
+        endpoint: &str,
+        certificates: Option<&Arc<Certificates>>,
+        clear: bool,
+        access: &Access,
+    ) -> Result<Listener, String> {
+        let Served {
+            option,
+            clear: allowed,
+            ..
+        } = served;
+        let socket = match endpoint.split_once(':') {
+            Some(("unix", path)) if !path.is_empty() => {
+                let path = Path::new(path.strip_prefix("//").unwrap_or(path));
+                Socket::Unix(ApiSocket::bind(path, access)?)
+            }
+            Some(("tcp", address)) => {
+                let address = address.strip_prefix("//").unwrap_or(address);
+                let failed = |e: std::io::Error| format!("{option} {endpoint}: {e}");
+                let addresses: Vec<SocketAddr> =
+                    lookup_host(address).await.map_err(failed)?.collect();
+                let local = addresses.iter().all(|address| address.ip().is_loopback());
+                match (certificates, clear) {
+                    (_, true) if local => Socket::Clear(listen(&addresses).await.map_err(failed)?),
+                    (_, true) => {
+                        return Err(format!(
+                            "{option} {endpoint}: {allowed} is for loopback addresses alone; leave \
+                             it out and give --tls-cert, --tls-key and --tls-ca"
+                        ));
+                    }
+                    (Some(certificates), false) => {
+                        let listener = listen(&addresses).await.map_err(failed)?;
+                        Socket::Tls(listener, certificates.clone())
+                    }
+                    (None, false) => {
+                        return Err(format!(
+                            "{option} {endpoint}: TCP is for mutual TLS, give --tls-cert, \
+                             --tls-key and --tls-ca (or use unix:PATH, or {allowed} with a \
+                             loopback address)"
+                        ));
+                    }
+                }
+            }
+            _ => {
+                return Err(format!(
+                    "{option} {endpoint}: not unix:PATH or tcp:ADDRESS:PORT"
+                ));
+            }
+        };
+        Ok(Listener { served, socket })
+    }
+
+    /// The socket's path, if it is one.
+    pub fn path(&self) -> Option<&Path> {
+        match &self.socket {
+            Socket::Unix(socket) => Some(socket.path()),
+            _ => None,
+        }
+    }
+
+    /// Serves until the daemon stops.
+    pub async fn serve(self, app: Arc<App>, access: Access, gate: Gate, answers: impl Answers) {
+        let desk = Desk {
+            served: self.served,
+            answers,
+            places: Places::new(self.served.name, CLIENTS_MAX),
+        };
+        tokio::select! {
+            () = app.stopping() => (),
+            () = self.accept(&desk, &access, &gate) => (),
+        }
+    }
+
+    async fn accept(&self, desk: &Desk<impl Answers>, access: &Access, gate: &Gate) {
+        let name = self.served.name;
+        loop {
+            let accepted = match &self.socket {
+                Socket::Unix(socket) => {
+                    let accepted = socket.accept(name, access, gate).await;
+                    accepted
+                        .map(|(stream, user)| desk.take(stream, Origin::Unix(Peer::local(user))))
+                }
+                Socket::Clear(listener) => {
+                    let accepted = listener.accept().await;
+                    accepted.map(|(stream, address)| desk.take(stream, Origin::Clear(address)))
+                }
+                Socket::Tls(listener, certificates) => {
+                    let accepted = listener.accept().await;
+                    accepted.map(|(stream, address)| {
+                        let _ = stream.set_nodelay(true);
+                        desk.greet(stream, address, certificates.clone());
+                    })
+                }
+            };
+            if let Err(e) = accepted {
+                tracing::warn!("a client of the {name} could not be accepted: {e}");
+                // Out of descriptors, most likely: not to be tried again at once.
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+/// What all connections share. Cheap to clone.
+#[derive(Clone)]
+struct Desk<A> {
+    served: Served,
+    answers: A,
+    places: Places,
+}
+
+impl<A: Answers> Desk<A> {
+    /// Gives a client a place; without one the connection is closed.
+    fn take<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(&self, stream: S, origin: Origin) {
+        if let Some(place) = self.places.take() {
+            let stream = Guarded::new(stream, place);
+            let place = stream.place();
+            tokio::spawn(self.clone().converse(stream, Client { place, origin }));
+        }
+    }
+
+    /// Gives a client a place, and talks to it once it has shown a certificate.
+    fn greet(&self, stream: TcpStream, address: SocketAddr, certificates: Arc<Certificates>) {
+        let Some(place) = self.places.take() else {
+            return;
+        };
+        let desk = self.clone();
+        tokio::spawn(async move {
+            let stream = Guarded::new(stream, place);
+            let place = stream.place();
+            match certificates.accept_http(stream).await {
+                Ok((stream, names, authority)) => {
+                    let peer = Peer {
+                        who: Who::Certificate { names },
+                        address: Some(address.to_string()),
+                    };
+                    let origin = Origin::Tls(peer, authority);
+                    desk.converse(stream, Client { place, origin }).await;
+                }
+                Err(e) => tracing::debug!("{}: no TLS with {address}: {e}", desk.served.name),
+            }
+        });
+    }
+
+    async fn converse<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+        self,
+        stream: S,
+        client: Client,
+    ) {
+        let mut builder = Builder::new(TokioExecutor::new());
+        builder
+            .http1()
+            .timer(TokioTimer::new())
+            .header_read_timeout(PATIENCE);
+        let name = self.served.name;
+        let service = service_fn(move |request| {
+            let (answers, client) = (self.answers.clone(), client.clone());
+            async move {
+                let place = client.place.clone();
+                let began = place.begin();
+                let answer = answers.answer(request, client).await;
+                if began {
+                    place.end();
+                }
+                Ok::<_, Infallible>(answer)
+            }
+        });
+        if let Err(e) = builder
+            .serve_connection(TokioIo::new(stream), service)
+            .await
+        {
+            tracing::debug!("{name}: a connection ends: {e}");
+        }
+    }
+}
+
+/// An answer of one piece; `kind` is its media type.
+pub fn whole(
+    status: StatusCode,
+    kind: &'static str,
+    text: impl Into<Bytes>,
+) -> Response<Full<Bytes>> {
+    let mut answer = Response::new(Full::new(text.into()));
+    *answer.status_mut() = status;
+    let kind = HeaderValue::from_static(kind);
+    answer.headers_mut().insert(CONTENT_TYPE, kind);
+    answer
+}
+
+/// An answer of plain text.
+pub fn plain(status: StatusCode, text: impl Into<Bytes>) -> Response<Full<Bytes>> {
+    whole(status, "text/plain; charset=utf-8", text)
+}

@@ -1,0 +1,131 @@
+//! The token of `--page-token`: who has it may look at the page over loopback in clear text.
+
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use subtle::ConstantTimeEq;
+
+/// Characters of a token: fewer can be guessed, more are no token.
+const LENGTH: std::ops::RangeInclusive<usize> = 16..=256;
+
+/// A token. Cheap to clone; never shown.
+#[derive(Clone)]
+pub struct Token(Arc<str>);
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token")
+    }
+}
+
+impl Token {
+    /// Reads it from a file, blanks around it left out. The error is a sentence that names the
+    /// file.
+    pub fn read(path: &Path) -> Result<Token, String> {
+        let shown = path.display();
+        let failed = |e: std::io::Error| format!("--page-token: {shown} cannot be read: {e}");
+        let file = File::open(path).map_err(failed)?;
+        let meta = file.metadata().map_err(failed)?;
+        if !meta.is_file() {
+            return Err(format!("--page-token: {shown} is no file"));
+        }
+        if meta.mode() & 0o007 != 0 {
+            return Err(format!(
+                "--page-token: {shown} can be read by everybody (mode {:o}): chmod o= {shown}",
+                meta.mode() & 0o7777
+            ));
+        }
+        let mut text = String::new();
+        let most = *LENGTH.end() as u64 + 3;
+        file.take(most).read_to_string(&mut text).map_err(failed)?;
+        let token = text.trim();
+        let length = token.len();
+        if !LENGTH.contains(&length) {
+            let (least, most) = (LENGTH.start(), LENGTH.end());
+            return Err(format!(
+                "--page-token: the token in {shown} has {length} characters, not {least} to {most}"
+            ));
+        }
+        // What a browser can put into a header, and a person into a link.
+        let word = |c: char| c.is_ascii_alphanumeric() || "-._~+/=".contains(c);
+        if !token.chars().all(word) {
+            return Err(format!(
+                "--page-token: the token in {shown} has other characters than letters, digits and \
+                 - . _ ~ + / ="
+            ));
+        }
+        Ok(Token(token.into()))
+    }
+
+    /// Whether a header `Authorization` has it (RFC 6750, section 2.1). How long it takes says
+    /// nothing of the token but its length.
+    pub fn is_in(&self, authorization: &[u8]) -> bool {
+        let Some((scheme, given)) = authorization.split_at_checked("Bearer ".len()) else {
+            return false;
+        };
+        scheme.eq_ignore_ascii_case(b"Bearer ") && given.ct_eq(self.0.as_bytes()).into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn written(text: &str, mode: u32) -> Result<Token, String> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("token");
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+        let read = Token::read(&path);
+        read.map_err(|why| why.replace(&path.display().to_string(), "FILE"))
+    }
+
+    #[test]
+    fn a_token_is_read_and_compared() {
+        let token = written("0123456789abcdef\n", 0o640).unwrap();
+        assert!(token.is_in(b"Bearer 0123456789abcdef"));
+        assert!(token.is_in(b"bearer 0123456789abcdef"));
+        for wrong in [
+            &b""[..],
+            b"Bearer",
+            b"Bearer ",
+            b"0123456789abcdef",
+            b"Basic 0123456789abcdef",
+            b"Bearer 0123456789abcdeg",
+            b"Bearer 0123456789abcde",
+            b"Bearer 0123456789abcdef0",
+            b"Bearer  0123456789abcdef",
+        ] {
+            assert!(!token.is_in(wrong), "{:?}", String::from_utf8_lossy(wrong));
+        }
+        assert_eq!(format!("{token:?}"), "Token");
+    }
+
+    #[test]
+    fn what_is_no_token_is_refused_by_name() {
+        for (text, mode, why) in [
+            (
+                "0123456789abcdef",
+                0o644,
+                "can be read by everybody (mode 644): chmod o= FILE",
+            ),
+            ("short", 0o600, "has 5 characters, not 16 to 256"),
+            ("", 0o600, "has 0 characters"),
+            (&"x".repeat(300), 0o600, "has 259 characters"),
+            ("0123456789 abcdef", 0o600, "other characters than letters"),
+        ] {
+            let error = written(text, mode).unwrap_err();
+            assert!(error.contains(why) && error.contains("FILE"), "{error}");
+        }
+        let error = Token::read(Path::new("/nonexistent/token")).unwrap_err();
+        assert!(
+            error.contains("/nonexistent/token cannot be read"),
+            "{error}"
+        );
+    }
+}
