@@ -11,7 +11,7 @@ TMPFILESDIR ?= /usr/lib/tmpfiles.d
 HOLD ?=
 
 .DEFAULT_GOAL := build
-.PHONY: packages test-packages test-libvirt build demo check test lint test-devices docs performance-page setup guest-image bench-switch bench-overlay bench-workers bench-control bench-neighbours bench-balancer bench-router soak-router soak-balancer soak-cni fuzz miri go-objects install uninstall clean help soak-store
+.PHONY: packages test-packages test-libvirt test-page build demo check test lint test-devices docs performance-page setup guest-image bench-switch bench-overlay bench-workers bench-control bench-neighbours bench-balancer bench-router soak-router soak-balancer soak-cni fuzz miri go-objects install uninstall clean help soak-store
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | awk -F '|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -60,6 +60,11 @@ test-packages: guest-image ## a Debian 12 with systemd, booted in QEMU: the .deb
 
 # QUICK=1 keeps each of them under five minutes.
 QUICK_FLAG = $(if $(QUICK),--quick)
+
+test-page: ## the daemon's page in Debian's Chromium, with traffic; makes the pictures of docs/page.md
+	@tools/setup.sh page
+	cargo build --quiet --workspace --bins
+	tools/test-page.py target/debug --pictures docs/pictures
 
 test-libvirt: guest-image ## Debian's libvirtd makes and deletes NICs with their domains, by the hook
 	@tools/setup.sh libvirt

@@ -44,6 +44,8 @@ if [ "${1:-}" = bench ]; then PACKAGES+=" openvswitch-switch-dpdk"; fi
 if [ "${1:-}" = packages ]; then PACKAGES+=" mmdebstrap e2fsprogs rpm lintian binutils xz-utils"; fi
 # With `libvirt` Debian's libvirtd, without a service of it.
 if [ "${1:-}" = libvirt ]; then PACKAGES+=" libvirt-daemon libvirt-daemon-driver-qemu libvirt-clients"; fi
+# With `page` a browser, driven by a script.
+if [ "${1:-}" = page ]; then PACKAGES+=" chromium chromium-driver python3-selenium fonts-dejavu-core"; fi
 # With `soak` FRR, which feeds the router by BGP.
 if [ "${1:-}" = soak ]; then PACKAGES+=" frr"; fi
 
