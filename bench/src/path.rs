@@ -236,6 +236,8 @@ impl Switch {
         let (handle, mut workers) = made.map_err(|error| PeerError(format!("worker: {error}")))?;
         let worker = workers.remove(0);
         let handle = Arc::new(handle);
+        // The daemon does so bit by bit.
+        handle.collapse_flow_memory(&mut 0, max_flows as usize);
         let mut switch = Switch {
             worker,
             handle: handle.clone(),

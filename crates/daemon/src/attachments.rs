@@ -14,7 +14,7 @@ use io::bench::{BenchMode, BenchPort};
 use io::port::Port;
 use io::tap::{TapOptions, TapPort};
 use io::trace::Trace;
-use io::vhost::{MAX_PAIRS, NicOptions, PortKey, PortSink, PortState, Server};
+use io::vhost::{MAX_PAIRS, NicOptions, PortKey, PortSink, PortState, Server, SessionKeeper};
 
 use crate::bench_report;
 use crate::held::Held;
@@ -59,7 +59,8 @@ impl HostAttachments {
             switch,
             states: states.clone(),
         });
-        let vhost = Server::start(sink)
+        let keeper = held.clone().map(|held| held as Arc<dyn SessionKeeper>);
+        let vhost = Server::start_keeping(sink, keeper)
             .map_err(|e| format!("the vhost-user server cannot be started: {e}"))?;
         Ok(HostAttachments {
             veths: VethNics::new(states.clone(), socket_dir.display().to_string()),
@@ -130,12 +131,14 @@ impl Attachments for HostAttachments {
         match &nic.kind {
             NicKind::VhostUser => {
                 let (key, path) = (PortKey(request.slot.0), Path::new(request.path));
+                let (vhost, options) = (&self.vhost, options(request));
+                let left = self.held.as_ref();
+                let left = left.and_then(|held| held.session(nic.id.as_str()));
                 let opened = match nic.vhost_mode {
                     VhostMode::Server => {
-                        self.vhost
-                            .listen_as(key, path, self.sockets.0, options(request))
+                        vhost.listen_again(key, path, self.sockets.0, options, left)
                     }
-                    VhostMode::Client => self.vhost.connect(key, path, options(request)),
+                    VhostMode::Client => vhost.connect_again(key, path, options, left),
                 };
                 opened.map_err(|e| AttachError(e.to_string()))
             }

@@ -1,5 +1,6 @@
-//! TAP devices outlive the daemon, and so does the memory that connections are in: a keeper (the
-//! crate says what that is) has a descriptor of each, and the next daemon takes it up. Also the keeper's own process, which is this program with
+//! TAP devices outlive the daemon, and so do VMMs' connections and the memory that the table of flows
+//! is in: a keeper (the crate says what that is) has descriptors of each, and the next daemon takes
+//! them up. Also the keeper's own process, which is this program with
 //! `--as-keeper`.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -13,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use control::AttachError;
 use io::tap::{TapError, TapOptions, TapPort};
+use io::vhost::{LeftSession, SessionKeeper};
 use keeper::Keeper;
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use sd_notify::NotifyState;
@@ -146,9 +148,12 @@ impl Held {
         let (name, note) = (name(&options.name), note(options));
         let refuse = |e: &dyn std::fmt::Display| AttachError(e.to_string());
         if let Some(left) = self.keeper.take(&name).map_err(|e| refuse(&e))? {
-            match TapPort::adopt(left.fd, options) {
+            let (note_left, Some(fd)) = (left.note.clone(), left.into_first()) else {
+                return Err(AttachError(format!("the keeper has nothing of {name}")));
+            };
+            match TapPort::adopt(fd, options) {
                 Ok(mut tap) => {
-                    if left.note != note {
+                    if note_left != note {
                         match tap.reconfigure(options.mac, options.mtu) {
                             Ok(()) => self.hold(&tap, options),
                             Err(e) => tracing::warn!("{e}; it keeps what it had"),
@@ -170,7 +175,9 @@ impl Held {
     /// that it does not outlive the daemon.
     pub fn hold(&self, tap: &TapPort, options: &TapOptions) {
         let Some(fd) = tap.descriptor() else { return };
-        let held = self.keeper.hold(&name(&options.name), &note(options), fd);
+        let held = self
+            .keeper
+            .hold(&name(&options.name), &note(options), &[fd]);
         if let Err(e) = held {
             tracing::error!(
                 "TAP interface '{}' goes with this daemon: {e}",
@@ -189,14 +196,22 @@ impl Held {
         }
     }
 
+    /// The session of a vhost-user NIC that a daemon before has left.
+    pub fn session(&self, nic: &str) -> Option<LeftSession> {
+        let left = self.keeper.take(&session_name(nic));
+        let left = left.inspect_err(|e| tracing::error!(nic, "its session is not taken up: {e}"));
+        let keeper::Held { note, fds } = left.ok().flatten()?;
+        Some(LeftSession { record: note, fds })
+    }
+
     /// The memory of connections that a daemon before has left: one that was stopped leaves none.
     pub fn flows(&self) -> std::io::Result<Option<OwnedFd>> {
-        Ok(self.keeper.take(FLOWS)?.map(|left| left.fd))
+        Ok(self.keeper.take(FLOWS)?.and_then(keeper::Held::into_first))
     }
 
     /// Has this daemon's memory of connections held, instead of what was left.
     pub fn hold_flows(&self, memory: BorrowedFd<'_>) {
-        if let Err(e) = self.keeper.hold(FLOWS, b"", memory) {
+        if let Err(e) = self.keeper.hold(FLOWS, b"", &[memory]) {
             tracing::error!("connections are lost if this daemon is killed: {e}");
         }
     }
@@ -221,6 +236,31 @@ impl Held {
     pub fn stay(&self) {
         self.staying.store(true, Ordering::Release);
     }
+}
+
+/// VMMs' connections outlive the daemon, too.
+impl SessionKeeper for Held {
+    fn hold(&self, nic: &str, record: &[u8], fds: &[BorrowedFd<'_>]) {
+        if let Err(e) = self.keeper.hold(&session_name(nic), record, fds) {
+            tracing::error!(nic, "its VMM's connection goes with this daemon: {e}");
+        }
+    }
+
+    fn release(&self, nic: &str) {
+        if let Err(e) = self.keeper.release(&session_name(nic)) {
+            tracing::error!(nic, "its VMM's connection may still be held: {e}");
+        }
+    }
+
+    fn ended(&self, nic: &str) {
+        if !self.staying.load(Ordering::Acquire) {
+            SessionKeeper::release(self, nic);
+        }
+    }
+}
+
+fn session_name(nic: &str) -> String {
+    format!("vhost:{nic}")
 }
 
 /// A keeper in a process of its own, which a signal to our group does not reach, and which ends

@@ -71,9 +71,9 @@ pub struct Options {
     /// The service's folders, as systemd tells them: the first is the store unless another is said.
     #[arg(long, hide = true, env = "STATE_DIRECTORY")]
     pub(crate) state_directory: Option<OsString>,
-    /// Have TAP devices and connections outlive the daemon, however it ends, by the keeper that
-    /// listens on this socket, which is started where none does; needs --store. none: they go with
-    /// the daemon [default: none]
+    /// Have TAP devices, connections and VMMs' sockets outlive the daemon, however it ends, by the
+    /// keeper that listens on this socket, which is started where none does; needs --store. none:
+    /// they go with the daemon [default: none]
     #[arg(long, value_name = "SOCKET")]
     pub(crate) keeper: Option<PathBuf>,
     /// Be a keeper on this socket, and nothing else

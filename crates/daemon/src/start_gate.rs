@@ -29,9 +29,8 @@ impl StartGate {
     pub fn open(&self) -> Result<(), WorkerGone> {
         let mut waiting = self.lock();
         let ports = waiting.take().unwrap_or_default();
-        ports
-            .into_iter()
-            .try_for_each(|(queue, port)| self.switch.attach(queue, port).map(drop))
+        // At once: what the first one sends is for the last one, too.
+        self.switch.attach_all(ports.into_iter().collect())
     }
 
     /// [`Switch::attach`], once the gate is open.

@@ -20,7 +20,10 @@ const SLEEP_MAX: Duration = Duration::from_secs(1);
 /// How often the balancer looks.
 const BALANCE_EVERY: Duration = Duration::from_secs(1);
 /// How often is looked how much of the memory of flows is in use.
-const COLLAPSE_EVERY: Duration = Duration::from_millis(250);
+const COLLAPSE_EVERY: Duration = Duration::from_millis(100);
+/// For how many flows that are to come it has huge pages: 8 MiB, and 200 MiB.
+const AHEAD_MIN: usize = 43_690;
+const AHEAD_MAX: usize = 1 << 20;
 /// Turns between two looks at the wall clock, which may be set while we run.
 const WALL_CLOCK_TURNS: u32 = 4096;
 
@@ -237,9 +240,12 @@ fn has_huge_shared_memory() -> bool {
 fn start_collapsing(switch: &Arc<Switch>) -> Result<JoinHandle<()>, String> {
     let switch = switch.clone();
     let run = move || {
-        let mut done = 0;
+        let (mut done, mut used, mut ahead) = (0, 0, AHEAD_MIN);
         loop {
-            switch.collapse_flow_memory(&mut done);
+            let now = switch.collapse_flow_memory(&mut done, ahead);
+            // As many as come until the next look but one, if they go on coming as they do.
+            ahead = (2 * (now - used)).clamp(AHEAD_MIN, AHEAD_MAX);
+            used = now;
             if switch.wait_stopping(COLLAPSE_EVERY) {
                 return;
             }

@@ -85,10 +85,16 @@ pub(crate) struct WorkerHandle {
 impl WorkerHandle {
     /// Asks without waiting: several workers can be asked at once.
     pub(crate) fn ask<T>(&self, command: impl FnOnce(Sender<T>) -> Command) -> Answer<T> {
+        let answer = self.ask_silently(command);
+        self.bell.ring();
+        answer
+    }
+
+    /// Asks without waking the worker, which may not look before its bell is rung.
+    pub(crate) fn ask_silently<T>(&self, command: impl FnOnce(Sender<T>) -> Command) -> Answer<T> {
         let (answer, wait) = channel();
         // A worker that is gone drops the command, and with it the sender.
         let _ = self.commands.send(command(answer));
-        self.bell.ring();
         Answer(wait)
     }
 

@@ -237,6 +237,32 @@ impl Switch {
         Ok(before.map(|port| *port))
     }
 
+    /// Gives all of these ports to the workers, each to one that has few, between two batches: no
+    /// frame of one finds that another is not there yet, unless that is with another worker, which
+    /// begins a moment later.
+    pub fn attach_all(&self, ports: Vec<(QueueId, Port)>) -> Result<(), WorkerGone> {
+        let mut queues = self.queues();
+        let mut asked = Vec::with_capacity(ports.len());
+        for (queue, port) in ports.into_iter().filter(|(queue, _)| queue.is_possible()) {
+            let (worker, load) = match queues.get(&queue) {
+                Some(assigned) => (assigned.worker, assigned.load.clone()),
+                None => (self.least_loaded(&queues), Arc::default()),
+            };
+            let arrival = Arrival {
+                queue,
+                port: Box::new(port),
+                load: load.clone(),
+            };
+            let attach = |answer| Command::Attach(arrival, answer);
+            asked.push(self.workers[worker].ask_silently(attach));
+            queues.insert(queue, Assigned { worker, load });
+        }
+        self.workers.iter().for_each(|worker| worker.bell.ring());
+        asked
+            .into_iter()
+            .try_for_each(|answer| answer.wait().map(drop))
+    }
+
     /// Takes a port away from its worker. No worker touches it, or reads what it has sent, when
     /// this returns.
     pub fn detach(&self, queue: QueueId) -> Result<Option<Port>, WorkerGone> {
@@ -319,10 +345,12 @@ impl Switch {
         self.memory.as_ref()
     }
 
-    /// Gives the memory of flows huge pages as they come into use, of which as many as `done` says
-    /// are: to be called a few times a second where the system does not by itself.
-    pub fn collapse_flow_memory(&self, done: &mut usize) {
-        self.flows.collapse(done);
+    /// Gives the memory of flows huge pages, of those in use and of `ahead` more, up to where `done`
+    /// says: to be called many times a second where the system does not by itself. How many were in
+    /// use at most.
+    pub fn collapse_flow_memory(&self, done: &mut usize, ahead: usize) -> usize {
+        self.flows.collapse(done, ahead);
+        self.flows.high() as usize
     }
 
     /// Takes flows out, as if they had been idle for too long: what comes next of them is judged by

@@ -11,19 +11,26 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
-use crate::Error;
 use crate::message::{Message, Verb, receive, send};
+use crate::{Error, FDS_MAX, NOTE_MAX};
 
 /// How long the keeper may take to answer. Another daemon that is ending has as long.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// A descriptor, and what was noted beside it.
+/// Descriptors, and what was noted beside them.
 #[derive(Debug)]
 pub struct Held {
     /// What [`Keeper::hold`] was told.
     pub note: Vec<u8>,
-    /// One of several descriptors of the same thing.
-    pub fd: OwnedFd,
+    /// Others of the same things, in the same order. One at least.
+    pub fds: Vec<OwnedFd>,
+}
+
+impl Held {
+    /// The first of them: of what has but one.
+    pub fn into_first(self) -> Option<OwnedFd> {
+        self.fds.into_iter().next()
+    }
 }
 
 /// A connection to the keeper, for the life of a daemon.
@@ -68,21 +75,35 @@ impl Keeper {
         };
         let taken = Held {
             note: held.note.clone(),
-            fd: held.fd.try_clone()?,
+            fds: held
+                .fds
+                .iter()
+                .map(OwnedFd::try_clone)
+                .collect::<Result<_, _>>()?,
         };
         state.ours.insert(name.to_owned(), held);
         Ok(Some(taken))
     }
 
-    /// Has a descriptor held, instead of what had this name. An error: it is not, until the keeper
-    /// is there again ([`mend`](Keeper::mend)) or, where it refuses, for good.
-    pub fn hold(&self, name: &str, note: &[u8], fd: BorrowedFd<'_>) -> Result<(), Error> {
+    /// Has descriptors held, 1 to [`FDS_MAX`](crate::FDS_MAX), instead of what had this name. An
+    /// error: they are not, until the keeper is there again ([`mend`](Keeper::mend)) or, where it
+    /// refuses, for good.
+    pub fn hold(&self, name: &str, note: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
+        if fds.len() > FDS_MAX || note.len() > NOTE_MAX {
+            let (count, len) = (fds.len(), note.len());
+            let why = format!(
+                "{count} descriptors and a note of {len} bytes, {FDS_MAX} and {NOTE_MAX} at most"
+            );
+            return Err(refused(&self.path, name, why));
+        }
         let mut state = self.lock();
-        let fd = fd.try_clone_to_owned();
-        let fd = fd.map_err(|error| gone(&self.path, error))?;
+        let fds = fds.iter().map(BorrowedFd::try_clone_to_owned);
+        let fds: Vec<OwnedFd> = fds
+            .collect::<Result<_, _>>()
+            .map_err(|error| gone(&self.path, error))?;
         let note = note.to_owned();
         state.left.remove(name);
-        let held = Held { note, fd };
+        let held = Held { note, fds };
         let done = self.ask(&mut state, Verb::Hold, name, Some(&held));
         if !matches!(done, Err(Error::Refused { .. })) {
             state.ours.insert(name.to_owned(), held);
@@ -198,18 +219,18 @@ fn open(path: &Path) -> Result<OwnedFd, Error> {
 
 /// All that is held.
 fn list(socket: &OwnedFd) -> io::Result<BTreeMap<String, Held>> {
-    send(socket, Verb::List, "", b"", None)?;
+    send(socket, Verb::List, "", b"", &[])?;
     let mut all = BTreeMap::new();
     loop {
         let Message {
             verb,
             name,
             note,
-            fd,
+            fds,
         } = answer(socket)?;
-        match (verb, fd) {
-            (Verb::Item, Some(fd)) => drop(all.insert(name, Held { note, fd })),
-            (Verb::Done, None) => return Ok(all),
+        match verb {
+            Verb::Item if !fds.is_empty() => drop(all.insert(name, Held { note, fds })),
+            Verb::Done => return Ok(all),
             _ => return Err(io::Error::other("it answers what was not asked")),
         }
     }
@@ -223,7 +244,9 @@ fn ask(
     held: Option<&Held>,
 ) -> io::Result<Result<(), String>> {
     let note = held.map_or(&b""[..], |held| &held.note);
-    send(socket, verb, name, note, held.map(|held| held.fd.as_fd()))?;
+    let fds = held.iter().flat_map(|held| &held.fds);
+    let fds: Vec<BorrowedFd<'_>> = fds.map(AsFd::as_fd).collect();
+    send(socket, verb, name, note, &fds)?;
     let message = answer(socket)?;
     match message.verb {
         Verb::Done => Ok(Ok(())),

@@ -28,8 +28,10 @@ use std::path::PathBuf;
 /// Bytes of a name at most.
 pub const NAME_MAX: usize = 255;
 /// Bytes of a note at most.
-pub const NOTE_MAX: usize = 1024;
-/// Descriptors that are held at most: four for each NIC of a host.
+pub const NOTE_MAX: usize = 16_384;
+/// Descriptors of one name at most: what the system passes on at once (SCM_MAX_FD).
+pub const FDS_MAX: usize = 253;
+/// Names at most: four for each NIC of a host.
 pub const HELD_MAX: usize = 65_536;
 
 /// Why something is not held.

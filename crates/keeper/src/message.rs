@@ -1,5 +1,5 @@
 //! Messages between daemon and keeper: one datagram each (SOCK_SEQPACKET), of a byte that says
-//! what it is, the length of a name, the name and a note; with a descriptor or none.
+//! what it is, the length of a name, the name and a note; with descriptors or none.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -10,7 +10,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-use crate::{NAME_MAX, NOTE_MAX};
+use crate::{FDS_MAX, NAME_MAX, NOTE_MAX};
 
 const MESSAGE_MAX: usize = 2 + NAME_MAX + NOTE_MAX;
 
@@ -18,7 +18,7 @@ const MESSAGE_MAX: usize = 2 + NAME_MAX + NOTE_MAX;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Verb {
-    /// To the keeper: hold this descriptor, instead of the one that had the name.
+    /// To the keeper: hold these descriptors, instead of those that had the name.
     Hold = 1,
     /// To the keeper: close what has this name.
     Release = 2,
@@ -26,7 +26,7 @@ pub enum Verb {
     List = 3,
     /// From it: done; behind a list, its end.
     Done = 4,
-    /// From it: what is held, with a descriptor of it.
+    /// From it: what is held, with descriptors of it.
     Item = 5,
     /// From it: no; the note says why.
     Refused = 6,
@@ -37,7 +37,7 @@ pub struct Message {
     pub verb: Verb,
     pub name: String,
     pub note: Vec<u8>,
-    pub fd: Option<OwnedFd>,
+    pub fds: Vec<OwnedFd>,
 }
 
 /// Sends one.
@@ -46,8 +46,11 @@ pub fn send(
     verb: Verb,
     name: &str,
     note: &[u8],
-    fd: Option<BorrowedFd<'_>>,
+    fds: &[BorrowedFd<'_>],
 ) -> io::Result<()> {
+    if fds.len() > FDS_MAX {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
     let len = u8::try_from(name.len());
     let len = len.map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
     let head = [verb as u8, len];
@@ -56,10 +59,9 @@ pub fn send(
         IoSlice::new(name.as_bytes()),
         IoSlice::new(note),
     ];
-    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut control = SendAncillaryBuffer::new(&mut room);
-    let fds = fd.map(|fd| [fd]);
-    if let Some(fds) = &fds {
+    if !fds.is_empty() {
         control.push(SendAncillaryMessage::ScmRights(fds));
     }
     loop {
@@ -73,8 +75,8 @@ pub fn send(
 /// The next one; `None`: the other end is gone. One that is not well-formed is an error, after
 /// which the next can be had.
 pub fn receive(socket: &OwnedFd) -> io::Result<Option<Message>> {
-    let mut bytes = [0; MESSAGE_MAX + 1];
-    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut bytes = vec![0; MESSAGE_MAX + 1];
+    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut room);
     let received = loop {
         let mut parts = [IoSliceMut::new(&mut bytes)];
@@ -84,10 +86,10 @@ pub fn receive(socket: &OwnedFd) -> io::Result<Option<Message>> {
             other => break other?,
         }
     };
-    let mut fd = None;
+    let mut fds = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {
-            fd = rights.last().or(fd);
+            fds.extend(rights);
         }
     }
     // There is no message of no bytes.
@@ -123,6 +125,6 @@ pub fn receive(socket: &OwnedFd) -> io::Result<Option<Message>> {
         verb,
         name: name.to_owned(),
         note: note.to_owned(),
-        fd,
+        fds,
     }))
 }

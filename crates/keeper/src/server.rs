@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use crate::message::{Message, Verb, receive, send};
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What is held, by name.
-type All = BTreeMap<String, (Vec<u8>, OwnedFd)>;
+type All = BTreeMap<String, (Vec<u8>, Vec<OwnedFd>)>;
 
 /// A socket that [`serve`] takes. It is its owner's alone (0600). One that nobody listens on any
 /// more is replaced; where a keeper listens it is an error.
@@ -78,7 +78,7 @@ fn attend(client: &OwnedFd, all: &mut All) -> io::Result<()> {
             Ok(None) => return Ok(()),
             Ok(Some(message)) => message,
             Err(e) if e.kind() == io::ErrorKind::InvalidData => {
-                send(client, Verb::Refused, "", e.to_string().as_bytes(), None)?;
+                send(client, Verb::Refused, "", e.to_string().as_bytes(), &[])?;
                 continue;
             }
             Err(e) => return Err(e),
@@ -90,30 +90,31 @@ fn attend(client: &OwnedFd, all: &mut All) -> io::Result<()> {
                 None
             }
             Verb::List => {
-                for (name, (note, fd)) in &*all {
-                    send(client, Verb::Item, name, note, Some(fd.as_fd()))?;
+                for (name, (note, fds)) in &*all {
+                    let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+                    send(client, Verb::Item, name, note, &fds)?;
                 }
                 None
             }
             Verb::Done | Verb::Item | Verb::Refused => Some("a client does not say that"),
         };
         match refused {
-            None => send(client, Verb::Done, "", b"", None)?,
-            Some(why) => send(client, Verb::Refused, "", why.as_bytes(), None)?,
+            None => send(client, Verb::Done, "", b"", &[])?,
+            Some(why) => send(client, Verb::Refused, "", why.as_bytes(), &[])?,
         }
     }
 }
 
 fn hold(message: Message, all: &mut All) -> Result<(), &'static str> {
-    let Some(fd) = message.fd else {
+    if message.fds.is_empty() {
         return Err("there is no descriptor with it");
-    };
+    }
     if message.name.is_empty() {
         return Err("there is no name with it");
     }
     if all.len() >= HELD_MAX && !all.contains_key(&message.name) {
         return Err("as many are held as can be");
     }
-    all.insert(message.name, (message.note, fd));
+    all.insert(message.name, (message.note, message.fds));
     Ok(())
 }

@@ -53,7 +53,7 @@ fn what_is_held_outlives_daemons_until_it_is_released() {
     let keeper = place.start();
     let (reader, fd) = held();
     let daemon = place.daemon();
-    daemon.hold("tap:a", b"a note", fd.as_fd()).unwrap();
+    daemon.hold("tap:a", b"a note", &[fd.as_fd()]).unwrap();
     drop(fd);
     drop(daemon);
     assert!(is_open(&reader));
@@ -83,11 +83,11 @@ fn what_nobody_takes_up_is_released_and_a_name_holds_one() {
     let keeper = place.start();
     let daemon = place.daemon();
     let ((first, one), (second, other)) = (held(), held());
-    daemon.hold("a", b"", one.as_fd()).unwrap();
-    daemon.hold("b", b"", other.as_fd()).unwrap();
+    daemon.hold("a", b"", &[one.as_fd()]).unwrap();
+    daemon.hold("b", b"", &[other.as_fd()]).unwrap();
     drop((one, other));
     let (third, fd) = held();
-    daemon.hold("b", b"", fd.as_fd()).unwrap();
+    daemon.hold("b", b"", &[fd.as_fd()]).unwrap();
     drop(fd);
     assert_eq!((is_open(&second), is_open(&third)), (false, true));
     drop(daemon);
@@ -132,7 +132,7 @@ fn a_keeper_that_dies_is_given_all_again() {
         answer();
     });
     let daemon = place.daemon();
-    daemon.hold("a", b"of before", fd.as_fd()).unwrap();
+    daemon.hold("a", b"of before", &[fd.as_fd()]).unwrap();
     drop(fd);
     killed.join().unwrap();
     assert!(daemon.watch(Duration::from_secs(10)), "nobody is there");
@@ -140,7 +140,7 @@ fn a_keeper_that_dies_is_given_all_again() {
     assert!(matches!(refused, Error::Gone { .. }), "{refused}");
     // What comes meanwhile is given to the next one, too.
     let (other, fd) = held();
-    daemon.hold("b", b"", fd.as_fd()).unwrap_err();
+    daemon.hold("b", b"", &[fd.as_fd()]).unwrap_err();
     drop(fd);
     let keeper = place.start();
     daemon.mend().unwrap();
@@ -162,7 +162,7 @@ fn a_client_that_talks_nonsense_loses_nothing() {
     let keeper = place.start();
     let daemon = place.daemon();
     let (reader, fd) = held();
-    daemon.hold("a", b"", fd.as_fd()).unwrap();
+    daemon.hold("a", b"", &[fd.as_fd()]).unwrap();
     drop((fd, daemon));
     let socket = client(&place.socket());
     let name_too_long = [&[1, 255][..], &[b'a'; 20]].concat();

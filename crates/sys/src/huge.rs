@@ -88,6 +88,12 @@ impl<T: Zeroable> Zeroed<T> {
         }
         // Huge pages are those of the file, and are mapped as such only where file and address
         // space agree on where they begin.
+        // The last one is huge only as a whole.
+        let whole = bytes.next_multiple_of(PAGE);
+        let bytes = match from + whole as u64 <= memory.len() {
+            true => whole,
+            false => bytes,
+        };
         let mapped = bytes + PAGE;
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
         let mapping = unsafe {
@@ -127,18 +133,22 @@ impl<T: Zeroable> Zeroed<T> {
     }
 
     /// Makes huge pages of what lies between two elements, also where the system gives memory that
-    /// outlives a process none by itself (`shmem_enabled` of the kernel's is `never`). Takes some
+    /// outlives the process none by itself (`shmem_enabled` of the kernel's is `never`). Takes some
     /// hundred microseconds for each page that is not huge yet, and its memory.
     pub fn collapse(&self, elements: std::ops::Range<usize>) {
         /// Linux 6.1.
         const COLLAPSE: libc::c_int = 25;
         let end = elements.end.min(self.len) * size_of::<T>();
         let begin = elements.start * size_of::<T>() / PAGE * PAGE;
-        if begin < end {
-            let at = self.start.cast_mut().wrapping_byte_add(begin);
-            // SAFETY: a part of our own mapping, whose content stays the same. Where it is not
-            // possible nothing changes.
-            let _ = unsafe { libc::madvise(at.cast(), end - begin, COLLAPSE) };
+        for at in (begin..end).step_by(PAGE) {
+            let page = self.start.cast::<u8>().wrapping_byte_add(at);
+            // Nothing is made of a page of which nothing is there.
+            // SAFETY: `at` is before `end`, so that the byte is one of ours; others may write to it
+            // meanwhile, and what is read is not used.
+            let _ = unsafe { page.read_volatile() };
+            // SAFETY: advice about our own mapping, whose content stays the same. Where it is not
+            // possible (behind the end the mapping may have none) nothing changes.
+            let _ = unsafe { libc::madvise(page.cast_mut().cast(), PAGE, COLLAPSE) };
         }
     }
 }

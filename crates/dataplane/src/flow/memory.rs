@@ -87,6 +87,7 @@ impl FlowMemory {
     pub fn new(max: u32) -> io::Result<FlowMemory> {
         let max = max.clamp(1, index::MAX);
         let len = ENTRIES + u64::from(max) * ENTRY as u64;
+        let len = len.next_multiple_of(PAGE as u64);
         let memory = SharedMemory::new("butterfly-flows", len)?;
         let head: Zeroed<U64> = Zeroed::shared(&memory, 0, 3)?;
         for (word, value) in head.iter().zip([MAGIC, LAYOUT, u64::from(max)]) {

@@ -88,12 +88,13 @@ impl FlowTable {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// Gives what is in use of the entries huge pages, and a page that will be in use next, where
-    /// the system did not by itself.
-    pub(crate) fn collapse(&self, done: &mut usize) {
+    /// Gives the entries huge pages, those in use and so many that will be in use next, where the
+    /// system did not by itself. `done`: up to where that was done.
+    pub(crate) fn collapse(&self, done: &mut usize, ahead: usize) {
         let page = PAGE / size_of::<Entry>();
-        let wanted = (self.high() as usize + page).min(self.entries.len());
+        let wanted = (self.high() as usize + ahead).min(self.entries.len());
         if *done < wanted {
+            // Whole pages: the next call begins in the one in which this one ends.
             self.entries.collapse(*done..wanted + page);
             *done = wanted + page;
         }

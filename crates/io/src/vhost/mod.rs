@@ -15,6 +15,7 @@ pub use limits::MAX_PAIRS;
 pub use nic_options::NicOptions;
 pub use protocol::listener::SocketFile;
 pub use protocol::ring_state::RingInfo;
+pub use protocol::saved::{LeftSession, SessionKeeper};
 pub use protocol::server::{NicInfo, Server};
 pub use protocol::server_error::ServerError;
 pub use protocol::session::SessionInfo;

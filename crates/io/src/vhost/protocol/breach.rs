@@ -117,6 +117,9 @@ pub enum Breach {
     /// More memory regions than were said to be possible.
     #[error("ADD_MEM_REG: there are {SLOTS_MAX} regions already")]
     Slots,
+    /// Another descriptor of what came cannot be had, for the next process.
+    #[error("descriptors have run out: {0}")]
+    Copy(std::io::Error),
     /// A ring is described so that it cannot run.
     #[error("ring {ring} cannot run: {error}")]
     Queue {
@@ -156,6 +159,7 @@ impl Breach {
             | Breach::Channel
             | Breach::Status(_)
             | Breach::Slots
+            | Breach::Copy(_)
             | Breach::Unanswerable { .. } => true,
             Breach::Config { .. }
             | Breach::Size { .. }

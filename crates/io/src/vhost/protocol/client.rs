@@ -111,6 +111,15 @@ impl Client {
         }
     }
 
+    /// A process before has left a connection.
+    pub fn resumed(&mut self, watches: &mut Watches) {
+        if self.watch.is_none() {
+            self.watch = watches.add(&self.path);
+        }
+        self.due = None;
+        self.connected = Some(Instant::now());
+    }
+
     /// The connection has ended, or an attempt has failed: the next attempt, not before `least` has
     /// passed.
     pub fn postpone(&mut self, least: Duration) {

@@ -11,8 +11,9 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFl
 use tracing::warn;
 
 use crate::vhost::nic_options::NicOptions;
-use crate::vhost::protocol::channel::{Channel, ChannelError};
+use crate::vhost::protocol::channel::{self, Channel, ChannelError};
 use crate::vhost::protocol::message::{FDS_MAX, MessageError, Problem, Reader};
+use crate::vhost::protocol::saved::{LeftError, Saved};
 use crate::vhost::protocol::session::Session;
 use sys::poll::{Interest, Poller};
 
@@ -48,6 +49,36 @@ pub(in crate::vhost) enum Progress {
 }
 
 impl Connection {
+    /// Bytes and descriptors of it that the next process needs to go on; `None`: there is a message
+    /// half read or half answered, or the session does not outlive this process. `path`: where the
+    /// connection was made.
+    pub fn saved(&self, path: &[u8]) -> Option<(Vec<u8>, Vec<BorrowedFd<'_>>)> {
+        if self.reader.is_partial() || !self.out.is_empty() || self.closing {
+            return None;
+        }
+        let channel = self.channel.as_ref().map(AsFd::as_fd);
+        let saved = self.session.saved()?;
+        Some(saved.encode(path, self.socket.as_fd(), channel))
+    }
+
+    /// Goes on with what a process before has left of a session.
+    pub fn resume(
+        &mut self,
+        saved: Saved<OwnedFd>,
+        channel: Option<OwnedFd>,
+        poller: &Poller,
+        token: u64,
+    ) -> Result<(), LeftError> {
+        self.session.resume(saved)?;
+        if let Some(channel) = channel {
+            if !channel::is_channel(channel.as_fd()) {
+                return Err(LeftError("has a channel that is none"));
+            }
+            self.open_channel(channel, poller, token);
+        }
+        Ok(())
+    }
+
     pub fn new(socket: OwnedFd, session: Session) -> Self {
         let (reader, interest) = (Reader::new(), Interest::Read);
         Connection {

@@ -15,6 +15,7 @@ pub(in crate::vhost) mod pair;
 pub mod request;
 pub(in crate::vhost) mod request_number;
 pub(in crate::vhost) mod ring_state;
+pub(in crate::vhost) mod saved;
 pub mod server;
 pub(in crate::vhost) mod server_error;
 pub mod session;

@@ -144,6 +144,11 @@ impl Pair {
         self.rings.iter().find_map(|ring| ring.fault.as_ref())
     }
 
+    /// A worker has its port.
+    pub fn is_attached(&self) -> bool {
+        self.attached
+    }
+
     /// The VMM has said something of its rings.
     pub fn is_known(&self) -> bool {
         self.attached

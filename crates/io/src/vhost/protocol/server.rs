@@ -14,6 +14,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -25,6 +26,7 @@ use crate::vhost::nic_options::NicOptions;
 use crate::vhost::protocol::client::{Client, Watches};
 use crate::vhost::protocol::connection::{Connection, Progress};
 use crate::vhost::protocol::listener::{Listener, SocketFile};
+use crate::vhost::protocol::saved::{LeftError, LeftSession, Resumed, SessionKeeper};
 use crate::vhost::protocol::server_error::ServerError;
 use crate::vhost::protocol::session::{Session, SessionInfo};
 use crate::vhost::protocol::sink::{PortKey, PortSink};
@@ -63,6 +65,7 @@ enum Command {
         PortKey,
         NicOptions,
         Box<End>,
+        Option<LeftSession>,
         mpsc::Sender<Result<(), ServerError>>,
     ),
     Change(PortKey, NicOptions, mpsc::Sender<bool>),
@@ -73,8 +76,16 @@ enum Command {
 }
 
 impl Server {
-    /// Starts the thread.
+    /// Starts the thread. Sessions end with the process.
     pub fn start(sink: Arc<dyn PortSink>) -> io::Result<Server> {
+        Server::start_keeping(sink, None)
+    }
+
+    /// Starts the thread; `keeper` has sessions outlive the process.
+    pub fn start_keeping(
+        sink: Arc<dyn PortSink>,
+        keeper: Option<Arc<dyn SessionKeeper>>,
+    ) -> io::Result<Server> {
         let poller = Poller::new()?;
         let bell = Doorbell::new()?;
         poller.add(bell.as_fd(), BELL)?;
@@ -85,6 +96,7 @@ impl Server {
         let (commands, queue) = mpsc::channel();
         let state = Thread {
             sink,
+            keeper,
             poller,
             bell: bell.clone(),
             nics: HashMap::new(),
@@ -115,8 +127,21 @@ impl Server {
         file: SocketFile,
         nic: NicOptions,
     ) -> Result<(), ServerError> {
+        self.listen_again(key, path, file, nic, None)
+    }
+
+    /// The same, with the session that a process before has left, which goes on. One that cannot be
+    /// is closed, and the log says why.
+    pub fn listen_again(
+        &self,
+        key: PortKey,
+        path: &Path,
+        file: SocketFile,
+        nic: NicOptions,
+        left: Option<LeftSession>,
+    ) -> Result<(), ServerError> {
         let end = Box::new(End::Listener(Listener::bind(path, file)?));
-        self.ask(|answer| Command::Open(key, nic, end, answer))
+        self.ask(|answer| Command::Open(key, nic, end, left, answer))
             .ok_or(ServerError::Stopped)?
     }
 
@@ -124,8 +149,20 @@ impl Server {
     /// whenever it has gone and returned. Nothing needs to be there yet; the file is the VMM's to
     /// make and to remove.
     pub fn connect(&self, key: PortKey, path: &Path, nic: NicOptions) -> Result<(), ServerError> {
+        self.connect_again(key, path, nic, None)
+    }
+
+    /// The same, with the session that a process before has left, which goes on. One that cannot be
+    /// is closed, and the log says why.
+    pub fn connect_again(
+        &self,
+        key: PortKey,
+        path: &Path,
+        nic: NicOptions,
+        left: Option<LeftSession>,
+    ) -> Result<(), ServerError> {
         let end = Box::new(End::Client(Client::new(path)?));
-        self.ask(|answer| Command::Open(key, nic, end, answer))
+        self.ask(|answer| Command::Open(key, nic, end, left, answer))
             .ok_or(ServerError::Stopped)?
     }
 
@@ -209,9 +246,17 @@ impl Nic {
     }
 }
 
+/// A unix socket of a connection.
+fn is_stream(socket: &OwnedFd) -> bool {
+    use rustix::net::{AddressFamily, SocketType, sockopt};
+    sockopt::socket_domain(socket) == Ok(AddressFamily::UNIX)
+        && sockopt::socket_type(socket) == Ok(SocketType::STREAM)
+}
+
 /// What the server's thread owns.
 struct Thread {
     sink: Arc<dyn PortSink>,
+    keeper: Option<Arc<dyn SessionKeeper>>,
     poller: Poller,
     bell: Doorbell,
     nics: HashMap<PortKey, Nic>,
@@ -276,8 +321,8 @@ impl Thread {
             // After the bell was cleared: a command that comes now rings again.
             for command in commands.try_iter() {
                 match command {
-                    Command::Open(key, nic, end, answer) => {
-                        let _ = answer.send(self.open(key, nic, *end));
+                    Command::Open(key, nic, end, left, answer) => {
+                        let _ = answer.send(self.open(key, nic, *end, left));
                     }
                     Command::Change(key, options, answer) => {
                         let _ = answer.send(self.change(key, options));
@@ -299,7 +344,13 @@ impl Thread {
         }
     }
 
-    fn open(&mut self, key: PortKey, options: NicOptions, end: End) -> Result<(), ServerError> {
+    fn open(
+        &mut self,
+        key: PortKey,
+        options: NicOptions,
+        end: End,
+        left: Option<LeftSession>,
+    ) -> Result<(), ServerError> {
         let path = end.path().to_owned();
         if self.nics.contains_key(&key) {
             return Err(ServerError::KeyInUse { path, key });
@@ -322,8 +373,73 @@ impl Thread {
                 connection: None,
             },
         );
+        if let Some(left) = left {
+            self.go_on(key, left);
+        }
         self.dial();
         Ok(())
+    }
+
+    /// Goes on with the session that a process before has left.
+    fn go_on(&mut self, key: PortKey, left: LeftSession) {
+        let resumed = self.resume_session(key, left);
+        let Some(nic) = self.nics.get(&key) else {
+            return;
+        };
+        let (name, options) = (&nic.options.name, NicOptions::clone(&nic.options));
+        match resumed {
+            Ok(()) => {
+                info!(nic = name, "the session of the process before goes on");
+                // Its options may be others than those that the guest was told.
+                self.change(key, options);
+            }
+            Err(why) => {
+                warn!(
+                    nic = name,
+                    "the session of the process before is closed: {why}"
+                );
+                self.release(&options.name);
+                self.hang_up(key, Duration::ZERO);
+            }
+        }
+    }
+
+    fn resume_session(&mut self, key: PortKey, left: LeftSession) -> Result<(), LeftError> {
+        let gone = LeftError("has no room here");
+        let nic = self.nics.get_mut(&key).ok_or(gone)?;
+        let Resumed {
+            socket,
+            channel,
+            saved,
+        } = Resumed::decode(left, nic.end.path().as_os_str().as_bytes())?;
+        if !is_stream(&socket) {
+            return Err(LeftError("is no connection"));
+        }
+        if let End::Client(client) = &mut nic.end {
+            client.resumed(&mut self.watches);
+        }
+        self.begin(key, socket);
+        let nic = self.nics.get_mut(&key).ok_or(gone)?;
+        let connection = nic.connection.as_mut().ok_or(gone)?;
+        connection.resume(saved, channel, &self.poller, channel_token(key))
+    }
+
+    /// Has a session held as it is now, if it outlives the process.
+    fn hold_session(&self, key: PortKey) {
+        let (Some(keeper), Some(nic)) = (&self.keeper, self.nics.get(&key)) else {
+            return;
+        };
+        let path = nic.end.path().as_os_str().as_bytes();
+        let saved = nic.connection.as_ref();
+        if let Some((record, fds)) = saved.and_then(|connection| connection.saved(path)) {
+            keeper.hold(&nic.options.name, &record, &fds);
+        }
+    }
+
+    fn release(&self, nic: &str) {
+        if let Some(keeper) = &self.keeper {
+            keeper.release(nic);
+        }
     }
 
     fn change(&mut self, key: PortKey, options: NicOptions) -> bool {
@@ -332,6 +448,11 @@ impl Thread {
         };
         nic.options = Arc::new(options);
         let up = nic.options.link_up;
+        if let Some(keeper) = &self.keeper
+            && nic.connection.is_some()
+        {
+            keeper.release(&nic.options.name);
+        }
         let connection = nic.connection.as_mut();
         let told =
             connection.is_none_or(|connection| connection.change(&nic.options, &self.poller));
@@ -340,6 +461,7 @@ impl Thread {
             End::Client(_) if !told => self.hold(key),
             End::Client(_) | End::Listener(_) => {}
         }
+        self.hold_session(key);
         true
     }
 
@@ -464,18 +586,26 @@ impl Thread {
             );
             return self.pause(key, PAUSE_EXHAUSTED);
         }
-        let session = Session::new(key, Arc::clone(&nic.options), Arc::clone(&self.sink));
+        let (options, sink) = (Arc::clone(&nic.options), Arc::clone(&self.sink));
+        let session = Session::new(key, options, sink);
+        let session = match self.keeper {
+            Some(_) => session.outliving(),
+            None => session,
+        };
         nic.connection = Some(Connection::new(socket, session));
     }
 
     fn serve(&mut self, key: PortKey) {
-        let Some(connection) = self
-            .nics
-            .get_mut(&key)
-            .and_then(|nic| nic.connection.as_mut())
-        else {
+        let Some(nic) = self.nics.get_mut(&key) else {
             return;
         };
+        let Some(connection) = nic.connection.as_mut() else {
+            return;
+        };
+        // What is read now the next process cannot read: see `saved`.
+        if let Some(keeper) = &self.keeper {
+            keeper.release(&nic.options.name);
+        }
         let interest = match connection.serve(&self.poller, channel_token(key)) {
             Progress::Reading => Interest::Read,
             Progress::Writing => Interest::Write,
@@ -488,8 +618,9 @@ impl Thread {
                     .set_interest(connection.as_fd(), connection_token(key), interest)
         {
             warn!("vhost-user: waiting for a VMM: {error}");
-            self.hang_up(key, PAUSE_EXHAUSTED);
+            return self.hang_up(key, PAUSE_EXHAUSTED);
         }
+        self.hold_session(key);
     }
 
     fn serve_channel(&mut self, key: PortKey) {
@@ -519,6 +650,9 @@ impl Thread {
             return;
         };
         connection.end(&self.poller);
+        if let (Some(keeper), Some(nic)) = (&self.keeper, self.nics.get(&key)) {
+            keeper.ended(&nic.options.name);
+        }
         self.pause(key, pause);
     }
 

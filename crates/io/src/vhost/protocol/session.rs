@@ -19,7 +19,7 @@
 //! Chosen: a ring that was not enabled yet is left alone, since a VMM that comes back starts rings
 //! before it enables them. Error eventfds (SET_VRING_ERR) are taken and closed.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -38,6 +38,7 @@ use crate::vhost::protocol::message::{ConfigSpan, Message, MessageError, Reply, 
 use crate::vhost::protocol::pair::{self, Common, Owner, Pair};
 use crate::vhost::protocol::request::{self, LogSpec, RegionId, Request, RingAddresses, RingFd};
 use crate::vhost::protocol::ring_state::{Base, Log, RingInfo, RingState};
+use crate::vhost::protocol::saved::{Copies, LeftError, Saved, SavedRing};
 use crate::vhost::protocol::sink::{PortKey, PortSink, PortState};
 use crate::vhost::virtqueue::notifier;
 
@@ -94,8 +95,10 @@ pub struct Session {
     features: Option<u64>,
     protocol_features: u64,
     memory: Option<Arc<GuestMemory>>,
-    /// What `memory` was made of, for the next that is added or removed.
+    /// What `memory` was made of, for the next that is added or removed, and for the record.
     regions: Vec<RegionSpec>,
+    /// Descriptors of rings for the record; `None`: the session ends with the process. By pair.
+    copies: Option<Vec<[Copies; pair::RINGS]>>,
     /// Where written pages are to be noted while LOG_ALL or a ring's flag is set.
     log: Option<Log>,
     /// What SET_LOG_FD has brought.
@@ -134,6 +137,7 @@ impl Session {
             protocol_features: 0,
             memory: None,
             regions: Vec::new(),
+            copies: None,
             log: None,
             log_call: None,
             status: 0,
@@ -147,6 +151,89 @@ impl Session {
         };
         session.set_state(PortState::Connected);
         session
+    }
+
+    /// This session, of which a record can be [had](Session::saved) for the next process.
+    pub(in crate::vhost) fn outliving(mut self) -> Self {
+        let copies = std::iter::repeat_with(Default::default).take(self.pairs.len());
+        self.copies = Some(copies.collect());
+        self
+    }
+
+    /// Goes on with the session of a process before, as if the VMM said all of it anew. An error:
+    /// it cannot be, and has been logged; the connection is to be closed.
+    pub(in crate::vhost) fn resume(&mut self, saved: Saved<OwnedFd>) -> Result<(), LeftError> {
+        self.link_up = saved.link_up;
+        let status = u8::try_from(saved.status);
+        self.status = status.map_err(|_| LeftError("has a number that cannot be"))?;
+        for request in saved.into_requests() {
+            if let Err(breach) = self.apply(request, Instant::now()) {
+                self.log(&breach);
+                return Err(LeftError("cannot be"));
+            }
+        }
+        if let Err(breach) = self.plug() {
+            self.log(&breach);
+        }
+        // What was given back may not have been said.
+        for copies in self.copies.iter().flatten().flatten() {
+            copies.raise_call();
+        }
+        Ok(())
+    }
+
+    /// All that the VMM has set up, for the next process; `None`: it does not outlive this one.
+    pub(in crate::vhost) fn saved(&self) -> Option<Saved<BorrowedFd<'_>>> {
+        let copies = self.copies.as_ref()?;
+        let logs = self
+            .features
+            .is_some_and(|features| features & features::LOG_ALL != 0);
+        if logs || self.log.is_some() {
+            return None;
+        }
+        let packed = self.is_packed();
+        let known = self.pairs.iter().rposition(Pair::is_known);
+        let pairs = self
+            .pairs
+            .iter()
+            .zip(copies)
+            .take(known.map_or(0, |last| last + 1));
+        let rings = pairs.flat_map(|(pair, copies)| {
+            let rings = pair.rings.iter().zip(copies);
+            rings.map(|(ring, copies)| SavedRing {
+                size: ring.size.into(),
+                addresses: ring.addresses,
+                // Where a ring that runs is, it shows.
+                base: match ring.base {
+                    Base::New => None,
+                    _ if ring.started && pair.is_attached() => None,
+                    base => Some(base.value(packed)),
+                },
+                kick: copies.kick(),
+                call: copies.call(),
+                started: ring.started,
+                enabled: ring.enabled,
+                turned_off: ring.turned_off,
+            })
+        });
+        let regions = self.regions.iter().map(|region| {
+            let numbers = [
+                region.guest_addr,
+                region.size,
+                region.user_addr,
+                region.mmap_offset,
+            ];
+            (numbers, region.fd.as_fd())
+        });
+        Some(Saved {
+            features: self.features,
+            protocol_features: self.protocol_features,
+            mtu: self.mtu.map(u64::from),
+            status: self.status.into(),
+            link_up: self.link_up,
+            regions: regions.collect(),
+            rings: rings.collect(),
+        })
     }
 
     /// Takes one message, which came at `now`.
@@ -285,6 +372,11 @@ impl Session {
             Request::SetVringBase(ring) => self.set_base(ring)?,
             Request::SetVringKick(kick) => self.start_ring(kick)?,
             Request::SetVringCall(call) => {
+                let (pair, ring) = self.ring_at(request::SET_VRING_CALL, call.index)?;
+                if let Some(copies) = &mut self.copies {
+                    let copied = copies[pair][ring].set_call(call.fd.as_ref());
+                    copied.map_err(Breach::Copy)?;
+                }
                 self.ring(request::SET_VRING_CALL, call.index)?.call = call.fd
             }
             Request::SetVringErr(error) => {
@@ -397,8 +489,10 @@ impl Session {
         if self.regions.is_empty() {
             return Ok(());
         }
-        // Only a VMM that adds and removes single regions needs the files again.
-        let specs = if self.protocol_features & protocol::CONFIGURE_MEM_SLOTS != 0 {
+        // The files are needed again by a VMM that adds and removes single regions, and by the next
+        // process.
+        let again = self.protocol_features & protocol::CONFIGURE_MEM_SLOTS != 0;
+        let specs = if again || self.copies.is_some() {
             let again = self.regions.iter().map(RegionSpec::try_clone);
             again.collect::<Result<_, _>>()?
         } else {
@@ -595,6 +689,11 @@ impl Session {
     }
 
     fn start_ring(&mut self, kick: RingFd) -> Result<(), Breach> {
+        let (pair, ring) = self.ring_at(request::SET_VRING_KICK, kick.index)?;
+        if let Some(copies) = &mut self.copies {
+            let copied = copies[pair][ring].set_kick(kick.fd.as_ref());
+            copied.map_err(Breach::Copy)?;
+        }
         self.ring(request::SET_VRING_KICK, kick.index)?
             .start(kick.fd);
         Ok(())
