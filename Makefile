@@ -11,7 +11,7 @@ TMPFILESDIR ?= /usr/lib/tmpfiles.d
 HOLD ?=
 
 .DEFAULT_GOAL := build
-.PHONY: packages test-packages test-libvirt test-page build demo check test lint test-devices docs performance-page setup guest-image bench-switch bench-overlay bench-workers bench-control bench-neighbours bench-balancer bench-router soak-router soak-balancer soak-cni fuzz miri go-objects install uninstall clean help soak-store
+.PHONY: packages test-packages test-libvirt test-page test-dpdk build demo check test lint test-devices docs performance-page setup guest-image bench-switch bench-overlay bench-workers bench-control bench-neighbours bench-balancer bench-router soak-router soak-balancer soak-cni fuzz miri go-objects install uninstall clean help soak-store
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | awk -F '|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -70,6 +70,11 @@ test-libvirt: guest-image ## Debian's libvirtd makes and deletes NICs with their
 	@tools/setup.sh libvirt
 	cargo build --quiet --workspace --bins
 	tools/test-libvirt.py
+
+test-dpdk: ## uplinks that DPDK drives, over its virtual devices, with a daemon that is built with it in target/dpdk
+	@tools/setup.sh dpdk
+	cargo build --quiet --workspace --bins --features butterfly-daemon/dpdk --target-dir target/dpdk
+	cargo test --quiet --workspace --features butterfly-daemon/dpdk --target-dir target/dpdk --test dpdk
 
 # The whole run writes its data and plot to docs/performance, for the regime that held; a short one to target/performance.
 BENCH_OUT = $(if $(QUICK),target/performance,docs/performance)

@@ -46,6 +46,8 @@ if [ "${1:-}" = packages ]; then PACKAGES+=" mmdebstrap e2fsprogs rpm lintian bi
 if [ "${1:-}" = libvirt ]; then PACKAGES+=" libvirt-daemon libvirt-daemon-driver-qemu libvirt-clients"; fi
 # With `page` a browser, driven by a script.
 if [ "${1:-}" = page ]; then PACKAGES+=" chromium chromium-driver python3-selenium fonts-dejavu-core"; fi
+# With `dpdk` what a daemon is built with that has DPDK.
+if [ "${1:-}" = dpdk ]; then PACKAGES+=" libdpdk-dev"; fi
 # With `soak` FRR, which feeds the router by BGP.
 if [ "${1:-}" = soak ]; then PACKAGES+=" frr"; fi
 

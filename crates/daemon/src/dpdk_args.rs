@@ -1,5 +1,5 @@
 //! `--dpdk-args`: options for DPDK's environment layer, taken for what they mean to a daemon
-//! without DPDK.
+//! without DPDK; a build that has it hands them on ([`for_dpdk`]).
 //!
 //! A core is where the worker runs; a device over an interface of the kernel names an uplink; a
 //! ring leads nowhere, and a bond to its members. What is about memory, files and drivers of DPDK
@@ -7,6 +7,8 @@
 //! ("EAL parameters").
 
 use std::path::Path;
+
+use rustix::thread::CpuSet;
 
 /// What the options come down to.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -171,9 +173,15 @@ const OPTIONS: &[(&[&str], Takes, Does)] = &[
 
 /// What `--dpdk-help` prints.
 pub fn help() -> String {
-    let mut text = String::from(
-        "Options of --dpdk-args, as this daemon takes them. There is no DPDK in it: NICs stay with the kernel.\n\n",
-    );
+    let mut text = String::from(match dpdk::AVAILABLE {
+        true => {
+            "This daemon has DPDK: the options of --dpdk-args are DPDK's own, but for those about cores, of which the \
+             worker's is the first. Without DPDK they would do this:\n\n"
+        }
+        false => {
+            "Options of --dpdk-args, as this daemon takes them. There is no DPDK in it: NICs stay with the kernel.\n\n"
+        }
+    });
     for (names, takes, does) in OPTIONS {
         let value = match takes {
             Takes::Nothing => "",
@@ -200,29 +208,81 @@ pub fn help() -> String {
     text
 }
 
-/// Parses the text as DPDK would split it: at blanks, values attached (`-c1`, `--vdev=x`) or apart.
-pub fn parse(text: &str) -> Result<DpdkArgs, String> {
-    let mut args = DpdkArgs::default();
+/// The words of the text for a build that has DPDK, and the worker's core if they name one: DPDK's
+/// own threads get none, so that nothing is pinned but workers. Unless the text says so itself, no
+/// files are shared with other processes of DPDK's.
+pub fn for_dpdk(text: &str) -> Result<(Vec<String>, Option<usize>), String> {
+    let (mut given, mut core) = (Vec::new(), None);
+    // One, for the thread that starts DPDK and ends then.
+    let mut all = vec![format!("--lcores=0@{}", a_core())];
+    for option in options_of(text) {
+        let (name, takes, does, value) = option?;
+        given.push(name);
+        match does {
+            Does::CoreMask => core = Some(lowest_bit(value)?),
+            Does::CoreList => core = Some(first_core(value)?),
+            Does::Nothing(CORES) => {}
+            _ if value.is_empty() => all.push(name.to_owned()),
+            _ if name.starts_with("--") => all.push(format!("{name}={value}")),
+            _ => all.extend([name.to_owned(), value.to_owned()]),
+        }
+        debug_assert!(takes != Takes::Nothing || value.is_empty());
+    }
+    let says = |names: &[&str]| given.iter().any(|name| names.contains(name));
+    // Memory of the old kind does not go with the better one of both.
+    let alone = match says(&["--no-huge", "--legacy-mem"]) {
+        true => "--no-shconf",
+        false => "--in-memory",
+    };
+    if !says(&[alone, "--in-memory", "--file-prefix", "--proc-type"]) {
+        all.push(alone.to_owned());
+    }
+    if !says(&["--telemetry", "--no-telemetry"]) {
+        all.push("--no-telemetry".to_owned());
+    }
+    Ok((all, core))
+}
+
+/// A core that this process may run on.
+fn a_core() -> usize {
+    let set = rustix::thread::sched_getaffinity(None).ok();
+    let first = set.and_then(|set| (0..CpuSet::MAX_CPU).find(|core| set.is_set(*core)));
+    first.unwrap_or_default()
+}
+
+/// Each option of the text with what it is and its value.
+fn options_of(text: &str) -> impl Iterator<Item = Result<(&str, Takes, Does, &str), String>> {
     let mut words = text.split_whitespace();
-    while let Some(word) = words.next() {
+    std::iter::from_fn(move || {
+        let word = words.next()?;
         let (name, attached) = split(word);
-        let Some((_, takes, does)) = OPTIONS.iter().find(|(names, ..)| names.contains(&name))
-        else {
-            return Err(format!(
+        let known = OPTIONS.iter().find(|(names, ..)| names.contains(&name));
+        let Some((_, takes, does)) = known else {
+            return Some(Err(format!(
                 "--dpdk-args: '{word}' is no option of DPDK that is known here; --dpdk-help lists those that are"
-            ));
+            )));
         };
         let value = match takes {
-            Takes::Value => attached
-                .or_else(|| words.next())
-                .ok_or_else(|| format!("--dpdk-args: {name} needs a value"))?,
+            Takes::Value => match attached.or_else(|| words.next()) {
+                Some(value) => value,
+                None => return Some(Err(format!("--dpdk-args: {name} needs a value"))),
+            },
             Takes::Nothing if attached.is_some() => {
-                return Err(format!(
+                return Some(Err(format!(
                     "--dpdk-args: {name} takes no value, as in '{word}'"
-                ));
+                )));
             }
             Takes::Maybe | Takes::Nothing => attached.unwrap_or_default(),
         };
+        Some(Ok((name, *takes, *does, value)))
+    })
+}
+
+/// Parses the text as DPDK would split it: at blanks, values attached (`-c1`, `--vdev=x`) or apart.
+pub fn parse(text: &str) -> Result<DpdkArgs, String> {
+    let mut args = DpdkArgs::default();
+    for option in options_of(text) {
+        let (name, _, does, value) = option?;
         match does {
             Does::CoreMask => args.core = Some(lowest_bit(value)?),
             Does::CoreList => args.core = Some(first_core(value)?),

@@ -323,6 +323,8 @@ pub struct Settings {
     pub(crate) uplinks: Vec<String>,
     /// No interface is joined, whatever has `ip`: a device that leads nowhere was asked for.
     pub(crate) alone: bool,
+    /// A device that DPDK drives is one of the uplinks.
+    pub(crate) dpdk: Option<OfDpdk>,
     pub(crate) busy_poll: bool,
     pub(crate) vxlan_port: u16,
     /// What outer headers have in common; its port is `vxlan_port`.
@@ -399,19 +401,33 @@ impl Settings {
             ini.dpdk_port,
             u32::to_string,
         );
-        let mut dpdk = match dpdk_args {
-            Some(text) => dpdk_args::parse(&text)?,
-            None => DpdkArgs::default(),
-        };
+        let mut dpdk = DpdkArgs::default();
+        let mut of_dpdk = None;
+        match dpdk_args {
+            Some(text) if dpdk::AVAILABLE => {
+                let args;
+                (args, dpdk.core) = dpdk_args::for_dpdk(&text)?;
+                of_dpdk = Some(OfDpdk {
+                    args,
+                    port: dpdk_port,
+                });
+            }
+            Some(text) => dpdk = dpdk_args::parse(&text)?,
+            None => {}
+        }
         let interface_of =
             |address: &str| dpdk_args::pci_interface(Path::new(PCI_DEVICES), address);
-        let join = dpdk.join(dpdk_port, interface_of)?;
+        let join = match &of_dpdk {
+            Some(_) => Join::Address,
+            None => dpdk.join(dpdk_port, interface_of)?,
+        };
         said.remarks.append(&mut dpdk.remarks);
         let named = (!options.uplink.is_empty()).then_some(options.uplink);
         let named = said.one("--uplink", "uplink", named, ini.uplink, |names| {
             names.join(",")
         });
-        let (uplinks, alone) = uplinks(named, join, &mut said.remarks);
+        let (mut uplinks, alone) = uplinks(named, join, &mut said.remarks);
+        uplinks.extend(of_dpdk.as_ref().map(OfDpdk::interface));
         let outer_checksum = said.one(
             "--vxlan-checksum",
             "vxlan-checksum",
@@ -666,6 +682,7 @@ impl Settings {
             poll_us: options.poll_us,
             uplinks,
             alone,
+            dpdk: of_dpdk,
             busy_poll: options.busy_poll,
             vxlan_port,
             encapsulation: Encapsulation {
@@ -774,6 +791,22 @@ fn uplinks(
         (Some(names), _) | (None, Join::Interfaces(names)) => (names, false),
         (None, Join::Address) => (Vec::new(), false),
         (None, Join::Nobody) => (Vec::new(), true),
+    }
+}
+
+/// What DPDK is started with, in a build that has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct OfDpdk {
+    /// Its words.
+    pub args: Vec<String>,
+    /// The device, by DPDK's number; `None`: the first that is nobody's part.
+    pub port: Option<u32>,
+}
+
+impl OfDpdk {
+    /// What the kernel's end of the device is called.
+    pub fn interface(&self) -> String {
+        format!("dpdk{}", self.port.unwrap_or_default())
     }
 }
 
@@ -910,6 +943,7 @@ mod tests {
             wake: None,
             uplinks: vec![],
             alone: false,
+            dpdk: None,
             busy_poll: false,
             vxlan_port: 4789,
             encapsulation: Encapsulation {

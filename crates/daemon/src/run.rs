@@ -185,7 +185,10 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
         kernel.clone(),
         interface_states.clone(),
     ));
-    let setup = uplink_setup(settings, interfaces.clone(), kernel.clone(), switch.clone());
+    let setup = uplinks::Setup {
+        dpdk: dpdk_uplink(settings)?,
+        ..uplink_setup(settings, interfaces.clone(), kernel.clone(), switch.clone())
+    };
     let uplinks = Arc::new(uplinks::Control::start(setup, broken).await?);
     let held = settings.keeper.as_deref().map(Held::begin).transpose()?;
     let attachments = HostAttachments::start(
@@ -359,6 +362,28 @@ async fn announcer(
     Ok(Some(announcer))
 }
 
+/// Starts DPDK and takes the device that was asked for.
+fn dpdk_uplink(settings: &Settings) -> Result<Option<Arc<uplink::DpdkUplink>>, String> {
+    let Some(wanted) = &settings.dpdk else {
+        return Ok(None);
+    };
+    let refused = |error: dpdk::Error| format!("--dpdk-args: {error}");
+    dpdk::start(&wanted.args, |line| tracing::debug!("DPDK: {line}")).map_err(refused)?;
+    let number = match wanted.port {
+        Some(port) => {
+            u16::try_from(port).map_err(|_| format!("--dpdk-port {port}: no such number"))?
+        }
+        None => dpdk::ports().first().map_or(0, |(number, _)| *number),
+    };
+    let device = dpdk::Device::take(number).map_err(|error| match wanted.port {
+        Some(port) => format!("--dpdk-port {port}: {error}"),
+        None => format!("--dpdk-args {}: {error}", wanted.args.join(" ")),
+    })?;
+    let workers = u16::try_from(settings.workers.len()).unwrap_or(u16::MAX);
+    let uplink = uplink::DpdkUplink::new(device, &wanted.interface(), workers)?;
+    Ok(Some(Arc::new(uplink)))
+}
+
 /// What uplinks are made with, whenever the first one is.
 fn uplink_setup(
     settings: &Settings,
@@ -386,6 +411,7 @@ fn uplink_setup(
         kernel,
         switch,
         alone: settings.alone,
+        dpdk: None,
     }
 }
 

@@ -16,7 +16,7 @@ use netlink::{Kinds, Mirror};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, spawn_blocking};
 use uplink::layout::Counters;
-use uplink::{Engine, Fact, Options, Ports, Station, UplinkSettings};
+use uplink::{DpdkUplink, Engine, Fact, Options, Ports, Station, UplinkSettings};
 use xdp::Interfaces;
 
 /// How often the engine looks at what changes without a message.
@@ -60,12 +60,14 @@ impl Uplinks {
     pub fn start(
         settings: UplinkSettings,
         options: Options,
+        dpdk: Option<Arc<DpdkUplink>>,
         interfaces: Arc<Mutex<Interfaces>>,
         switch: Arc<Switch>,
         kernel: Arc<Mirror>,
         broken: Broken,
     ) -> Uplinks {
         let engine = Engine::new(settings, options, interfaces, Box::new(Queues(switch)));
+        let engine = engine.with_dpdk(dpdk);
         let station = engine.station();
         let engine = Arc::new(Mutex::new(engine));
         let told = Arc::new(watch::Sender::new(Arc::from([])));

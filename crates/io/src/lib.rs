@@ -15,7 +15,7 @@
 //!    completed here. `target.flush()` publishes what was written, `port.complete(&mut batch)`
 //!    gives the buffers back.
 //!
-//! With `sys`, all `unsafe` of the project is in this crate. What is safe about its face: a
+//! With `sys` and `dpdk`, all `unsafe` of the project is in this crate. What is safe about its face: a
 //! [`frame::Frame`]'s body can be read only through a batch that keeps the sender's memory mapped;
 //! a guest can change body bytes while they are copied, and the worst that comes of it is that the
 //! receiver gets those bytes.
@@ -24,6 +24,7 @@ pub mod bench;
 mod copy;
 mod copy_sum;
 mod deliver;
+pub mod dpdk;
 mod error;
 mod fault_guard;
 pub mod fetch;

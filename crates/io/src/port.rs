@@ -161,11 +161,14 @@ impl Port {
         }
     }
 
-    /// Tells the port what time it is (monotonic): once a turn. Only a bench NIC minds.
+    /// Tells the port what time it is (monotonic): once a turn. Bench NICs mind, and uplinks that
+    /// are polled.
     #[inline]
     pub fn tick(&mut self, mono_ns: u64) {
-        if let Port::Bench(port) = self {
-            port.tick(mono_ns);
+        match self {
+            Port::Bench(port) => port.tick(mono_ns),
+            Port::Uplink(port) => port.tick(mono_ns),
+            Port::Vhost(_) | Port::Memory(_) | Port::Tap(_) => {}
         }
     }
 
@@ -173,6 +176,7 @@ impl Port {
     pub fn next_tick(&self) -> Option<u64> {
         match self {
             Port::Bench(port) => port.next_tick(),
+            Port::Uplink(port) => port.next_tick(),
             _ => None,
         }
     }

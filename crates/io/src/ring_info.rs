@@ -3,7 +3,8 @@
 /// A port's indices and counters at one moment, for dumps.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RingState {
-    /// What is behind the port: `vhost-user`, `tap`, `memory`, `bench`, `af_xdp`, `packet`.
+    /// What is behind the port: `vhost-user`, `tap`, `memory`, `bench`, `af_xdp`, `packet`,
+    /// `dpdk`.
     pub kind: &'static str,
     /// Frames can pass.
     pub up: bool,

@@ -6,6 +6,7 @@
 //! once, by the kernel, straight from the sender's memory. The port is driven by one worker, as all
 //! ports.
 
+mod beside;
 mod device;
 mod station;
 
@@ -19,6 +20,7 @@ use wire::offload::{Gso, Offload};
 use wire::virtio_net::{self, HDR_LEN_MRG};
 use wire::vxlan::Outer;
 
+pub use beside::TapBeside;
 pub use device::{TapError, TapOptions};
 pub use station::{Received, Receiver, TapUplink, TapVoice};
 

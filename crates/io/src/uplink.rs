@@ -3,12 +3,13 @@
 //!
 //! What is received is a frame as it was on the wire, outer headers and all; what is transmitted
 //! gets its outer headers with [`transmit_outer`](crate::port::Port::transmit_outer). The kernel
-//! keeps the interface: only VXLAN for us comes here.
+//! keeps the interface, or has an end of its own: only VXLAN for us comes here.
 
 use std::os::fd::BorrowedFd;
 
 use wire::vxlan::Outer;
 
+use crate::dpdk::DpdkPort;
 use crate::error::{PortError, TransmitError};
 use crate::frame::Batch;
 use crate::outer;
@@ -28,6 +29,8 @@ pub enum UplinkPort {
     Packet(PacketPort),
     /// A TAP device: the kernel behind it is the wire.
     Tap(TapUplink),
+    /// A device that DPDK drives.
+    Dpdk(DpdkPort),
 }
 
 impl UplinkPort {
@@ -36,12 +39,14 @@ impl UplinkPort {
             UplinkPort::Xsk(port) => port.receive(batch),
             UplinkPort::Packet(port) => port.receive(batch),
             UplinkPort::Tap(port) => port.receive(batch),
+            UplinkPort::Dpdk(port) => port.receive(batch),
         }
     }
 
     pub(crate) fn complete(&mut self, buffers: usize) {
         match self {
             UplinkPort::Xsk(port) => port.complete(buffers),
+            UplinkPort::Dpdk(port) => port.complete(buffers),
             UplinkPort::Packet(_) | UplinkPort::Tap(_) => {}
         }
     }
@@ -61,6 +66,7 @@ impl UplinkPort {
             UplinkPort::Xsk(port) => outer::deliver(batch, index, outer, port),
             UplinkPort::Packet(port) => outer::deliver(batch, index, outer, port),
             UplinkPort::Tap(port) => outer::deliver(batch, index, outer, port),
+            UplinkPort::Dpdk(port) => outer::deliver(batch, index, outer, port),
         }
     }
 
@@ -69,12 +75,14 @@ impl UplinkPort {
             UplinkPort::Xsk(port) => port.flush(),
             UplinkPort::Packet(port) => port.flush(),
             UplinkPort::Tap(port) => port.flush(),
+            UplinkPort::Dpdk(port) => port.flush(),
         }
     }
 
     pub(crate) fn arm(&mut self) -> bool {
         match self {
             UplinkPort::Xsk(port) => port.arm(),
+            UplinkPort::Dpdk(port) => port.arm(),
             // Its descriptor is readable whenever there is a frame.
             UplinkPort::Packet(_) | UplinkPort::Tap(_) => false,
         }
@@ -83,14 +91,14 @@ impl UplinkPort {
     pub(crate) fn look(&mut self) -> Option<bool> {
         match self {
             UplinkPort::Xsk(port) => Some(port.look()),
-            UplinkPort::Packet(_) | UplinkPort::Tap(_) => None,
+            UplinkPort::Packet(_) | UplinkPort::Tap(_) | UplinkPort::Dpdk(_) => None,
         }
     }
 
     pub(crate) fn disarm(&mut self) {
         match self {
             UplinkPort::Xsk(port) => port.disarm(),
-            UplinkPort::Packet(_) | UplinkPort::Tap(_) => {}
+            UplinkPort::Packet(_) | UplinkPort::Tap(_) | UplinkPort::Dpdk(_) => {}
         }
     }
 
@@ -99,6 +107,7 @@ impl UplinkPort {
             UplinkPort::Xsk(port) => port.kick_fd(),
             UplinkPort::Packet(port) => port.kick_fd(),
             UplinkPort::Tap(port) => port.kick_fd(),
+            UplinkPort::Dpdk(_) => None,
         }
     }
 
@@ -113,7 +122,22 @@ impl UplinkPort {
                     let _ = rustix::io::read(kick, &mut [0; 8]);
                 }
             }
-            UplinkPort::Packet(_) | UplinkPort::Tap(_) => {}
+            UplinkPort::Packet(_) | UplinkPort::Tap(_) | UplinkPort::Dpdk(_) => {}
+        }
+    }
+
+    /// What time it is. Only what is polled minds.
+    #[inline]
+    pub(crate) fn tick(&mut self, mono_ns: u64) {
+        if let UplinkPort::Dpdk(port) = self {
+            port.tick(mono_ns);
+        }
+    }
+
+    pub(crate) fn next_tick(&self) -> Option<u64> {
+        match self {
+            UplinkPort::Dpdk(port) => Some(port.next_tick()),
+            UplinkPort::Xsk(_) | UplinkPort::Packet(_) | UplinkPort::Tap(_) => None,
         }
     }
 
@@ -122,6 +146,7 @@ impl UplinkPort {
             UplinkPort::Xsk(port) => port.is_up(),
             UplinkPort::Packet(port) => port.is_up(),
             UplinkPort::Tap(port) => port.is_up(),
+            UplinkPort::Dpdk(port) => port.is_up(),
         }
     }
 
@@ -130,6 +155,7 @@ impl UplinkPort {
             UplinkPort::Xsk(port) => port.mtu(),
             UplinkPort::Packet(port) => port.mtu(),
             UplinkPort::Tap(port) => port.mtu(),
+            UplinkPort::Dpdk(port) => port.mtu(),
         }
     }
 
@@ -138,6 +164,7 @@ impl UplinkPort {
             UplinkPort::Xsk(port) => port.ring_state(),
             UplinkPort::Packet(port) => port.ring_state(),
             UplinkPort::Tap(port) => port.ring_state(),
+            UplinkPort::Dpdk(port) => port.ring_state(),
         }
     }
 }
@@ -157,5 +184,11 @@ impl From<PacketPort> for UplinkPort {
 impl From<TapUplink> for UplinkPort {
     fn from(port: TapUplink) -> Self {
         UplinkPort::Tap(port)
+    }
+}
+
+impl From<DpdkPort> for UplinkPort {
+    fn from(port: DpdkPort) -> Self {
+        UplinkPort::Dpdk(port)
     }
 }

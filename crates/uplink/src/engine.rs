@@ -20,6 +20,7 @@ use netlink::Snapshot;
 use sys::ethtool;
 use xdp::Interfaces;
 
+use crate::dpdk_uplink::DpdkUplink;
 use crate::facts::Fact;
 use crate::interface::Mode;
 use crate::layout::{Counters, QUEUES, UPLINKS};
@@ -70,6 +71,8 @@ pub struct Engine {
     reserved: Reserved,
     /// We, on a TAP device.
     station: Arc<Station>,
+    /// The device that DPDK drives, an uplink under the name of the kernel's end of it.
+    dpdk: Option<Arc<DpdkUplink>>,
     /// An interface has had one of our addresses, or has been named: from then on we wait for it to
     /// return.
     found: bool,
@@ -96,6 +99,7 @@ impl Engine {
             program: None,
             names: Vec::new(),
             active: BTreeMap::new(),
+            dpdk: None,
             endpoints: Vec::new(),
             reserved: Reserved::new(options.port),
             facts: Vec::new(),
@@ -104,6 +108,12 @@ impl Engine {
             looks: 0,
             stopped: false,
         }
+    }
+
+    /// With this device of DPDK's.
+    pub fn with_dpdk(mut self, dpdk: Option<Arc<DpdkUplink>>) -> Engine {
+        self.dpdk = dpdk;
+        self
     }
 
     /// Says which interfaces are named, which the next [`reconcile`](Self::reconcile) joins and
@@ -192,6 +202,12 @@ impl Engine {
                     active.retry = true;
                     stale = true;
                 }
+                Mode::Dpdk { .. } => {
+                    if let Some(why) = self.dpdk.as_ref().and_then(|dpdk| dpdk.look()) {
+                        active.broken.get_or_insert(why);
+                        stale = true;
+                    }
+                }
                 Mode::Packet { .. } | Mode::Tap { .. } => {}
             }
         }
@@ -222,10 +238,19 @@ impl Engine {
 
     /// What the kernel has counted for the sockets of an uplink, all queues together.
     pub fn statistics(&self, number: u32) -> XskStatistics {
-        let sockets = self
-            .active
-            .get(&number)
-            .map_or(&[][..], |active| &active.sockets);
+        let active = self.active.get(&number);
+        if let (Some(Mode::Dpdk { .. }), Some(dpdk)) =
+            (active.map(|active| &active.mode), &self.dpdk)
+        {
+            let counted = dpdk.counters();
+            return XskStatistics {
+                dropped: counted.errors,
+                ring_full: counted.missed,
+                no_buffer: counted.no_buffer,
+                invalid: counted.unsent,
+            };
+        }
+        let sockets = active.map_or(&[][..], |active| &active.sockets);
         let each = sockets.iter().filter_map(XskHandle::statistics);
         each.fold(XskStatistics::default(), |sum, one| XskStatistics {
             dropped: sum.dropped + one.dropped,

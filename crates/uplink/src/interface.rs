@@ -59,6 +59,13 @@ pub enum Mode {
         /// What spoke against XDP.
         why: String,
     },
+    /// By a device that DPDK drives.
+    Dpdk {
+        /// Its driver: `net_ixgbe`.
+        driver: String,
+        /// DPDK's name of it.
+        device: String,
+    },
     /// By a TAP device: there is no interface.
     Tap {
         /// What spoke against interfaces.
@@ -72,6 +79,7 @@ impl Mode {
         match self {
             Mode::Xdp { why_generic, .. } => why_generic.as_deref().unwrap_or(""),
             Mode::Packet { why } | Mode::Tap { why } => why,
+            Mode::Dpdk { .. } => "",
         }
     }
 }
@@ -81,6 +89,7 @@ impl fmt::Display for Mode {
         let (xdp, sockets, busy_polls) = match self {
             Mode::Packet { .. } => return f.write_str("packet socket"),
             Mode::Tap { .. } => return f.write_str("TAP"),
+            Mode::Dpdk { driver, device } => return write!(f, "DPDK, {driver}, {device}"),
             Mode::Xdp {
                 xdp,
                 sockets,

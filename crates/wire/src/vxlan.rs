@@ -5,6 +5,7 @@
 //!   to frame is filled in by [`Outer::write`].
 //! - [`parse`]: the same headers of a frame from the wire; all their lengths are checked here,
 //!   once.
+//! - [`is_to_port`]: whether a frame is to be looked at for them at all.
 //! - [`left_undone`]: what the kernel has not done in a packet of its own that was on no wire.
 //! - [`ecn`]: what becomes of congestion marks at both ends of the tunnel (RFC 6040).
 //! - [`flow_hash`]: the flow of an inner frame as a number, for the outer UDP source port and the
@@ -14,6 +15,7 @@ pub mod ecn;
 mod hash;
 mod outer;
 mod parse;
+mod peek;
 #[cfg(test)]
 mod tests;
 mod undone;
@@ -21,6 +23,7 @@ mod undone;
 pub use hash::{flow_hash, plain_hash, source_port};
 pub use outer::{Ends, OUTER_MAX, Outer, UdpChecksum};
 pub use parse::{OuterError, Received, parse};
+pub use peek::is_to_port;
 pub use undone::{inner_undone, left_undone};
 
 /// The UDP port that IANA has given to VXLAN.

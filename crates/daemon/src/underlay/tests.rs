@@ -324,6 +324,7 @@ async fn whom_workers_ask_for_is_looked_for_whatever_woke_us() {
     let uplinks = Uplinks::start(
         uplink::UplinkSettings::default(),
         options,
+        None,
         Arc::new(Mutex::new(xdp::Interfaces::new())),
         sim.switch(),
         kernel,

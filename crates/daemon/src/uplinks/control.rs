@@ -10,7 +10,7 @@ use dataplane::Switch;
 use netlink::Mirror;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
-use uplink::{Fact, Options, UplinkSettings};
+use uplink::{DpdkUplink, Fact, Options, UplinkSettings};
 use xdp::Interfaces;
 
 use super::{Broken, Uplinks};
@@ -25,6 +25,8 @@ pub struct Setup {
     /// Those of the start.
     pub settings: UplinkSettings,
     pub options: Options,
+    /// The device that DPDK drives, if there is one: its name is among the interfaces.
+    pub dpdk: Option<Arc<DpdkUplink>>,
     pub interfaces: Arc<Mutex<Interfaces>>,
     pub kernel: Arc<Kernel>,
     pub switch: Arc<Switch>,
@@ -166,11 +168,13 @@ impl Control {
                 options,
                 interfaces,
                 switch,
+                dpdk,
                 ..
             } = &self.setup;
             Uplinks::start(
                 settings.clone(),
                 *options,
+                dpdk.clone(),
                 interfaces.clone(),
                 switch.clone(),
                 kernel,

@@ -91,7 +91,9 @@ fn accounting(port: &Port) -> (usize, usize) {
     match port {
         Port::Uplink(uplink) => match &**uplink {
             UplinkPort::Xsk(xsk) => xsk.queue.accounting(),
-            UplinkPort::Packet(_) | UplinkPort::Tap(_) => unreachable!("made here"),
+            UplinkPort::Packet(_) | UplinkPort::Tap(_) | UplinkPort::Dpdk(_) => {
+                unreachable!("made here")
+            }
         },
         _ => unreachable!("made here"),
     }

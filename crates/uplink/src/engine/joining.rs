@@ -114,6 +114,11 @@ impl Engine {
 
     /// Joins in the best way there is.
     fn join(&mut self, number: u32, wanted: &Wanted, link: &netlink::Link) -> Result<(), String> {
+        if let Some(dpdk) = self.dpdk.clone().filter(|dpdk| dpdk.name() == wanted.name) {
+            let request = self.request(wanted, number, link);
+            let joined = dpdk.join(&request, self.options.port)?;
+            return self.install(number, None, &request, joined);
+        }
         self.load();
         let request = self.request(wanted, number, link);
         let joined = match self.program() {
