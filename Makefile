@@ -11,7 +11,7 @@ TMPFILESDIR ?= /usr/lib/tmpfiles.d
 HOLD ?=
 
 .DEFAULT_GOAL := build
-.PHONY: packages test-packages test-libvirt test-page test-dpdk build demo check test lint test-devices docs performance-page setup guest-image bench-switch bench-overlay bench-workers bench-control bench-neighbours bench-balancer bench-router soak-router soak-balancer soak-cni fuzz miri go-objects install uninstall clean help soak-store
+.PHONY: packages test-packages test-libvirt test-page test-dpdk build demo check test lint test-devices docs performance-page setup guest-image bench-switch bench-overlay bench-workers bench-control bench-neighbours bench-seeing bench-balancer bench-router soak-router soak-balancer soak-cni fuzz miri go-objects install uninstall clean help soak-store
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | awk -F '|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -112,6 +112,10 @@ bench-control: setup ## a change in force at 16,000 NICs and 10,000 rules, and t
 bench-neighbours: ## what is left of a worker to two guests beside one that does its worst; QUICK=1 for a short one
 	cargo build --quiet --release -p butterfly-bench
 	target/release/butterfly-bench neighbours $(QUICK_FLAG)
+
+bench-seeing: setup ## what metrics, a log of connections, a capture and a live trace cost a stream of others; QUICK=1 for a short one
+	cargo build --quiet --release -p butterfly-daemon -p butterfly-cli -p butterfly-bench
+	target/release/butterfly-bench seeing $(QUICK_FLAG)
 
 # Real-time priority, where it is allowed, keeps what else runs out of the numbers.
 REAL_TIME = $(shell chrt -r 1 true 2>/dev/null && echo chrt -r 1)

@@ -36,6 +36,7 @@ mod regime;
 mod report;
 mod results;
 mod ring;
+mod seeing;
 mod short;
 mod switch;
 mod table;
@@ -96,6 +97,16 @@ enum Command {
         #[arg(long)]
         quick: bool,
     },
+    /// What metrics, a log of connections, a capture and a live trace of another guest cost a
+    /// stream.
+    Seeing {
+        /// A quarter of the windows, and shorter ones.
+        #[arg(long)]
+        quick: bool,
+        /// The core of the worker.
+        #[arg(long, default_value_t = 0)]
+        core: usize,
+    },
     /// Nanoseconds a frame to and from another host, of the engine alone: guest's rings, rules,
     /// VXLAN, rings of AF_XDP in memory.
     Tunnel {
@@ -135,6 +146,7 @@ fn main() -> std::process::ExitCode {
         Command::Path { quick, only } => path::run(quick, &only),
         Command::Beside { core, rounds, only } => beside::run(core, rounds, &only),
         Command::Neighbours { quick } => neighbours::run(quick),
+        Command::Seeing { quick, core } => seeing::run(quick, core),
         Command::Tunnel { quick, only } => tunnel::run(quick, &only),
         Command::Overlay(options) => overlay::run(&options),
         Command::Control { changes: true, .. } => changes::run(),

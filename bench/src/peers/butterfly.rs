@@ -150,8 +150,16 @@ pub fn start_host(
     })
 }
 
+/// Our command with these words, which runs until it is dropped. What it prints goes to a file of
+/// `dir`.
+pub fn watcher(dir: &Path, line: &str) -> Result<Process, PeerError> {
+    let mut command = Process::command(sibling("butterfly")?);
+    command.args(["-e", &api(dir)]).args(line.split(' '));
+    Process::start(&mut command, &dir.join("watcher.log"))
+}
+
 /// Runs our command with these words.
-fn butterfly(dir: &Path, line: &str) -> Result<String, PeerError> {
+pub fn butterfly(dir: &Path, line: &str) -> Result<String, PeerError> {
     run(Command::new(sibling("butterfly")?)
         .args(["-e", &api(dir)])
         .args(line.split(' ')))

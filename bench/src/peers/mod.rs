@@ -6,7 +6,7 @@ pub mod ovs;
 mod process;
 mod testpmd;
 
-pub use process::PeerError;
+pub use process::{PeerError, Process};
 
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
