@@ -29,6 +29,14 @@ pub struct WatchArgs {
 }
 
 impl WatchArgs {
+    /// The events alone.
+    pub(super) fn of(events: EventArgs) -> WatchArgs {
+        WatchArgs {
+            events,
+            counters: None,
+        }
+    }
+
     /// Prints the events as they happen.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         let (client, out) = session.client_and_output().await?;

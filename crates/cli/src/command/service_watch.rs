@@ -20,7 +20,7 @@ Examples:
   butterfly service watch --json | jq .address_changed")]
 pub struct WatchArgs {
     #[command(flatten)]
-    events: EventArgs,
+    pub(super) events: EventArgs,
 }
 
 impl WatchArgs {

@@ -6,6 +6,7 @@ use clap::{Args, ValueEnum};
 
 use super::events::{EventArgs, time};
 use super::flow_records::print_records;
+use super::{router_watch, service_watch};
 use crate::error::Error;
 use crate::session::Session;
 use crate::words::state_name;
@@ -18,12 +19,14 @@ Runs until it is interrupted or the daemon stops. With --json every event is one
 Examples:
   butterfly watch --snapshot
   butterfly watch --of flows
+  butterfly watch --of services --snapshot
   butterfly watch --json | jq .port_changed")]
 pub struct WatchArgs {
     #[command(flatten)]
     events: EventArgs,
     /// changes: of the configuration and of NICs. flows: connections that begin and end, and what is
-    /// refused
+    /// refused. services: health of servers, and addresses that come and go. router: interfaces,
+    /// routes and neighbours
     #[arg(
         long,
         value_name = "WHAT",
@@ -37,21 +40,31 @@ pub struct WatchArgs {
 enum Of {
     Changes,
     Flows,
+    Services,
+    Router,
 }
 
 impl WatchArgs {
     /// Prints changes and events as they happen.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
-        let (client, out) = session.client_and_output().await?;
-        let v1 = client.only_v1("watch")?;
-        if self.of == Of::Flows {
-            let records = v1.watch_flows("").await?;
-            return print_records(v1, out, records, self.events.count).await;
+        let events = self.events;
+        match self.of {
+            Of::Changes => {
+                let (client, out) = session.client_and_output().await?;
+                let v1 = client.only_v1("watch")?;
+                let changes = v1.watch(events.snapshot).await?;
+                let line = |event: &v1::Event| Some(line(event));
+                events.print(v1, out, changes, "Event", line).await
+            }
+            Of::Flows => {
+                let (client, out) = session.client_and_output().await?;
+                let v1 = client.only_v1("watch")?;
+                let records = v1.watch_flows("").await?;
+                print_records(v1, out, records, events.count).await
+            }
+            Of::Services => service_watch::WatchArgs { events }.run(session).await,
+            Of::Router => router_watch::WatchArgs::of(events).run(session).await,
         }
-        let events = v1.watch(self.events.snapshot).await?;
-        self.events
-            .print(v1, out, events, "Event", |event| Some(line(event)))
-            .await
     }
 }
 
