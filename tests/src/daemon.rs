@@ -39,9 +39,17 @@ impl Daemon {
     }
 
     /// Kills it, as a crash would, and starts another one with the same options in the same folder.
-    /// It knows nothing of what was configured.
+    /// Without `--store` it knows nothing of what was configured.
     pub fn kill_and_restart(&mut self) -> Result<()> {
         self.process.kill();
+        let options: Vec<&str> = self.options.iter().map(String::as_str).collect();
+        self.process = launch(self.dir.path(), self.host, &options)?;
+        self.wait_ready()
+    }
+
+    /// Stops it as systemd does, and starts another one with the same options in the same folder.
+    pub fn stop_and_restart(&mut self) -> Result<()> {
+        self.stop()?;
         let options: Vec<&str> = self.options.iter().map(String::as_str).collect();
         self.process = launch(self.dir.path(), self.host, &options)?;
         self.wait_ready()
