@@ -126,8 +126,10 @@ struct acl_image {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_INNER_MAP | BPF_F_MMAPABLE);
 	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct element);
+	// By their sizes: to Linux 6.1 a map with types is not of the kind of one without (its
+	// bpf_map_meta_equal compares where a timer is, and where none was looked for).
+	__uint(key_size, sizeof(__u32));
+	__uint(value_size, sizeof(struct element));
 };
 
 // Two images: the one in use, as CONFIG_ACL_BANK says, and the one that takes its place.
@@ -143,7 +145,7 @@ struct acl_counts {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_INNER_MAP | BPF_F_MMAPABLE);
 	__uint(max_entries, 1);
-	// By their sizes: what only an inner map has clang forgets to describe.
+	// By their sizes, as above.
 	__uint(key_size, sizeof(__u32));
 	__uint(value_size, sizeof(struct acl_count));
 };
