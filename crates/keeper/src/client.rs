@@ -152,9 +152,18 @@ impl Keeper {
             return Ok(());
         }
         let socket = open(&self.path)?;
-        // Whatever it holds is ours already: nobody else was there in between.
-        list(&socket).map_err(|error| gone(&self.path, error))?;
+        // What it holds beside what we know of, it was to release and did not hear: by the next
+        // daemon that would be given to whoever has the name then.
+        let holds = list(&socket).map_err(|error| gone(&self.path, error))?;
         let state = &mut *state;
+        let known =
+            |name: &&String| state.ours.contains_key(*name) || state.left.contains_key(*name);
+        for name in holds.keys().filter(|name| !known(name)) {
+            ask(&socket, Verb::Release, name, None)
+                .map_err(|error| gone(&self.path, error))?
+                .map_err(|why| refused(&self.path, name, why))?;
+        }
+        drop(holds);
         for (name, held) in state.ours.iter().chain(&state.left) {
             ask(&socket, Verb::Hold, name, Some(held))
                 .map_err(|error| gone(&self.path, error))?
@@ -257,4 +266,38 @@ fn ask(
 
 fn answer(socket: &OwnedFd) -> io::Result<Message> {
     receive(socket)?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::server::{bind, serve};
+    use std::os::fd::AsFd;
+
+    /// The keeper stood still when it was told, and did not hear.
+    #[test]
+    fn what_was_released_in_vain_is_released_when_the_keeper_is_there_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("keeper.sock");
+        let listener = bind(&path).unwrap();
+        let keeper = std::thread::spawn(move || serve(&listener, true).unwrap());
+        let daemon = Keeper::connect(&path).unwrap();
+        let (_reader, writer) = std::io::pipe().unwrap();
+        for name in ["gone", "kept"] {
+            daemon.hold(name, b"", &[writer.as_fd()]).unwrap();
+        }
+        daemon.lock().socket = None;
+        daemon.release("gone").unwrap_err();
+        daemon.mend().unwrap();
+        drop(daemon);
+        let next = Keeper::connect(&path).unwrap();
+        assert!(
+            next.take("gone").unwrap().is_none(),
+            "it would be somebody else's"
+        );
+        assert!(next.take("kept").unwrap().is_some());
+        next.release("kept").unwrap();
+        drop(next);
+        keeper.join().unwrap();
+    }
 }

@@ -56,10 +56,14 @@ pub fn serve(listener: &OwnedFd, until_idle: bool) -> io::Result<()> {
         let client = match accept_with(listener, SocketFlags::CLOEXEC) {
             Ok(client) => client,
             Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => continue,
-            Err(e) => return Err(e.into()),
+            Err(_) => {
+                // Out of descriptors or memory: to end would lose all that is held.
+                std::thread::sleep(Duration::from_millis(100));
+                continue;
+            }
         };
-        let peer = socket_peercred(&client)?;
-        if ![0, geteuid().as_raw()].contains(&peer.uid.as_raw()) {
+        let ours = [0, geteuid().as_raw()];
+        if !socket_peercred(&client).is_ok_and(|peer| ours.contains(&peer.uid.as_raw())) {
             continue;
         }
         set_socket_timeout(&client, Timeout::Send, Some(PATIENCE))?;

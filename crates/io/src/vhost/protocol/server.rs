@@ -382,6 +382,11 @@ impl Thread {
 
     /// Goes on with the session that a process before has left.
     fn go_on(&mut self, key: PortKey, left: LeftSession) {
+        let Some(nic) = self.nics.get(&key) else {
+            return;
+        };
+        // Should what was left end this process too, the next one does not find it.
+        self.release(&nic.options.name);
         let resumed = self.resume_session(key, left);
         let Some(nic) = self.nics.get(&key) else {
             return;
@@ -398,7 +403,6 @@ impl Thread {
                     nic = name,
                     "the session of the process before is closed: {why}"
                 );
-                self.release(&options.name);
                 self.hang_up(key, Duration::ZERO);
             }
         }
