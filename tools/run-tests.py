@@ -86,6 +86,8 @@ def main():
                 program.words += ["--skip", test]
     elif options.tier == "devices":
         programs = [p for p in programs if p.name in devices]
+        if len(programs) != len(devices):
+            sys.exit(f"run-tests: not all of {', '.join(devices)} were built")
     if options.names:
         unknown = set(options.names) - {p.name for p in programs}
         if unknown:
@@ -122,17 +124,20 @@ def fetch():
 
 
 def build(guests, more):
-    """Builds libraries, programs and tests in one go (and `more`, which `--tests` leaves out), and lists the test
-    programs. One command: a build of the programs alone has other features of tokio and others, and all that uses
-    them is built again."""
-    command = ["cargo", "build", "--workspace", "--lib", "--bins", "--tests"]
-    command += [word for name in more for word in ("--test", name)]
-    command += ["--message-format", "json-render-diagnostics"]
-    built = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    if built.returncode != 0:
-        sys.exit(built.returncode)
-    programs = []
-    for line in built.stdout.splitlines():
+    """Builds libraries, programs and tests in one go, then the tests of `more`, which `--tests` leaves out, and lists
+    the test programs. One command for all others: a build of the programs alone has other features of tokio and
+    others, and all that uses them is built again."""
+    chosen = [["--lib", "--bins", "--tests"]]
+    if more:
+        chosen.append([word for name in more for word in ("--test", name)])
+    programs, lines = [], []
+    for words in chosen:
+        command = ["cargo", "build", "--workspace", *words, "--message-format", "json-render-diagnostics"]
+        built = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        if built.returncode != 0:
+            sys.exit(built.returncode)
+        lines += built.stdout.splitlines()
+    for line in lines:
         message = json.loads(line)
         if message["reason"] != "compiler-artifact" or not message["profile"]["test"]:
             continue
