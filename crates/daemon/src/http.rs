@@ -11,10 +11,10 @@ use std::time::Duration;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::conn::auto::Builder;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, lookup_host};
 
@@ -234,9 +234,9 @@ impl<A: Answers> Desk<A> {
         stream: S,
         client: Client,
     ) {
-        let mut builder = Builder::new(TokioExecutor::new());
+        // HTTP/1 alone: one request of a client at a time, so that their number bounds the memory.
+        let mut builder = http1::Builder::new();
         builder
-            .http1()
             .timer(TokioTimer::new())
             .header_read_timeout(PATIENCE);
         let name = self.served.name;
@@ -244,11 +244,15 @@ impl<A: Answers> Desk<A> {
             let (answers, client) = (self.answers.clone(), client.clone());
             async move {
                 let place = client.place.clone();
-                let began = place.begin();
-                let answer = answers.answer(request, client).await;
-                if began {
-                    place.end();
+                if !place.begin() {
+                    // Somebody else has its place: the connection is about to break off.
+                    return Ok(plain(
+                        StatusCode::SERVICE_UNAVAILABLE,
+                        "others are served\n",
+                    ));
                 }
+                let answer = answers.answer(request, client).await;
+                place.end();
                 Ok::<_, Infallible>(answer)
             }
         });

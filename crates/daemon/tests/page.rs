@@ -141,6 +141,10 @@ async fn the_files_are_there_and_the_api_in_json() {
     let networks = page.call("ListNetworks", "{}").json();
     assert_eq!(networks["list"][0]["network"], json!({"vni": 7}));
     assert_eq!(networks["more"], false);
+    assert_eq!(
+        page.call("ListFlows", r#"{"most": 10}"#).json(),
+        json!({"list": [], "more": false})
+    );
     let path = "/api/butterfly.v1.Balancer/ListServices";
     let services = page.unix(&[&JSON[..], &["-d", "{}"]].concat(), path);
     assert_eq!((services.code, services.json()), (200, json!({})));

@@ -340,7 +340,7 @@ async fn a_tenant_sees_and_changes_its_own_networks_and_groups_alone() {
     denied(within(blue.get_nic_stats(nic_of_red)).await, "NIC 'red1'");
     let flows = v1::ListFlowsRequest {
         nic: "red1".into(),
-        filter: None,
+        ..Default::default()
     };
     denied(within(blue.list_flows(flows)).await, "NIC 'red1'");
     let filter = v1::FlowFilter {
@@ -348,8 +348,8 @@ async fn a_tenant_sees_and_changes_its_own_networks_and_groups_alone() {
         ..Default::default()
     };
     let flows = v1::ListFlowsRequest {
-        nic: String::new(),
         filter: Some(filter.clone()),
+        ..Default::default()
     };
     denied(within(blue.list_flows(flows)).await, "group 'red-web'");
     for (nic, filter) in [("red1", None), ("", Some(filter))] {

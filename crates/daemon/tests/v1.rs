@@ -847,7 +847,7 @@ async fn what_can_be_seen_of_the_daemon() {
 fn flows_of(nic: &str) -> v1::ListFlowsRequest {
     v1::ListFlowsRequest {
         nic: nic.into(),
-        filter: None,
+        ..Default::default()
     }
 }
 

@@ -73,7 +73,11 @@ impl Which {
     /// As `flows list` asks for them.
     pub fn list(&self) -> v1::ListFlowsRequest {
         let (nic, filter) = self.request();
-        v1::ListFlowsRequest { nic, filter }
+        v1::ListFlowsRequest {
+            nic,
+            filter,
+            ..Default::default()
+        }
     }
 }
 

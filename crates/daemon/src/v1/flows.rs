@@ -23,7 +23,10 @@ const VALUES_MAX: usize = 16;
 /// The connections that a request means, as they are shown.
 pub fn list(control: &Permitted, request: &v1::ListFlowsRequest) -> Result<Vec<v1::Flow>, Refusal> {
     let asked = asked_nic(&request.nic)?;
-    let flows = selected(control, asked.as_ref(), request.filter.as_ref())?;
+    let mut flows = selected(control, asked.as_ref(), request.filter.as_ref())?;
+    if request.most > 0 {
+        flows.truncate(request.most as usize);
+    }
     let names = control.nics_by_uid();
     let mut rules = Rules::default();
     let shown = flows.iter().map(|flow| {

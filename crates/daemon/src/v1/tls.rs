@@ -92,7 +92,7 @@ impl Certificates {
         })
     }
 
-    /// Makes the handshake with who speaks plain HTTP, of whichever version; gives the stream, and
+    /// Makes the handshake with who speaks plain HTTP/1; gives the stream, and
     /// whose the certificate is, by which authority.
     pub async fn accept_http<S: AsyncRead + AsyncWrite + Unpin>(
         &self,
@@ -100,7 +100,7 @@ impl Certificates {
     ) -> Result<(TlsStream<S>, Vec<String>, Authority), std::io::Error> {
         let (config, authority) = self.now();
         let mut config = (*config).clone();
-        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
         let (stream, names) = handshake(stream, Arc::new(config)).await?;
         Ok((stream, names, authority))
     }

@@ -6,8 +6,8 @@ const ROWS = 200;
 const COLOURS = 5;
 
 // The token, from the link that the page was opened by; it stays in this tab.
-if (location.hash.length > 1 && !location.hash.startsWith('#/') && location.hash !== '#main') {
-  sessionStorage.setItem('token', decodeURIComponent(location.hash.slice(1)));
+if (/^#[^/]/.test(location.hash) && location.hash !== '#main') {
+  sessionStorage.setItem('token', location.hash.slice(1));
   history.replaceState(null, '', '#/');
 }
 
@@ -30,6 +30,13 @@ const call = (service, method, request = {}) =>
     body: JSON.stringify(request),
   });
 const butterfly = (method, request) => call('Butterfly', method, request);
+
+// One more than is shown, to know whether there are more.
+const FLOWS = 1999;
+async function listFlows(request = {}) {
+  const { list } = await butterfly('ListFlows', { ...request, most: FLOWS + 1 });
+  return { list: list.slice(0, FLOWS), more: list.length > FLOWS };
+}
 
 // An element: h('td', {class: 'n'}, …). Children are elements, texts, or lists of them.
 function h(name, attributes, ...children) {
@@ -248,7 +255,7 @@ const views = {
 
   async nic(id) {
     const [status, drops, flows, past] = await Promise.all([
-      butterfly('GetNic', { id }), butterfly('ListDrops', { nic: id }), butterfly('ListFlows', { nic: id }),
+      butterfly('GetNic', { id }), butterfly('ListDrops', { nic: id }), listFlows({ nic: id }),
       ask(`/history?${encodeURIComponent(id)}`).catch(() => undefined)]);
     const nic = status.nic;
     const groups = (nic.security_groups || []).map((group) => link(group, 'group', group));
@@ -297,7 +304,7 @@ const views = {
 
   async network(vni) {
     const [network, nics, flows, groups] = await Promise.all([
-      butterfly('GetNetwork', { vni: Number(vni) }), butterfly('ListNics'), butterfly('ListFlows'), butterfly('ListGroups')]);
+      butterfly('GetNetwork', { vni: Number(vni) }), butterfly('ListNics'), listFlows(), butterfly('ListGroups')]);
     const here = (nics.nics || []).filter(({ nic }) => (nic.vni || 0) === Number(vni));
     const ids = new Set(here.map(({ nic }) => nic.id));
     const pairs = new Map();
@@ -314,7 +321,7 @@ const views = {
     }
     const name = (who) => (ids.has(who) ? link(who, 'nic', who) : h('span', { class: 'mono' }, who));
     const used = new Set(here.flatMap(({ nic }) => nic.security_groups || []));
-    return [
+    return Object.assign([
       h('h1', {}, `Network ${vni}`),
       facts([
         ['NICs here', here.length],
@@ -341,7 +348,7 @@ const views = {
         { name: 'addresses', class: 'mono', of: (row) => (row.nic.addresses || []).join(' ') },
         { name: 'groups', of: (row) => (row.nic.security_groups || []).join(', ') },
       ], here, { key: `nics-of-${vni}`, filter: ({ nic }) => [nic.id, ...(nic.addresses || []), ...(nic.security_groups || [])].join(' ') }),
-    ];
+    ], { still: flows.more });
   },
 
   async groups() {
@@ -393,7 +400,8 @@ const views = {
   },
 
   async flows() {
-    return [h('h1', {}, 'Connections'), flowTable(await butterfly('ListFlows'), 'flows')];
+    const flows = await listFlows();
+    return Object.assign([h('h1', {}, 'Connections'), flowTable(flows, 'flows')], { still: flows.more });
   },
 
   async drops() {
@@ -570,6 +578,7 @@ async function show() {
     const focused = focusable().indexOf(document.activeElement);
     const { selectionStart, selectionEnd } = document.activeElement || {};
     main.replaceChildren(...made.flat(Infinity).filter(Boolean));
+    // A form, or a list so long that it is not asked for again and again.
     still = !!made.still;
     if (same && focused >= 0) {
       const again = focusable()[focused];
