@@ -5,11 +5,27 @@
 // when the switch is gone: the program stays on the interface, and what it knows no way for is
 // dropped. Segments stay whole and checksums begun (GSO).
 //
-// Entries are crates/container's, one for each of the two interfaces.
+// What the switch has let pass it may have entered here (kernel_flows): then the packets that
+// follow go straight to the other container. The theory is at the head of
+// crates/dataplane/src/flow/kernel.rs; here is what holds for one packet. It passes only if it is
+// one that the switch's own fast path would let pass without a look at anything but its flow:
+// untagged, whole, without IP options, TCP or UDP with sound headers, in TCP nothing but an
+// acknowledgement with data or without, short enough. Everything else goes up, and nothing is
+// refused here.
+//
+// Entries are crates/container's, one for each of the two interfaces, and the switch's.
 #include "lib/context.h"
+#include "lib/packet.h"
 #include "cable.h"
 
+#include <linux/tcp.h>
+#include <linux/udp.h>
+
 _Static_assert(sizeof(struct cable_end) == 12, "as src/cables.rs has it");
+_Static_assert(sizeof(struct kernel_key) == 56, "as src/cables.rs has it");
+_Static_assert(sizeof(struct kernel_flow) == 16, "as src/cables.rs has it");
+_Static_assert(sizeof(struct kernel_state) == 64, "as flow/kernel.rs has it");
+_Static_assert(sizeof(struct kernel_force) == 16, "as flow/kernel.rs has it");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -18,6 +34,51 @@ struct {
 	__type(key, __u32); // the index of the interface that a frame comes in by
 	__type(value, struct cable_end);
 } cable_ends SEC(".maps");
+
+// Directions of connections. Its size is set before it is loaded: two for each connection.
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 2);
+	__type(key, struct kernel_key);
+	__type(value, struct kernel_flow);
+} kernel_flows SEC(".maps");
+
+// How they stand; as many.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 2);
+	__type(key, __u32);
+	__type(value, struct kernel_state);
+} kernel_states SEC(".maps");
+
+// Whether any pass.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct kernel_force);
+} kernel_force SEC(".maps");
+
+#define SEGMENTS_MAX 2048 // of one frame, as the switch takes them (crates/wire/src/parse)
+
+#define TCP_FIN 0x01
+#define TCP_SYN 0x02
+#define TCP_RST 0x04
+#define TCP_ACK 0x10
+#define TCP_URG 0x20
+
+#define OPTION_TIMESTAMP __builtin_bswap32(0x0101080a) // two no-operations and a timestamp
+#define OPTION_SACK __builtin_bswap32(0x01010500)      // two no-operations and its kind
+
+// What a TCP header says that is followed.
+struct segment {
+	__u32 end;
+	__u32 ack;
+	__u32 window;
+};
 
 // The frame is for the container's own MAC.
 static __always_inline bool is_for(context *ctx, const struct cable_end *end)
@@ -30,19 +91,174 @@ static __always_inline bool is_for(context *ctx, const struct cable_end *end)
 		 (to[3] ^ end->mac[3]) | (to[4] ^ end->mac[4]) | (to[5] ^ end->mac[5]));
 }
 
+// Fills the key's addresses, protocol and family. Gives where layer 4 is, and in `end` where the
+// packet ends; 0: it is not for here.
+static __always_inline __u32 read_network(context *ctx, struct kernel_key *key, __u32 *end)
+{
+	struct ethhdr *link = at(ctx, 0, sizeof(*link));
+	struct ipv6hdr *six;
+	struct iphdr *four;
+
+	if (!link)
+		return 0;
+	__builtin_memcpy(key->macs, link, sizeof(key->macs));
+	if (link->h_proto == bpf_htons(ETH_P_IP)) {
+		four = at(ctx, sizeof(*link), sizeof(*four));
+		if (!four || *(__u8 *)four != 0x45)
+			return 0;
+		if (four->frag_off & bpf_htons(IP_MF | IP_OFFSET))
+			return 0;
+		__builtin_memcpy(key->from, &four->saddr, 4);
+		__builtin_memcpy(key->to, &four->daddr, 4);
+		key->protocol = four->protocol;
+		key->family = 4;
+		*end = sizeof(*link) + bpf_ntohs(four->tot_len);
+		return sizeof(*link) + sizeof(*four);
+	}
+	if (link->h_proto == bpf_htons(ETH_P_IPV6)) {
+		six = at(ctx, sizeof(*link), sizeof(*six));
+		if (!six || *(__u8 *)six >> 4 != 6)
+			return 0;
+		__builtin_memcpy(key->from, &six->saddr, 16);
+		__builtin_memcpy(key->to, &six->daddr, 16);
+		key->protocol = six->nexthdr;
+		key->family = 6;
+		*end = sizeof(*link) + sizeof(*six) + bpf_ntohs(six->payload_len);
+		return sizeof(*link) + sizeof(*six);
+	}
+	return 0;
+}
+
+// A TCP header without options, with a timestamp, or with that and selective acknowledgements:
+// what nearly every segment has.
+static __always_inline bool options_are_sound(context *ctx, __u32 l4, __u32 header)
+{
+	__u32 *word;
+
+	if (header == sizeof(struct tcphdr))
+		return true;
+	word = at(ctx, l4 + sizeof(struct tcphdr), sizeof(*word));
+	if (!word || *word != OPTION_TIMESTAMP || header < 32)
+		return false;
+	if (header == 32)
+		return true;
+	word = at(ctx, l4 + 32, sizeof(*word));
+	if (!word || (*word & __builtin_bswap32(0xffffff00)) != OPTION_SACK)
+		return false;
+	// Its length, to the header's end.
+	return __builtin_bswap32(*word) % 256 == header - 34;
+}
+
+// An acknowledgement, with data or without. Gives the header's length; 0: it is not for here.
+static __always_inline __u32 read_tcp(context *ctx, __u32 l4, __u32 end, struct segment *segment)
+{
+	struct tcphdr *tcp = at(ctx, l4, sizeof(*tcp));
+	__u32 header;
+	__u8 flags;
+
+	if (!tcp)
+		return 0;
+	header = tcp->doff * 4;
+	flags = ((__u8 *)tcp)[13];
+	if (!(flags & TCP_ACK) || flags & (TCP_FIN | TCP_SYN | TCP_RST | TCP_URG))
+		return 0;
+	if (header < sizeof(*tcp) || l4 + header > end)
+		return 0;
+	segment->end = bpf_ntohl(tcp->seq) + (end - l4 - header);
+	segment->ack = bpf_ntohl(tcp->ack_seq);
+	segment->window = bpf_ntohs(tcp->window);
+	return options_are_sound(ctx, l4, header) ? header : 0;
+}
+
+// Sequence numbers go round (RFC 9293, section 3.4). Packets of one direction on two processors at
+// one moment may leave the lower number, until the next packet.
+static __always_inline void raise_to(__u32 *number, __u32 to)
+{
+	if ((__s32)(*number - to) < 0)
+		*number = to;
+}
+
+// Sends a packet of a connection that was entered to its container. Less than zero: it goes up.
+static __always_inline int forward(context *ctx)
+{
+	struct kernel_key key = {};
+	struct kernel_state *state;
+	struct kernel_force *force;
+	struct kernel_flow *flow;
+	struct segment segment = {};
+	__u32 zero = 0, l4, end = 0, header, size;
+	struct udphdr *udp;
+	__u64 now;
+
+	force = bpf_map_lookup_elem(&kernel_force, &zero);
+	if (!force || !force->generation || ctx->vlan_present)
+		return -1;
+	// Headers that are not in the buffer's first piece, where every stack has them, go up: having
+	// them there would copy what the sender's TCP shares.
+	l4 = read_network(ctx, &key, &end);
+	if (!l4 || end > ctx->len)
+		return -1;
+	size = ctx->gso_size;
+	if (key.protocol == IPPROTO_TCP) {
+		header = read_tcp(ctx, l4, end, &segment);
+		if (!header || (size && end - l4 > size * SEGMENTS_MAX))
+			return -1;
+	} else if (key.protocol == IPPROTO_UDP) {
+		udp = at(ctx, l4, sizeof(*udp));
+		if (!udp || size)
+			return -1;
+		header = bpf_ntohs(udp->len);
+		if (header < sizeof(*udp) || l4 + header > end)
+			return -1;
+	} else {
+		return -1;
+	}
+	udp = at(ctx, l4, sizeof(*udp));
+	if (!udp)
+		return -1;
+	key.ports = *(__u32 *)udp;
+	key.device = ctx->ifindex;
+	flow = bpf_map_lookup_elem(&kernel_flows, &key);
+	if (!flow)
+		return -1;
+	state = bpf_map_lookup_elem(&kernel_states, &flow->state);
+	if (!state)
+		return -1;
+	now = bpf_ktime_get_ns();
+	if (*(volatile __u64 *)&state->mark != ((__u64)flow->tag << 32 | force->generation) ||
+	    now >= force->until_ns)
+		return -1;
+	if (ctx->len > state->max_frame && (!size || l4 + header + size > state->max_frame))
+		return -1;
+	// For the stack behind: it is for whom it reaches, since its MAC is.
+	if (bpf_skb_change_type(ctx, 0 /* PACKET_HOST */))
+		return -1;
+	if (key.protocol == IPPROTO_TCP) {
+		raise_to(&state->end, segment.end);
+		raise_to(&state->ack, segment.ack);
+		raise_to(&state->edge, segment.ack + (segment.window << (state->scale & 15)));
+	}
+	state->last_ns = now;
+	__sync_fetch_and_add(&state->bytes, ctx->len);
+	__sync_fetch_and_add(&state->frames, 1);
+	return bpf_redirect_peer(flow->to, 0);
+}
+
 SEC("tc")
 int cable(context *ctx)
 {
 	__u32 device = context_device(ctx);
 	struct cable_end *end = bpf_map_lookup_elem(&cable_ends, &device);
+	int verdict;
 
 	if (!end)
 		return VERDICT_DROP;
 	// Straight into the container's namespace, past a queue. The kernel takes what goes there for
 	// the container's own; what is not goes the long way, where its MAC is looked at.
-	if (end->pair && is_for(ctx, end))
-		return bpf_redirect_peer(end->to, 0);
-	return bpf_redirect(end->to, 0);
+	if (end->pair)
+		return is_for(ctx, end) ? bpf_redirect_peer(end->to, 0) : bpf_redirect(end->to, 0);
+	verdict = forward(ctx);
+	return verdict < 0 ? bpf_redirect(end->to, 0) : verdict;
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

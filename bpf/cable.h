@@ -14,3 +14,47 @@ struct cable_end {
 	__u8 pair;   // `to` is that
 	__u8 reserved;
 };
+
+// One direction of a connection that the switch has let pass, as its packets tell it. Addresses of
+// IPv4 have four bytes, and zeros behind them.
+struct kernel_key {
+	__u32 device;      // the host's end of the sender's pair
+	__u8 macs[12];     // destination and source, as in the frame
+	__u8 from[16];
+	__u8 to[16];
+	__u32 ports;       // source and destination, as in the packet
+	__u8 protocol;
+	__u8 family;       // 4 or 6
+	__u16 reserved;
+};
+
+// What is entered under it.
+struct kernel_flow {
+	__u32 state;       // its place in kernel_states
+	__u32 tag;         // which use of that place
+	__u32 to;          // the host's end of the receiver's pair
+	__u32 reserved;
+};
+
+// How a direction stands. The switch maps this and writes what is above the line.
+struct kernel_state {
+	__u64 mark;        // tag and generation under which packets pass; 0: none do
+	__u32 max_frame;   // bytes of a frame, or of a segment with its headers
+	__u8 scale;        // TCP: of the windows that this side offers
+	__u8 reserved[3];
+	// ---
+	__u64 frames;      // passed, ever: never set back
+	__u64 bytes;
+	__u64 last_ns;     // when the last one did, CLOCK_MONOTONIC
+	__u32 end;         // TCP, as in crates/dataplane/src/flow/tcp.rs; begun by the switch
+	__u32 ack;
+	__u32 edge;
+	__u32 reserved_end;
+	__u64 reserved_line;
+};
+
+// Whether any packets pass.
+struct kernel_force {
+	__u64 generation;  // the one in force, 1 to 2^32-1; 0: none pass
+	__u64 until_ns;    // for so long, CLOCK_MONOTONIC, unless the switch says so again
+};

@@ -1,7 +1,11 @@
 //! The program between a container's interface and the TAP device that the switch reads
-//! (`bpf/cable.bpf.c`), and its table of ends.
+//! (`bpf/cable.bpf.c`), its table of ends, and its maps of flows that it forwards itself, which are
+//! the switch's to fill.
+
+use std::os::fd::AsFd;
 
 use bytemuck::{Pod, Zeroable};
+use sys::bpf_array::BpfArray;
 use wire::Mac;
 use xdp::{Program, Table, objects};
 
@@ -15,23 +19,108 @@ struct CableEnd {
     reserved: u8,
 }
 
+/// `struct kernel_key` of bpf/cable.h: what the packets of one direction of a flow look like.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
+pub struct FlowKey {
+    /// The index of the host's end of the sender's pair.
+    pub device: u32,
+    /// Ethernet's destination and source.
+    pub macs: [[u8; 6]; 2],
+    /// IP's source; of IPv4 the first four bytes, and zeros.
+    pub from: [u8; 16],
+    /// Its destination, likewise.
+    pub to: [u8; 16],
+    /// Source and destination port, in network order.
+    pub ports: [[u8; 2]; 2],
+    /// TCP or UDP.
+    pub protocol: u8,
+    /// 4 or 6.
+    pub family: u8,
+    /// Zero.
+    pub reserved: u16,
+}
+
+/// `struct kernel_flow` of bpf/cable.h.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
+pub struct FlowValue {
+    /// Its index among the states.
+    pub state: u32,
+    /// Which use of that.
+    pub tag: u32,
+    /// The index of the host's end of the receiver's pair.
+    pub to: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// The maps of flows.
+#[derive(Debug)]
+pub struct FlowMaps {
+    /// Directions of flows, two for each.
+    pub flows: Table<FlowKey, FlowValue>,
+    /// Their states, 64 bytes each (`struct kernel_state`).
+    pub states: BpfArray,
+    /// What is in force, 16 bytes (`struct kernel_force`).
+    pub force: BpfArray,
+}
+
+/// Bytes of `struct kernel_state` and of `struct kernel_force`.
+const STATE: usize = 64;
+const FORCE: usize = 16;
+
 /// The loaded program. Interfaces keep it when this is dropped, and drop then what it has no entry
 /// for.
 #[derive(Debug)]
 pub struct Cables {
     program: Program,
     ends: Table<u32, CableEnd>,
+    /// Flows that there is room for.
+    flows: u32,
 }
 
 impl Cables {
-    /// Loads it. Needs CAP_BPF and CAP_NET_ADMIN.
+    /// Loads it, with room for so many flows, 0 or more. Needs CAP_BPF and CAP_NET_ADMIN.
     ///
     /// # Errors
     /// The kernel refuses.
-    pub fn load() -> Result<Cables, xdp::Error> {
-        let program = Program::load("cable", objects::tc::CABLE, |_| Ok(()))?;
+    pub fn load(flows: u32) -> Result<Cables, xdp::Error> {
+        let program = Program::load("cable", objects::tc::CABLE, |open| {
+            for mut map in open.maps_mut() {
+                let name = map.name().to_string_lossy().into_owned();
+                if matches!(name.as_str(), "kernel_flows" | "kernel_states") {
+                    map.set_max_entries(2 * flows.max(1))?;
+                }
+            }
+            Ok(())
+        })?;
         let ends = program.table("cable_ends")?;
-        Ok(Cables { program, ends })
+        Ok(Cables {
+            program,
+            ends,
+            flows,
+        })
+    }
+
+    /// The maps of flows that it forwards itself; none that there is no room for. The error is a
+    /// sentence.
+    pub fn flow_maps(&self) -> Option<Result<FlowMaps, String>> {
+        (self.flows > 0).then(|| self.open_flow_maps())
+    }
+
+    fn open_flow_maps(&self) -> Result<FlowMaps, String> {
+        let mapped = |name: &str, bytes: usize| {
+            let map = self.program.map(name).map_err(|e| e.to_string())?;
+            BpfArray::new(map.as_fd(), bytes / size_of::<u32>())
+                .map_err(|e| format!("BPF map {name} cannot be mapped: {e}"))
+        };
+        let flows = self.program.table("kernel_flows");
+        Ok(FlowMaps {
+            flows: flows.map_err(|e| e.to_string())?,
+            states: mapped("kernel_states", 2 * self.flows as usize * STATE)?,
+            force: mapped("kernel_force", FORCE)?,
+        })
     }
 
     /// Joins the host's end of a container's pair and a TAP device, both by their index, and takes

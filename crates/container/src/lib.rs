@@ -7,7 +7,8 @@
 //! other end is on the host, and beside it is a TAP device, which is the port that a worker polls.
 //! The program `bpf/cable.bpf.c` at tc ingress of both of the host's interfaces sends what comes in
 //! by the one out by the other, segments whole and checksums begun, so that the host's own stack
-//! sees no frame ([`cables`]).
+//! sees no frame ([`cables`]). Of connections that the switch has let pass it sends the packets
+//! straight to the other container; who enters them is the switch.
 //!
 //! Why a TAP device between, and not a packet socket at the host's end, which would save one
 //! interface: the kernel shows packet sockets each frame before any program at tc, so that a

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use netlink::change::{Changes, Device, NewPair};
 use wire::Mac;
 
-use crate::cables::Cables;
+use crate::cables::{Cables, FlowMaps};
 use crate::keeper::{Inside, Keeper, Route};
 use crate::namespace::{self, Namespace, is_process};
 
@@ -57,6 +57,8 @@ pub enum Broken {
 #[derive(Debug)]
 pub struct Veths {
     keeper: Keeper,
+    /// Flows that the program has room for.
+    flows: u32,
     /// The program, from the first pair on.
     cables: Option<Cables>,
     all: BTreeMap<u32, Veth>,
@@ -74,10 +76,12 @@ struct Veth {
 }
 
 impl Veths {
-    /// None yet.
-    pub fn new(keeper: Keeper) -> Veths {
+    /// None yet; the program between them and the switch is to forward so many flows itself, if the
+    /// switch says so.
+    pub fn new(keeper: Keeper, flows: u32) -> Veths {
         Veths {
             keeper,
+            flows,
             cables: None,
             all: BTreeMap::new(),
         }
@@ -96,6 +100,17 @@ impl Veths {
     /// Whether an interface of that index is the host's end of one.
     pub fn has_near(&self, index: u32) -> bool {
         self.all.values().any(|veth| veth.near == Some(index))
+    }
+
+    /// The index of the host's end of one, while there is a pair.
+    pub fn near(&self, key: u32) -> Option<u32> {
+        self.all.get(&key)?.near
+    }
+
+    /// The program's maps of flows; none before the first pair, and where it forwards none. The
+    /// error is a sentence.
+    pub fn flow_maps(&self) -> Option<Result<FlowMaps, String>> {
+        self.cables.as_ref()?.flow_maps()
     }
 
     /// Makes one whose TAP device is there, and down. A namespace that is not there is no error: it
@@ -298,7 +313,7 @@ impl Veths {
     fn join(&mut self, near: u32, tap: u32, mac: Mac) -> Result<(), xdp::Error> {
         let cables = match &mut self.cables {
             Some(cables) => cables,
-            none => none.insert(Cables::load()?),
+            none => none.insert(Cables::load(self.flows)?),
         };
         cables.join(near, tap, mac)
     }

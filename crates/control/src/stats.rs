@@ -19,6 +19,8 @@ pub struct NicStats {
     pub frames_in: u64,
     /// Frames that the guest sent.
     pub frames_out: u64,
+    /// Of these, those that the kernel has forwarded itself.
+    pub kernel_out: u64,
     /// Frames towards the guest that were dropped, by reason, without reasons that did not occur.
     pub drops_in: Vec<(DropReason, u64)>,
     /// Frames from the guest that were dropped, likewise.
@@ -76,6 +78,7 @@ pub(crate) fn nic_stats(
         bytes_out: now.rx_bytes.saturating_sub(baseline.rx_bytes),
         frames_in: now.tx_frames.saturating_sub(baseline.tx_frames),
         frames_out: now.rx_frames.saturating_sub(baseline.rx_frames),
+        kernel_out: now.kernel_frames.saturating_sub(baseline.kernel_frames),
         drops_in: drops(&now.drops_to, &baseline.drops_to),
         drops_out: drops(&now.drops_from, &baseline.drops_from),
         waits_out,

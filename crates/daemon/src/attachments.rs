@@ -44,7 +44,7 @@ pub struct HostAttachments {
 
 impl HostAttachments {
     /// Starts the vhost-user server. Packet traces are written beneath `trace_dir` alone; no other
-    /// daemon has `socket_dir`.
+    /// daemon has `socket_dir`. The kernel may forward so many flows between containers itself.
     pub fn start(
         switch: Arc<Switch>,
         states: PortStates,
@@ -52,18 +52,24 @@ impl HostAttachments {
         sockets: NicSockets,
         socket_dir: &Path,
         held: Option<Arc<Held>>,
+        kernel_flows: u32,
     ) -> Result<HostAttachments, String> {
         let workers = Arc::new(StartGate::new(switch.clone()));
         let sink = Arc::new(Sink {
             workers: workers.clone(),
-            switch,
+            switch: switch.clone(),
             states: states.clone(),
         });
         let keeper = held.clone().map(|held| held as Arc<dyn SessionKeeper>);
         let vhost = Server::start_keeping(sink, keeper)
             .map_err(|e| format!("the vhost-user server cannot be started: {e}"))?;
         Ok(HostAttachments {
-            veths: VethNics::new(states.clone(), socket_dir.display().to_string()),
+            veths: VethNics::new(
+                states.clone(),
+                switch,
+                socket_dir.display().to_string(),
+                kernel_flows,
+            ),
             vhost: Arc::new(vhost),
             workers,
             states,

@@ -38,6 +38,9 @@ pub fn leave(
     vhost: &Server,
     folder: &Path,
 ) -> Result<usize, String> {
+    if let Some(kernel) = switch.kernel_flows() {
+        kernel.close();
+    }
     for status in controller.nics() {
         if status.nic.kind == NicKind::VhostUser {
             vhost.close(PortKey(status.slot.0));

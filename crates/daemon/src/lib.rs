@@ -37,6 +37,7 @@ mod http;
 mod idle_states;
 mod ini;
 mod kernel;
+mod kernel_flows;
 mod lock;
 mod log_repeats;
 mod logging;

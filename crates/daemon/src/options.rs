@@ -190,6 +190,10 @@ pub struct Options {
     /// at the most]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 26))]
     pub(crate) max_flows_per_nic: Option<u32>,
+    /// Connections between containers that the kernel may forward itself once the rules have let
+    /// them pass, 128 bytes of its memory each and 300 in use; off: none (docs/containers.md)
+    #[arg(long, value_name = "N|off", default_value = "16384", value_parser = kernel_flows)]
+    pub(crate) kernel_flows: u32,
     /// Microseconds that an idle worker polls before it sleeps
     #[arg(long, value_name = "US", default_value_t = 50, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     pub(crate) poll_us: u64,
@@ -315,6 +319,8 @@ pub struct Settings {
     pub(crate) offloads: bool,
     pub(crate) max_flows: u32,
     pub(crate) max_flows_per_nic: u32,
+    /// 0: none.
+    pub(crate) kernel_flows: u32,
     pub(crate) poll_us: u64,
     /// How long a worker's core may take to wake, microseconds, and which cores these are. `None`:
     /// as the kernel has it.
@@ -679,6 +685,7 @@ impl Settings {
                 Some(count) => count.min(options.max_flows),
                 None => (options.max_flows / 4).clamp(1, 65_536),
             },
+            kernel_flows: options.kernel_flows,
             poll_us: options.poll_us,
             uplinks,
             alone,
@@ -815,6 +822,16 @@ fn some(names: Vec<String>) -> Option<Vec<String>> {
     (!names.is_empty()).then_some(names)
 }
 
+/// A number of connections, or `off`, which is 0.
+fn kernel_flows(text: &str) -> Result<u32, String> {
+    let max = dataplane::flow::kernel::CONNECTIONS_MAX;
+    match text.parse() {
+        _ if text == "off" => Ok(0),
+        Ok(count) if count <= max => Ok(count),
+        _ => Err(format!("'{text}' is not a number from 0 to {max}, nor off")),
+    }
+}
+
 fn checksum(on: bool) -> UdpChecksum {
     if on {
         UdpChecksum::Full
@@ -939,6 +956,7 @@ mod tests {
             offloads: true,
             max_flows: 1 << 20,
             max_flows_per_nic: 65_536,
+            kernel_flows: 16_384,
             poll_us: 50,
             wake: None,
             uplinks: vec![],
@@ -1078,6 +1096,10 @@ mod tests {
             (&["--max-flows-per-nic 100000"], &|s| {
                 s.max_flows_per_nic = 100_000
             }),
+            (&["--kernel-flows off", "--kernel-flows 0"], &|s| {
+                s.kernel_flows = 0
+            }),
+            (&["--kernel-flows 100"], &|s| s.kernel_flows = 100),
             (&["--max-flows 4096 --max-flows-per-nic 5000"], &|s| {
                 (s.max_flows, s.max_flows_per_nic) = (4096, 4096)
             }),
@@ -1259,6 +1281,8 @@ mod tests {
             "--wake-us 20",
             "-u 1 --wake-us soon",
             "--max-flows 1",
+            "--kernel-flows on",
+            "--kernel-flows 1048577",
             "--vxlan-port 0",
             "--vxlan-ttl 0",
             "--vxlan-dscp 64",

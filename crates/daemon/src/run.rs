@@ -198,6 +198,7 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
         sockets,
         &settings.socket_dir,
         held.clone(),
+        settings.kernel_flows,
     )?;
     let (vhost, start_gate) = (attachments.vhost(), attachments.gate());
     let settings_of_control = control_settings(settings, uplinks.running())?;

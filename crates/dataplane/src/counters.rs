@@ -14,14 +14,15 @@ use crate::ids::{PortSlot, RuleSlot};
 /// Slots with counters and queues of their own.
 pub(crate) const MAX_SLOTS: usize = MAX_PORTS + MAX_UPLINKS;
 
-/// u64 cells of one port: 4 of traffic, then the drops of frames from it, then of frames to it.
-const PORT_CELLS: usize = 4 + 2 * REASONS;
+/// u64 cells of one port: 5 of traffic, then the drops of frames from it, then of frames to it.
+const PORT_CELLS: usize = 5 + 2 * REASONS;
 const RX_FRAMES: usize = 0;
 const RX_BYTES: usize = 1;
 const TX_FRAMES: usize = 2;
 const TX_BYTES: usize = 3;
-const DROPS_FROM: usize = 4;
-const DROPS_TO: usize = 4 + REASONS;
+const KERNEL_FRAMES: usize = 4;
+const DROPS_FROM: usize = 5;
+const DROPS_TO: usize = 5 + REASONS;
 
 /// u64 cells of one rule.
 const RULE_CELLS: usize = 3;
@@ -44,6 +45,8 @@ pub struct PortCounters {
     pub tx_frames: u64,
     /// Their bytes.
     pub tx_bytes: u64,
+    /// Of the frames received, those that the kernel has forwarded ([`flow::kernel`](crate::flow::kernel)).
+    pub kernel_frames: u64,
     /// Frames from this guest that were dropped, by `DropReason as usize`.
     pub drops_from: [u64; REASONS],
     /// Frames for this guest that were dropped, by `DropReason as usize`.
@@ -57,6 +60,7 @@ impl Default for PortCounters {
             rx_bytes: 0,
             tx_frames: 0,
             tx_bytes: 0,
+            kernel_frames: 0,
             drops_from: [0; REASONS],
             drops_to: [0; REASONS],
         }
@@ -70,6 +74,7 @@ impl PortCounters {
         self.rx_bytes += other.rx_bytes;
         self.tx_frames += other.tx_frames;
         self.tx_bytes += other.tx_bytes;
+        self.kernel_frames += other.kernel_frames;
         for (mine, theirs) in self.drops_from.iter_mut().zip(other.drops_from) {
             *mine += theirs;
         }
@@ -134,6 +139,7 @@ impl Counters {
             rx_bytes: read(RX_BYTES),
             tx_frames: read(TX_FRAMES),
             tx_bytes: read(TX_BYTES),
+            kernel_frames: read(KERNEL_FRAMES),
             drops_from: std::array::from_fn(|reason| read(DROPS_FROM + reason)),
             drops_to: std::array::from_fn(|reason| read(DROPS_TO + reason)),
         }
@@ -192,6 +198,15 @@ impl Counters {
         let start = slot.0 as usize * PORT_CELLS;
         bump(&self.ports, start + RX_FRAMES, frames);
         bump(&self.ports, start + RX_BYTES, bytes);
+    }
+
+    /// Frames of a port that count as received and that the kernel has forwarded.
+    pub(crate) fn kernel_forwarded(&self, slot: PortSlot, frames: u64) {
+        bump(
+            &self.ports,
+            slot.0 as usize * PORT_CELLS + KERNEL_FRAMES,
+            frames,
+        );
     }
 
     #[inline]

@@ -32,7 +32,11 @@ impl Dump {
         let end = flows.high().min(self.at + STEP);
         for id in self.at..end {
             let entry = flows.entry(id);
-            if entry.state.get() == 0 || !flows.is_mine(entry) || entry.expired(now.millis()) {
+            if entry.state.get() == 0 || !flows.is_mine(entry) {
+                continue;
+            }
+            flows.fold(entry);
+            if entry.expired(now.millis()) {
                 continue;
             }
             let key = entry.key();

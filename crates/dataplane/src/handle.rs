@@ -10,6 +10,7 @@ use thiserror::Error;
 use wire::Vni;
 
 use crate::counters::Counters;
+use crate::flow::kernel::{Entered, KernelPart};
 use crate::flow::{FlowInfo, Log};
 use crate::ids::{PortSlot, PortUid};
 use crate::learned::LearnedMac;
@@ -27,8 +28,13 @@ pub struct WorkerGone;
 
 /// What a worker is asked to do. Each carries where the answer goes.
 pub(crate) enum Command {
-    /// Put a view in force, in which the NICs of these slots are gone; the answer: the one before.
-    Publish(Arc<View>, Arc<[PortSlot]>, Sender<Arc<View>>),
+    /// Put a view in force, in which the NICs of these slots are gone, and the generation of what the
+    /// kernel forwards; the answer: the view before.
+    Publish(Arc<View>, Arc<[PortSlot]>, u32, Sender<Arc<View>>),
+    /// The kernel may forward flows from now on.
+    Kernel(Box<KernelPart>, Sender<()>),
+    /// The kernel is told of these directions; the answer: the places that no flow took.
+    Entered(Vec<Entered>, Sender<Vec<u32>>),
     /// Put an underlay in force; the answer: the one before.
     Underlay(Arc<Underlay>, Sender<Arc<Underlay>>),
     /// Deliver what other workers have handed over so far; the answer: how many transfers had to be

@@ -135,8 +135,18 @@ impl Path {
 
     /// Puts a view in force and gives the one before. Flows that a NIC had begun which is `gone`
     /// go at once, or in the next turns where they are many; all others are decided again with
-    /// their next packet.
-    pub(crate) fn take_up(&mut self, view: Arc<View>, gone: &[PortSlot]) -> Arc<View> {
+    /// their next packet. What the kernel has forwarded until now, by the `generation` before, is
+    /// counted before.
+    pub(crate) fn take_up(
+        &mut self,
+        view: Arc<View>,
+        gone: &[PortSlot],
+        generation: u32,
+    ) -> Arc<View> {
+        self.tables.flows.fold_all();
+        if let Some(kernel) = &mut self.tables.flows.kernel {
+            kernel.set_generation(generation);
+        }
         self.fast_path.forget();
         let before = std::mem::replace(&mut self.view, view);
         self.tables.shaper.note_change();
@@ -568,6 +578,9 @@ impl Path {
         }
 
         let left = fast_path.run(round); //          1  of a flow that is known or begins: to delivery
+        if round.tables.flows.kernel.is_some() {
+            fast_path.offer(round); // the kernel may forward what follows
+        }
         let unknown = fast_path.unknown(left);
         watch.mark(Step::FastPath);
         if left != 0 {
@@ -679,6 +692,9 @@ impl Path {
             let due =
                 (u64::from(high) * u64::from(passed_ms / HOUSEKEEPING_MS)).div_ceil(SWEEPS.into());
             self.sweep_due = (u64::from(self.sweep_due) + due).min(high.into()) as u32;
+            self.tables.flows.fold_some(true);
+        } else if self.tables.flows.has_to_fold() {
+            self.tables.flows.fold_some(false);
         }
         if self.sweep_due > 0 {
             self.sweep(now_ms);
@@ -694,7 +710,8 @@ impl Path {
     /// More housekeeping is due at once.
     pub(crate) fn has_work(&self) -> bool {
         let log = self.tables.flows.log.as_ref();
-        self.sweep_due > 0 || !self.gone.is_empty() || log.is_some_and(|log| log.has_work())
+        let sweeps = self.sweep_due > 0 || self.tables.flows.has_to_fold();
+        sweeps || !self.gone.is_empty() || log.is_some_and(|log| log.has_work())
     }
 
     fn sweep(&mut self, now_ms: u32) {

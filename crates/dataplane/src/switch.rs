@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use io::port::Port;
@@ -22,6 +22,7 @@ use crate::balance::{self, Move, QueueBalancer, QueueUse};
 use crate::config::WorkerConfig;
 use crate::counters::{Counters, PortCounters, RuleCounters};
 use crate::drop_reason::REASONS;
+use crate::flow::kernel::{KernelBook, KernelFlows, KernelTable};
 use crate::flow::{FlowEvents, FlowInfo, FlowMemory, FlowTable, Log};
 use crate::handle::{Answer, Arrival, Command, WorkerGone, WorkerHandle};
 use crate::handoff::{self, Wake};
@@ -60,6 +61,8 @@ pub struct Switch {
     memory: Option<FlowMemory>,
     /// How busy each worker was at the last look, in thousandths.
     busy: Vec<AtomicU64>,
+    /// What the kernel forwards, where it does.
+    kernel: OnceLock<Arc<KernelFlows>>,
     stopping: Mutex<bool>,
     stopped: Condvar,
 }
@@ -151,6 +154,7 @@ impl Switch {
             published: Mutex::new(Some(Arc::default())),
             taps: Taps::default(),
             busy: (0..count).map(|_| AtomicU64::new(0)).collect(),
+            kernel: OnceLock::new(),
             stopping: Mutex::new(false),
             stopped: Condvar::new(),
         };
@@ -183,7 +187,8 @@ impl Switch {
         let (view, gone): (_, Arc<[PortSlot]>) = (Arc::new(view), difference.gone.into());
         // The answers are the views before: they are dropped here and not on the path.
         let handed = self.taps.applied_to(&view);
-        self.ask_all(|answer| Command::Publish(handed.clone(), gone.clone(), answer))?;
+        let generation = self.end_permits();
+        self.ask_all(|answer| Command::Publish(handed.clone(), gone.clone(), generation, answer))?;
         *published = Some(view);
         if self.workers.len() > 1 {
             // Frames that were judged before may still be on their way to another worker.
@@ -194,6 +199,59 @@ impl Switch {
             }
         }
         Ok(())
+    }
+
+    /// From now on the kernel forwards flows between the NICs that have a
+    /// [device](Self::set_kernel_device). The book is for a thread that turns it. `None`: it does
+    /// already.
+    pub fn use_kernel_flows(
+        &self,
+        flows: &Arc<KernelFlows>,
+    ) -> Result<Option<KernelBook>, WorkerGone> {
+        if self.kernel.set(flows.clone()).is_err() {
+            return Ok(None);
+        }
+        let counters = self.workers.iter().map(|worker| worker.counters.clone());
+        let (book, parts) = KernelBook::new(flows, counters);
+        for (worker, part) in parts.into_iter().enumerate() {
+            self.ask(worker, |answer| Command::Kernel(Box::new(part), answer))
+                .wait()?;
+        }
+        self.hand_out_again()?;
+        Ok(Some(book))
+    }
+
+    /// Has the kernel forget what is over and told of what workers have asked for since the last
+    /// call: to be called again and again. Gives how many directions that were.
+    pub fn turn_kernel_book(
+        &self,
+        book: &mut KernelBook,
+        table: &mut impl KernelTable,
+    ) -> Result<usize, WorkerGone> {
+        book.turn(table, |worker, entered| {
+            self.ask(worker, |answer| Command::Entered(entered, answer))
+                .wait()
+        })
+    }
+
+    /// What the kernel forwards, where it does.
+    pub fn kernel_flows(&self) -> Option<&Arc<KernelFlows>> {
+        self.kernel.get()
+    }
+
+    /// The index of the device of a NIC that the program is at which forwards flows, 0: none any
+    /// more. All flows come up again.
+    pub fn set_kernel_device(&self, slot: PortSlot, ifindex: u32) -> Result<(), WorkerGone> {
+        match self.kernel.get() {
+            Some(kernel) if kernel.set_device(slot, ifindex) => self.hand_out_again(),
+            _ => Ok(()),
+        }
+    }
+
+    /// Nothing that the kernel was permitted to forward is any more. Gives the generation of what
+    /// is to be.
+    pub(crate) fn end_permits(&self) -> u32 {
+        self.kernel.get().map_or(0, |kernel| kernel.raise())
     }
 
     /// Puts the next hops of the underlay in force: no flow is decided again. Returns when every

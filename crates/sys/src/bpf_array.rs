@@ -1,6 +1,6 @@
 //! A memory-mapped BPF array (BPF_F_MMAPABLE) as 32-bit words: tables that a program reads and we
 //! write without a system call. Used by the router's tries, paths and hops, and for what programs
-//! find without a search.
+//! find without a search; as numbers of 64 bits for the states of flows that a program forwards.
 //!
 //! A word changes as a whole, for the program too; what is longer than a word is written before a
 //! word points to it, or has a word that says whether it is there ([`put`]).
@@ -8,7 +8,7 @@
 use std::io::{Error, ErrorKind};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
@@ -57,6 +57,14 @@ impl BpfArray {
         // zeroed memory is a valid AtomicU32; and others who write, programs and processes, are
         // what atomics are for. They live until drop, which `&self` outlasts.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.words) }
+    }
+
+    /// The same memory as numbers of 64 bits, each of which changes as a whole; an odd word at the
+    /// end is in none.
+    pub fn numbers(&self) -> &[AtomicU64] {
+        // SAFETY: as in `words`: the mapping begins at a page's start, so that it is aligned for
+        // these too, and half as many of twice the size end where the words do or before.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr().cast(), self.words / 2) }
     }
 }
 

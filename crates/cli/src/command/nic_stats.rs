@@ -17,7 +17,8 @@ use crate::session::Session;
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Bytes are those of Ethernet frames; in is what entered the guest. API v0 knows bytes alone. `butterfly drops`
-says why frames were dropped. Counting a NIC's connections (FLOWS) walks the daemon's whole table of them;
+says why frames were dropped. OUT KERNEL: frames of OUT FRAMES that the kernel has forwarded itself, between
+containers. Counting a NIC's connections (FLOWS) walks the daemon's whole table of them;
 --watch leaves them out and costs the workers nothing.
 
 Examples:
@@ -90,6 +91,7 @@ fn totals(nics: Vec<v1::NicStats>, all: bool) -> String {
         ">OUT DROPS",
         ">FLOWS",
         ">OUT WAITS",
+        ">OUT KERNEL",
     ]);
     let known = |count: u64| {
         if all {
@@ -109,6 +111,7 @@ fn totals(nics: Vec<v1::NicStats>, all: bool) -> String {
             known(stats.egress_drops),
             known(stats.flows),
             known(stats.egress_waits),
+            known(stats.egress_kernel_frames),
         ]);
     }
     table.render()
@@ -133,6 +136,7 @@ fn moved(
         ">OUT FRAMES/s",
         ">IN DROPS/s",
         ">OUT DROPS/s",
+        ">OUT KERNEL/s",
     ]);
     for stats in &now.nics {
         let old = before.nics.iter().find(|old| old.id == stats.id);
@@ -149,6 +153,7 @@ fn moved(
             known(old.egress_frames, stats.egress_frames),
             known(old.ingress_drops, stats.ingress_drops),
             known(old.egress_drops, stats.egress_drops),
+            known(old.egress_kernel_frames, stats.egress_kernel_frames),
         ]);
     }
     table.render()
@@ -164,6 +169,7 @@ mod tests {
             ingress_frames: *frames,
             ingress_bytes: frames * 1000,
             egress_drops: frames / 10,
+            egress_kernel_frames: frames / 2,
             ..Default::default()
         };
         v1::ListNicStatsResponse {
@@ -177,9 +183,9 @@ mod tests {
         let before = sample(1_000_000_000, &[("a", 100), ("gone", 5)]);
         let now = sample(3_000_000_000, &[("a", 300), ("new", 50)]);
         let expected = "\
-NIC  IN Mbit/s  OUT Mbit/s  IN FRAMES/s  OUT FRAMES/s  IN DROPS/s  OUT DROPS/s
-a          0.8         0.0          100             0           0           10
-new        0.2         0.0           25             0           0            2
+NIC  IN Mbit/s  OUT Mbit/s  IN FRAMES/s  OUT FRAMES/s  IN DROPS/s  OUT DROPS/s  OUT KERNEL/s
+a          0.8         0.0          100             0           0           10            50
+new        0.2         0.0           25             0           0            2            12
 ";
         assert_eq!(moved(&before, &now, Duration::from_secs(9), true), expected);
     }
@@ -188,8 +194,8 @@ new        0.2         0.0           25             0           0            2
     fn api_v0_knows_bytes_and_no_time() {
         let (before, now) = (sample(0, &[("a", 100)]), sample(0, &[("a", 300)]));
         let expected = "\
-NIC  IN Mbit/s  OUT Mbit/s  IN FRAMES/s  OUT FRAMES/s  IN DROPS/s  OUT DROPS/s
-a          1.6         0.0  -            -             -           -
+NIC  IN Mbit/s  OUT Mbit/s  IN FRAMES/s  OUT FRAMES/s  IN DROPS/s  OUT DROPS/s OUT KERNEL/s
+a          1.6         0.0  -            -             -           -  -
 ";
         let printed = moved(&before, &now, Duration::from_secs(1), false);
         let squeezed = |text: &str| {

@@ -11,11 +11,12 @@ use container::keeper::{Keeper, Route};
 use container::{Broken, Veths, Wanted};
 use control::model::{Nic, Veth};
 use control::{NicState, OpenRequest};
-use dataplane::PortSlot;
+use dataplane::{PortSlot, Switch};
 use ipnet::IpNet;
 use netlink::change::Departures;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
+use crate::kernel_flows;
 use crate::states::PortStates;
 
 /// How often what is broken is tried again.
@@ -53,6 +54,8 @@ pub fn tap_name(near: &str) -> String {
 /// All of them.
 pub struct VethNics {
     shared: Arc<Shared>,
+    /// Flows that the kernel may forward between them.
+    flows: u32,
     /// What pairs of this daemon are known by, when it has been killed and started again.
     daemon: String,
     /// From the first one on.
@@ -62,11 +65,14 @@ pub struct VethNics {
 struct Shared {
     state: Mutex<Watched>,
     states: PortStates,
+    switch: Arc<Switch>,
 }
 
 #[derive(Default)]
 struct Watched {
     veths: Option<Veths>,
+    /// The switch has been told of the program that forwards flows.
+    forwards: bool,
     /// Wakes the thread: something is to be tried again, or the end has come.
     bell: Option<OwnedFd>,
     ended: bool,
@@ -74,13 +80,16 @@ struct Watched {
 
 impl VethNics {
     /// None yet, of the daemon that has this folder of sockets for its own.
-    pub fn new(states: PortStates, daemon: String) -> VethNics {
+    /// `flows` of theirs the kernel may forward itself.
+    pub fn new(states: PortStates, switch: Arc<Switch>, daemon: String, flows: u32) -> VethNics {
         let shared = Shared {
             state: Mutex::default(),
             states,
+            switch,
         };
         VethNics {
             shared: Arc::new(shared),
+            flows,
             daemon,
             thread: None,
         }
@@ -94,6 +103,7 @@ impl VethNics {
             return Err("nobody watches containers' interfaces".into());
         };
         let state = veths.open(request.slot.0, wanted(request, veth, &self.daemon))?;
+        self.shared.tell_switch(&mut watched, request.slot.0);
         watched.ring();
         Ok(told(state))
     }
@@ -109,12 +119,16 @@ impl VethNics {
             tracing::warn!("NIC '{}' has no interface: {why}", request.nic.id);
         }
         self.shared.states.leave(request.slot.0, told(state));
+        self.shared.tell_switch(&mut watched, request.slot.0);
         watched.ring();
     }
 
     /// Looks at it, and tries again to make it. `None`: there is none.
     pub fn heal(&mut self, slot: PortSlot) -> Option<NicState> {
-        let state = self.shared.lock().veths.as_mut()?.heal(slot.0)?;
+        let mut watched = self.shared.lock();
+        let state = watched.veths.as_mut()?.heal(slot.0)?;
+        self.shared.tell_switch(&mut watched, slot.0);
+        drop(watched);
         let state = told(state);
         self.shared.states.leave(slot.0, state.clone());
         Some(state)
@@ -122,9 +136,11 @@ impl VethNics {
 
     /// Removes the container's interface.
     pub fn close(&mut self, slot: PortSlot) {
-        if let Some(veths) = &mut self.shared.lock().veths {
+        let mut watched = self.shared.lock();
+        if let Some(veths) = &mut watched.veths {
             veths.close(slot.0);
         }
+        self.shared.tell_switch(&mut watched, slot.0);
     }
 
     fn start(&mut self) -> Result<(), String> {
@@ -144,7 +160,7 @@ impl VethNics {
             .map_err(|e| format!("an eventfd cannot be made: {e}"))?;
         {
             let mut watched = self.shared.lock();
-            watched.veths = Some(Veths::new(keeper));
+            watched.veths = Some(Veths::new(keeper, self.flows));
             watched.bell = Some(bell);
         }
         let shared = self.shared.clone();
@@ -171,6 +187,23 @@ impl Drop for VethNics {
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Watched> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells the switch which device a NIC has, that the program is at which forwards flows.
+    fn tell_switch(&self, watched: &mut Watched, slot: u32) {
+        let Some(veths) = &watched.veths else { return };
+        if !watched.forwards
+            && let Some(maps) = veths.flow_maps()
+        {
+            let begun = maps.and_then(|maps| kernel_flows::begin(&self.switch, maps));
+            if let Err(why) = begun {
+                tracing::warn!("the kernel forwards no flows of containers itself: {why}");
+            }
+            watched.forwards = true;
+        }
+        let device = veths.near(slot).unwrap_or_default();
+        // A worker that is gone: the daemon is stopping.
+        let _ = self.switch.set_kernel_device(PortSlot(slot), device);
     }
 
     fn watch(&self, mut departures: Departures, bell: &OwnedFd) {
@@ -204,7 +237,11 @@ impl Shared {
             if !(ours || timed_out) {
                 continue;
             }
-            for (slot, state) in veths.check() {
+            let news = veths.check();
+            for (slot, _) in &news {
+                self.tell_switch(&mut watched, *slot);
+            }
+            for (slot, state) in news {
                 if let Err(why) = &state {
                     tracing::info!("a container has no interface: {why}");
                 }

@@ -211,6 +211,10 @@ impl Scrape {
             self.workers.first().map_or(0, |load| load.flows),
         )?;
         page.one(&of::FLOWS_MAX, self.max_flows.into())?;
+        let [kernel, kernel_max, kernel_refused] = self.kernel_flows;
+        page.one(&of::KERNEL_FLOWS, kernel)?;
+        page.one(&of::KERNEL_FLOWS_MAX, kernel_max)?;
+        page.one(&of::KERNEL_FLOWS_REFUSED, kernel_refused)?;
         page.one(&of::EPOCH, status.epoch)
     }
 
@@ -224,6 +228,11 @@ impl Scrape {
             self.nics
                 .iter()
                 .try_for_each(|nic| rows.add(&[nic.stats.id.as_str()], nic.up.into()))
+        })?;
+        page.family(&of::NIC_KERNEL, |rows| {
+            self.nics
+                .iter()
+                .try_for_each(|nic| rows.add(&[nic.stats.id.as_str()], nic.stats.kernel_out))
         })?;
         let mut both = |family, of: fn(&control::NicStats) -> [u64; 2]| {
             page.family(family, |rows| {

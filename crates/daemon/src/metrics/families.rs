@@ -70,11 +70,15 @@ families! {
     BINDINGS = Gauge "butterfly_bindings" () "MACs bound to other hosts.";
     FLOWS = Gauge "butterfly_flows" () "Connections tracked now.";
     FLOWS_MAX = Gauge "butterfly_flows_max" () "Connections that can be tracked (--max-flows).";
+    KERNEL_FLOWS = Gauge "butterfly_kernel_flows" () "Connections that the kernel may forward itself now.";
+    KERNEL_FLOWS_MAX = Gauge "butterfly_kernel_flows_max" () "How many it may at once (--kernel-flows); 0 as well before the first NIC of type veth.";
+    KERNEL_FLOWS_REFUSED = Counter "butterfly_kernel_flows_refused" () "Directions of connections that it was not told of for want of a place: they go by the workers.";
     EPOCH = Gauge "butterfly_config_epoch" () "The configuration's epoch: grows with every change that concerns a frame.";
 
     NIC_INFO = Gauge "butterfly_nic_info" ("nic", "vni", "kind") "The network and kind of each NIC; always 1.";
     NIC_UP = Gauge "butterfly_nic_up" ("nic") "1 while a guest is attached and its rings work, else 0.";
     NIC_FRAMES = Counter "butterfly_nic_frames" ("nic", "direction") "Frames that the guest sent (egress), dropped ones included, and that were delivered to it (ingress).";
+    NIC_KERNEL = Counter "butterfly_nic_kernel_frames" ("nic") "Of the frames that a container sent, those that the kernel has forwarded itself.";
     NIC_BYTES = Counter "butterfly_nic_bytes" ["bytes"] ("nic", "direction") "Bytes of these frames, Ethernet headers included.";
     NIC_DROPPED = Counter "butterfly_nic_dropped_frames" ("nic", "direction") "Frames from this guest (egress) and on their way to it (ingress) that were dropped.";
     NIC_DROPPED_BY = Counter "butterfly_nic_dropped_frames_by_reason" ("nic", "direction", "reason") "The same by reason, once it has happened; docs/drops.md explains the reasons.";

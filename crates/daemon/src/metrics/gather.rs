@@ -30,6 +30,9 @@ pub struct Scrape {
     pub rules_left_out: usize,
     pub workers: Vec<WorkerLoad>,
     pub max_flows: u32,
+    /// Connections that the kernel may forward, how many it may at most, and those it was not told
+    /// of.
+    pub kernel_flows: [u64; 3],
     pub uplinks: Vec<v1::Uplink>,
     pub services: Vec<v1::ServiceStatus>,
     pub balancer_drops: Vec<(&'static str, u64)>,
@@ -101,6 +104,10 @@ fn read(app: &App, requests: Requests, router: Option<v1::RouterStatus>) -> Resu
         rules_left_out,
         workers: loads,
         max_flows: app.workers.max_flows(),
+        kernel_flows: match app.workers.switch().kernel_flows() {
+            Some(kernel) => [kernel.len().into(), kernel.max().into(), kernel.refused()],
+            None => [0; 3],
+        },
         uplinks,
         services,
         balancer_drops: facts.drops().collect(),

@@ -47,6 +47,7 @@ fn counters(stats: &NicStats) -> v1::NicStats {
         flows: 0,
         egress_waits: stats.waits_out,
         egress_wait_ns: stats.wait_out_ns,
+        egress_kernel_frames: stats.kernel_out,
     }
 }
 

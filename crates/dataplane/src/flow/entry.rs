@@ -61,6 +61,9 @@ pub(crate) struct Entry {
     pub worker: U8,
     /// Which of that worker's lists it is in; its alone.
     pub listed: U8,
+    /// One more than its place among those that the kernel is told of; 0: it has none. See
+    /// [`kernel`](super::kernel).
+    pub kernel: U32,
     pub sides: [Half; 2],
 }
 
@@ -100,6 +103,8 @@ pub(crate) struct Half {
     pub scale: U8,
     /// TCP: FIN, SYN, RST and ACK, those that packets of this side had which changed something.
     pub tcp_flags: U8,
+    /// When the kernel was to be told of this side, roughly: see [`kernel`](super::kernel).
+    pub asked: U8,
 }
 
 const _: () = assert!(size_of::<Entry>() == 3 * 64);

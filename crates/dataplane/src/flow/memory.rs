@@ -22,7 +22,8 @@
 //! A process is killed between two instructions, and all that it wrote before is there. An entry is
 //! named while its state is 0, which is set last and taken away first, so that one with a state is
 //! whole. Packets that were being followed at that instant have told a part of what they say: counts
-//! and windows are behind by one packet at the most.
+//! and windows are behind by one packet at the most, or by what the kernel has forwarded itself
+//! ([`kernel`](super::kernel)) since that was last folded in.
 //!
 //! Apart from that it is read as if an enemy had written it. An entry that no table makes (a state
 //! that its protocol has not, a key that is not what its parts make, a time-out that nobody has set)

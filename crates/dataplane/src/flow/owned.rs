@@ -17,6 +17,7 @@ use std::sync::atomic::Ordering;
 
 use super::entry::{Entry, FlowId, INITIATOR_IS_1, NONE, charged};
 use super::info::FlowState;
+use super::kernel::{Entered, KernelPart};
 use super::key::{Key, Side};
 use super::log::{FlowEnd, Log};
 use super::memory::before_what_follows;
@@ -58,6 +59,8 @@ pub(crate) struct Flows {
     turns: u64,
     /// Who is told of what begins and ends.
     pub log: Option<Box<Log>>,
+    /// What the kernel is told of, where it forwards flows itself.
+    pub kernel: Option<Box<KernelPart>>,
 }
 
 #[derive(Clone, Copy)]
@@ -114,6 +117,7 @@ impl Flows {
             evicted: 0,
             turns: 0,
             log: None,
+            kernel: None,
         }
     }
 
@@ -284,6 +288,9 @@ impl Flows {
     #[inline]
     fn write(&self, id: FlowId, new: &NewFlow) {
         let entry = self.table.entry(id);
+        if entry.kernel.get() != 0 {
+            self.leave_kernel(entry);
+        }
         before_what_follows();
         entry.name(&new.key);
         entry.epoch.set(new.epoch);
@@ -316,6 +323,7 @@ impl Flows {
             half.seen.set(0);
             half.scale.set(0);
             half.tcp_flags.set(0);
+            half.asked.set(0);
         }
         entry.begin_pairs();
         // What the next process finds with a state is whole.
@@ -332,6 +340,10 @@ impl Flows {
 
     /// Takes a flow out of the table, and says so. True for one of those who try.
     fn take_out(&self, id: FlowId, why: FlowEnd) -> bool {
+        let entry = self.table.entry(id);
+        if entry.kernel.get() != 0 {
+            self.leave_kernel(entry);
+        }
         let state = self.table.take_out(id);
         if let (Some(state), Some(log)) = (state, &self.log) {
             log.ended(self.table.entry(id), state, why);
@@ -349,6 +361,11 @@ impl Flows {
         timeout_secs: u32,
     ) -> bool {
         let entry = self.table.entry(id);
+        if entry.kernel.get() != 0
+            && let Some(kernel) = &self.kernel
+        {
+            kernel.withdraw(entry);
+        }
         // Where there is one worker nobody changes it meanwhile.
         if self.table.turns.workers() == 1 {
             entry.state.set(to as u8);
@@ -361,6 +378,66 @@ impl Flows {
             self.append(id, class(to));
         }
         true
+    }
+
+    #[cold]
+    fn leave_kernel(&self, entry: &Entry) {
+        match &self.kernel {
+            Some(kernel) => kernel.leave(entry),
+            // It has none in a table of its own.
+            None => entry.kernel.set(0),
+        }
+    }
+
+    /// Takes over what the kernel has seen of a flow.
+    #[inline]
+    pub(crate) fn fold(&self, entry: &Entry) {
+        if entry.kernel.get() != 0
+            && let Some(kernel) = &self.kernel
+        {
+            kernel.fold(entry);
+        }
+    }
+
+    /// Takes over what the kernel has seen of all flows that this worker has told it of.
+    pub(crate) fn fold_all(&mut self) {
+        if let Some(kernel) = &mut self.kernel {
+            kernel.fold_some(&self.table, true);
+        }
+    }
+
+    /// Takes over some of it, what is due; `begin`: all is, from now on.
+    pub(crate) fn fold_some(&mut self, begin: bool) {
+        if let Some(kernel) = &mut self.kernel {
+            if begin {
+                kernel.begin_fold();
+            }
+            kernel.fold_some(&self.table, false);
+        }
+    }
+
+    /// More of it is due at once.
+    #[inline]
+    pub(crate) fn has_to_fold(&self) -> bool {
+        self.kernel.as_ref().is_some_and(|kernel| kernel.has_work())
+    }
+
+    /// Directions that the kernel is told of. Gives the places that no flow took.
+    pub(crate) fn take_entered(&mut self, all: &[Entered]) -> Vec<u32> {
+        match &mut self.kernel {
+            Some(kernel) => kernel.take_entered(&self.table, all),
+            None => all.iter().map(Entered::place).collect(),
+        }
+    }
+
+    /// A flow is over by time, with all that has come of it.
+    #[inline]
+    pub(crate) fn is_expired(&self, entry: &Entry, now_ms: u32) -> bool {
+        if !entry.expired(now_ms) {
+            return false;
+        }
+        self.fold(entry);
+        entry.kernel.get() == 0 || entry.expired(now_ms)
     }
 
     /// Takes out one of the flows of this worker that a NIC has started which had this slot and is
@@ -398,7 +475,7 @@ impl Flows {
                 continue;
             }
             // What another worker has taken out it has told.
-            let is_over = entry.state.get() == 0 || entry.expired(now_ms);
+            let is_over = entry.state.get() == 0 || self.is_expired(entry, now_ms);
             if is_over || gone(entry) {
                 let why = match is_over {
                     true => FlowEnd::Idle,
@@ -441,6 +518,7 @@ impl Flows {
                     self.take_back(id);
                     continue;
                 }
+                self.fold(entry);
                 if is_expendable(entry, now_ms) {
                     let expired = entry.expired(now_ms);
                     self.evicted += u64::from(!expired);

@@ -195,6 +195,22 @@ pub(crate) fn follow_plain(mine: &Half, segment: &PlainTcp) -> bool {
     true
 }
 
+/// Notes how far a side that is amid its connection has come with packets that somebody else has
+/// looked at.
+pub(super) fn follow_seen(mine: &Half, end: u32, ack: u32, edge: u32) {
+    if is_followed(mine) {
+        raise(&mine.end, end);
+        raise(&mine.ack, ack);
+        raise(&mine.edge, edge);
+    }
+}
+
+/// This side has shown what is to be known of it for packets amid the connection.
+#[inline]
+pub(crate) fn is_followed(mine: &Half) -> bool {
+    mine.has_seen(SEEN) && mine.has_seen(ACKED)
+}
+
 /// An acknowledgement, with data or without, and nothing else.
 #[inline(always)]
 pub(crate) fn is_amid(flags: TcpFlags) -> bool {

@@ -171,6 +171,7 @@ impl Flows {
         seen: &Seen,
         timeouts: impl Fn((PortSlot, PortSlot)) -> Timeouts,
     ) -> Tracked {
+        self.fold(self.entry(id));
         loop {
             let entry = self.entry(id);
             let state = entry.state();

@@ -16,6 +16,7 @@
 
 mod arriving;
 mod first;
+mod kernel;
 mod runs;
 
 use std::net::IpAddr;
@@ -141,6 +142,7 @@ impl FastPath {
         let all = first_bits(round.batch.len());
         let nic = round.nic;
         self.begun = Begun::default();
+        self.runs.clear();
         if nic.is_sniffer || nic.link_down || nic.trace.is_some() || !nic.sniffers.is_empty() {
             return all;
         }
@@ -149,7 +151,6 @@ impl FastPath {
             v6: 0,
             tally: Tally::default(),
         };
-        self.runs.clear();
         self.choose::<false>(round, &mut choice);
         if choice.v6 != 0 {
             self.choose::<true>(round, &mut choice);

@@ -79,7 +79,7 @@ fn follow(
     let now_ms = round.now.millis();
     let flows = &mut round.tables.flows;
     let entry = flows.entry(id);
-    if entry.expired(now_ms) {
+    if flows.is_expired(entry, now_ms) {
         flows.remove(id, FlowEnd::Idle);
         return Verdict::Open;
     }

@@ -98,7 +98,7 @@ fn is_error(ip: &IpPacket) -> bool {
 fn is_alive(round: &mut Round, id: FlowId) -> bool {
     let flows = &mut round.tables.flows;
     let entry = flows.entry(id);
-    if entry.expired(round.now.millis()) {
+    if flows.is_expired(entry, round.now.millis()) {
         return false;
     }
     if entry.epoch.get() == round.view.epoch_mark()

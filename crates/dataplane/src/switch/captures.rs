@@ -86,7 +86,7 @@ impl Switch {
             });
         }
         drop(all);
-        Ok(self.hand_out_taps()?)
+        Ok(self.hand_out_again()?)
     }
 
     /// How many captures there are.
@@ -107,7 +107,7 @@ impl Switch {
             .for_each(|(_, taps)| taps.retain(|tap| !is_it(tap)));
         all.retain(|_, (_, taps)| !taps.is_empty());
         drop(all);
-        self.hand_out_taps()
+        self.hand_out_again()
     }
 
     /// A live trace begins to look at the frames that a NIC sends, of which a capture is to be begun
@@ -129,7 +129,7 @@ impl Switch {
     }
 
     /// The view in force once more, with the captures of now.
-    fn hand_out_taps(&self) -> Result<(), WorkerGone> {
+    pub(super) fn hand_out_again(&self) -> Result<(), WorkerGone> {
         let published = self
             .published
             .lock()
@@ -137,7 +137,8 @@ impl Switch {
         let view = published.as_ref().ok_or(WorkerGone)?;
         let handed = self.taps.applied_to(view);
         let gone: Arc<[PortSlot]> = Arc::default();
-        self.ask_all(|answer| Command::Publish(handed.clone(), gone.clone(), answer))
+        let generation = self.end_permits();
+        self.ask_all(|answer| Command::Publish(handed.clone(), gone.clone(), generation, answer))
             .map(drop)
     }
 }

@@ -109,9 +109,9 @@ impl Worker {
             count += 1;
             // Who asked may have gone away: an answer that nobody takes is no error.
             match command {
-                Command::Publish(view, gone, answer) => {
+                Command::Publish(view, gone, generation, answer) => {
                     self.load.epoch = view.epoch().0;
-                    let before = self.path.take_up(view, &gone);
+                    let before = self.path.take_up(view, &gone, generation);
                     self.publishing = Some((answer, before));
                     self.finish_publishing(now);
                     self.unpark_served(now);
@@ -122,6 +122,13 @@ impl Worker {
                     self.flush();
                     self.ports.outbox.wake();
                     let _ = answer.send(before);
+                }
+                Command::Kernel(part, answer) => {
+                    self.path.tables.flows.kernel = Some(part);
+                    let _ = answer.send(());
+                }
+                Command::Entered(entered, answer) => {
+                    let _ = answer.send(self.path.tables.flows.take_entered(&entered));
                 }
                 Command::Settle(answer) => {
                     let _ = answer.send(self.take_messages(RING, now).sent_on);

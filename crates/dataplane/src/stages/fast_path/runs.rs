@@ -259,6 +259,11 @@ impl Runs {
         self.unknown != 0 && !self.leaves_others
     }
 
+    /// All of them, of the last batch that was followed.
+    pub fn all(&self) -> &[Run] {
+        &self.list[..self.count.min(BATCH)]
+    }
+
     /// The runs of flows that are not known.
     pub fn unknown(&self) -> impl Iterator<Item = &Run> {
         let runs = self.list[..self.count.min(BATCH)].iter().enumerate();
@@ -390,7 +395,7 @@ impl Run {
     fn leave(&self, id: FlowId, terms: &Terms, flows: &mut Flows) -> Followed {
         let entry = flows.entry(id);
         if !entry.is_out() {
-            if terms.barred < self.first || !entry.expired(terms.now_ms) {
+            if terms.barred < self.first || !flows.is_expired(entry, terms.now_ms) {
                 return Followed::Left(self.bits());
             }
             flows.remove(id, FlowEnd::Idle);
@@ -400,7 +405,7 @@ impl Run {
 
     /// The flow is where packets like these change nothing.
     #[inline(always)]
-    fn is_settled(&self, entry: &Entry) -> bool {
+    pub(super) fn is_settled(&self, entry: &Entry) -> bool {
         let state = entry.state.get();
         match self.tcp {
             true => state == FlowState::Established as u8,
@@ -466,7 +471,7 @@ impl Run {
 /// The whole path has let packets of this side pass under the snapshot in force, and the flow is
 /// not over.
 #[inline(always)]
-fn is_open(terms: &Terms, entry: &Entry, side: Side) -> bool {
+pub(super) fn is_open(terms: &Terms, entry: &Entry, side: Side) -> bool {
     let decided =
         entry.epoch.get() == terms.epoch && entry.sides[side].fast_path.get() == terms.epoch;
     decided && entry.is_fresh(side, terms.now_ms)

@@ -1,0 +1,119 @@
+//! Flows that the kernel forwards itself between containers: the thread that enters them in the map
+//! of the program at their interfaces, and says that the daemon is there. What it is about is at
+//! the head of [`dataplane::flow::kernel`].
+//!
+//! Begun by [`attachments::veths`](crate::attachments::veths) with the first such interface; ends
+//! with the switch.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use container::cables::{FlowKey, FlowMaps, FlowValue};
+use dataplane::Switch;
+use dataplane::flow::kernel::{
+    GOOD_FOR_NS, KernelBook, KernelFlow, KernelFlows, KernelKey, KernelMemory, KernelTable,
+};
+use rustix::time::{ClockId, clock_gettime};
+use xdp::Table;
+
+/// How often workers are asked what they want entered, for a second after the last time that they
+/// wanted anything, and else.
+const SOON: Duration = Duration::from_millis(5);
+const LATER: Duration = Duration::from_millis(200);
+const LATER_AFTER_NS: u64 = 1_000_000_000;
+
+/// Has the switch use the maps, and begins to look after them. The error is a sentence.
+pub fn begin(switch: &Arc<Switch>, maps: FlowMaps) -> Result<(), String> {
+    let FlowMaps {
+        flows,
+        states,
+        force,
+    } = maps;
+    let shared = KernelFlows::new(KernelMemory::Map(states), KernelMemory::Map(force));
+    shared.extend(monotonic_ns() + GOOD_FOR_NS);
+    let book = switch.use_kernel_flows(&shared);
+    let Some(book) = book.map_err(|e| e.to_string())? else {
+        return Ok(());
+    };
+    let switch = switch.clone();
+    let thread = std::thread::Builder::new().name("kernel-flows".into());
+    let thread = thread.spawn(move || look_after(&switch, &shared, book, Map(flows)));
+    match thread {
+        Ok(_) => Ok(()),
+        Err(e) => Err(format!("a thread cannot be started: {e}")),
+    }
+}
+
+fn look_after(switch: &Switch, shared: &KernelFlows, mut book: KernelBook, mut map: Map) {
+    let mut wanted_ns = 0;
+    loop {
+        let now_ns = monotonic_ns();
+        shared.extend(now_ns + GOOD_FOR_NS);
+        match switch.turn_kernel_book(&mut book, &mut map) {
+            Ok(0) => {}
+            Ok(_) => wanted_ns = now_ns,
+            // Nothing is switched any more.
+            Err(_) => break,
+        }
+        let wait = match now_ns.saturating_sub(wanted_ns) < LATER_AFTER_NS {
+            true => SOON,
+            false => LATER,
+        };
+        if switch.wait_stopping(wait) {
+            break;
+        }
+    }
+    shared.close();
+}
+
+/// What bpf_ktime_get_ns() reads.
+fn monotonic_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    let secs = u64::try_from(now.tv_sec).unwrap_or_default();
+    secs * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or_default()
+}
+
+/// The program's map.
+struct Map(Table<FlowKey, FlowValue>);
+
+impl KernelTable for Map {
+    fn enter(&mut self, key: &KernelKey, flow: &KernelFlow) -> bool {
+        let value = FlowValue {
+            state: flow.state,
+            tag: flow.tag,
+            to: flow.to,
+            reserved: 0,
+        };
+        self.0.set(&as_entered(key), &value).is_ok()
+    }
+
+    fn leave(&mut self, key: &KernelKey) {
+        // One that is not there has left.
+        let _ = self.0.remove(&as_entered(key));
+    }
+}
+
+fn as_entered(key: &KernelKey) -> FlowKey {
+    FlowKey {
+        device: key.device,
+        macs: key.macs.map(|mac| mac.0),
+        from: octets(key.from),
+        to: octets(key.to),
+        ports: key.ports.map(u16::to_be_bytes),
+        protocol: key.protocol,
+        family: if key.from.is_ipv6() { 6 } else { 4 },
+        reserved: 0,
+    }
+}
+
+fn octets(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V6(six) => six.octets(),
+        IpAddr::V4(four) => {
+            let mut octets = [0; 16];
+            octets[..4].copy_from_slice(&four.octets());
+            octets
+        }
+    }
+}

@@ -1,0 +1,928 @@
+//! Flows between two kernel devices of this host, whose packets the kernel may forward itself once
+//! the path has let them pass: containers' interfaces, and the program `bpf/cable.bpf.c` at them.
+//!
+//! # Theory of operation
+//!
+//! **One judge.** The program decides nothing. A direction of a flow is *entered* under all that
+//! its packets look like (the sender's device, both MAC and IP addresses, protocol, ports), and
+//! then *permitted* by the worker whose fast path has just let a packet of that direction pass: by
+//! a mark in memory that the program and all workers share. Packets that find an entry with the
+//! mark in force go to the receiver's device; all others come up, as before. What may be permitted
+//! is only what the fast path lets pass without a look at anything but the flow: TCP amid its
+//! connection, UDP where no packet changes the state; between NICs without limits, sniffers and
+//! captures. Who sends from another device, MAC or address makes another key and finds nothing.
+//!
+//! **The mark** is the *tag* of the entry, of which no two uses of one place have the same, and the
+//! *generation* in force. [`Switch`](crate::Switch) raises the generation before it hands a view to
+//! the workers, whatever differs in it: a snapshot, or a capture. So each change has every
+//! direction come up again, where it is decided anew, and is permitted again by a store to memory.
+//! A packet that a processor is just passing on when the generation is raised arrives as one would
+//! that was delivered a moment before.
+//!
+//! **A state that changes** ([`Flows::set_state`](super::Flows)) takes the marks of both directions
+//! away first, and so does the end of a flow. Before a state is looked at by a segment that may
+//! change it, and before a flow is taken to have been idle, what the kernel has seen is *folded*
+//! in: frames and bytes into the flow's, the NICs' and the rules' counters, the time of the last
+//! packet, and how far each side of TCP has come. Else that is done twice a second, and whenever
+//! flows are listed.
+//!
+//! **Who does what.** Workers make no system call for it. A worker asks, through a ring of its own
+//! that may be full, for a direction that has sent [`ENOUGH`] frames to be entered; a thread of the
+//! daemon, which owns the [`KernelBook`], chooses a place and enters it in the kernel's map
+//! ([`KernelTable`]), and tells the worker. A flow that ends marks its place; the thread takes it
+//! out of the map and gives the place to others. All places taken, a full map or a full ring cost
+//! speed alone.
+//!
+//! **Nobody there.** The program passes nothing when the daemon has not said for
+//! [`GOOD_FOR_NS`] that it is there: a daemon that was killed leaves no way that it cannot close.
+//!
+//! When a direction is permitted, its next packets overtake those of it that are still on their way
+//! by the worker. That is once a flow, and once after each change.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+
+use bytemuck::allocation::zeroed_slice_box;
+use foldhash::fast::RandomState;
+use sys::bpf_array::BpfArray;
+use wire::Mac;
+use wire::parse::protocol::TCP;
+
+use super::entry::{Entry, FlowId, NONE};
+use super::key::{Key, Side};
+use super::table::FlowTable;
+use super::tcp;
+use crate::counters::{Counters, MAX_PORTS};
+use crate::ids::{PortSlot, RuleSlot};
+use crate::time::Now;
+
+/// Connections that the kernel may be told of at the most.
+pub const CONNECTIONS_MAX: u32 = 1 << 20;
+/// Frames of a direction before it is entered: what is over after a few costs nothing more.
+pub const ENOUGH: u64 = 10;
+/// How long a word of the daemon's is good for, nanoseconds.
+pub const GOOD_FOR_NS: u64 = 2_000_000_000;
+
+/// Directions of one worker that wait to be entered.
+const ASKS: usize = 1024;
+/// Connections that are folded in one turn.
+const FOLD_STEP: usize = 256;
+
+/// Numbers of a direction's state: `struct kernel_state` of bpf/cable.h.
+pub const STATE_NUMBERS: usize = 8;
+const MARK: usize = 0;
+const TERMS: usize = 1;
+const FRAMES: usize = 2;
+const BYTES: usize = 3;
+const LAST_NS: usize = 4;
+const END_ACK: usize = 5;
+const EDGE: usize = 6;
+
+/// Numbers of `struct kernel_force`.
+pub const FORCE_NUMBERS: usize = 2;
+const GENERATION: usize = 0;
+const UNTIL_NS: usize = 1;
+
+/// Phases of a place: nobody's, chosen by the book, a flow's, no flow's any more.
+const FREE: u8 = 0;
+const CHOSEN: u8 = 1;
+const HELD: u8 = 2;
+const GONE: u8 = 3;
+
+/// Memory that the program maps too, or a test's stand-in.
+#[derive(Debug)]
+pub enum KernelMemory {
+    /// Of a BPF array.
+    Map(BpfArray),
+    /// Nobody else's.
+    Own(Box<[AtomicU64]>),
+}
+
+impl KernelMemory {
+    fn numbers(&self) -> &[AtomicU64] {
+        match self {
+            KernelMemory::Map(array) => array.numbers(),
+            KernelMemory::Own(numbers) => numbers,
+        }
+    }
+}
+
+/// What the workers, the daemon's threads and the kernel's program share.
+#[derive(Debug)]
+pub struct KernelFlows {
+    states: KernelMemory,
+    force: KernelMemory,
+    generation: AtomicU32,
+    closed: AtomicBool,
+    phases: Box<[AtomicU8]>,
+    places: Box<[Place]>,
+    /// The index of each NIC's device on the host, by slot; 0: none that the program is at.
+    devices: Box<[AtomicU32]>,
+    held: AtomicU32,
+    refused: AtomicU64,
+}
+
+/// What is known of a place beside its states.
+#[derive(Default, Debug)]
+struct Place {
+    flow: AtomicU32,
+    tag: AtomicU32,
+    /// Frames and bytes of the kernel's that are folded already, by side.
+    folded: [[AtomicU64; 2]; 2],
+    /// Between which devices each side is entered, as [`pair`] has them; 0: it is not.
+    entered: [AtomicU64; 2],
+}
+
+/// The devices of a direction as one number.
+fn pair(from: u32, to: u32) -> u64 {
+    u64::from(from) << 32 | u64::from(to)
+}
+
+/// What the kernel has seen of a direction since the last fold.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Seen {
+    frames: u64,
+    bytes: u64,
+    last_ms: u32,
+    end: u32,
+    ack: u32,
+    edge: u32,
+}
+
+impl KernelFlows {
+    /// For so many connections: `states` has two states for each, one behind the other.
+    pub fn new(states: KernelMemory, force: KernelMemory) -> Arc<KernelFlows> {
+        let connections =
+            (states.numbers().len() / (2 * STATE_NUMBERS)).min(CONNECTIONS_MAX as usize);
+        Arc::new(KernelFlows {
+            states,
+            force,
+            generation: AtomicU32::new(0),
+            closed: AtomicBool::new(false),
+            phases: zeroed_slice_box(connections),
+            places: (0..connections).map(|_| Place::default()).collect(),
+            devices: zeroed_slice_box(MAX_PORTS),
+            held: AtomicU32::new(0),
+            refused: AtomicU64::new(0),
+        })
+    }
+
+    /// How many connections there is room for.
+    pub fn max(&self) -> u32 {
+        self.places.len() as u32
+    }
+
+    /// How many the kernel is told of.
+    pub fn len(&self) -> u32 {
+        self.held.load(Ordering::Relaxed)
+    }
+
+    /// It is told of none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Directions that were not entered for want of a place, or since the kernel did not take them.
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    /// What is permitted stays so until then, on the monotonic clock.
+    pub fn extend(&self, until_ns: u64) {
+        if let Some(number) = self.force.numbers().get(UNTIL_NS) {
+            number.store(until_ns, Ordering::Relaxed);
+        }
+    }
+
+    /// Nothing is permitted any more, for good.
+    pub fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        self.put_in_force(0);
+    }
+
+    /// Nothing that was permitted before is any more. Gives the generation that is in force now.
+    pub(crate) fn raise(&self) -> u32 {
+        let next = match self.generation.load(Ordering::Relaxed).wrapping_add(1) {
+            0 => 1,
+            next => next,
+        };
+        self.generation.store(next, Ordering::Relaxed);
+        self.put_in_force(next);
+        if self.closed.load(Ordering::SeqCst) {
+            self.put_in_force(0);
+        }
+        next
+    }
+
+    fn put_in_force(&self, generation: u32) {
+        if let Some(number) = self.force.numbers().get(GENERATION) {
+            number.store(generation.into(), Ordering::SeqCst);
+        }
+    }
+
+    /// The index of a NIC's device; 0: none.
+    #[inline]
+    fn device(&self, slot: PortSlot) -> u32 {
+        let device = self.devices.get(slot.0 as usize);
+        device.map_or(0, |device| device.load(Ordering::Relaxed))
+    }
+
+    /// Gives true if that is another one than before.
+    pub(crate) fn set_device(&self, slot: PortSlot, ifindex: u32) -> bool {
+        let device = self.devices.get(slot.0 as usize);
+        device.is_some_and(|device| device.swap(ifindex, Ordering::Relaxed) != ifindex)
+    }
+
+    fn state(&self, place: u32, side: Side) -> Option<&[AtomicU64]> {
+        let start = (2 * place as usize + (side & 1)) * STATE_NUMBERS;
+        self.states.numbers().get(start..start + STATE_NUMBERS)
+    }
+
+    fn place(&self, place: u32) -> Option<&Place> {
+        self.places.get(place as usize)
+    }
+
+    /// Takes what the kernel has seen and nobody has folded. `None`: nothing.
+    fn claim(&self, place: u32, side: Side) -> Option<Seen> {
+        let state = self.state(place, side)?;
+        let number = |at: usize| state[at].load(Ordering::Relaxed);
+        let [frames, bytes] = &self.place(place)?.folded[side & 1];
+        let (now_frames, now_bytes) = (number(FRAMES), number(BYTES));
+        if frames.load(Ordering::Relaxed) == now_frames
+            && bytes.load(Ordering::Relaxed) == now_bytes
+        {
+            return None;
+        }
+        let more = |folded: &AtomicU64, now: u64| {
+            let before = folded.fetch_max(now, Ordering::Relaxed);
+            now.saturating_sub(before)
+        };
+        let (end, ack) = halves(number(END_ACK));
+        Some(Seen {
+            frames: more(frames, now_frames),
+            bytes: more(bytes, now_bytes),
+            last_ms: (number(LAST_NS) / 1_000_000) as u32,
+            end,
+            ack,
+            edge: halves(number(EDGE)).0,
+        })
+    }
+
+    /// A flow takes a place that was chosen for it.
+    fn begin(&self, place: u32, id: FlowId) -> bool {
+        let Some(own) = self.place(place) else {
+            return false;
+        };
+        for side in 0..2 {
+            // What was counted before was of another flow.
+            self.claim(place, side);
+            self.end_permit(place, side);
+        }
+        own.flow.store(id, Ordering::Relaxed);
+        let taken = self.move_on(place, CHOSEN, HELD);
+        if taken {
+            self.held.fetch_add(1, Ordering::Relaxed);
+        }
+        taken
+    }
+
+    /// A flow leaves its place, which comes to the book.
+    fn end(&self, place: u32) {
+        for side in 0..2 {
+            self.end_permit(place, side);
+        }
+        if self.move_on(place, HELD, GONE) {
+            self.held.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    fn move_on(&self, place: u32, from: u8, to: u8) -> bool {
+        let phase = self.phases.get(place as usize);
+        phase.is_some_and(|phase| {
+            let moved = phase.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed);
+            moved.is_ok()
+        })
+    }
+
+    #[inline]
+    fn end_permit(&self, place: u32, side: Side) {
+        if let Some(state) = self.state(place, side)
+            && state[MARK].load(Ordering::Relaxed) != 0
+        {
+            state[MARK].store(0, Ordering::SeqCst);
+        }
+    }
+}
+
+/// Two 32-bit numbers that lie behind each other in memory.
+fn halves(number: u64) -> (u32, u32) {
+    let [a, b, c, d, e, f, g, h] = number.to_ne_bytes();
+    (
+        u32::from_ne_bytes([a, b, c, d]),
+        u32::from_ne_bytes([e, f, g, h]),
+    )
+}
+
+fn joined(first: u32, second: u32) -> u64 {
+    let ([a, b, c, d], [e, f, g, h]) = (first.to_ne_bytes(), second.to_ne_bytes());
+    u64::from_ne_bytes([a, b, c, d, e, f, g, h])
+}
+
+/// A worker's part.
+pub(crate) struct KernelPart {
+    shared: Arc<KernelFlows>,
+    counters: Arc<Counters>,
+    asks: SyncSender<Ask>,
+    /// The one of the view in force.
+    generation: u32,
+    /// Places of flows that this worker has given them to.
+    folding: Vec<u32>,
+    fold_at: usize,
+    fold_due: usize,
+}
+
+/// A worker wants a direction to be entered.
+#[derive(Debug)]
+pub(crate) struct Ask {
+    id: FlowId,
+    key: Key,
+    side: Side,
+    devices: u64,
+    /// Destination and source.
+    macs: [Mac; 2],
+}
+
+/// A direction that was entered.
+#[derive(Clone, Debug)]
+pub(crate) struct Entered {
+    place: u32,
+    id: FlowId,
+    key: Key,
+    side: Side,
+    devices: u64,
+}
+
+impl Entered {
+    pub fn place(&self) -> u32 {
+        self.place
+    }
+}
+
+/// A direction that may be permitted.
+pub(crate) struct Offer<'a> {
+    pub id: FlowId,
+    pub entry: &'a Entry,
+    pub side: Side,
+    /// The sender's slot and MAC address, and the receiver's.
+    pub from: (PortSlot, Mac),
+    pub to: (PortSlot, Mac),
+    pub max_frame: u32,
+}
+
+impl KernelPart {
+    /// The NIC has a device that the program is at.
+    #[inline]
+    pub fn serves(&self, slot: PortSlot) -> bool {
+        self.shared.device(slot) != 0
+    }
+
+    /// A packet of this direction has just passed by the fast path: permits those that follow, or
+    /// asks for the direction to be entered.
+    pub fn offer(&self, offer: &Offer, now: Now) {
+        let devices = pair(
+            self.shared.device(offer.from.0),
+            self.shared.device(offer.to.0),
+        );
+        let (entry, side) = (offer.entry, offer.side);
+        let place = entry.kernel.get().checked_sub(1);
+        let entered = place
+            .and_then(|place| self.shared.place(place))
+            .map_or(0, |place| place.entered[side & 1].load(Ordering::Acquire));
+        if let Some(place) = place
+            && entered == devices
+        {
+            self.permit(place, entry, side, offer.max_frame);
+            return;
+        }
+        // Not more often than every two seconds.
+        let asked = now.secs() as u8 | 1;
+        if entry.sides[side].asked.get() == asked {
+            return;
+        }
+        let ask = Ask {
+            id: offer.id,
+            key: entry.key(),
+            side,
+            devices,
+            macs: [offer.to.1, offer.from.1],
+        };
+        if self.asks.try_send(ask).is_ok() {
+            entry.sides[side].asked.set(asked);
+        }
+    }
+
+    fn permit(&self, place: u32, entry: &Entry, side: Side, max_frame: u32) {
+        let (Some(state), Some(own)) = (self.shared.state(place, side), self.shared.place(place))
+        else {
+            return;
+        };
+        let tag = own.tag.load(Ordering::Relaxed);
+        let mark = u64::from(tag) << 32 | u64::from(self.generation);
+        if state[MARK].load(Ordering::Relaxed) == mark {
+            return;
+        }
+        self.fold(entry);
+        let mine = &entry.sides[side];
+        state[TERMS].store(
+            joined(max_frame, mine.scale.get().into()),
+            Ordering::Relaxed,
+        );
+        state[END_ACK].store(joined(mine.end.get(), mine.ack.get()), Ordering::Relaxed);
+        state[EDGE].store(joined(mine.edge.get(), 0), Ordering::Relaxed);
+        state[MARK].store(mark, Ordering::Release);
+    }
+
+    /// Takes over what the kernel has seen of a flow.
+    pub fn fold(&self, entry: &Entry) {
+        let Some(place) = entry.kernel.get().checked_sub(1) else {
+            return;
+        };
+        for side in 0..2 {
+            let Some(seen) = self.shared.claim(place, side) else {
+                continue;
+            };
+            let (mine, other) = (&entry.sides[side], &entry.sides[1 - side]);
+            mine.count(seen.frames, seen.bytes);
+            if (seen.last_ms.wrapping_sub(mine.last_ms.get()) as i32) > 0 {
+                mine.touch(seen.last_ms);
+            }
+            if entry.protocol() == TCP {
+                tcp::follow_seen(mine, seen.end, seen.ack, seen.edge);
+            }
+            let (from, to) = (PortSlot(mine.slot.get()), PortSlot(other.slot.get()));
+            self.counters.received(from, seen.frames, seen.bytes);
+            self.counters.delivered_all(to, seen.frames, seen.bytes);
+            self.counters.kernel_forwarded(from, seen.frames);
+            for rule in mine.rules().into_iter().filter(|rule| *rule != NONE) {
+                let rule = RuleSlot(rule);
+                self.counters.rule_passed(rule, seen.frames, seen.bytes);
+            }
+        }
+    }
+
+    /// No packet of a flow is forwarded any more before the path has let another one pass.
+    #[inline]
+    pub fn withdraw(&self, entry: &Entry) {
+        if let Some(place) = entry.kernel.get().checked_sub(1) {
+            for side in 0..2 {
+                self.shared.end_permit(place, side);
+            }
+        }
+    }
+
+    /// A flow is over.
+    #[cold]
+    pub fn leave(&self, entry: &Entry) {
+        let mark = entry.kernel.get();
+        let Some(place) = mark.checked_sub(1) else {
+            return;
+        };
+        self.withdraw(entry);
+        self.fold(entry);
+        // One of those who try.
+        if entry.kernel.change(mark, 0) {
+            self.shared.end(place);
+        }
+    }
+
+    /// Another view is in force; what was folded before was under the one before.
+    pub fn set_generation(&mut self, generation: u32) {
+        self.generation = generation;
+    }
+
+    /// Directions that were entered. Gives the places that no flow took.
+    pub fn take_entered(&mut self, table: &FlowTable, all: &[Entered]) -> Vec<u32> {
+        let mut refused = Vec::new();
+        for one in all {
+            let entry = table.entry(one.id);
+            let mark = one.place + 1;
+            let there = entry.is(&one.key) && !entry.is_out();
+            let mine = there && entry.kernel.get() == mark;
+            let takes = || {
+                if !there || !entry.kernel.change(0, mark) {
+                    return false;
+                }
+                let begun = self.shared.begin(one.place, one.id);
+                if !begun {
+                    entry.kernel.set(0);
+                }
+                begun
+            };
+            if !mine && !takes() {
+                refused.push(one.place);
+                continue;
+            }
+            if !mine {
+                self.folding.push(one.place);
+            }
+            if let Some(place) = self.shared.place(one.place) {
+                place.entered[one.side & 1].store(one.devices, Ordering::Release);
+            }
+        }
+        refused
+    }
+
+    /// It is time to fold all.
+    pub fn begin_fold(&mut self) {
+        self.fold_due = self.folding.len();
+    }
+
+    /// Something is still to be folded.
+    pub fn has_work(&self) -> bool {
+        self.fold_due > 0
+    }
+
+    /// Folds some, or all at once.
+    pub fn fold_some(&mut self, table: &FlowTable, all: bool) {
+        let step = match all {
+            true => self.folding.len(),
+            false => self.fold_due.min(FOLD_STEP),
+        };
+        self.fold_due = self.fold_due.saturating_sub(step);
+        for _ in 0..step {
+            if self.fold_at >= self.folding.len() {
+                self.fold_at = 0;
+            }
+            let Some(&number) = self.folding.get(self.fold_at) else {
+                return;
+            };
+            let place = self.shared.place(number);
+            let id = place.map_or(NONE, |place| place.flow.load(Ordering::Relaxed));
+            if id < table.high() && table.entry(id).kernel.get() == number + 1 {
+                let entry = table.entry(id);
+                self.fold(entry);
+                if !entry.is_out() {
+                    self.fold_at += 1;
+                    continue;
+                }
+                // Another worker took it out while it was given its place.
+                self.leave(entry);
+            }
+            self.folding.swap_remove(self.fold_at);
+        }
+    }
+}
+
+/// What the packets of a direction look like: `struct kernel_key` of bpf/cable.h.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct KernelKey {
+    /// The index of the sender's device.
+    pub device: u32,
+    /// Ethernet's destination and source.
+    pub macs: [Mac; 2],
+    /// IP's source.
+    pub from: IpAddr,
+    /// IP's destination, of the same family.
+    pub to: IpAddr,
+    /// Source and destination port.
+    pub ports: [u16; 2],
+    /// TCP or UDP, as in the IP header.
+    pub protocol: u8,
+}
+
+/// What is entered for them: `struct kernel_flow` of bpf/cable.h.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct KernelFlow {
+    /// Which of the states.
+    pub state: u32,
+    /// Which use of it.
+    pub tag: u32,
+    /// The index of the receiver's device.
+    pub to: u32,
+}
+
+/// The map that the program looks packets up in.
+pub trait KernelTable {
+    /// Enters a direction, in the place of what was there under the key. False: it is full.
+    fn enter(&mut self, key: &KernelKey, flow: &KernelFlow) -> bool;
+    /// Takes one out.
+    fn leave(&mut self, key: &KernelKey);
+}
+
+/// What is entered, of one thread of the daemon.
+#[derive(Debug)]
+pub struct KernelBook {
+    shared: Arc<KernelFlows>,
+    asks: Vec<Receiver<Ask>>,
+    free: VecDeque<u32>,
+    flows: HashMap<[u64; Key::WORDS], u32, RandomState>,
+    entries: HashMap<KernelKey, (u32, Side), RandomState>,
+    records: Vec<Record>,
+}
+
+/// What is entered of one place.
+#[derive(Clone, Copy, Default, Debug)]
+struct Record {
+    flow: [u64; Key::WORDS],
+    keys: [Option<KernelKey>; 2],
+}
+
+impl KernelBook {
+    /// An empty one for so many workers, and the workers' parts.
+    pub(crate) fn new(
+        shared: &Arc<KernelFlows>,
+        counters: impl Iterator<Item = Arc<Counters>>,
+    ) -> (KernelBook, Vec<KernelPart>) {
+        let (parts, asks) = counters
+            .map(|counters| {
+                let (asks, ring) = sync_channel(ASKS);
+                let part = KernelPart {
+                    shared: shared.clone(),
+                    counters,
+                    asks,
+                    generation: 0,
+                    folding: Vec::new(),
+                    fold_at: 0,
+                    fold_due: 0,
+                };
+                (part, ring)
+            })
+            .unzip();
+        let book = KernelBook {
+            shared: shared.clone(),
+            asks,
+            free: (0..shared.max()).collect(),
+            flows: HashMap::default(),
+            entries: HashMap::default(),
+            records: vec![Record::default(); shared.max() as usize],
+        };
+        (book, parts)
+    }
+
+    /// Takes out what is over and enters what workers have asked for since the last call. Gives how
+    /// many directions that were. `tell` tells a worker what was entered, and gives the places that
+    /// no flow took; its error ends the turn.
+    pub(crate) fn turn<E>(
+        &mut self,
+        table: &mut impl KernelTable,
+        mut tell: impl FnMut(usize, Vec<Entered>) -> Result<Vec<u32>, E>,
+    ) -> Result<usize, E> {
+        // What is asked for comes after what was over by then.
+        let asks: Vec<Vec<Ask>> = self
+            .asks
+            .iter()
+            .map(|ring| ring.try_iter().take(ASKS).collect())
+            .collect();
+        self.take_back(table);
+        let mut count = 0;
+        for (worker, asks) in asks.into_iter().enumerate() {
+            let entered: Vec<Entered> = asks
+                .iter()
+                .filter_map(|ask| {
+                    let entered = self.enter(ask, table);
+                    let refused = u64::from(entered.is_none());
+                    self.shared.refused.fetch_add(refused, Ordering::Relaxed);
+                    entered
+                })
+                .collect();
+            if entered.is_empty() {
+                continue;
+            }
+            count += entered.len();
+            for place in tell(worker, entered)? {
+                // The flow was over meanwhile, and has no other direction there.
+                if self.shared.move_on(place, CHOSEN, GONE) {
+                    self.take_back_one(place, table);
+                }
+            }
+        }
+        Ok(count)
+    }
+
+    fn take_back(&mut self, table: &mut impl KernelTable) {
+        for place in 0..self.shared.max() {
+            let phase = &self.shared.phases[place as usize];
+            if phase.load(Ordering::Acquire) == GONE {
+                self.take_back_one(place, table);
+            }
+        }
+    }
+
+    fn take_back_one(&mut self, place: u32, table: &mut impl KernelTable) {
+        let record = std::mem::take(&mut self.records[place as usize]);
+        for (side, key) in record.keys.into_iter().enumerate() {
+            if let Some(key) = key {
+                self.leave(place, side, &key, table);
+            }
+            let own = &self.shared.places[place as usize];
+            own.entered[side].store(0, Ordering::Relaxed);
+        }
+        if self.flows.get(&record.flow) == Some(&place) {
+            self.flows.remove(&record.flow);
+        }
+        self.shared.phases[place as usize].store(FREE, Ordering::Release);
+        self.free.push_back(place);
+    }
+
+    /// Takes a direction out, unless another flow has its key now.
+    fn leave(&mut self, place: u32, side: Side, key: &KernelKey, table: &mut impl KernelTable) {
+        if self.entries.get(key) == Some(&(place, side)) {
+            self.entries.remove(key);
+            table.leave(key);
+        }
+    }
+
+    /// `None`: there is no place, or the kernel does not take it.
+    fn enter(&mut self, ask: &Ask, table: &mut impl KernelTable) -> Option<Entered> {
+        let place = match self.flows.get(&ask.key.words) {
+            Some(place) => *place,
+            None => self.choose(&ask.key)?,
+        };
+        let (from, to) = ((ask.devices >> 32) as u32, ask.devices as u32);
+        let key = KernelKey {
+            device: from,
+            macs: ask.macs,
+            from: ask.key.address(ask.side),
+            to: ask.key.address(1 - ask.side),
+            ports: [ask.key.port(ask.side), ask.key.port(1 - ask.side)],
+            protocol: ask.key.protocol(),
+        };
+        let before = self.records[place as usize].keys[ask.side].replace(key);
+        if let Some(before) = before.filter(|before| *before != key) {
+            self.leave(place, ask.side, &before, table);
+        }
+        let flow = KernelFlow {
+            state: 2 * place + ask.side as u32,
+            tag: self.shared.places[place as usize]
+                .tag
+                .load(Ordering::Relaxed),
+            to,
+        };
+        if from == 0 || to == 0 || !table.enter(&key, &flow) {
+            self.leave(place, ask.side, &key, table);
+            self.records[place as usize].keys[ask.side] = None;
+            if self.shared.move_on(place, CHOSEN, GONE) {
+                self.take_back_one(place, table);
+            }
+            return None;
+        }
+        self.entries.insert(key, (place, ask.side));
+        Some(Entered {
+            place,
+            id: ask.id,
+            key: ask.key,
+            side: ask.side,
+            devices: ask.devices,
+        })
+    }
+
+    fn choose(&mut self, key: &Key) -> Option<u32> {
+        let place = self.free.pop_front()?;
+        self.flows.insert(key.words, place);
+        self.records[place as usize].flow = key.words;
+        // No two uses of a place have the same; 0 is none.
+        let tag = &self.shared.places[place as usize].tag;
+        tag.store(
+            tag.load(Ordering::Relaxed).wrapping_add(1).max(1),
+            Ordering::Relaxed,
+        );
+        self.shared.phases[place as usize].store(CHOSEN, Ordering::Release);
+        Some(place)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flow::info::Party;
+    use crate::ids::PortUid;
+
+    fn numbers(count: usize) -> KernelMemory {
+        KernelMemory::Own(zeroed_slice_box(count))
+    }
+
+    fn shared(connections: usize) -> Arc<KernelFlows> {
+        let states = numbers(2 * STATE_NUMBERS * connections);
+        KernelFlows::new(states, numbers(FORCE_NUMBERS))
+    }
+
+    /// The map as the kernel has it, with a bound.
+    #[derive(Default)]
+    struct Map(HashMap<KernelKey, KernelFlow>, usize);
+
+    impl KernelTable for Map {
+        fn enter(&mut self, key: &KernelKey, flow: &KernelFlow) -> bool {
+            if self.0.len() >= self.1 && !self.0.contains_key(key) {
+                return false;
+            }
+            self.0.insert(*key, *flow);
+            true
+        }
+
+        fn leave(&mut self, key: &KernelKey) {
+            self.0.remove(key);
+        }
+    }
+
+    fn ask(uids: (u32, u32), port: u16, side: Side) -> Ask {
+        let party = |uid: u32, last: u8, port| Party {
+            uid: PortUid(uid),
+            address: [10, 0, 0, last].into(),
+            port,
+        };
+        let ends = (party(uids.0, 1, port), party(uids.1, 2, 80));
+        Ask {
+            id: 0,
+            key: Key::between(TCP, false, ends).0,
+            side,
+            devices: pair(7 + side as u32, 8 - side as u32),
+            macs: [Mac([2; 6]), Mac([4; 6])],
+        }
+    }
+
+    fn state(shared: &KernelFlows, place: u32, side: Side, frames: u64) {
+        let state = shared.state(place, side).unwrap();
+        state[FRAMES].fetch_add(frames, Ordering::Relaxed);
+        state[BYTES].fetch_add(100 * frames, Ordering::Relaxed);
+        state[LAST_NS].store(5_000_000, Ordering::Relaxed);
+        state[END_ACK].store(joined(11, 12), Ordering::Relaxed);
+        state[EDGE].store(joined(13, 0), Ordering::Relaxed);
+    }
+
+    #[test]
+    fn what_the_kernel_has_seen_is_claimed_once_and_by_the_flow_that_it_was_of() {
+        let shared = shared(2);
+        shared.phases[1].store(CHOSEN, Ordering::Relaxed);
+        assert!(shared.begin(1, 9) && !shared.begin(1, 10));
+        state(&shared, 1, 1, 3);
+        let expected = Seen {
+            frames: 3,
+            bytes: 300,
+            last_ms: 5,
+            end: 11,
+            ack: 12,
+            edge: 13,
+        };
+        assert_eq!(shared.claim(1, 1), Some(expected));
+        assert_eq!((shared.claim(1, 1), shared.claim(1, 0)), (None, None));
+        // The next flow in this place begins at nothing.
+        state(&shared, 1, 1, 2);
+        shared.end(1);
+        assert_eq!((shared.len(), shared.claim(7, 0)), (0, None));
+        shared.phases[1].store(CHOSEN, Ordering::Relaxed);
+        assert!(shared.begin(1, 11));
+        assert_eq!(shared.claim(1, 1), None);
+    }
+
+    #[test]
+    fn a_generation_ends_what_was_permitted_and_none_is_in_force_when_it_is_closed() {
+        let shared = shared(1);
+        let in_force = || shared.force.numbers()[GENERATION].load(Ordering::Relaxed);
+        assert_eq!((shared.raise(), shared.raise(), in_force()), (1, 2, 2));
+        shared.generation.store(u32::MAX, Ordering::Relaxed);
+        assert_eq!((shared.raise(), in_force()), (1, 1), "0 is none");
+        shared.close();
+        assert_eq!(in_force(), 0);
+        shared.raise();
+        assert_eq!(in_force(), 0, "for good");
+    }
+
+    #[test]
+    fn places_are_given_and_taken_back_and_a_key_is_of_who_entered_it_last() {
+        let shared = shared(2);
+        let (mut book, _) = KernelBook::new(&shared, [Arc::default()].into_iter());
+        let mut map = Map(HashMap::new(), 9);
+        let first = book.enter(&ask((1, 2), 1000, 0), &mut map).unwrap();
+        let back = book.enter(&ask((1, 2), 1000, 1), &mut map).unwrap();
+        assert_eq!((first.place, back.place, map.0.len()), (0, 0, 2));
+        // Another NIC with the same addresses and devices: the same packets.
+        let other = book.enter(&ask((1, 3), 1000, 0), &mut map).unwrap();
+        assert_eq!((other.place, map.0.len()), (1, 2));
+        assert!(
+            book.enter(&ask((1, 2), 1001, 0), &mut map).is_none(),
+            "full"
+        );
+        let tag = |place: usize| shared.places[place].tag.load(Ordering::Relaxed);
+        let before = tag(0);
+        shared.phases[0].store(GONE, Ordering::Relaxed);
+        book.take_back(&mut map);
+        let left: Vec<u32> = map.0.values().map(|flow| flow.state).collect();
+        assert_eq!(left, [2], "what the other has entered stays");
+        let next = book.enter(&ask((1, 2), 1001, 0), &mut map).unwrap();
+        assert_eq!(next.place, 0);
+        assert_ne!(tag(0), before, "nothing of before fits it");
+    }
+
+    #[test]
+    fn what_the_kernel_does_not_take_leaves_its_place_to_others() {
+        let shared = shared(1);
+        let (mut book, _) = KernelBook::new(&shared, [Arc::default()].into_iter());
+        let mut map = Map(HashMap::new(), 0);
+        assert!(book.enter(&ask((1, 2), 1000, 0), &mut map).is_none());
+        map.1 = 1;
+        assert!(book.enter(&ask((1, 2), 1001, 0), &mut map).is_some());
+    }
+}

@@ -1,0 +1,812 @@
+//! Flows that the kernel forwards itself between containers: the same packets to a daemon that has
+//! it do so and to one that does not, and what an attacker would try.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::net::IpAddr;
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+use butterfly_tests::lab::check;
+use butterfly_tests::trials::run_each;
+use butterfly_tests::{Daemon, trials};
+use serde_json::Value;
+use testkit::netns::Namespace;
+use testkit::process;
+use testkit::{PATIENCE, Result, wait_for};
+use wire::Mac;
+use wire::build::{self, Builder};
+use wire::parse::TcpFlags;
+
+fn main() {
+    run_each(trials![
+        the_same_is_forwarded_counted_and_refused_with_the_kernel_and_without,
+        who_borrows_a_known_flow_s_addresses_reaches_nobody,
+        a_rule_that_goes_is_in_force_for_the_next_packet,
+        a_reset_closes_where_the_connection_is_and_nowhere_else,
+        a_nic_that_goes_is_reached_by_nothing_of_before,
+        who_watches_sees_every_frame,
+        nothing_passes_when_the_daemon_was_killed,
+        a_full_table_costs_speed_alone,
+    ])
+}
+
+const VNI: u32 = 7;
+/// The container with a short MTU.
+const SHORT: usize = 3;
+const ACK: TcpFlags = TcpFlags::ACK;
+
+/// A container's end, by which frames are sent and heard.
+struct Peer {
+    _namespace: Namespace,
+    child: Child,
+    to: ChildStdin,
+    from: BufReader<ChildStdout>,
+}
+
+impl Peer {
+    /// By `eth0` of a namespace, whose own stack is silent.
+    fn new(namespace: Namespace) -> Result<Peer> {
+        namespace.ok("sysctl -q -w net.ipv6.conf.eth0.disable_ipv6=1; ip addr flush dev eth0")?;
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("packet_peer.py");
+        let pid = namespace.pid().to_string();
+        let mut child = Command::new("nsenter")
+            .args(["-t", &pid, "-n", "python3"])
+            .arg(script)
+            .arg("eth0")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|e| format!("nsenter cannot be started: {e}"))?;
+        let (Some(to), Some(from)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err("no pipes".into());
+        };
+        let mut peer = Peer {
+            _namespace: namespace,
+            child,
+            to,
+            from: BufReader::new(from),
+        };
+        check(peer.line()? == "ready", "the peer is ready")?;
+        Ok(peer)
+    }
+
+    fn line(&mut self) -> Result<String> {
+        let mut line = String::new();
+        let read = self.from.read_line(&mut line);
+        read.map_err(|e| format!("the peer says nothing: {e}"))?;
+        Ok(line.trim_end().to_owned())
+    }
+
+    fn say(&mut self, text: &str) -> Result<()> {
+        let done = self.to.write_all(text.as_bytes());
+        done.map_err(|e| format!("the peer has ended: {e}"))
+    }
+
+    fn send(&mut self, frames: &[Vec<u8>]) -> Result<()> {
+        let lines: String = frames.iter().map(|frame| hex(frame) + "\n").collect();
+        self.say(&lines)
+    }
+
+    /// What has come since the last call.
+    fn take(&mut self) -> Result<Vec<String>> {
+        self.say("\n")?;
+        let mut frames = Vec::new();
+        loop {
+            let line = self.line()?;
+            if line.is_empty() {
+                return Ok(frames);
+            }
+            frames.push(line);
+        }
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn mac(nic: usize) -> Mac {
+    Mac([0x52, 0x54, 0, 0, 2, nic as u8])
+}
+
+fn address(nic: usize, v6: bool) -> IpAddr {
+    match v6 {
+        false => IpAddr::from([10, 2, 0, nic as u8]),
+        true => IpAddr::from([0xfd02, 0, 0, 0, 0, 0, 0, nic as u16]),
+    }
+}
+
+/// A daemon with containers `c1` and further ones, each in its group of the same name.
+struct World {
+    daemon: Daemon,
+    /// By number, less one.
+    peers: Vec<Peer>,
+    name: &'static str,
+    /// Frames that each container has sent.
+    sent: Vec<u64>,
+    /// What was counted before the first frame of ours.
+    before: BTreeMap<String, u64>,
+}
+
+impl World {
+    fn new(name: &'static str, containers: usize, options: &[&str]) -> Result<World> {
+        let mut world = World {
+            daemon: Daemon::start(options)?,
+            peers: Vec::new(),
+            name,
+            sent: vec![0; containers],
+            before: BTreeMap::new(),
+        };
+        for nic in 1..=containers {
+            let namespace = Namespace::new()?;
+            world.add(nic, namespace.pid())?;
+            world.peers.push(Peer::new(namespace)?);
+        }
+        // What their stacks have said when their interfaces came up.
+        for nic in 1..=containers {
+            let sent = world.settled(nic)?;
+            world.sent[nic - 1] = sent;
+        }
+        world.arrived()?;
+        world.before = world.numbers()?;
+        Ok(world)
+    }
+
+    fn add(&self, nic: usize, pid: u32) -> Result<()> {
+        self.daemon
+            .cli(&format!(
+                "sg add c{nic} + nic add --id c{nic} --mac 52:54:00:00:02:0{nic} --vni {VNI} \
+                 --ip {}/24 {}/64 --sg c{nic} --type veth --path bf-{}{nic} --netns {pid} \
+                 --mtu {}",
+                address(nic, false),
+                address(nic, true),
+                self.name,
+                if nic == SHORT { 1300 } else { 1500 },
+            ))
+            .map(drop)
+    }
+
+    /// Frames of a container's own that nobody here has sent come no more.
+    fn settled(&self, nic: usize) -> Result<u64> {
+        let mut before = None;
+        wait_for("a silent container", PATIENCE, || {
+            std::thread::sleep(Duration::from_millis(100));
+            let now = self.stat(nic, "egress_frames")?;
+            let same = before == Some(now);
+            before = Some(now);
+            Ok(same.then_some(now))
+        })
+    }
+
+    fn stat(&self, nic: usize, name: &str) -> Result<u64> {
+        self.daemon.stat(&format!("c{nic}"), name)
+    }
+
+    fn kernel_frames(&self, nic: usize) -> Result<u64> {
+        self.stat(nic, "egress_kernel_frames")
+    }
+
+    /// Sends frames of a container, and waits until all of them were counted.
+    fn send(&mut self, nic: usize, frames: &[Vec<u8>]) -> Result<()> {
+        self.peers[nic - 1].send(frames)?;
+        self.sent[nic - 1] += frames.len() as u64;
+        let sent = self.sent[nic - 1];
+        wait_for("frames to be counted", PATIENCE, || {
+            Ok((self.stat(nic, "egress_frames")? == sent).then_some(()))
+        })
+    }
+
+    /// What has come to each container.
+    fn arrived(&mut self) -> Result<Vec<Vec<String>>> {
+        let mut all = Vec::new();
+        for peer in &mut self.peers {
+            let mut frames = peer.take()?;
+            frames.sort();
+            all.push(frames);
+        }
+        Ok(all)
+    }
+
+    /// What all NICs have counted, by name; nothing that is 0. What the kernel has forwarded is not
+    /// told apart.
+    fn numbers(&self) -> Result<BTreeMap<String, u64>> {
+        let mut numbers = BTreeMap::new();
+        let stats = self.daemon.json("nic stats")?;
+        for nic in stats.as_array().into_iter().flatten() {
+            let names = nic.as_object().into_iter().flatten();
+            for (name, value) in names.filter(|(name, _)| *name != "egress_kernel_frames") {
+                let count = value.as_u64().unwrap_or_default();
+                numbers.insert(format!("{} {name}", nic["id"]), count);
+            }
+        }
+        let drops = self.daemon.json("drops")?;
+        for drop in drops["drops"].as_array().into_iter().flatten() {
+            let name = format!("{} {} {}", drop["nic"], drop["direction"], drop["reason"]);
+            numbers.insert(name, drop["frames"].as_u64().unwrap_or_default());
+        }
+        numbers.retain(|_, count| *count != 0);
+        Ok(numbers)
+    }
+
+    /// What all NICs have counted since the beginning, what rules have, and connections as they
+    /// stand.
+    fn counted(&self) -> Result<String> {
+        let mut numbers = self.numbers()?;
+        for (name, before) in &self.before {
+            *numbers.entry(name.clone()).or_default() -= before;
+        }
+        numbers.retain(|_, count| *count != 0);
+        let rules: Vec<String> = (1..=self.peers.len())
+            .map(|nic| format!("sg rule list -c c{nic}"))
+            .collect();
+        let rules = self.daemon.cli(&rules.join(" + "))?;
+        let flows = self.daemon.json("flows")?;
+        let list = flows.get("flows").unwrap_or(&flows);
+        let mut list: Vec<Value> = list.as_array().cloned().unwrap_or_default();
+        for flow in &mut list {
+            if let Some(flow) = flow.as_object_mut() {
+                // What is told in seconds from now differs with the moment it is asked for.
+                let moves = ["age", "idle", "timeout"];
+                flow.retain(|name, _| moves.iter().all(|part| !name.contains(part)));
+            }
+        }
+        let mut list: Vec<String> = list.iter().map(Value::to_string).collect();
+        list.sort();
+        Ok(format!("{numbers:#?}\n{rules}\n{}", list.join("\n")))
+    }
+
+    /// Sends frames to and fro until the kernel forwards those of both. Numbers of TCP are counted
+    /// on.
+    fn make_known(&mut self, flow: &mut Flow) -> Result<()> {
+        let (a, b) = (flow.ends[0], flow.ends[1]);
+        if flow.tcp {
+            for (side, flags) in [(0, TcpFlags::SYN), (1, TcpFlags(0x12)), (0, ACK)] {
+                let frame = flow.segment(side, flags, 0);
+                self.send(flow.ends[side], &[frame])?;
+            }
+        }
+        let before = (self.kernel_frames(a)?, self.kernel_frames(b)?);
+        wait_for("the kernel to forward a flow", PATIENCE, || {
+            for side in 0..2 {
+                let frames: Vec<_> = (0..6).map(|_| flow.data(side, 10)).collect();
+                self.send(flow.ends[side], &frames)?;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+            let now = (self.kernel_frames(a)?, self.kernel_frames(b)?);
+            Ok((now.0 > before.0 && now.1 > before.1).then_some(()))
+        })?;
+        self.arrived().map(drop)
+    }
+
+    /// True if a frame of one container reaches another.
+    fn reaches(&mut self, from: usize, to: usize, frame: &[u8]) -> Result<bool> {
+        self.arrived()?;
+        self.send(from, &[frame.to_vec()])?;
+        // It was written to its receiver, or dropped, when it was counted; it is there in a moment.
+        for _ in 0..20 {
+            if self.peers[to - 1].take()?.contains(&hex(frame)) {
+                return Ok(true);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(false)
+    }
+}
+
+/// Two ends that talk.
+#[derive(Clone)]
+struct Flow {
+    ends: [usize; 2],
+    ports: [u16; 2],
+    v6: bool,
+    tcp: bool,
+    timestamps: bool,
+    /// TCP: it was begun, as far as the test remembers.
+    open: bool,
+    /// TCP: the next byte of each side.
+    next: [u32; 2],
+}
+
+impl Flow {
+    fn new(from: usize, to: usize, ports: [u16; 2], tcp: bool) -> Flow {
+        Flow {
+            ends: [from, to],
+            ports,
+            v6: false,
+            tcp,
+            timestamps: false,
+            open: false,
+            next: [0xffff_ff00, 5_000],
+        }
+    }
+
+    fn frame(&self, side: usize) -> Builder {
+        let (from, to) = (self.ends[side], self.ends[1 - side]);
+        build::frame(mac(from), mac(to)).ip(address(from, self.v6), address(to, self.v6))
+    }
+
+    /// A segment where the connection is; what it takes of the sequence is counted.
+    fn segment(&mut self, side: usize, flags: TcpFlags, len: usize) -> Vec<u8> {
+        let begins = flags.0 & 0x03 != 0;
+        let frame = self.segment_at(side, flags, len, self.next[side]);
+        self.next[side] = self.next[side].wrapping_add(len as u32 + u32::from(begins));
+        frame
+    }
+
+    fn segment_at(&self, side: usize, flags: TcpFlags, len: usize, seq: u32) -> Vec<u8> {
+        let syn = flags.contains(TcpFlags::SYN);
+        let mut frame = self
+            .frame(side)
+            .tcp(self.ports[side], self.ports[1 - side], flags)
+            .seq(seq)
+            .window(1000);
+        if flags.contains(ACK) {
+            frame = frame.ack(self.next[1 - side]);
+        }
+        frame = match (syn, self.timestamps) {
+            (true, _) => frame.tcp_options(&[1, 3, 3, 5]),
+            (false, true) => frame.tcp_options(&[1, 1, 8, 10, 0, 0, 0, 1, 0, 0, 0, 2]),
+            (false, false) => frame,
+        };
+        frame.payload(&vec![side as u8; len]).build()
+    }
+
+    fn data(&mut self, side: usize, len: usize) -> Vec<u8> {
+        match self.tcp {
+            true => self.segment(side, ACK, len),
+            false => self
+                .frame(side)
+                .udp(self.ports[side], self.ports[1 - side])
+                .payload(&vec![side as u8; len])
+                .build(),
+        }
+    }
+}
+
+/// Numbers that look drawn (xorshift), the same in each run.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 33) as usize % sides
+    }
+}
+
+/// A frame of a flow, or of nobody's, that is not plain data.
+fn odd(flow: &mut Flow, dice: &mut Dice) -> (usize, Vec<u8>) {
+    let side = dice.roll(2);
+    let next = flow.next[side];
+    let nic = flow.ends[side];
+    let [from, to] = [flow.ports[side], flow.ports[1 - side]];
+    let frame: Vec<u8> = match dice.roll(15) {
+        0 if flow.tcp => flow.segment(side, TcpFlags(0x11), 0),
+        // A reset where the connection is, and far from there.
+        1 if flow.tcp => flow.segment_at(side, TcpFlags(0x14), 0, next),
+        2 if flow.tcp => flow.segment_at(side, TcpFlags(0x04), 0, next.wrapping_add(1 << 30)),
+        3 if flow.tcp => flow.segment_at(side, TcpFlags(0x30), 5, next),
+        // Challenged, and impossible.
+        4 if flow.tcp => flow.segment_at(side, TcpFlags(0x02), 0, next),
+        5 if flow.tcp => flow.segment_at(side, TcpFlags(0x13), 0, next),
+        // Options that are sound, with acknowledged blocks, and broken.
+        6 if flow.tcp => flow
+            .frame(side)
+            .tcp(from, to, ACK)
+            .seq(next)
+            .tcp_options(&[
+                1, 1, 8, 10, 0, 0, 0, 1, 0, 0, 0, 2, 1, 1, 5, 10, 0, 0, 0, 1, 0, 0, 0, 2,
+            ])
+            .build(),
+        7 if flow.tcp => flow
+            .frame(side)
+            .tcp(from, to, ACK)
+            .seq(next)
+            .tcp_options(&[1, 1, 5, 40])
+            .build(),
+        8 => flow.data(side, if nic == SHORT { 1200 } else { 1400 }), // too long for one
+        9 => {
+            // By a tag, which no rule knows.
+            let mut frame = flow.data(side, 20);
+            frame.splice(12..12, [0x81, 0, 0, 5]);
+            frame
+        }
+        10 => {
+            // From another's MAC.
+            let mut frame = flow.data(side, 20);
+            frame[6..12].copy_from_slice(&[0x52, 0x54, 0, 0, 2, 9]);
+            frame
+        }
+        11 => {
+            // In another's name.
+            let other = flow.ends[1 - side];
+            let frame = build::frame(mac(nic), mac(other))
+                .ip(address(9, flow.v6), address(other, flow.v6))
+                .udp(from, to);
+            frame.payload(b"forged").build()
+        }
+        12 if !flow.v6 => {
+            let frame = flow.frame(side).ip_options(&[1, 1, 1, 1]);
+            frame.udp(from, to).payload(b"options").build()
+        }
+        13 => {
+            // Longer than it is.
+            let mut frame = flow.data(side, 30);
+            frame.truncate(frame.len() - 7);
+            frame
+        }
+        _ => {
+            // Padding behind it.
+            let frame = flow.data(side, 0);
+            [frame, vec![0; 9]].concat()
+        }
+    };
+    (nic, frame)
+}
+
+fn the_same_is_forwarded_counted_and_refused_with_the_kernel_and_without() -> Result<()> {
+    let mut kernel = World::new("k", 3, &[])?;
+    let mut path = World::new("p", 3, &["--kernel-flows", "off"])?;
+    let mut dice = Dice(0x9e37_79b9_7f4a_7c15);
+    let mut flows: Vec<Flow> = Vec::new();
+    let ends = [(1, 2), (2, 3), (3, 1), (1, 3)];
+    for (number, (from, to)) in ends.into_iter().enumerate() {
+        for tcp in [true, false] {
+            let port = 7_000 + number as u16;
+            let mut flow = Flow::new(from, to, [20_000 + port, port], tcp);
+            (flow.v6, flow.timestamps) = (number % 2 == 1, number % 3 == 1);
+            flows.push(flow);
+        }
+    }
+    let rule = |verb: &str, nic: usize, tcp: bool| {
+        let protocol = if tcp { "tcp" } else { "udp" };
+        format!("sg rule {verb} c{nic} --ip-proto {protocol} --port 7000-7005")
+    };
+    let mut allowed = [[false; 2]; 3];
+    let mut frames = 0;
+    for step in 0..110 {
+        let what;
+        if step < 6 || dice.roll(20) == 0 {
+            let (nic, tcp) = match step {
+                0..6 => (step / 2 + 1, step % 2 == 0),
+                _ => (1 + dice.roll(3), dice.roll(2) == 0),
+            };
+            flows.iter_mut().for_each(|flow| flow.open = false);
+            let is = &mut allowed[nic - 1][usize::from(tcp)];
+            let line = rule(if *is { "del" } else { "add" }, nic, tcp);
+            *is = !*is;
+            for world in [&kernel, &path] {
+                world.daemon.cli(&line)?;
+            }
+            what = line;
+        } else {
+            let index = dice.roll(flows.len());
+            let flow = &mut flows[index];
+            let mut batches: Vec<(usize, Vec<Vec<u8>>)> = Vec::new();
+            match dice.roll(8) {
+                0 => {
+                    let (nic, frame) = odd(flow, &mut dice);
+                    flow.open &= dice.roll(3) != 0;
+                    batches.push((nic, vec![frame]));
+                    what = format!("odd of flow {index}");
+                }
+                shape if flow.tcp && (shape == 1 || !flow.open) => {
+                    // Begun, where it is over, or still going on.
+                    flow.open = true;
+                    for (side, flags) in [(0, TcpFlags::SYN), (1, TcpFlags(0x12)), (0, ACK)] {
+                        batches.push((flow.ends[side], vec![flow.segment(side, flags, 0)]));
+                    }
+                    what = format!("opening of flow {index}");
+                }
+                _ => {
+                    for side in [0, 1, 0, 1, 0, 1] {
+                        let burst = (0..12).map(|_| flow.data(side, 30)).collect();
+                        batches.push((flow.ends[side], burst));
+                    }
+                    what = format!("talk of flow {index}");
+                }
+            }
+            for (nic, batch) in batches {
+                frames += batch.len();
+                kernel.send(nic, &batch)?;
+                path.send(nic, &batch)?;
+            }
+            // Time to be entered.
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let mut here = kernel.arrived()?;
+        let mut there = path.arrived()?;
+        let counts = step % 4 == 3;
+        let same = wait_for("the same frames to arrive", Duration::from_secs(10), || {
+            if here == there && (!counts || kernel.counted()? == path.counted()?) {
+                return Ok(Some(()));
+            }
+            for (world, all) in [(&mut kernel, &mut here), (&mut path, &mut there)] {
+                for (all, more) in all.iter_mut().zip(world.arrived()?) {
+                    all.extend(more);
+                    all.sort();
+                }
+            }
+            Ok(None)
+        });
+        if same.is_err() {
+            return Err(format!(
+                "step {step}, {what}:\nwith the kernel {:?} frames arrived, without {:?}\n\
+                 {}\n----\n{}",
+                here.iter().map(Vec::len).collect::<Vec<_>>(),
+                there.iter().map(Vec::len).collect::<Vec<_>>(),
+                kernel.counted()?,
+                path.counted()?
+            ));
+        }
+    }
+    let forwarded: u64 = (1..=3)
+        .map(|nic| kernel.kernel_frames(nic))
+        .sum::<Result<u64>>()?;
+    check(
+        forwarded > frames as u64 / 5,
+        &format!("the kernel forwarded {forwarded} of {frames} frames"),
+    )?;
+    for nic in 1..=3 {
+        check(
+            path.kernel_frames(nic)? == 0,
+            "switched off it forwards none",
+        )?;
+    }
+    Ok(())
+}
+
+fn world(containers: usize) -> Result<World> {
+    let world = World::new("k", containers, &[])?;
+    for protocol in ["tcp", "udp"] {
+        world
+            .daemon
+            .cli(&format!("sg rule add c2 --ip-proto {protocol} --port 7000"))?;
+    }
+    Ok(world)
+}
+
+fn who_borrows_a_known_flow_s_addresses_reaches_nobody() -> Result<()> {
+    let mut world = world(3)?;
+    let mut flow = Flow::new(1, 2, [30_000, 7_000], false);
+    world.make_known(&mut flow)?;
+    let good = flow.data(0, 10);
+    check(world.reaches(1, 2, &good)?, "who owns it goes on")?;
+    // The very frame, from another container.
+    let before = world.stat(3, "egress_drops")?;
+    check(!world.reaches(3, 2, &good)?, "a stranger's MAC")?;
+    let mut own_mac = good.clone();
+    own_mac[6..12].copy_from_slice(&mac(3).0);
+    check(!world.reaches(3, 2, &own_mac)?, "a stranger's address")?;
+    check(
+        world.stat(3, "egress_drops")? == before + 2,
+        "both are counted",
+    )?;
+    // And from its owner to another MAC, or from a MAC that is not its own.
+    let mut to_other = good.clone();
+    to_other[..6].copy_from_slice(&mac(3).0);
+    check(!world.reaches(1, 2, &to_other)?, "another MAC's")?;
+    let mut forged = good.clone();
+    forged[6..12].copy_from_slice(&mac(3).0);
+    check(!world.reaches(1, 2, &forged)?, "a forged MAC")?;
+    check(world.reaches(1, 2, &good)?, "who owns it still goes on")
+}
+
+fn a_rule_that_goes_is_in_force_for_the_next_packet() -> Result<()> {
+    let mut world = world(2)?;
+    for tcp in [false, true] {
+        let mut flow = Flow::new(1, 2, [30_000, 7_000], tcp);
+        world.make_known(&mut flow)?;
+        let protocol = if tcp { "tcp" } else { "udp" };
+        for round in 0..5 {
+            let frame = flow.data(0, 10);
+            check(world.reaches(1, 2, &frame)?, &format!("round {round}"))?;
+            world
+                .daemon
+                .cli(&format!("sg rule del c2 --ip-proto {protocol} --port 7000"))?;
+            let frame = flow.data(0, 10);
+            check(!world.reaches(1, 2, &frame)?, "no rule lets it in any more")?;
+            let answer = flow.data(1, 10);
+            check(!world.reaches(2, 1, &answer)? || !tcp, "nor its answers")?;
+            world
+                .daemon
+                .cli(&format!("sg rule add c2 --ip-proto {protocol} --port 7000"))?;
+            // TCP begins anew.
+            flow.ports[0] += 1;
+            world.make_known(&mut flow)?;
+        }
+    }
+    Ok(())
+}
+
+fn state(world: &World, port: u16) -> Result<String> {
+    let text = world.daemon.cli(&format!("flows c1 --port {port}"))?;
+    let row = text.lines().nth(1).unwrap_or_default();
+    Ok(row.split_whitespace().nth(5).unwrap_or_default().to_owned())
+}
+
+fn a_reset_closes_where_the_connection_is_and_nowhere_else() -> Result<()> {
+    let mut world = world(2)?;
+    let mut flow = Flow::new(1, 2, [30_000, 7_000], true);
+    world.make_known(&mut flow)?;
+    // All that the kernel has forwarded since counts: the window is far from where it was.
+    for _ in 0..4 {
+        let data: Vec<_> = (0..20).map(|_| flow.data(0, 1000)).collect();
+        world.send(1, &data)?;
+        let answers: Vec<_> = (0..4).map(|_| flow.data(1, 10)).collect();
+        world.send(2, &answers)?;
+    }
+    let far = flow.next[0].wrapping_add(1 << 28);
+    let reset = flow.segment_at(0, TcpFlags(0x04), 0, far);
+    world.reaches(1, 2, &reset)?;
+    assert_eq!(
+        state(&world, 30_000)?,
+        "established",
+        "of no connection here"
+    );
+    let before = world.kernel_frames(1)?;
+    let data: Vec<_> = (0..20).map(|_| flow.data(0, 10)).collect();
+    world.send(1, &data)?;
+    check(
+        world.kernel_frames(1)? > before,
+        "and it goes on in the kernel",
+    )?;
+    let reset = flow.segment_at(0, TcpFlags(0x14), 0, flow.next[0]);
+    check(world.reaches(1, 2, &reset)?, "its own arrives")?;
+    assert_eq!(state(&world, 30_000)?, "close");
+    let before = (world.kernel_frames(1)?, world.kernel_frames(2)?);
+    for side in 0..2 {
+        let data: Vec<_> = (0..30).map(|_| flow.data(side, 10)).collect();
+        world.send(flow.ends[side], &data)?;
+    }
+    let after = (world.kernel_frames(1)?, world.kernel_frames(2)?);
+    assert_eq!(after, before, "a closed one is the path's alone");
+    Ok(())
+}
+
+fn a_nic_that_goes_is_reached_by_nothing_of_before() -> Result<()> {
+    let mut world = world(2)?;
+    let mut flow = Flow::new(1, 2, [30_000, 7_000], false);
+    world.make_known(&mut flow)?;
+    let frame = flow.data(0, 10);
+    world.daemon.cli("nic del c2")?;
+    world.peers[0].send(std::slice::from_ref(&frame))?;
+    world.sent[0] += 1;
+    wait_for("the frame to be counted", PATIENCE, || {
+        Ok((world.stat(1, "egress_frames")? == world.sent[0]).then_some(()))
+    })?;
+    // Another NIC with the same addresses, without the rule.
+    let before = world.kernel_frames(1)?;
+    let old = world.peers.pop();
+    world.daemon.cli("sg del c2")?;
+    let namespace = Namespace::new()?;
+    world.add(2, namespace.pid())?;
+    world.peers.push(Peer::new(namespace)?);
+    drop(old);
+    for _ in 0..12 {
+        check(!world.reaches_unsynced(&frame)?, "it has no rule")?;
+    }
+    assert_eq!(world.kernel_frames(1)?, before);
+    world
+        .daemon
+        .cli("sg rule add c2 --ip-proto udp --port 7000")?;
+    world.sent[0] = world.stat(1, "egress_frames")?;
+    world.sent[1] = world.settled(2)?;
+    world.make_known(&mut flow)
+}
+
+impl World {
+    /// As [`reaches`](Self::reaches), from the first to the second, where frames are not counted.
+    fn reaches_unsynced(&mut self, frame: &[u8]) -> Result<bool> {
+        self.peers[1].take()?;
+        self.peers[0].send(&[frame.to_vec()])?;
+        std::thread::sleep(Duration::from_millis(20));
+        Ok(self.peers[1].take()?.contains(&hex(frame)))
+    }
+}
+
+fn who_watches_sees_every_frame() -> Result<()> {
+    let mut world = world(2)?;
+    let mut flow = Flow::new(1, 2, [30_000, 7_000], false);
+    for watched in ["c1", "c2"] {
+        world.make_known(&mut flow)?;
+        let file = world.daemon.dir().join(format!("{watched}.pcapng"));
+        let path = file.display().to_string();
+        let endpoint = world.daemon.endpoint();
+        let program = butterfly_tests::program("butterfly");
+        let words = [
+            program.as_str(),
+            "-e",
+            &endpoint,
+            "capture",
+            "-w",
+            &path,
+            "-n",
+            "200",
+            watched,
+        ];
+        let log = world.daemon.dir().join("capture.log");
+        let mut capture = process::Process::start("capture", &words, &log)?;
+        wait_for("the capture to begin", PATIENCE, || {
+            Ok(std::fs::metadata(&file)
+                .is_ok_and(|file| file.len() > 0)
+                .then_some(()))
+        })?;
+        let before = (world.kernel_frames(1)?, world.kernel_frames(2)?);
+        for _ in 0..10 {
+            for side in 0..2 {
+                let frames: Vec<_> = (0..10).map(|_| flow.data(side, 10)).collect();
+                world.send(flow.ends[side], &frames)?;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        // All two hundred are in it, or it does not end.
+        let ended = capture.wait(PATIENCE)?;
+        check(ended.success(), &capture.log())?;
+        let after = (world.kernel_frames(1)?, world.kernel_frames(2)?);
+        assert_eq!(
+            after, before,
+            "while {watched} is watched the kernel forwards nothing"
+        );
+    }
+    // Nor does it for who has limits.
+    world.make_known(&mut flow)?;
+    world.daemon.cli("nic update c2 --limit-in 1000mbit")?;
+    let before = world.kernel_frames(1)?;
+    for _ in 0..5 {
+        let frames: Vec<_> = (0..10).map(|_| flow.data(0, 10)).collect();
+        world.send(1, &frames)?;
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(world.kernel_frames(1)?, before);
+    Ok(())
+}
+
+fn nothing_passes_when_the_daemon_was_killed() -> Result<()> {
+    let mut world = world(2)?;
+    let mut flow = Flow::new(1, 2, [30_000, 7_000], false);
+    world.make_known(&mut flow)?;
+    let pid = world.daemon.pid().to_string();
+    process::run(&["kill", "-9", &pid])?;
+    let frame = flow.data(0, 10);
+    wait_for("the kernel to forward no more", PATIENCE, || {
+        Ok((!world.reaches_unsynced(&frame)?).then_some(()))
+    })?;
+    for _ in 0..5 {
+        check(!world.reaches_unsynced(&frame)?, "nobody is there to judge")?;
+    }
+    Ok(())
+}
+
+fn a_full_table_costs_speed_alone() -> Result<()> {
+    let mut world = World::new("k", 2, &["--kernel-flows", "3"])?;
+    world
+        .daemon
+        .cli("sg rule add c2 --ip-proto udp --port 7000")?;
+    for port in 0..8 {
+        let mut flow = Flow::new(1, 2, [30_000 + port, 7_000], false);
+        for _ in 0..4 {
+            for side in 0..2 {
+                let frames: Vec<_> = (0..8).map(|_| flow.data(side, 10)).collect();
+                world.send(flow.ends[side], &frames)?;
+            }
+            std::thread::sleep(Duration::from_millis(60));
+        }
+        let frame = flow.data(0, 33);
+        check(
+            world.reaches(1, 2, &frame)?,
+            &format!("flow {port} goes on"),
+        )?;
+    }
+    check(world.kernel_frames(1)? > 0, "some the kernel forwards")
+}
