@@ -11,7 +11,7 @@ TMPFILESDIR ?= /usr/lib/tmpfiles.d
 HOLD ?=
 
 .DEFAULT_GOAL := build
-.PHONY: packages test-packages test-libvirt test-page test-dpdk build demo check test lint test-devices docs performance-page setup guest-image bench-switch bench-overlay bench-workers bench-control bench-neighbours bench-seeing bench-balancer bench-router soak-router soak-balancer soak-cni fuzz miri go-objects install uninstall clean help soak-store
+.PHONY: packages test-packages test-libvirt test-page test-dpdk build demo check test lint test-devices docs performance-page setup guest-image bench-switch bench-overlay bench-containers bench-workers bench-control bench-neighbours bench-seeing bench-balancer bench-router soak-router soak-balancer soak-cni fuzz miri go-objects install uninstall clean help soak-store
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | awk -F '|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -91,6 +91,10 @@ bench-overlay: ## rates to another host and from there beside OVS-DPDK and the k
 	cargo build --quiet --release -p butterfly-daemon -p butterfly-cli -p butterfly-bench
 	target/release/butterfly-bench overlay $(QUICK_FLAG) --out $(BENCH_OUT)
 	$(PAGE)
+
+bench-containers: setup ## two containers under a hundred rules beside the kernel's bridge, nftables and a bare veth pair (5 minutes); QUICK=1 for a short one
+	cargo build --quiet --release -p butterfly-daemon -p butterfly-cli -p butterfly-bench
+	target/release/butterfly-bench containers $(QUICK_FLAG)
 
 performance-page: ## docs/performance.md from the data that the benchmarks have left
 	cargo run --quiet -p butterfly-bench -- page

@@ -12,6 +12,7 @@ mod beside;
 mod ceiling;
 mod changes;
 mod connections;
+mod containers;
 mod control;
 mod durable;
 mod entrant;
@@ -120,6 +121,9 @@ enum Command {
     /// Frames a second to another host and from there, over a veth: this switch, OVS-DPDK, the
     /// kernel.
     Overlay(overlay::Options),
+    /// Two containers that talk: this switch with a hundred rules, the kernel's bridge without and
+    /// with nftables, a bare veth pair; idle cost.
+    Containers(containers::Options),
     /// Microseconds until a change is in force at 16,000 NICs and 10,000 rules, for how long it
     /// keeps a worker from polling, and what a request takes at 1,000 NICs.
     Control {
@@ -149,6 +153,7 @@ fn main() -> std::process::ExitCode {
         Command::Seeing { quick, core } => seeing::run(quick, core),
         Command::Tunnel { quick, only } => tunnel::run(quick, &only),
         Command::Overlay(options) => overlay::run(&options),
+        Command::Containers(options) => containers::run(&options),
         Command::Control { changes: true, .. } => changes::run(),
         Command::Control { quick, .. } => control::run(if quick { 200 } else { 2000 }),
         Command::Page => page::run().map_err(peers::PeerError),

@@ -20,7 +20,7 @@ pub fn daemon_with_store(dir: &Path, store: &Path) -> Result<Process, PeerError>
 }
 
 /// A [`daemon`] in the network namespace of process `holder`, with more options.
-fn daemon_in(
+pub fn daemon_in(
     holder: Option<u32>,
     dir: &Path,
     cores: Option<&str>,
@@ -194,7 +194,7 @@ fn api(dir: &Path) -> String {
 }
 
 /// A program of this build, beside the benchmark's own.
-fn sibling(name: &str) -> Result<PathBuf, PeerError> {
+pub fn sibling(name: &str) -> Result<PathBuf, PeerError> {
     let own = std::env::current_exe().map_err(|error| PeerError(format!("own path: {error}")))?;
     let path = own.with_file_name(name);
     if path.exists() {

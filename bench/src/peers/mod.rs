@@ -3,7 +3,7 @@
 
 pub mod butterfly;
 pub mod ovs;
-mod process;
+pub mod process;
 mod testpmd;
 
 pub use process::{PeerError, Process};
