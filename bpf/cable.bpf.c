@@ -185,6 +185,7 @@ static __always_inline int forward(context *ctx)
 	struct kernel_state *state;
 	struct kernel_force *force;
 	struct kernel_flow *flow;
+	struct cable_end *peer;
 	struct segment segment = {};
 	__u32 zero = 0, l4, end = 0, header, size;
 	struct udphdr *udp;
@@ -223,6 +224,10 @@ static __always_inline int forward(context *ctx)
 		return -1;
 	state = bpf_map_lookup_elem(&kernel_states, &flow->state);
 	if (!state)
+		return -1;
+	// The receiver's device is one of ours yet: nothing goes where a container was.
+	peer = bpf_map_lookup_elem(&cable_ends, &flow->to);
+	if (!peer || peer->pair)
 		return -1;
 	now = bpf_ktime_get_ns();
 	if (*(volatile __u64 *)&state->mark != ((__u64)flow->tag << 32 | force->generation) ||

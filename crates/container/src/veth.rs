@@ -102,6 +102,11 @@ impl Veths {
         self.all.values().any(|veth| veth.near == Some(index))
     }
 
+    /// All of them.
+    pub fn keys(&self) -> Vec<u32> {
+        self.all.keys().copied().collect()
+    }
+
     /// The index of the host's end of one, while there is a pair.
     pub fn near(&self, key: u32) -> Option<u32> {
         self.all.get(&key)?.near

@@ -238,8 +238,9 @@ impl Shared {
                 continue;
             }
             let news = veths.check();
-            for (slot, _) in &news {
-                self.tell_switch(&mut watched, *slot);
+            // A pair may have been made anew without any news, and have another device.
+            for slot in veths.keys() {
+                self.tell_switch(&mut watched, slot);
             }
             for (slot, state) in news {
                 if let Err(why) = &state {

@@ -20,7 +20,7 @@
 //! that was delivered a moment before.
 //!
 //! **A state that changes** ([`Flows::set_state`](super::Flows)) takes the marks of both directions
-//! away first, and so does the end of a flow. Before a state is looked at by a segment that may
+//! away, before and behind, and so does the end of a flow. Before a state is looked at by a segment that may
 //! change it, and before a flow is taken to have been idle, what the kernel has seen is *folded*
 //! in: frames and bytes into the flow's, the NICs' and the rules' counters, the time of the last
 //! packet, and how far each side of TCP has come. Else that is done twice a second, and whenever
@@ -42,7 +42,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use bytemuck::allocation::zeroed_slice_box;
@@ -309,9 +309,8 @@ impl KernelFlows {
 
     #[inline]
     fn end_permit(&self, place: u32, side: Side) {
-        if let Some(state) = self.state(place, side)
-            && state[MARK].load(Ordering::Relaxed) != 0
-        {
+        // Whatever is there: another worker's mark may not be seen yet.
+        if let Some(state) = self.state(place, side) {
             state[MARK].store(0, Ordering::SeqCst);
         }
     }
@@ -375,6 +374,8 @@ impl Entered {
 pub(crate) struct Offer<'a> {
     pub id: FlowId,
     pub entry: &'a Entry,
+    /// The flow's state when that was looked at.
+    pub state: u8,
     pub side: Side,
     /// The sender's slot and MAC address, and the receiver's.
     pub from: (PortSlot, Mac),
@@ -404,7 +405,7 @@ impl KernelPart {
         if let Some(place) = place
             && entered == devices
         {
-            self.permit(place, entry, side, offer.max_frame);
+            self.permit(place, offer, devices);
             return;
         }
         // Not more often than every two seconds.
@@ -424,14 +425,32 @@ impl KernelPart {
         }
     }
 
-    fn permit(&self, place: u32, entry: &Entry, side: Side, max_frame: u32) {
+    /// Another worker may change the flow's state or end it meanwhile: it takes the mark away behind
+    /// that, and here is looked behind the mark whether that has happened. One of the two sees the
+    /// other (each has a fence between its store and its load).
+    fn permit(&self, place: u32, offer: &Offer, devices: u64) {
+        let Offer {
+            entry,
+            side,
+            max_frame,
+            ..
+        } = *offer;
         let (Some(state), Some(own)) = (self.shared.state(place, side), self.shared.place(place))
         else {
             return;
         };
-        let tag = own.tag.load(Ordering::Relaxed);
+        let tag = own.tag.load(Ordering::Acquire);
         let mark = u64::from(tag) << 32 | u64::from(self.generation);
         if state[MARK].load(Ordering::Relaxed) == mark {
+            return;
+        }
+        // Who still has the place has it by this tag, and not by the next use's.
+        let is_as_it_was = || {
+            entry.kernel.get() == place + 1
+                && entry.state.get() == offer.state
+                && own.entered[side & 1].load(Ordering::Relaxed) == devices
+        };
+        if !is_as_it_was() {
             return;
         }
         self.fold(entry);
@@ -442,14 +461,21 @@ impl KernelPart {
         );
         state[END_ACK].store(joined(mine.end.get(), mine.ack.get()), Ordering::Relaxed);
         state[EDGE].store(joined(mine.edge.get(), 0), Ordering::Relaxed);
-        state[MARK].store(mark, Ordering::Release);
+        state[MARK].store(mark, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        if !is_as_it_was() {
+            let _ = state[MARK].compare_exchange(mark, 0, Ordering::SeqCst, Ordering::Relaxed);
+        }
     }
 
     /// Takes over what the kernel has seen of a flow.
     pub fn fold(&self, entry: &Entry) {
-        let Some(place) = entry.kernel.get().checked_sub(1) else {
-            return;
-        };
+        if let Some(place) = entry.kernel.get().checked_sub(1) {
+            self.fold_place(place, entry);
+        }
+    }
+
+    fn fold_place(&self, place: u32, entry: &Entry) {
         for side in 0..2 {
             let Some(seen) = self.shared.claim(place, side) else {
                 continue;
@@ -490,10 +516,13 @@ impl KernelPart {
         let Some(place) = mark.checked_sub(1) else {
             return;
         };
-        self.withdraw(entry);
-        self.fold(entry);
-        // One of those who try.
+        // One of those who try; see `permit`.
         if entry.kernel.change(mark, 0) {
+            fence(Ordering::SeqCst);
+            for side in 0..2 {
+                self.shared.end_permit(place, side);
+            }
+            self.fold_place(place, entry);
             self.shared.end(place);
         }
     }

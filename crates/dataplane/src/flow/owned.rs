@@ -13,7 +13,7 @@
 //! are put right when their worker comes by.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
 use super::entry::{Entry, FlowId, INITIATOR_IS_1, NONE, charged};
 use super::info::FlowState;
@@ -371,6 +371,12 @@ impl Flows {
             entry.state.set(to as u8);
         } else if !entry.state.change(from as u8, to as u8) {
             return false;
+        }
+        if entry.kernel.get() != 0
+            && let Some(kernel) = &self.kernel
+        {
+            fence(Ordering::SeqCst);
+            kernel.withdraw(entry);
         }
         entry.timeout_secs.set(timeout_secs);
         if self.is_mine(entry) && entry.listed.get() != class(to) {

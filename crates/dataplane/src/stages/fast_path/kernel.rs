@@ -42,6 +42,7 @@ impl FastPath {
         };
         let (entry, side) = (flows.entry(id), run.side());
         let mine = &entry.sides[side];
+        let state = entry.state.get();
         let terms = Terms::of(round, self.runs.transports(), 0);
         let passes = match entry.protocol() {
             TCP => is_followed(mine),
@@ -56,6 +57,7 @@ impl FastPath {
             let offer = Offer {
                 id,
                 entry,
+                state,
                 side,
                 from: (round.nic.slot, round.nic.mac),
                 to: (target.slot, target.mac),
