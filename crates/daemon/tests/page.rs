@@ -225,6 +225,11 @@ async fn only_who_has_the_token_looks_and_nobody_else_s_page_asks() {
         assert!(why.contains("for who has its token"), "{why}");
         assert_eq!(refusal(&[who], "/history").0, 401);
     }
+    let log = std::fs::read_to_string(page.daemon.dir.path().join("log")).unwrap();
+    assert!(
+        log.contains(r#""result":"refused","why":"a wrong token""#),
+        "{log}"
+    );
     // A form of another site's, and a name of somebody else's that leads here.
     assert_eq!(refusal(&[&has, &ask], &nics).0, 400);
     let form = ["-H", "Content-Type: text/plain"];

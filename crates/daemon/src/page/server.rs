@@ -106,13 +106,17 @@ impl Page {
             Origin::Clear(address) => {
                 let given = request.headers().get(AUTHORIZATION);
                 let has = |token: &Token| given.is_some_and(|given| token.is_in(given.as_bytes()));
+                let mut peer = Peer {
+                    address: Some(address.to_string()),
+                    ..Peer::unknown()
+                };
                 if !self.token.as_ref().is_some_and(has) {
+                    if given.is_some() {
+                        self.gate.turned_away("page", &peer, path, "a wrong token");
+                    }
                     return unauthorized();
                 }
-                let peer = Peer {
-                    who: Who::PageToken,
-                    address: Some(address.to_string()),
-                };
+                peer.who = Who::PageToken;
                 (peer, None)
             }
         };

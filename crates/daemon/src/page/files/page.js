@@ -560,9 +560,14 @@ function said(text, bad) {
   state.className = bad ? 'bad' : '';
 }
 
+// What is no encoding is taken as it stands.
+function decoded(part) {
+  try { return decodeURIComponent(part); } catch { return part; }
+}
+
 async function show() {
   const mine = ++turn;
-  const [name = '', ...parts] = location.hash.slice(2).split('/').map(decodeURIComponent);
+  const [name = '', ...parts] = location.hash.slice(2).split('/').map(decoded);
   const view = Object.hasOwn(views, name || 'host') ? views[name || 'host'] : async () => [h('h1', {}, 'There is no such part'), link('to the host', '')];
   for (const one of document.querySelectorAll('nav a')) {
     const is = one.getAttribute('href').slice(2);
