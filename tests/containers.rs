@@ -342,15 +342,26 @@ fn other_values_reach_the_container() -> Result<()> {
 }
 
 fn a_deleted_nic_leaves_nothing() -> Result<()> {
-    let before = process::run(&["ip", "-o", "link"])?.lines().count();
+    let count = || -> Result<usize> { Ok(process::run(&["ip", "-o", "link"])?.lines().count()) };
+    let mut before = 0;
+    // Those of tests before are going yet.
+    wait_for("as many devices as a moment before", PATIENCE, || {
+        std::thread::sleep(Duration::from_millis(200));
+        let last = std::mem::replace(&mut before, count()?);
+        Ok((last == before).then_some(()))
+    })?;
     let (left, right, mut daemon) = two()?;
     daemon.cli("nic del c1")?;
     check(
         !left.succeeds("ip link show dev eth0")?,
         "the container's interface is gone",
     )?;
-    let after = process::run(&["ip", "-o", "link"])?.lines().count();
-    assert_eq!(after, before + 2, "the pair's end and the TAP device of c2");
+    // The kernel takes devices away behind the command.
+    wait_for(
+        "the pair's end and the TAP device of c2 alone",
+        PATIENCE,
+        || Ok((count()? == before + 2).then_some(())),
+    )?;
     daemon.stop()?;
     check(
         !right.succeeds("ip link show dev eth0")?,
