@@ -277,22 +277,34 @@ impl Switch {
     /// Gives a port to the worker that has least to do. A port that was there before is given back.
     pub fn attach(&self, queue: QueueId, port: Port) -> Result<Option<Port>, WorkerGone> {
         let mut queues = self.queues();
+        let (assigned, arrival) = self.assign(&queues, queue, port);
+        let before = self
+            .ask(assigned.worker, |answer| Command::Attach(arrival, answer))
+            .wait()?;
+        if queue.is_possible() {
+            queues.insert(queue, assigned);
+        }
+        Ok(before.map(|port| *port))
+    }
+
+    /// The worker that a port goes to, the one that its queue has or else the one that has least to
+    /// do, and what is said to it.
+    fn assign(
+        &self,
+        queues: &BTreeMap<QueueId, Assigned>,
+        queue: QueueId,
+        port: Port,
+    ) -> (Assigned, Arrival) {
         let (worker, load) = match queues.get(&queue) {
             Some(assigned) => (assigned.worker, assigned.load.clone()),
-            None => (self.least_loaded(&queues), Arc::default()),
+            None => (self.least_loaded(queues), Arc::default()),
         };
         let arrival = Arrival {
             queue,
             port: Box::new(port),
             load: load.clone(),
         };
-        let before = self
-            .ask(worker, |answer| Command::Attach(arrival, answer))
-            .wait()?;
-        if queue.is_possible() {
-            queues.insert(queue, Assigned { worker, load });
-        }
-        Ok(before.map(|port| *port))
+        (Assigned { worker, load }, arrival)
     }
 
     /// Gives all of these ports to the workers, each to one that has few, between two batches: no
@@ -302,18 +314,10 @@ impl Switch {
         let mut queues = self.queues();
         let mut asked = Vec::with_capacity(ports.len());
         for (queue, port) in ports.into_iter().filter(|(queue, _)| queue.is_possible()) {
-            let (worker, load) = match queues.get(&queue) {
-                Some(assigned) => (assigned.worker, assigned.load.clone()),
-                None => (self.least_loaded(&queues), Arc::default()),
-            };
-            let arrival = Arrival {
-                queue,
-                port: Box::new(port),
-                load: load.clone(),
-            };
+            let (assigned, arrival) = self.assign(&queues, queue, port);
             let attach = |answer| Command::Attach(arrival, answer);
-            asked.push(self.workers[worker].ask_silently(attach));
-            queues.insert(queue, Assigned { worker, load });
+            asked.push(self.workers[assigned.worker].ask_silently(attach));
+            queues.insert(queue, assigned);
         }
         self.workers.iter().for_each(|worker| worker.bell.ring());
         asked
