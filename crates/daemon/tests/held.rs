@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use api::v1;
+use api::v1::butterfly_client::ButterflyClient;
 use common::{Daemon, PATIENCE, within};
 use io::vhost::features::{IN_ORDER, PROTOCOL_FEATURES, RING_PACKED};
 use io::vhost::request::GET_FEATURES;
@@ -20,6 +21,7 @@ use testkit::process::Process;
 use testkit::ring_driver::{Guest, GuestOptions, Shape};
 use testkit::vhost_frontend::Frontend;
 use testkit::wait_for;
+use tonic::transport::Channel;
 use wire::build;
 use wire::offload::Offload;
 
@@ -338,6 +340,14 @@ async fn connections_go_on_when_the_daemon_is_killed() {
     );
     // Killed, and allowed no more by what was declared meanwhile.
     let mut client = pair.daemon().v1().await;
+    allow_nothing(&mut client).await;
+    drop(client);
+    pair.kill();
+    nothing_arrives(&pair);
+}
+
+/// The group of all NICs has no rule any more.
+async fn allow_nothing(client: &mut ButterflyClient<Channel>) {
     let closed = v1::PutGroupRequest {
         group: Some(v1::Group {
             id: "all".into(),
@@ -345,8 +355,10 @@ async fn connections_go_on_when_the_daemon_is_killed() {
         }),
     };
     within(client.put_group(closed)).await.unwrap();
-    drop(client);
-    pair.kill();
+}
+
+/// For half a second.
+fn nothing_arrives(pair: &Pair) {
     let start = pair.right.counter("rx_packets").unwrap();
     std::thread::sleep(Duration::from_millis(500));
     assert_eq!(pair.right.counter("rx_packets").unwrap(), start);
@@ -642,18 +654,10 @@ async fn connections_go_on_over_a_restart() {
         Ok((bytes()? > start + 10_000_000).then_some(()))
     })
     .unwrap();
-    let closed = v1::PutGroupRequest {
-        group: Some(v1::Group {
-            id: "all".into(),
-            ..Default::default()
-        }),
-    };
-    within(client.put_group(closed)).await.unwrap();
+    allow_nothing(&mut client).await;
     drop(client);
     pair.restart();
-    let start = pair.right.counter("rx_packets").unwrap();
-    std::thread::sleep(Duration::from_millis(500));
-    assert_eq!(pair.right.counter("rx_packets").unwrap(), start);
+    nothing_arrives(&pair);
 }
 
 /// What is deleted goes, whoever holds it; so does all when the daemon is told to end for good, and
