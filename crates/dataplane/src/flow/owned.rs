@@ -361,33 +361,29 @@ impl Flows {
         timeout_secs: u32,
     ) -> bool {
         let entry = self.table.entry(id);
-        self.withdraw(entry);
+        if entry.kernel.get() != 0
+            && let Some(kernel) = &self.kernel
+        {
+            kernel.withdraw(entry);
+        }
         // Where there is one worker nobody changes it meanwhile.
         if self.table.turns.workers() == 1 {
             entry.state.set(to as u8);
         } else if !entry.state.change(from as u8, to as u8) {
             return false;
         }
-        self.withdraw(entry);
+        if entry.kernel.get() != 0
+            && let Some(kernel) = &self.kernel
+        {
+            fence(Ordering::SeqCst);
+            kernel.withdraw(entry);
+        }
         entry.timeout_secs.set(timeout_secs);
         if self.is_mine(entry) && entry.listed.get() != class(to) {
             self.unlink(id);
             self.append(id, class(to));
         }
         true
-    }
-
-    /// No packet of a flow is forwarded by the kernel any more before the path has let another one
-    /// pass.
-    #[inline]
-    fn withdraw(&self, entry: &Entry) {
-        if entry.kernel.get() != 0
-            && let Some(kernel) = &self.kernel
-        {
-            // Behind what was changed; see `KernelPart::permit`.
-            fence(Ordering::SeqCst);
-            kernel.withdraw(entry);
-        }
     }
 
     #[cold]
