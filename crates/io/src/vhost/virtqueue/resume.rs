@@ -23,6 +23,14 @@
 //! first is. So whatever was written of a batch is found, and the next process completes it: the
 //! chains that were touched are given back with nothing in them, the rest is taken again.
 //!
+//! # What a VMM takes meanwhile
+//!
+//! While it has no device QEMU takes frames off a transmit ring itself and drops them
+//! (`virtio_net_drop_tx_queue_data`), and begins where it believes the ring to be. That may be in
+//! the midst of what is on offer: the slots before it are not given back, and the driver waits for
+//! them for good. They are found as an end of given back slots behind which chains on offer lead to
+//! others that were given back, and are given back too, with nothing in them.
+//!
 //! All is read from a copy. A guest that lies leads to a wrong place in its own ring, and nowhere
 //! else.
 
@@ -94,12 +102,12 @@ pub(in crate::vhost) struct GivenBack {
 /// has left the ring so.
 pub(in crate::vhost) fn find(slots: &[RawDescriptor]) -> Option<ResumePoint> {
     let ring = Slots(slots);
-    let after_all = match (ring.begun(), ring.all_used().next()) {
-        (Some(first), _) => first,
-        (None, Some(used)) => ring.end_of_used(used)?,
-        (None, None) => ring.end_of_stale()?,
+    let (next, unfinished) = match (ring.begun(), ring.passed_over(), ring.all_used().next()) {
+        (Some(first), _, _) => ring.unfinished(first),
+        (None, Some(found), _) => found,
+        (None, None, Some(used)) => ring.unfinished(ring.end_of_used(used)?),
+        (None, None, None) => ring.unfinished(ring.end_of_stale()?),
     };
-    let (next, unfinished) = ring.unfinished(after_all);
     // What is ahead is the driver's offer, or left from the lap before.
     let ahead_is_used = (0..ring.size()).any(|ahead| ring.is_used(next.after(ahead, ring.size())));
     (!ahead_is_used).then_some(ResumePoint { next, unfinished })
@@ -170,6 +178,59 @@ impl Slots<'_> {
             at = at.after(span, self.size());
         }
         Some(at)
+    }
+
+    /// Slots on offer that somebody has passed over, who has given back what comes behind them: what
+    /// is to be given back in their stead, and the place behind all of it.
+    fn passed_over(&self) -> Option<(Position, Vec<GivenBack>)> {
+        let ends = self.ends_of_used().into_iter();
+        ends.chain(self.oldest_of_full()).find_map(|end| {
+            let (mut at, mut left, mut found) = (end, self.size(), Vec::new());
+            while self.is_offered(at) {
+                let slots = self.chain(at);
+                left = left.checked_sub(slots)?;
+                let last = at.after(slots - 1, self.size());
+                let id = self.0[usize::from(last.slot)].packed().tail;
+                found.push(GivenBack { at, slots, id });
+                at = at.after(slots, self.size());
+            }
+            let is_behind = !found.is_empty() && self.is_used(at);
+            let next = self.end_of_used(at).filter(|_| is_behind)?;
+            Some((next, found))
+        })
+    }
+
+    /// Where runs of given back slots end. There is one such place, unless slots were passed over.
+    fn ends_of_used(&self) -> Vec<Position> {
+        let mut seen = vec![false; self.0.len()];
+        let mut ends = Vec::new();
+        for mut at in self.all_used() {
+            while self.is_used(at) && !std::mem::replace(&mut seen[usize::from(at.slot)], true) {
+                at = at.after(self.span(at), self.size());
+            }
+            if !self.is_used(at) && !ends.contains(&at) {
+                ends.push(at);
+            }
+        }
+        ends
+    }
+
+    /// The oldest slot on offer of a full ring of which others, behind it, were given back; no run
+    /// of given back slots ends there. What is left of a chain that the driver has written over
+    /// looks the same, but ends with a note.
+    fn oldest_of_full(&self) -> Option<Position> {
+        let size = self.size();
+        let mut driver = self.end_of_used(self.all_used().next()?)?;
+        for _ in 0..size {
+            if self.is_offered(driver) {
+                driver = driver.after(1, size);
+            }
+        }
+        let oldest = driver.before(size, size);
+        let mut slots = (0..size).map(|ahead| oldest.after(ahead, size));
+        let behind = slots.find(|&at| !self.is_offered(at))?;
+        let is_left = self.note(behind.before(1, size)) == Some(Note::Last);
+        (behind != oldest && self.is_used(behind) && !is_left).then_some(oldest)
     }
 
     /// The place of a ring in which nothing is used: all of it is the driver's offer, of this lap
@@ -295,8 +356,8 @@ mod tests {
         ] {
             assert_eq!(find(&ring(flags)), Some(place), "{flags:x?}");
         }
-        // No device gives back one and not the one before.
-        assert_eq!(find(&ring([USED_1, OFFERED_1, USED_1, OFFERED_1])), None);
+        // No device gives back one behind what is not on offer.
+        assert_eq!(find(&ring([USED_1, OFFERED_0, USED_1, OFFERED_0])), None);
     }
 
     #[test]
@@ -312,6 +373,67 @@ mod tests {
         // The driver has written over the first of them.
         ring[0] = slot(0x1000, 9, OFFERED_0);
         assert_eq!(find(&ring), Some(at(3, true)));
+    }
+
+    /// What QEMU does with a transmit ring while it has no device.
+    #[test]
+    fn what_was_passed_over_is_given_back() {
+        let ring = |flags: [u16; 6]| {
+            let number = std::cell::Cell::new(0);
+            flags.map(|flags| slot(0x1000, number.replace(number.get() + 1), flags))
+        };
+        let one = |slot, wrap| GivenBack {
+            at: Position { slot, wrap },
+            slots: 1,
+            id: slot,
+        };
+        // The device was at slot 4; somebody began at slot 0 of the next lap.
+        for (flags, next, passed_over) in [
+            (
+                [USED_1, USED_0, USED_0, USED_0, OFFERED_0, OFFERED_0],
+                1,
+                vec![one(4, false), one(5, false)],
+            ),
+            // The driver offers more, and the ring is full.
+            (
+                [USED_1, USED_1, OFFERED_1, OFFERED_1, OFFERED_0, OFFERED_0],
+                2,
+                vec![one(4, false), one(5, false)],
+            ),
+            (
+                [USED_1, USED_1, USED_1, USED_1, USED_1, OFFERED_0],
+                5,
+                vec![one(5, false)],
+            ),
+            // In the midst of a lap.
+            (
+                [USED_1, OFFERED_1, OFFERED_1, USED_1, OFFERED_1, USED_0],
+                4,
+                vec![one(1, true), one(2, true)],
+            ),
+        ] {
+            let ResumePoint {
+                next: place,
+                unfinished,
+            } = find(&ring(flags)).unwrap();
+            let wrap = true;
+            assert_eq!(place, Position { slot: next, wrap }, "{flags:x?}");
+            assert_eq!(unfinished, passed_over, "{flags:x?}");
+        }
+        // A chain of two slots is given back as one.
+        let mut chain = ring([USED_1, USED_0, USED_0, USED_0, OFFERED_0 | NEXT, OFFERED_0]);
+        chain[4].0[1] |= u64::from(NEXT) << 48;
+        let found = find(&chain).unwrap();
+        let both = GivenBack {
+            slots: 2,
+            id: 5,
+            ..one(4, false)
+        };
+        assert_eq!(found.unfinished, [both]);
+        // What is left of a chain that was given back is not.
+        let mut ring = ring([USED_1, USED_1, USED_1, USED_1, OFFERED_0, OFFERED_0]);
+        ring[5].0[0] = Note::Last.bits();
+        assert_eq!(find(&ring), Some(at(4, true)));
     }
 
     #[test]
