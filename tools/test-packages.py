@@ -1,7 +1,8 @@
 #!/usr/bin/python3
 """Boots a Debian 12 with systemd (tools/system-image.sh) in QEMU, by software emulation, and does
 in it what an administrator does: install the .deb, follow the README, look at the service,
-break it, reboot, remove, purge.
+break it, reboot, remove, purge. Before that apt installs the package on a Debian 12 and a Debian 13 that
+are not booted, and what it depends on.
 
 usage: test-packages.py FOLDER    the folder has the .deb (tools/packages.py)
 
@@ -225,6 +226,8 @@ def main():
             f"test-packages: {sys.argv[1]} has {len(packages)} packages butterfly_*.deb, not one"
         )
     subprocess.run([f"{ROOT}/tools/system-image.sh"], check=True)
+    for suite in ("bookworm", "trixie"):
+        install_on(suite, os.path.abspath(packages[0]))
     with tempfile.TemporaryDirectory() as files:
         shutil.copy(packages[0], f"{files}/butterfly.deb")
         shutil.copy(f"{ROOT}/tests/hang_thread.py", files)
@@ -241,6 +244,23 @@ def main():
     if test.failed:
         sys.exit(f"test-packages: {len(test.failed)} steps failed: {'; '.join(test.failed)}")
     print(f"all steps passed in {time.monotonic() - begin:.0f} s")
+
+
+def install_on(suite, package):
+    """Has apt install the package in a file system made of a Debian's packages, and runs its programs
+    there: they find their libraries, under the names that this Debian has for them.
+    """
+    begin = time.monotonic()
+    words = ["mmdebstrap", "--quiet", "--mode=root", "--variant=apt", "--include=systemd"]
+    words += ["--hook-dir=/usr/share/mmdebstrap/hooks/file-mirror-automount"]
+    words += [f"--include={package}"]
+    for command in ("butterfly --version", "butterflyd --version"):
+        words.append(f'--customize-hook=chroot "$1" {command}')
+    words += [suite, "/dev/null"]
+    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode != 0 or "butterflyd " not in done.stdout:
+        sys.exit(f"test-packages: no installation on {suite}: {done.stdout[-3000:]}")
+    print(f"{time.monotonic() - begin:6.1f} s  installed by apt on {suite}", flush=True)
 
 
 def session(test):
