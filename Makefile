@@ -11,10 +11,10 @@ TMPFILESDIR ?= /usr/lib/tmpfiles.d
 HOLD ?=
 
 .DEFAULT_GOAL := build
-.PHONY: packages test-packages test-libvirt test-page test-dpdk build demo check test lint test-devices docs performance-page setup guest-image bench-switch bench-overlay bench-containers bench-workers bench-control bench-neighbours bench-seeing bench-balancer bench-router soak-router soak-balancer soak-cni fuzz miri go-objects install uninstall clean help soak-store
+.PHONY: packages test-packages test-arm64 test-libvirt test-page test-dpdk build demo check test lint test-devices docs performance-page setup guest-image bench-switch bench-overlay bench-containers bench-workers bench-control bench-neighbours bench-seeing bench-balancer bench-router soak-router soak-balancer soak-cni fuzz miri go-objects install uninstall clean help soak-store
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | awk -F '|' '{ printf "%-16s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | awk -F '|' '{ printf "%-18s %s\n", $$1, $$2 }'
 
 setup: ## install what building and testing needs (Debian 12, as root)
 	@tools/setup.sh
@@ -47,9 +47,13 @@ test: guest-image lint ## all of check, and the tests with real guests
 test-devices: guest-image ## router, overlay and load balancer over VLANs and bonds, and a link that loses frames, in guests with Debian's kernel (six minutes)
 	tools/run-tests.py devices
 
-packages: ## .deb, .rpm, tarball and OCI image of a release, with SBOM, licences and checksums, into target/packages
+# ARCH="amd64 arm64": for both kinds of machine.
+ARCH ?= amd64
+
+packages: ## .deb, .rpm, tarball and OCI image of a release, with SBOM, licences and checksums, into target/packages; ARCH="amd64 arm64" for both
 	@tools/setup.sh packages
-	tools/packages.py
+	$(if $(filter arm64,$(ARCH)),@tools/setup.sh arm64)
+	tools/packages.py $(addprefix --arch ,$(ARCH))
 
 # QUICK=1: of programs that are not optimised.
 test-packages: guest-image ## a Debian 12 with systemd, booted in QEMU: the .deb installed, everything tried, rebooted, removed
@@ -57,6 +61,11 @@ test-packages: guest-image ## a Debian 12 with systemd, booted in QEMU: the .deb
 	tools/packages.py $(if $(QUICK),--quick --out target/packages-quick)
 	cargo build --quiet --workspace --bin vhost-peer
 	tools/test-packages.py $(if $(QUICK),target/packages-quick,target/packages)
+
+test-arm64: ## the .deb for arm64, of programs that are not optimised: the README's quickstarts and an uplink in an emulated guest with Debian's kernel
+	@tools/setup.sh arm64
+	tools/packages.py --quick --arch arm64 --out target/packages-arm64
+	tools/test-arm64.py target/packages-arm64
 
 # QUICK=1 keeps each of them under five minutes.
 QUICK_FLAG = $(if $(QUICK),--quick)

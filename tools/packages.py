@@ -2,7 +2,7 @@
 """Makes the packages of a release under target/packages: .deb (and one with the symbols), .rpm, a
 tarball, an OCI image, the SBOM (SPDX 2.3) and SHA256SUMS. `make packages` runs it.
 
-usage: packages.py [--out DIR] [--no-build] [--quick]
+usage: packages.py [--arch amd64|arm64]... [--out DIR] [--no-build] [--quick]
 
 All formats hold one tree, which is staged first: stripped programs, unit, user, folders,
 settings, manual pages and completions made from the programs' help, licences of what is linked
@@ -11,6 +11,10 @@ description of that tree, and the other formats a third. Two runs from one commi
 files: names are sorted, owners are root, times are the commit's (SOURCE_DATE_EPOCH), and the
 paths of the machine are mapped away by the compiler. --quick makes the .deb alone, of programs
 that are not optimised and packed in a hurry, for tests of how it installs.
+
+Programs for arm64 are built on amd64, against Debian's packages in target/arm64/root
+(tools/arm64-root.sh). They do not run here, so their manual pages and completions are those that
+this machine's `butterfly` and `butterflyd` of the same commit write.
 """
 
 import argparse
@@ -45,11 +49,14 @@ PROGRAMS = ("usr/sbin/butterflyd", "usr/bin/butterfly", "usr/lib/cni/butterfly-c
 # Bytes that a program may have where it is installed.
 PROGRAM_MAX = 25 << 20
 # The Debian package of each library that the programs may need. In Debian 13 and Ubuntu 24.04
-# libelf1t64 provides libelf1, and libpcap0.8t64 libpcap0.8.
+# libelf1t64 provides libelf1, and libpcap0.8t64 libpcap0.8. The newest version of glibc's symbols
+# that they may want: Ubuntu 22.04 has 2.35.
+GLIBC_MAX = (2, 35)
 LIBRARIES = {
     "libc.so.6": "libc6",
     "libm.so.6": "libc6",
     "ld-linux-x86-64.so.2": "libc6",
+    "ld-linux-aarch64.so.1": "libc6",
     "libgcc_s.so.1": "libgcc-s1",
     "libelf.so.1": "libelf1",
     "libz.so.1": "zlib1g",
@@ -57,35 +64,55 @@ LIBRARIES = {
 }
 
 
+class Architecture:
+    """A kind of machine: what Debian, RPM and Rust call it, and where its libraries are."""
+
+    def __init__(self, deb, rpm, root, target=None):
+        self.deb, self.rpm, self.root, self.target = deb, rpm, root, target
+        self.triple = f"{rpm}-linux-gnu"
+        # Of binutils and gcc.
+        self.prefix = f"{self.triple}-" if target else ""
+
+    def built(self, quick):
+        """The folder of its programs."""
+        if self.target:
+            return f"{ROOT}/target/arm64/cargo/{self.target}/{'demo' if quick else 'release'}"
+        return f"{ROOT}/target/{'debug' if quick else 'release'}"
+
+
+AMD64 = Architecture("amd64", "x86_64", "")
+ARM64 = Architecture(
+    "arm64", "aarch64", f"{ROOT}/target/arm64/root", target="aarch64-unknown-linux-gnu"
+)
+
+
 def main():
     parser = argparse.ArgumentParser(description="Makes the packages of a release.")
     parser.add_argument("--out", default=f"{ROOT}/target/packages")
     parser.add_argument("--no-build", action="store_true", help="take the programs that are there")
     parser.add_argument(
-        "--quick", action="store_true", help="the .deb alone, of the programs of target/debug"
+        "--quick", action="store_true", help="the .deb alone, of programs that are not optimised"
     )
+    kinds = {"amd64": AMD64, "arm64": ARM64}
+    parser.add_argument("--arch", action="append", choices=kinds, help="[default: amd64]")
     options = parser.parse_args()
     os.environ.setdefault("SOURCE_DATE_EPOCH", output("git", "log", "-1", "--format=%ct").strip())
     os.environ["LC_ALL"], os.environ["TZ"] = "C.UTF-8", "UTC"
     os.umask(0o022)
+    kinds = [kinds[name] for name in options.arch or ["amd64"]]
     if not options.no_build:
-        build(options.quick)
+        # Those of this machine speak for the others (speaker).
+        for kind in dict.fromkeys([AMD64] + kinds):
+            build(kind, options.quick)
     with open(f"{ROOT}/Cargo.toml", "rb") as file:
         version = tomllib.load(file)["workspace"]["package"]["version"]
     options.out = os.path.abspath(options.out)
-    work = f"{options.out}/work"
     shutil.rmtree(options.out, ignore_errors=True)
-    os.makedirs(work)
-    crates = linked_crates()
-    sbom = f"{options.out}/{NAME}-{version}.spdx.json"
-    write(sbom, json.dumps(spdx(version, crates), indent=1) + "\n")
-    tree, symbols = f"{work}/tree", f"{work}/symbols"
-    stage(tree, symbols, crates, sbom, options.quick)
-    deb(options.out, work, tree, version, options.quick)
-    if not options.quick:
-        others(options.out, work, tree, symbols, version)
-    shutil.rmtree(work)
+    for kind in kinds:
+        pack(kind, options.out, version, options.quick)
     names = sorted(os.listdir(options.out))
+    if not options.quick:
+        lint([f"{options.out}/{name}" for name in names])
     write(
         f"{options.out}/SHA256SUMS",
         "".join(f"{digest(f'{options.out}/{n}')}  {n}\n" for n in names),
@@ -94,14 +121,39 @@ def main():
         print(f"{os.path.getsize(f'{options.out}/{name}') / 1e6:8.1f} MB  {name}")
 
 
-def others(out, work, tree, symbols, version):
+def pack(kind, out, version, quick):
+    """All packages of one kind of machine."""
+    work = f"{out}/work"
+    os.makedirs(work)
+    crates = linked_crates(kind)
+    sbom = f"{out}/{NAME}-{version}-{kind.deb}.spdx.json"
+    write(sbom, json.dumps(spdx(kind, version, crates), indent=1) + "\n")
+    tree, symbols = f"{work}/tree", f"{work}/symbols"
+    stage(kind, tree, symbols, crates, sbom, quick)
+    deb(kind, out, work, tree, version, quick)
+    if not quick:
+        others(kind, out, work, tree, symbols, version)
+    shutil.rmtree(work)
+
+
+def lint(paths):
+    """What lintian and rpmlint say, warnings too, is a mistake; what is none is in packaging/, with
+    its reason.
+    """
+    debs = [path for path in paths if path.endswith(".deb")]
+    run("lintian", "--allow-root", "--fail-on", "error,warning", *debs)
+    config = f"{ROOT}/packaging/rpmlint.toml"
+    run("rpmlint", "--strict", "--config", config, *(p for p in paths if p.endswith(".rpm")))
+
+
+def others(kind, out, work, tree, symbols, version):
     """All that is not the .deb."""
-    deb_symbols(out, work, symbols, version)
-    rpm(out, work, tree, version)
-    tarball(f"{out}/{NAME}-{version}-linux-amd64.tar.xz", tree)
+    deb_symbols(kind, out, work, symbols, version)
+    rpm(kind, out, work, tree, version)
+    tarball(f"{out}/{NAME}-{version}-linux-{kind.deb}.tar.xz", tree)
     # Its files are compressed.
-    write(f"{out}/{NAME}-{version}-linux-amd64-symbols.tar", tar_of(symbols))
-    image(f"{out}/{NAME}-{version}-oci-amd64.tar", work, tree, version)
+    write(f"{out}/{NAME}-{version}-linux-{kind.deb}-symbols.tar", tar_of(symbols))
+    image(kind, f"{out}/{NAME}-{version}-oci-{kind.deb}.tar", work, tree, version)
 
 
 def epoch():
@@ -144,30 +196,45 @@ def zipped(data):
     return gzip.compress(data, 9, mtime=0)
 
 
-def build(quick):
+def build(kind, quick):
     """The programs, without a word of where they were built."""
     cargo_home = os.environ.get("CARGO_HOME", os.path.expanduser("~/.cargo"))
-    paths = {cargo_home: "/cargo", ROOT: "/butterfly"}
+    paths = {} if quick else {cargo_home: "/cargo", ROOT: "/butterfly"}
     environment = dict(os.environ)
-    flags = [f"--remap-path-prefix={here}={there}" for here, there in paths.items()]
-    environment["CARGO_ENCODED_RUSTFLAGS"] = "\x1f".join(flags)
-    environment["CFLAGS"] = " ".join(
-        f"-ffile-prefix-map={here}={there}" for here, there in paths.items()
-    )
-    words = ["cargo", "build", "--locked", "-p", "butterfly-daemon", "-p", "butterfly-cli"]
-    words += ["-p", "butterfly-cni"]
-    if quick:
-        del environment["CARGO_ENCODED_RUSTFLAGS"], environment["CFLAGS"]
+    rust = [f"--remap-path-prefix={here}={there}" for here, there in paths.items()]
+    c = [f"-ffile-prefix-map={here}={there}" for here, there in paths.items()]
+    words = ["cargo", "build", "--locked"]
+    if quick and kind is AMD64:
+        # As the tests build them: one build serves both.
+        words += ["--workspace", "--bins"]
     else:
-        words.append("--release")
+        words += ["-p", "butterfly-daemon", "-p", "butterfly-cli", "-p", "butterfly-cni"]
+        words += ["--profile", "demo" if quick else "release"]
+    if kind.target:
+        subprocess.run([f"{ROOT}/tools/arm64-root.sh"], check=True)
+        name, folder = kind.target.replace("-", "_"), f"{ROOT}/target/arm64/cargo"
+        words += ["--target", kind.target, "--target-dir", folder]
+        rust.append(f"-Clink-arg=--sysroot={kind.root}")
+        c.append(f"--sysroot={kind.root}")
+        environment |= {
+            f"CC_{name}": f"{kind.prefix}gcc",
+            f"AR_{name}": f"{kind.prefix}ar",
+            f"CARGO_TARGET_{name.upper()}_LINKER": f"{kind.prefix}gcc",
+            "LIBPCAP_LIBDIR": f"{kind.root}/usr/lib/{kind.triple}",
+            "PKG_CONFIG_ALLOW_CROSS": "1",
+        }
+    if rust:
+        environment["CARGO_ENCODED_RUSTFLAGS"] = "\x1f".join(rust)
+    if c:
+        environment[f"CFLAGS_{name}" if kind.target else "CFLAGS"] = " ".join(c)
     subprocess.run(words, cwd=ROOT, env=environment, check=True)
 
 
-def linked_crates():
+def linked_crates(kind):
     """The packages that the programs are linked from, ours first; what only builds or tests
     need is not in it.
     """
-    machine = next(l for l in output("rustc", "-vV").splitlines() if l.startswith("host: "))[6:]
+    machine = kind.target or re.search("^host: (.*)$", output("rustc", "-vV"), re.M)[1]
     words = ["cargo", "metadata", "--format-version", "1", "--locked", "--filter-platform", machine]
     metadata = json.loads(output(*words))
     packages = {package["id"]: package for package in metadata["packages"]}
@@ -193,7 +260,7 @@ def linked_crates():
     )
 
 
-def spdx(version, crates):
+def spdx(kind, version, crates):
     with open(f"{ROOT}/Cargo.lock", "rb") as file:
         locked = {
             (p["name"], p["version"]): p.get("checksum") for p in tomllib.load(file)["package"]
@@ -245,7 +312,7 @@ def spdx(version, crates):
         "dataLicense": "CC0-1.0",
         "SPDXID": "SPDXRef-DOCUMENT",
         "name": f"{NAME}-{version}",
-        "documentNamespace": f"https://spdx.org/spdxdocs/{NAME}-{version}-{hashlib.sha256(names.encode()).hexdigest()[:16]}",
+        "documentNamespace": f"https://spdx.org/spdxdocs/{NAME}-{version}-{kind.deb}-{hashlib.sha256(names.encode()).hexdigest()[:16]}",
         "creationInfo": {"created": created, "creators": ["Tool: butterfly-packages"]},
         "packages": [whole] + packages,
         "relationships": [dict(zip(keys, link)) for link in links],
@@ -280,23 +347,24 @@ def licences(crates):
     return f"\n{'=' * 80}\n\n".join(parts)
 
 
-def stage(tree, symbols, crates, sbom, quick):
+def stage(kind, tree, symbols, crates, sbom, quick):
     """Everything as it is installed."""
-    built = f"{ROOT}/target/{'debug' if quick else 'release'}"
     for path in PROGRAMS:
         program = os.path.basename(path)
         os.makedirs(f"{tree}/{os.path.dirname(path)}", exist_ok=True)
-        strip(f"{built}/{program}", f"{tree}/{path}", symbols)
+        strip(kind, f"{kind.built(quick)}/{program}", f"{tree}/{path}", symbols)
         # A plugin of the CNI speaks of the specification's versions alone.
         if not quick and program != "butterfly-cni":
             # A report of a user's names it.
             commit = output("git", "rev-parse", "--short=12", "HEAD").strip()
-            said = output(f"{tree}/{path}", "--version").strip()
-            if not said.endswith(f"({commit})"):
-                sys.exit(f"packages: {program} says that it is '{said}', and the commit is {commit}")
+            with open(f"{tree}/{path}", "rb") as file:
+                if f"({commit})".encode() not in file.read():
+                    sys.exit(f"packages: {program} is not of the commit, which is {commit}")
         size = os.path.getsize(f"{tree}/{path}")
         if size > PROGRAM_MAX and not quick:
             sys.exit(f"packages: {program} has {size} bytes, and at most {PROGRAM_MAX} are wanted")
+    # The programs of this machine say what both say of themselves.
+    speaker = AMD64.built(quick)
     for service in ("butterflyd.service", "butterfly-keeper.service"):
         unit = (
             read(f"packaging/{service}").replace("@PREFIX@", "/usr").replace("@SYSCONFDIR@", "/etc")
@@ -311,12 +379,13 @@ def stage(tree, symbols, crates, sbom, quick):
         write(f"{tree}/usr/share/butterfly/{name}", read(f"packaging/{name}"))
     pages = f"{tree}/man"
     os.makedirs(pages)
-    run(f"{built}/butterfly", "man", pages)
+    run(f"{speaker}/butterfly", "man", pages)
     for page in sorted(os.listdir(pages)):
         write(f"{tree}/usr/share/man/man1/{page}.gz", zipped(open(f"{pages}/{page}", "rb").read()))
     shutil.rmtree(pages)
     write(
-        f"{tree}/usr/share/man/man8/butterflyd.8.gz", zipped(output(f"{built}/butterflyd", "--man"))
+        f"{tree}/usr/share/man/man8/butterflyd.8.gz",
+        zipped(output(f"{speaker}/butterflyd", "--man")),
     )
     completions = {
         "bash": "bash-completion/completions/butterfly",
@@ -324,7 +393,7 @@ def stage(tree, symbols, crates, sbom, quick):
         "fish": "fish/vendor_completions.d/butterfly.fish",
     }
     for shell, place in completions.items():
-        write(f"{tree}/usr/share/{place}", output(f"{built}/butterfly", "completion", shell))
+        write(f"{tree}/usr/share/{place}", output(f"{speaker}/butterfly", "completion", shell))
     docs = f"{tree}/usr/share/doc/{NAME}"
     write(f"{docs}/third-party-licenses.gz", zipped(licences(crates)))
     write(f"{docs}/{NAME}.spdx.json.gz", zipped(open(sbom, "rb").read()))
@@ -345,7 +414,7 @@ def settings():
     return text
 
 
-def strip(program, to, symbols):
+def strip(kind, program, to, symbols):
     """A program without symbols, and the symbols where gdb looks for them."""
     found = re.search(r"Build ID: ([0-9a-f]+)", output("readelf", "-n", program))
     if not found:
@@ -353,9 +422,10 @@ def strip(program, to, symbols):
     build_id = found[1]
     debug = f"{symbols}/usr/lib/debug/.build-id/{build_id[:2]}/{build_id[2:]}.debug"
     os.makedirs(os.path.dirname(debug), exist_ok=True)
-    run("objcopy", "--only-keep-debug", "--compress-debug-sections", program, debug)
+    objcopy, strip_program = f"{kind.prefix}objcopy", f"{kind.prefix}strip"
+    run(objcopy, "--only-keep-debug", "--compress-debug-sections", program, debug)
     os.chmod(debug, 0o644)
-    run("strip", "--strip-all", "--remove-section=.comment", "-o", to, program)
+    run(strip_program, "--strip-all", "--remove-section=.comment", "-o", to, program)
     os.chmod(to, 0o755)
 
 
@@ -377,6 +447,8 @@ def depends(tree):
             needed.add(LIBRARIES[library])
         versions = re.findall(r"GLIBC_([0-9.]+)", dynamic)
         glibc = max([glibc] + [tuple(map(int, v.split("."))) for v in versions])
+    if glibc > GLIBC_MAX:
+        sys.exit(f"packages: {glibc} of glibc is newer than what {GLIBC_MAX} of Ubuntu 22.04 has")
     versioned = {"libc6": f"libc6 (>= {'.'.join(map(str, glibc))})"}
     # iproute2: the pair of interfaces of health checks.
     return ", ".join(sorted(versioned.get(name, name) for name in needed) + ["iproute2"])
@@ -389,20 +461,18 @@ def installed_kib(tree):
     return sum((size + 1023) // 1024 for size in sizes)
 
 
-def deb(out, work, tree, version, quick):
+def deb(kind, out, work, tree, version, quick):
     root = f"{work}/deb"
     shutil.copytree(tree, root)
     docs = f"{root}/usr/share/doc/{NAME}"
     os.remove(f"{docs}/LICENSE")
-    date = output("date", "-u", "-R", "-d", f"@{epoch()}").strip()
-    changes = f"{NAME} ({version}) unstable; urgency=medium\n\n  * See the project's history.\n\n -- {MAINTAINER}  {date}\n"
-    write(f"{docs}/changelog.gz", zipped(changes))
+    write(f"{docs}/changelog.gz", changelog(version))
     write(f"{docs}/copyright", read("packaging/debian/copyright"))
     write(f"{root}/usr/share/lintian/overrides/{NAME}", read("packaging/debian/lintian-overrides"))
     fields = {
         "Package": NAME,
         "Version": version,
-        "Architecture": "amd64",
+        "Architecture": kind.deb,
         "Maintainer": MAINTAINER,
         "Installed-Size": installed_kib(root),
         "Depends": depends(tree),
@@ -416,18 +486,19 @@ def deb(out, work, tree, version, quick):
     write(f"{root}/DEBIAN/conffiles", "/etc/butterfly/butterflyd.ini\n")
     for script in ("postinst", "prerm", "postrm"):
         write(f"{root}/DEBIAN/{script}", read(f"packaging/debian/{script}"), 0o755)
-    pack_deb(root, f"{out}/{NAME}_{version}_amd64.deb", "-Zgzip" if quick else "-Zxz")
+    pack_deb(root, f"{out}/{NAME}_{version}_{kind.deb}.deb", "-Zgzip" if quick else "-Zxz")
 
 
-def deb_symbols(out, work, symbols, version):
+def deb_symbols(kind, out, work, symbols, version):
     root = f"{work}/deb-symbols"
     shutil.copytree(symbols, root)
     docs = f"{root}/usr/share/doc/{NAME}-dbgsym"
     write(f"{docs}/copyright", read("packaging/debian/copyright"))
+    write(f"{docs}/changelog.gz", changelog(version))
     fields = {
         "Package": f"{NAME}-dbgsym",
         "Version": version,
-        "Architecture": "amd64",
+        "Architecture": kind.deb,
         "Maintainer": MAINTAINER,
         "Installed-Size": installed_kib(root),
         "Depends": f"{NAME} (= {version})",
@@ -437,7 +508,13 @@ def deb_symbols(out, work, symbols, version):
     }
     control(root, fields)
     # Its files are compressed.
-    pack_deb(root, f"{out}/{NAME}-dbgsym_{version}_amd64.deb", "-Znone")
+    pack_deb(root, f"{out}/{NAME}-dbgsym_{version}_{kind.deb}.deb", "-Zgzip", "-z1")
+
+
+def changelog(version):
+    date = output("date", "-u", "-R", "-d", f"@{epoch()}").strip()
+    head = f"{NAME} ({version}) unstable; urgency=medium"
+    return zipped(f"{head}\n\n  * See the project's history.\n\n -- {MAINTAINER}  {date}\n")
 
 
 def control(root, fields):
@@ -452,12 +529,12 @@ def control(root, fields):
     write(f"{root}/DEBIAN/md5sums", "".join(sorted(sums, key=lambda line: line[34:])))
 
 
-def pack_deb(root, to, how):
+def pack_deb(root, to, *how):
     settle(root)
-    run("dpkg-deb", "--root-owner-group", how, "--build", root, to)
+    run("dpkg-deb", "--root-owner-group", *how, "--build", root, to)
 
 
-def rpm(out, work, tree, version):
+def rpm(kind, out, work, tree, version):
     top = f"{work}/rpm"
     files = []
     for folder, _, names in os.walk(tree):
@@ -466,7 +543,9 @@ def rpm(out, work, tree, version):
             config = "%config(noreplace) " if path.startswith("etc/") else ""
             files.append(f"{config}/{path}")
     spec = read("packaging/butterfly.spec")
-    values = {"VERSION": version, "ABOUT": ABOUT, "LONG": LONG, "TREE": tree}
+    date = output("date", "-u", "-d", f"@{epoch()}", "+%a %b %d %Y").strip()
+    values = {"VERSION": version, "ABOUT": ABOUT[0].upper() + ABOUT[1:], "LONG": LONG}
+    values |= {"TREE": tree, "MAINTAINER": MAINTAINER, "DATE": date}
     for key, value in values.items():
         spec = spec.replace(f"@{key}@", value)
     settle(tree)
@@ -475,12 +554,12 @@ def rpm(out, work, tree, version):
         "rpmbuild",
         "-bb",
         "--target",
-        "x86_64",
+        kind.rpm,
         "--define",
         f"_topdir {top}",
         f"{top}/butterfly.spec",
     )
-    made = f"{top}/RPMS/x86_64/{NAME}-{version}-1.x86_64.rpm"
+    made = f"{top}/RPMS/{kind.rpm}/{NAME}-{version}-1.{kind.rpm}.rpm"
     shutil.copy(made, f"{out}/{os.path.basename(made)}")
 
 
@@ -511,31 +590,52 @@ def tarball(to, tree):
     write(to, lzma.compress(tar_of(tree), preset=6))
 
 
-def image(to, work, tree, label):
+def libraries(kind, program):
+    """The shared libraries that a program is run with, by where it looks for them: paths below the
+    root of its kind of machine.
+    """
+    folders = [f"/lib/{kind.triple}", f"/usr/lib/{kind.triple}"]
+    interpreter = re.search(r"program interpreter: (.*)\]", output("readelf", "-l", program))
+    found, todo = {interpreter[1]}, [program]
+    while todo:
+        for name in re.findall(r"\(NEEDED\).*\[(.*)\]", output("readelf", "-d", todo.pop())):
+            if name == os.path.basename(interpreter[1]):
+                continue
+            places = [f"{f}/{name}" for f in folders if os.path.exists(f"{kind.root}{f}/{name}")]
+            if not places:
+                sys.exit(f"packages: {name}, which {program} needs, is not in {folders}")
+            if places[0] not in found:
+                found.add(places[0])
+                todo.append(kind.root + places[0])
+    return sorted(found)
+
+
+def owner(library):
+    """The Debian package that a library is of. Both kinds of machine have the same."""
+    name = os.path.basename(library)
+    if name.startswith("ld-linux"):
+        return "libc6"
+    return output("dpkg", "-S", f"*/{AMD64.triple}/{name}").split(":")[0]
+
+
+def image(kind, to, work, tree, label):
     """An OCI image layout (image-spec 1.0) of one layer: the tree, ip(8), and the libraries of
-    both, as they are on the building machine, with their packages' copyright files.
+    both, as they are on the building machine or in the root of its kind, with their packages'
+    copyright files.
     """
     root, layout = f"{work}/image", f"{work}/oci"
     shutil.copytree(tree, root)
-    programs = [f"{tree}/usr/sbin/butterflyd", f"{tree}/usr/bin/butterfly", shutil.which("ip")]
-    shutil.copy(programs[2], f"{root}/usr/sbin/ip")
+    ip = f"{kind.root}/bin/ip"
+    shutil.copy(ip, f"{root}/usr/sbin/ip")
     needed = set()
-    for program in programs:
-        needed.update(re.findall(r"(/\S+) \(0x", output("ldd", program)))
+    for program in [f"{tree}/usr/sbin/butterflyd", f"{tree}/usr/bin/butterfly", ip]:
+        needed.update(libraries(kind, program))
     for library in sorted(needed):
         os.makedirs(os.path.dirname(root + library), exist_ok=True)
-        shutil.copy(os.path.realpath(library), root + library)
-        real = os.path.realpath(library)
-        owner = subprocess.run(
-            ["dpkg", "-S", real, library, real.removeprefix("/usr")],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        ).stdout
-        package = owner.split(":")[0]
-        notice = f"/usr/share/doc/{package}/copyright"
-        if package and os.path.exists(notice) and not os.path.exists(root + notice):
-            write(root + notice, open(notice, "rb").read())
+        shutil.copy(os.path.realpath(kind.root + library), root + library)
+    for package in sorted({owner(library) for library in needed} | {"iproute2"}):
+        with open(f"{kind.root}/usr/share/doc/{package}/copyright", "rb") as file:
+            write(f"{root}/usr/share/doc/{package}/copyright", file.read())
     write(f"{root}/etc/passwd", "root:x:0:0:root:/:/sbin/nologin\n")
     write(f"{root}/etc/group", "root:x:0:\n")
     os.makedirs(f"{root}/tmp")
@@ -560,7 +660,7 @@ def image(to, work, tree, label):
     }
     config = {
         "created": created,
-        "architecture": "amd64",
+        "architecture": kind.deb,
         "os": "linux",
         "config": {
             "Entrypoint": ["/usr/sbin/butterflyd", "--no-syslog"],

@@ -41,7 +41,11 @@ if ! command -v go >/dev/null && [ ! -x /usr/local/go/bin/go ]; then PACKAGES+="
 # With the argument `bench` the benchmarks' other peer as well: OVS-DPDK.
 if [ "${1:-}" = bench ]; then PACKAGES+=" openvswitch-switch-dpdk"; fi
 # With `packages` what makes them, and the system that they are tried in.
-if [ "${1:-}" = packages ]; then PACKAGES+=" mmdebstrap e2fsprogs rpm lintian binutils xz-utils"; fi
+if [ "${1:-}" = packages ]; then PACKAGES+=" mmdebstrap e2fsprogs rpm lintian rpmlint binutils xz-utils"; fi
+# With `arm64` what builds and packs programs for arm64, and the emulator that they are tried in.
+if [ "${1:-}" = arm64 ]; then
+    PACKAGES+=" gcc-aarch64-linux-gnu libc6-dev-arm64-cross mmdebstrap e2fsprogs rpm binutils xz-utils qemu-system-arm"
+fi
 # With `libvirt` Debian's libvirtd, without a service of it.
 if [ "${1:-}" = libvirt ]; then PACKAGES+=" libvirt-daemon libvirt-daemon-driver-qemu libvirt-clients"; fi
 # With `page` a browser, driven by a script.
@@ -127,7 +131,17 @@ mdbook() {
     cargo install --quiet --debug --locked --no-default-features --features search --version "$MDBOOK" mdbook
 }
 
+# With `arm64` Rust's standard library for it.
+arm64() {
+    PATH="$HOME/.cargo/bin:$PATH"
+    local target=aarch64-unknown-linux-gnu
+    if [ -d "$(rustc --print sysroot)/lib/rustlib/$target" ]; then return; fi
+    echo "setup: installing Rust's standard library for $target"
+    rustup --quiet target add $target
+}
+
 packages
 rust
 cni
+if [ "${1:-}" = arm64 ]; then arm64; fi
 if [ "${1:-}" = docs ]; then mdbook; fi
