@@ -75,7 +75,7 @@ test-page: ## the daemon's page in Debian's Chromium, with traffic; makes the pi
 	cargo build --quiet --workspace --bins
 	tools/test-page.py target/debug --pictures docs/pictures
 
-test-libvirt: guest-image ## Debian's libvirtd makes and deletes NICs with their domains, by the hook
+test-libvirt: guest-image ## Debian's libvirtd makes and deletes NICs with their domains, by the hook; a domain is saved, restored, and moved to another host
 	@tools/setup.sh libvirt
 	cargo build --quiet --workspace --bins
 	tools/test-libvirt.py

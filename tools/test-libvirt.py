@@ -1,6 +1,8 @@
 #!/usr/bin/python3
-"""Debian's libvirtd with packaging/libvirt-hook: a domain's NICs are made and deleted with it. Everything runs in
-namespaces of its own, with folders of its own over libvirt's; guests run by software emulation.
+"""Debian's libvirtd with packaging/libvirt-hook: a domain's NICs are made and deleted with it. A domain is started,
+saved and restored, gets a second NIC while it runs, and is moved by virsh to another host with a libvirtd and a daemon
+of its own, while it talks to a container. Everything runs in namespaces of its own, with folders of its own over
+libvirt's; guests run by software emulation.
 
 usage: test-libvirt.py [FOLDER]    the folder has butterflyd and butterfly [default: target/debug]
 
@@ -11,9 +13,12 @@ import glob
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
+import uuid
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # Seconds until an event has to have come, on a busy machine without KVM.
@@ -37,6 +42,7 @@ DOMAIN = """<domain type='qemu' xmlns:qemu='http://libvirt.org/schemas/domain/qe
                      mtu='1450' anti-spoof='false'/>
     </butterfly:nics>
   </metadata>
+  <features><acpi/><apic/></features>
   <on_crash>destroy</on_crash>
   <devices>
     <emulator>/usr/bin/qemu-system-x86_64</emulator>
@@ -48,13 +54,31 @@ DOMAIN = """<domain type='qemu' xmlns:qemu='http://libvirt.org/schemas/domain/qe
       <model type='virtio'/>
       <driver queues='1'/>
     </interface>
+    <controller type='pci' model='pcie-root'/>
+    <controller type='pci' model='pcie-root-port'/>
+    <controller type='pci' model='pcie-root-port'/>
+    <controller type='pci' model='pcie-root-port'/>
+    <controller type='pci' model='pcie-root-port'/>
+    <controller type='pci' model='pcie-root-port'/>
+    <controller type='pci' model='pcie-root-port'/>
     <serial type='pty'/>
+    <serial type='unix'><source mode='bind' path='/run/{name}.agent'/></serial>
   </devices>
   <qemu:commandline>
     <qemu:arg value='-global'/>
     <qemu:arg value='virtio-net-pci.vectors=0'/>
   </qemu:commandline>
 </domain>
+"""
+
+# A second NIC, for a domain that runs.
+INTERFACE = """<interface type='vhostuser'>
+  <mac address='52:54:00:00:00:12'/>
+  <source type='unix' path='/run/butterfly/qemu-vhost-second' mode='client'>
+    <reconnect enabled='yes' timeout='1'/>
+  </source>
+  <model type='virtio'/>
+</interface>
 """
 
 # What a host has and this machine's own libvirt must not see.
@@ -83,21 +107,15 @@ def main():
     programs = os.path.abspath(sys.argv[1] if len(sys.argv) > 1 else f"{ROOT}/target/debug")
     os.environ["PATH"] = f"{programs}:{os.environ['PATH']}"
     os.environ.pop("BUTTERFLY_ENDPOINT", None)
-    for folder in FOLDERS:
-        os.makedirs(folder, exist_ok=True)
-        run("mount", "-t", "tmpfs", "tmpfs", folder)
-    run("ip", "link", "set", "lo", "up")
     # The user that Debian's libvirt-daemon-system makes; libvirtd looks it up, though we name another.
     for file, line in (("passwd", "libvirt-qemu:x:64055:64055::/:/usr/sbin/nologin"), ("group", "libvirt-qemu:x:64055:")):
         text = open(f"/etc/{file}", encoding="utf-8").read()
         if "libvirt-qemu:" not in text:
-            with open(f"/run/{file}", "w", encoding="utf-8") as own:
+            with tempfile.NamedTemporaryFile("w", encoding="utf-8") as own:
                 own.write(f"{text}{line}\n")
-            run("mount", "--bind", f"/run/{file}", f"/etc/{file}")
-    os.makedirs("/etc/libvirt/hooks/qemu.d")
-    run("install", "-m", "755", f"{ROOT}/packaging/libvirt-hook", "/etc/libvirt/hooks/qemu.d/butterfly")
-    with open("/etc/libvirt/qemu.conf", "w", encoding="utf-8") as file:
-        file.write(QEMU_CONF)
+                own.flush()
+                os.chmod(own.name, 0o644)
+                run("mount", "--bind", own.name, f"/etc/{file}")
     Session().play()
 
 
@@ -122,7 +140,8 @@ def wait_for(what, seen):
         if seen():
             return
         time.sleep(0.2)
-    for log in glob.glob("/var/log/libvirt/qemu/*.log") + ["/run/libvirtd.log", "/run/butterflyd.log"]:
+    logs = ("var/log/libvirt/qemu/*.log", "run/libvirtd.log", "run/butterflyd.log")
+    for log in [path for log in logs for path in glob.glob(f"/proc/[0-9]*/root/{log}")]:
         lines = open(log, encoding="utf-8", errors="replace").read().splitlines()
         print(f"---- {log}", *[line for line in lines if "ethtool" not in line][-25:], sep="\n")
     sys.exit(f"test-libvirt: {what} has not come within {PATIENCE} s")
@@ -133,115 +152,246 @@ def check(right, why):
         sys.exit(f"test-libvirt: {why}")
 
 
-def nics():
-    return run("butterfly", "nic", "list").split()
+class Host:
+    """A host: its network, its name, folders of libvirt and /run of its own; butterflyd and libvirtd in it."""
 
+    def __init__(self, name, address):
+        self.name, self.address = name, address
+        self.butterflyd = self.libvirtd = None
+        apart = ["unshare", "--mount", "--net", "--uts", "sleep", "infinity"]
+        self.holder = subprocess.Popen(apart)
+        own = f"/proc/{self.holder.pid}/ns/uts"
+        wait_for("a host's namespaces", lambda: os.readlink(own) != os.readlink("/proc/self/ns/uts"))
+        self.enter = ["nsenter", "--target", str(self.holder.pid), "--mount", "--net", "--uts", "--"]
+        self.root = f"/proc/{self.holder.pid}/root"
+        self.run("hostname", name)
+        for folder in FOLDERS:
+            self.run("mkdir", "-p", folder)
+            self.run("mount", "-t", "tmpfs", "tmpfs", folder)
+        self.run("mkdir", "-p", "/run/netns", "/etc/libvirt/hooks/qemu.d")
+        self.run("mount", "-t", "sysfs", "sysfs", "/sys")
+        self.run("mount", "-t", "bpf", "bpf", "/sys/fs/bpf")
+        self.run("ip", "link", "set", "lo", "up")
+        hook = "/etc/libvirt/hooks/qemu.d/butterfly"
+        self.run("install", "-m", "755", f"{ROOT}/packaging/libvirt-hook", hook)
+        self.write("/etc/libvirt/qemu.conf", QEMU_CONF)
+        self.write("/etc/libvirt/libvirtd.conf", f'host_uuid = "{uuid.uuid4()}"\n')
 
-def state(name):
-    shown = json.loads(run("butterfly", "nic", "details", name, "--json"))[0]
-    return shown["state"].removeprefix("PORT_STATE_").lower()
+    def write(self, path, text):
+        with open(self.root + path, "w", encoding="utf-8") as file:
+            file.write(text)
+
+    def run(self, *words):
+        return run(*self.enter, *words)
+
+    def butterfly(self, *words):
+        return self.run("butterfly", *words)
+
+    def virsh(self, *words):
+        return self.run("virsh", "-q", "-c", "qemu:///system", *words)
+
+    def refused(self, *words):
+        return refused(*self.enter, "virsh", "-q", "-c", "qemu:///system", *words)
+
+    def nics(self):
+        return self.butterfly("nic", "list").split()
+
+    def state(self, name):
+        shown = json.loads(self.butterfly("nic", "details", name, "--json"))[0]
+        return shown["state"].removeprefix("PORT_STATE_").lower()
+
+    def start(self, *words):
+        """Starts a program with its log in this host's /run."""
+        log = open(f"{self.root}/run/{words[0]}.log", "a", encoding="utf-8")
+        return subprocess.Popen([*self.enter, *words], stdout=log, stderr=log)
+
+    def start_butterflyd(self):
+        words = ["butterflyd", "-s", "/run/butterfly", "-e", "none", "--no-syslog", "-i", self.address]
+        self.butterflyd = self.start(*words, "--api", "unix:/run/butterfly/api.sock")
+        self.butterfly("health", "--wait", str(PATIENCE))
+        self.butterfly("sg", "add", "friends")
+        self.butterfly("sg", "rule", "add", "friends", "--ip-proto", "icmp", "--cidr", "10.0.0.0/24")
+
+    def start_libvirtd(self):
+        self.libvirtd = self.start("libvirtd")
+        listed = [*self.enter, "virsh", "-c", "qemu:///system", "list"]
+
+        def answers():
+            if self.libvirtd.poll() is not None:
+                log = open(f"{self.root}/run/libvirtd.log", encoding="utf-8").read()
+                sys.exit(f"test-libvirt: libvirtd has ended: {log[-3000:]}")
+            return subprocess.run(listed, capture_output=True).returncode == 0
+
+        wait_for("libvirtd", answers)
+
+    def define(self, name, vni):
+        self.write(f"/run/{name}.xml", DOMAIN.format(name=name, vni=vni, root=ROOT))
+        self.virsh("define", f"/run/{name}.xml")
+
+    def guest(self, name, command):
+        """Code and output of a shell command in a guest, by its agent (crates/guest/src/agent.rs). A guest that has
+        been reset loses what it was sent before its agent was there, so it is asked again.
+        """
+        until = time.monotonic() + PATIENCE
+        while time.monotonic() < until:
+            with socket.socket(socket.AF_UNIX) as line:
+                line.settimeout(30)
+                line.connect(f"{self.root}/run/{name}.agent")
+                number = time.monotonic_ns()
+                # An empty line ends whatever a line before it was cut off in.
+                line.sendall(f"\nrun {number} 60000 {command.encode().hex()}\n".encode())
+                try:
+                    for answer in line.makefile("rb"):
+                        words = answer.split()
+                        if words[:2] == [b"done", str(number).encode()]:
+                            said = b"" if words[3:] == [b"-"] else bytes.fromhex(words[3].decode())
+                            return int(words[2]), said.decode(errors="replace").strip()
+                except TimeoutError:
+                    pass
+        sys.exit(f"test-libvirt: the agent of {name} says nothing")
+
+    def end(self, program):
+        # The program is the child of nsenter, which becomes it.
+        program.terminate()
+        program.wait()
 
 
 class Session:
     def __init__(self):
         self.begun = time.monotonic()
-        self.butterflyd = None
-        self.libvirtd = None
 
     def said(self, what):
         print(f"{time.monotonic() - self.begun:6.1f} s  {what}", flush=True)
 
-    def start_butterflyd(self):
-        log = open("/run/butterflyd.log", "a", encoding="utf-8")
-        words = ["butterflyd", "-s", "/run/butterfly", "-e", "none", "--no-syslog"]
-        words += ["--api", "unix:/run/butterfly/api.sock"]
-        self.butterflyd = subprocess.Popen(words, stdout=log, stderr=log)
-        run("butterfly", "health", "--wait", str(PATIENCE))
-
-    def start_libvirtd(self):
-        log = open("/run/libvirtd.log", "a", encoding="utf-8")
-        self.libvirtd = subprocess.Popen(["libvirtd"], stdout=log, stderr=log)
-        listed = ["virsh", "-c", "qemu:///system", "list"]
-
-        def answers():
-            if self.libvirtd.poll() is not None:
-                sys.exit(f"test-libvirt: libvirtd has ended: {open('/run/libvirtd.log').read()[-3000:]}")
-            return subprocess.run(listed, capture_output=True).returncode == 0
-
-        wait_for("libvirtd", answers)
-
-    def virsh(self, *words):
-        return run("virsh", "-q", "-c", "qemu:///system", *words)
-
-    def define(self, name, vni):
-        with open(f"/run/{name}.xml", "w", encoding="utf-8") as file:
-            file.write(DOMAIN.format(name=name, vni=vni, root=ROOT))
-        self.virsh("define", f"/run/{name}.xml")
+    def connect(self, a, b):
+        """A cable between two hosts."""
+        run("ip", "link", "add", "a0", "netns", str(a.holder.pid), "type", "veth", "peer", "name", "b0",
+            "netns", str(b.holder.pid))
+        for host, cable in ((a, "a0"), (b, "b0")):
+            host.run("ip", "addr", "add", f"{host.address}/24", "dev", cable)
+            host.run("ip", "link", "set", cable, "up")
 
     def play(self):
-        self.start_butterflyd()
-        run("butterfly", "sg", "add", "friends")
-        self.start_libvirtd()
-        self.define("vm1", "7")
-        check(nics() == [], "a domain that is only defined has no NIC")
+        a, b = Host("host-a", "192.0.2.1"), Host("host-b", "192.0.2.2")
+        self.connect(a, b)
+        self.one_host(a)
+        self.second_nic(a)
+        self.moved(a, b)
+        self.refusals(a)
+        a.end(a.libvirtd)
+        for program in (b.libvirtd, b.butterflyd):
+            b.end(program)
+
+    def one_host(self, a):
+        a.start_butterflyd()
+        a.start_libvirtd()
+        a.define("vm1", "7")
+        check(a.nics() == [], "a domain that is only defined has no NIC")
         self.said("defined: no NIC yet")
 
-        self.virsh("start", "vm1")
-        check(nics() == ["vm1"], f"the domain's NIC is there: {nics()}")
-        nic = json.loads(run("butterfly", "nic", "details", "vm1", "--json"))[0]["nic"]
+        a.virsh("start", "vm1")
+        check(a.nics() == ["vm1"], f"the domain's NIC is there: {a.nics()}")
+        nic = json.loads(a.butterfly("nic", "details", "vm1", "--json"))[0]["nic"]
         wanted = {"vni": 7, "mac": "52:54:00:00:00:11", "addresses": ["10.0.0.11", "fd00::11"]}
         wanted |= {"security_groups": ["friends"], "mtu": 1450, "anti_spoof": False}
         for key, value in wanted.items():
             check(nic[key] == value, f"{key} is {nic[key]}, and the metadata says {value}")
-        wait_for("the guest's driver", lambda: state("vm1") == "up")
+        wait_for("the guest's driver", lambda: a.state("vm1") == "up")
         self.said("started: the NIC is as the metadata says, and up")
 
-        self.libvirtd.send_signal(signal.SIGKILL)
-        self.libvirtd.wait()
-        self.start_libvirtd()
-        self.virsh("domstate", "vm1")
-        check(nics() == ["vm1"] and state("vm1") == "up", "libvirtd has started again: the NIC stays")
+        a.libvirtd.send_signal(signal.SIGKILL)
+        a.libvirtd.wait()
+        a.start_libvirtd()
+        a.virsh("domstate", "vm1")
+        check(a.nics() == ["vm1"] and a.state("vm1") == "up", "libvirtd has started again: the NIC stays")
         self.said("libvirtd killed and started: the NIC is untouched")
 
-        self.butterflyd.terminate()
-        self.butterflyd.wait()
-        self.start_butterflyd()
-        run("butterfly", "sg", "add", "friends")
+        a.end(a.butterflyd)
+        a.start_butterflyd()
         # What an administrator does after a restart that forgets: have the hooks make the NICs again.
-        self.libvirtd.terminate()
-        self.libvirtd.wait()
-        self.start_libvirtd()
-        wait_for("the NIC of the running domain", lambda: nics() == ["vm1"])
-        wait_for("the guest's driver again", lambda: state("vm1") == "up")
+        a.end(a.libvirtd)
+        a.start_libvirtd()
+        wait_for("the NIC of the running domain", lambda: a.nics() == ["vm1"])
+        wait_for("the guest's driver again", lambda: a.state("vm1") == "up")
         self.said("the daemon restarted, then libvirtd: the running guest has its NIC again")
 
-        # QEMU saves no guest whose backend cannot log what it writes (VHOST_USER_PROTOCOL_F_LOG_SHMFD).
-        why = refused("virsh", "-q", "-c", "qemu:///system", "save", "vm1", "/run/vm1.save")
-        check("Migration disabled" in why, f"why it is not saved: {why}")
-        check(nics() == ["vm1"] and state("vm1") == "up", "a save that is refused changes nothing")
-        self.virsh("reset", "vm1")
-        wait_for("the guest to leave its NIC", lambda: state("vm1") != "up")
-        wait_for("the guest after a reset", lambda: state("vm1") == "up")
-        self.said("not saved, which QEMU refuses; reset: the same NIC, up again")
+        a.butterfly("nic", "add", "--id", "c1", "--vni", "7", "--mac", "52:54:00:00:00:01", "--ip", "10.0.0.1/24",
+                    "--sg", "friends", "--type", "veth", "--netns", self.namespace(a, "c1"))
+        a.guest("vm1", "ip addr replace 10.0.0.11/24 dev eth0")
+        self.talks(a)
+        boot = a.guest("vm1", "cat /proc/sys/kernel/random/boot_id")
+        a.virsh("save", "vm1", "/run/vm1.save")
+        wait_for("the NIC to go with the saved guest", lambda: a.nics() == ["c1"])
+        a.virsh("restore", "/run/vm1.save")
+        wait_for("the restored guest's NIC", lambda: a.state("vm1") == "up")
+        check(a.guest("vm1", "cat /proc/sys/kernel/random/boot_id") == boot, "the guest goes on, and did not boot")
+        self.talks(a)
+        self.said("saved and restored: the NIC went and came, and the guest goes on")
 
-        self.virsh("destroy", "vm1")
-        wait_for("the NIC to go", lambda: nics() == [])
-        self.said("ended: the NIC is deleted")
+        a.virsh("reset", "vm1")
+        # Its firmware takes the NIC first, and then its kernel.
+        wait_for("the guest to boot", lambda: a.guest("vm1", "cat /proc/sys/kernel/random/boot_id") != boot)
+        wait_for("the guest after a reset", lambda: a.state("vm1") == "up")
+        self.said("reset: the same NIC, up again")
 
-        self.define("vm2", "")
-        why = refused("virsh", "-q", "-c", "qemu:///system", "start", "vm2")
+    def second_nic(self, a):
+        a.butterfly("nic", "add", "--id", "second", "--vni", "8", "--mac", "52:54:00:00:00:12", "--ip", "10.0.0.12",
+                    "--sg", "friends")
+        a.write("/run/second.xml", INTERFACE)
+        a.virsh("attach-device", "vm1", "/run/second.xml", "--live")
+        up = "ip link set eth1 up && cat /sys/class/net/eth1/address"
+        wait_for("the second NIC in the guest", lambda: a.guest("vm1", up) == (0, "52:54:00:00:00:12"))
+        wait_for("the second NIC's driver", lambda: a.state("second") == "up")
+        a.virsh("detach-device", "vm1", "/run/second.xml", "--live")
+        wait_for("the second NIC to leave the guest", lambda: a.guest("vm1", "test -e /sys/class/net/eth1")[0] == 1)
+        wait_for("its emulator to let go", lambda: a.state("second") != "up")
+        a.butterfly("nic", "del", "second")
+        check(a.state("vm1") == "up", "the first NIC is untouched")
+        self.said("a second NIC plugged in while the guest runs, and out again")
+
+    def moved(self, a, b):
+        b.start_butterflyd()
+        b.start_libvirtd()
+        wait_for("the agent", lambda: a.guest("vm1", "ip addr replace 10.0.0.11/24 dev eth0")[0] == 0)
+        self.talks(a)
+        boot = a.guest("vm1", "cat /proc/sys/kernel/random/boot_id")
+        b.butterfly("binding", "add", "--vni", "7", "--mac", "52:54:00:00:00:01", "--ip", "10.0.0.1", "--host", a.address)
+        there = f"qemu+unix:///system?socket={b.root}/run/libvirt/libvirt-sock"
+        a.virsh("migrate", "--live", "--persistent", "--undefinesource", "vm1", there, f"tcp://{b.address}:4444")
+        wait_for("the NIC to go where the guest was", lambda: a.nics() == ["c1"])
+        check(b.nics() == ["vm1"], f"the hook has made the NIC where the guest is: {b.nics()}")
+        wait_for("the guest's NIC on the other host", lambda: b.state("vm1") == "up")
+        a.butterfly("binding", "add", "--vni", "7", "--mac", "52:54:00:00:00:11", "--ip", "10.0.0.11", "--host", b.address)
+        check(b.guest("vm1", "cat /proc/sys/kernel/random/boot_id") == boot, "the guest goes on, and did not boot")
+        self.talks(b)
+        self.said("moved by virsh to another host: its NIC went along, and it reaches the container that stayed")
+        b.virsh("destroy", "vm1")
+        wait_for("the NIC to go", lambda: b.nics() == [])
+        self.said("ended there: the NIC is deleted")
+
+    def namespace(self, host, name):
+        host.run("ip", "netns", "add", name)
+        return name
+
+    def talks(self, host):
+        """The guest reaches the container."""
+        pinged = host.guest("vm1", "ping -c 3 -W 10 10.0.0.1")
+        check(pinged[0] == 0 and "3 packets received" in pinged[1], f"the guest reaches the container: {pinged}")
+
+    def refusals(self, a):
+        a.butterfly("nic", "del", "c1")
+        a.define("vm2", "")
+        why = a.refused("start", "vm2")
         check("has no vni" in why, f"the refusal names what is missing: {why}")
-        check(nics() == [], "and leaves nothing")
-        self.define("vm3", "16777216")
-        why = refused("virsh", "-q", "-c", "qemu:///system", "start", "vm3")
+        check(a.nics() == [], "and leaves nothing")
+        a.define("vm3", "16777216")
+        why = a.refused("start", "vm3")
         check("16777216" in why, f"the daemon's refusal is told: {why}")
-        self.butterflyd.terminate()
-        self.butterflyd.wait()
-        why = refused("virsh", "-q", "-c", "qemu:///system", "start", "vm1")
+        a.define("vm1", "7")
+        a.end(a.butterflyd)
+        why = a.refused("start", "vm1")
         check("cannot reach butterflyd" in why, f"no daemon: {why}")
         self.said("what cannot be made starts no domain, and says why")
-        self.libvirtd.terminate()
-        self.libvirtd.wait()
 
 
 if __name__ == "__main__":
