@@ -5,12 +5,13 @@
 use crate::error::Error;
 use crate::event::NicState;
 use crate::limits;
-use crate::model::{Nic, NicKind};
+use crate::model::{Mirror, Nic, NicKind};
 use dataplane::counters::{PortCounters, RuleCounters};
 use dataplane::flow::FlowInfo;
 use dataplane::snapshot::{PortSlot, PortUid, RuleSlot, Snapshot};
 use dataplane::{Switch, WorkerGone};
 use io::trace::Trace;
+use io::trace::capture::Tap;
 use std::sync::Arc;
 
 /// What the daemon was started with.
@@ -221,6 +222,13 @@ pub trait Attachments: Send {
     /// Starts a packet trace of the NIC in the file `path`. `None` when this implementation writes
     /// none.
     fn trace(&mut self, nic: &Nic, path: &str) -> Result<Option<Trace>, AttachError>;
+
+    /// Begins to send copies of the NIC's frames to a collector: of those that the tap is offered,
+    /// until nobody has it any more. `None`, the default, when this implementation sends none.
+    fn mirror(&mut self, nic: &Nic, mirror: &Mirror) -> Result<Option<Tap>, AttachError> {
+        let _ = (nic, mirror);
+        Ok(None)
+    }
 }
 
 /// Why the data plane did not do what it was asked.

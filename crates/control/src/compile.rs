@@ -14,6 +14,7 @@ use dataplane::snapshot::{
     Changed, Group, MacMap, Network, NetworkIdx, PortConfig, PortSlot, RuleSlot, SharedMacs,
 };
 use imbl::Vector;
+use io::trace::Trace;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use wire::{Mac, Vni};
@@ -306,7 +307,7 @@ impl State {
             flow_share: settings.flow_share,
             mtu: settings.mtu(nic),
             meters: self.meters(entry),
-            trace: entry.trace.clone(),
+            trace: Trace::mirrored(entry.trace.as_ref(), entry.mirror.as_ref()),
         }
     }
 }

@@ -420,6 +420,19 @@ impl Controller {
                     .map_err(refuse)?;
                 opened.push(new.clone());
             }
+            if let Some(mirror) = &new.nic.mirror {
+                // The same one goes on, with what it has counted.
+                let same = |old: &&NicEntry| {
+                    (&old.nic.mirror, old.nic.vni) == (&new.nic.mirror, new.nic.vni)
+                };
+                let tap = match old.as_ref().filter(same) {
+                    Some(old) => old.mirror.clone(),
+                    None => self.attachments.mirror(&new.nic, mirror).map_err(refuse)?,
+                };
+                if let Some(entry) = next.nics.get_mut(id) {
+                    entry.mirror = tap;
+                }
+            }
             if !new.nic.packet_trace {
                 continue;
             }

@@ -167,6 +167,7 @@ fn described(nic: &Nic) -> Vec<(&'static str, String)> {
         path,
         packet_trace,
         packet_trace_path,
+        mirror,
         timeouts,
         allow_dhcp_server,
         allow_router_advertisements,
@@ -206,6 +207,7 @@ fn described(nic: &Nic) -> Vec<(&'static str, String)> {
         ("path", optional(path)),
         ("packet_trace", packet_trace.to_string()),
         ("packet_trace_path", optional(packet_trace_path)),
+        ("mirror", optional(mirror)),
         (
             "tcp_established_secs",
             timeouts.tcp_established_secs.to_string(),

@@ -8,6 +8,7 @@ mod id;
 mod interface;
 pub(crate) mod limits;
 mod mac_case;
+mod mirror;
 mod nic;
 mod overlay;
 mod parse;
@@ -22,6 +23,7 @@ pub use interface::{Feature, Interface, Interfaces};
 pub(crate) use interface::{declared, once};
 pub use limits::{Limit, Limits, with_bursts};
 pub use mac_case::MacCase;
+pub use mirror::{Mirror, MirrorKind, SNAP_MAX};
 pub use nic::{AddressPair, BenchKind, Nic, NicKind, NicUpdate, Timeouts, VhostMode};
 pub use overlay::{
     Binding, BindingKey, Flood, Host, HostUpdate, Membership, NetworkOptions, multicast_group,

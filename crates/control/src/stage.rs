@@ -127,6 +127,7 @@ impl State {
                         network: NetworkIdx(u32::MAX),
                         path: settings.path(&nic).into(),
                         trace: None,
+                        mirror: None,
                         state: NicState::Down,
                         baseline: Arc::default(),
                         nic,

@@ -11,6 +11,7 @@ use crate::slots::Slots;
 use dataplane::counters::{PortCounters, RuleCounters};
 use dataplane::snapshot::{GroupIdx, NetworkIdx, PortSlot, PortUid, RuleSlot, Snapshot};
 use io::trace::Trace;
+use io::trace::capture::Tap;
 use std::net::IpAddr;
 use std::sync::Arc;
 use wire::{Mac, Vni};
@@ -66,6 +67,8 @@ pub(crate) struct NicEntry {
     pub network: NetworkIdx,
     pub path: Arc<str>,
     pub trace: Option<Trace>,
+    /// Where its mirror takes frames.
+    pub mirror: Option<Tap>,
     pub state: NicState,
     /// What the slot had counted when the NIC got it.
     pub baseline: Arc<PortCounters>,

@@ -29,6 +29,8 @@ pub struct NicStats {
     pub waits_out: u64,
     /// For how long in all, nanoseconds: of each queue.
     pub wait_out_ns: u64,
+    /// Frames for its mirror, and those of them that were lost, since the mirror was set.
+    pub mirrored: Option<(u64, u64)>,
 }
 
 /// What a group's rules have counted since each was added.
@@ -59,6 +61,7 @@ pub(crate) fn nic_stats(
     now: &PortCounters,
     baseline: &PortCounters,
     (waits_out, wait_out_ns): (u64, u64),
+    mirrored: Option<(u64, u64)>,
 ) -> NicStats {
     let drops = |now: &[u64], baseline: &[u64]| {
         let since = now
@@ -83,6 +86,7 @@ pub(crate) fn nic_stats(
         drops_out: drops(&now.drops_from, &baseline.drops_from),
         waits_out,
         wait_out_ns,
+        mirrored,
     }
 }
 

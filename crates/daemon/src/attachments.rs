@@ -7,17 +7,19 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use control::model::{BenchKind, Nic, NicKind, VhostMode};
+use control::model::{BenchKind, Mirror, Nic, NicKind, VhostMode};
 use control::{AttachError, Attachments, NicState, OpenRequest};
 use dataplane::{PortSlot, QueueId, Switch};
 use io::bench::{BenchMode, BenchPort};
 use io::port::Port;
 use io::tap::{TapOptions, TapPort};
 use io::trace::Trace;
+use io::trace::capture::Tap;
 use io::vhost::{MAX_PAIRS, NicOptions, PortKey, PortSink, PortState, Server, SessionKeeper};
 
 use crate::bench_report;
 use crate::held::Held;
+use crate::mirrors::Mirrors;
 use crate::start_gate::StartGate;
 use crate::states::PortStates;
 use crate::unix_socket::NicSockets;
@@ -40,6 +42,7 @@ pub struct HostAttachments {
     held: Option<Arc<Held>>,
     /// The interfaces of TAP devices, by slot.
     taps: BTreeMap<u32, String>,
+    mirrors: Mirrors,
 }
 
 impl HostAttachments {
@@ -77,6 +80,7 @@ impl HostAttachments {
             sockets,
             held,
             taps: BTreeMap::new(),
+            mirrors: Mirrors::default(),
         })
     }
 
@@ -231,6 +235,13 @@ impl Attachments for HostAttachments {
         trace
             .map(Some)
             .map_err(|e| AttachError(format!("packet trace {path}: {e}")))
+    }
+
+    fn mirror(&mut self, nic: &Nic, mirror: &Mirror) -> Result<Option<Tap>, AttachError> {
+        self.mirrors
+            .begin(nic, mirror)
+            .map(Some)
+            .map_err(AttachError)
     }
 }
 

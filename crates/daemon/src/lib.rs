@@ -42,6 +42,7 @@ mod lock;
 mod log_repeats;
 mod logging;
 mod metrics;
+mod mirrors;
 mod options;
 mod page;
 mod places;

@@ -36,11 +36,12 @@ const FILE_MAX: u64 = 1 << 30;
 
 const APPLICATION: &str = concat!("butterfly ", env!("CARGO_PKG_VERSION"));
 
-/// Where frames of a NIC are recorded: a file, captures that somebody reads while they run
-/// ([`capture`]), or both. Clones record into the same ones.
+/// Where frames of a NIC are recorded: a file, a mirror's collector, captures that somebody reads
+/// while they run ([`capture`]), or several of them. Clones record into the same ones.
 #[derive(Clone, Debug)]
 pub struct Trace {
     file: Option<ToFile>,
+    mirror: Option<Tap>,
     taps: Arc<[Tap]>,
 }
 
@@ -116,15 +117,29 @@ impl Trace {
         };
         Ok(Trace {
             file: Some(file),
+            mirror: None,
             taps: Arc::default(),
         })
     }
 
-    /// The file of `trace`, if there is one, and these captures; `None` when that is neither.
+    /// The file of `trace`, if there is one, and a mirror; `None` when that is neither.
+    pub fn mirrored(trace: Option<&Trace>, mirror: Option<&Tap>) -> Option<Trace> {
+        let file = trace.and_then(|trace| trace.file.clone());
+        (file.is_some() || mirror.is_some()).then(|| Trace {
+            file,
+            mirror: mirror.cloned(),
+            taps: Arc::default(),
+        })
+    }
+
+    /// The file and the mirror of `trace`, as far as they are there, and these captures; `None` when
+    /// that is nothing.
     pub fn tapped(trace: Option<&Trace>, taps: &Arc<[Tap]>) -> Option<Trace> {
         let file = trace.and_then(|trace| trace.file.clone());
-        (file.is_some() || !taps.is_empty()).then(|| Trace {
+        let mirror = trace.and_then(|trace| trace.mirror.clone());
+        (file.is_some() || mirror.is_some() || !taps.is_empty()).then(|| Trace {
             file,
+            mirror,
             taps: taps.clone(),
         })
     }
@@ -145,7 +160,7 @@ impl Trace {
                 batch.to_bytes(index).into()
             });
         }
-        for tap in self.taps.iter() {
+        for tap in self.mirror.iter().chain(self.taps.iter()) {
             tap.offer(direction, batch, index, dropped, time_ns);
         }
     }
@@ -161,7 +176,7 @@ impl Trace {
         if let Some(file) = &self.file {
             file.put(frame.len(), direction, dropped, time_ns, || frame.into());
         }
-        for tap in self.taps.iter() {
+        for tap in self.mirror.iter().chain(self.taps.iter()) {
             tap.offer_bytes(direction, frame, dropped, time_ns);
         }
     }

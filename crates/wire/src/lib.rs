@@ -9,7 +9,8 @@
 //! - completing what a sender left undone: [`offload`], [`virtio_net`], [`checksum`], [`segment`],
 //!   and its opposite [`merge`]
 //! - between hosts: [`vxlan`], [`membership`]
-//! - making: [`build`] (frames), [`pcap`] and [`pcapng`] (capture files), [`ipfix`] (records of flows)
+//! - making: [`build`] (frames), [`pcap`] and [`pcapng`] (capture files), [`ipfix`] (records of flows),
+//!   [`erspan`] (mirrored frames)
 
 mod addr;
 pub mod bpf;
@@ -17,6 +18,7 @@ pub mod build;
 mod bytes;
 pub mod checksum;
 pub mod dhcp;
+pub mod erspan;
 pub mod ipfix;
 pub mod membership;
 pub mod merge;

@@ -34,3 +34,9 @@ pub const VXLAN_LEN: usize = 8;
 
 /// The flag that says that the VNI is valid (RFC 7348, section 5): the only one there is.
 const FLAG_VNI: u8 = 0x08;
+
+/// The header of a VXLAN network alone, for whom the kernel makes those before it.
+pub fn header(vni: crate::Vni) -> [u8; VXLAN_LEN] {
+    let [_, high, middle, low] = vni.id().to_be_bytes();
+    [FLAG_VNI, 0, 0, 0, high, middle, low, 0]
+}

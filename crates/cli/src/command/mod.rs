@@ -26,6 +26,7 @@ mod nic;
 mod nic_details;
 mod nic_how;
 mod nic_limits;
+mod nic_mirror;
 mod nic_options;
 mod nic_sg;
 mod nic_show;

@@ -3,7 +3,7 @@
 
 use api::v1;
 
-use super::nic_limits;
+use super::{nic_limits, nic_mirror};
 use crate::error::Error;
 use crate::json;
 use crate::output::Output;
@@ -135,6 +135,9 @@ fn detail_lines(status: &v1::NicStatus) -> Vec<(&'static str, String)> {
         if let Some(limits) = limits {
             lines.push((name, nic_limits::text(limits)));
         }
+    }
+    if let Some(mirror) = &nic.mirror {
+        lines.push(("mirror", nic_mirror::text(mirror)));
     }
     if status.mtu != 0 {
         lines.push(("mtu", status.mtu.to_string()));

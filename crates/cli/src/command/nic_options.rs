@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use api::v1;
 use clap::{Args, ValueEnum};
 
-use super::nic_limits;
+use super::{nic_limits, nic_mirror};
 use crate::error::Error;
 
 /// What a NIC attaches to, by the original's names.
@@ -126,7 +126,8 @@ Examples:
   butterfly nic update vnic_1 --ip 42.0.0.1 42.0.0.9 --enable-antispoof
   butterfly nic update vnic_1 --sg ''      (leaves no group)
   butterfly nic update vnic_1 --limit-out 100mbit,burst=1mb --limit-in 1gbit,connections=500
-  butterfly nic update vnic_1 --limit-out packets=20k,floods=100,floods-burst=20")]
+  butterfly nic update vnic_1 --limit-out packets=20k,floods=100,floods-burst=20
+  butterfly nic update vnic_1 --mirror erspan:192.0.2.9,id=7,direction=out")]
 pub struct NicUpdate {
     /// The NIC
     #[arg(value_name = "NIC", required_unless_present = "id")]
@@ -207,6 +208,11 @@ struct NicArgs {
     /// dropped beyond it. As --limit-out
     #[arg(long, value_name = "RATE[,burst=SIZE][,KEY=N...]", value_parser = nic_limits::parse)]
     limit_in: Option<v1::Limits>,
+    /// API v1: send copies of the NIC's frames to a collector, vxlan:ADDRESS or erspan:ADDRESS, by
+    /// the host's own routes. Keys are port (VXLAN, 4789), id (the VNI, or ERSPAN's session),
+    /// direction (in, out) and snap-len (bytes of a frame); update: none ends it
+    #[arg(long, value_name = "KIND:ADDRESS[,KEY=VALUE...]", value_parser = nic_mirror::parse)]
+    mirror: Option<v1::Mirror>,
 }
 
 impl NicAdd {
@@ -280,6 +286,8 @@ impl NicAdd {
             veth,
             limit_out: settings.limit_out,
             limit_in: settings.limit_in,
+            // Of a new NIC `none` is the default.
+            mirror: settings.mirror.filter(|mirror| !mirror.address.is_empty()),
         })
     }
 
@@ -353,6 +361,7 @@ impl NicUpdate {
             link_down: settings.link.map(|link| link == Link::Down),
             limit_out: settings.limit_out,
             limit_in: settings.limit_in,
+            mirror: settings.mirror,
             leave_groups: Vec::new(),
             join_groups: Vec::new(),
         })

@@ -82,7 +82,17 @@ impl ShowArgs {
                 session.out.text("\n")?;
             }
             nic_details::print(std::slice::from_ref(&seen.nic), &mut session.out)?;
+            let is_mirrored = seen
+                .nic
+                .nic
+                .as_ref()
+                .is_some_and(|nic| nic.mirror.is_some());
             session.out.text(&counted(&seen.stats, &seen.drops))?;
+            if is_mirrored {
+                let (all, lost) = (seen.stats.mirrored_frames, seen.stats.mirror_lost_frames);
+                let copies = format!("{all} frames, {lost} lost");
+                session.out.text(&line("mirrored", &copies))?;
+            }
             session.out.text(&pairs(&seen.queues))?;
         }
         Ok(())

@@ -111,6 +111,7 @@ impl Controller {
             &self.dataplane.port_counters(entry.slot),
             &entry.baseline,
             meters.map_or((0, 0), |meters| meters.egress.held()),
+            entry.mirror.as_ref().map(|tap| tap.capture.counts()),
         )
     }
 

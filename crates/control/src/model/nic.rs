@@ -1,7 +1,7 @@
 //! A NIC: one attachment of one guest to one virtual network.
 
 use super::parse::unmapped;
-use super::{GroupId, Limits, MacCase, NicId, Veth};
+use super::{GroupId, Limits, MacCase, Mirror, NicId, Veth};
 use crate::error::{Error, quota};
 use crate::limits;
 use ipnet::IpNet;
@@ -101,6 +101,8 @@ pub struct Nic {
     /// That file, beneath the daemon's folder of traces; relative to it unless absolute. Default
     /// `<trace-dir>/butterfly-<pid>-<id>.pcap`.
     pub packet_trace_path: Option<String>,
+    /// Copies of its frames are sent to a collector. Default no.
+    pub mirror: Option<Mirror>,
     /// How long its idle flows are remembered; see [`Nic::timeouts_in_bounds`].
     pub timeouts: Timeouts,
     /// It may answer DHCP. Default no.
@@ -143,6 +145,8 @@ pub struct NicUpdate {
     pub bypass_filtering: Option<bool>,
     pub packet_trace: Option<bool>,
     pub packet_trace_path: Option<String>,
+    /// `Some(None)`: no mirror any more.
+    pub mirror: Option<Option<Mirror>>,
     pub timeouts: Option<Timeouts>,
     pub allow_dhcp_server: Option<bool>,
     pub allow_router_advertisements: Option<bool>,
@@ -173,6 +177,7 @@ impl Nic {
             path: None,
             packet_trace: false,
             packet_trace_path: None,
+            mirror: None,
             timeouts: Timeouts::default(),
             allow_dhcp_server: false,
             allow_router_advertisements: false,
@@ -213,6 +218,7 @@ impl Nic {
             &mut nic.packet_trace_path,
             update.packet_trace_path.map(Some),
         );
+        replace(&mut nic.mirror, update.mirror);
         replace(&mut nic.timeouts, update.timeouts);
         replace(&mut nic.allow_dhcp_server, update.allow_dhcp_server);
         replace(
@@ -327,6 +333,9 @@ impl Nic {
                 path,
                 "is not a path of at most 4095 bytes",
             );
+        }
+        if let Some(mirror) = &self.mirror {
+            mirror.in_bounds(&self)?;
         }
         self.timeouts_in_bounds()?;
         self.limits_in_bounds()?;

@@ -234,6 +234,17 @@ impl Scrape {
                 .iter()
                 .try_for_each(|nic| rows.add(&[nic.stats.id.as_str()], nic.stats.kernel_out))
         })?;
+        for (family, of) in [
+            (&of::NIC_MIRRORED, (|(all, _)| all) as fn((u64, u64)) -> u64),
+            (&of::NIC_MIRROR_LOST, |(_, lost)| lost),
+        ] {
+            page.family(family, |rows| {
+                let mirrored =
+                    |nic: &super::gather::Nic| Some((nic.stats.id.clone(), nic.stats.mirrored?));
+                let mut mirrors = self.nics.iter().filter_map(mirrored);
+                mirrors.try_for_each(|(id, counts)| rows.add(&[id.as_str()], of(counts)))
+            })?;
+        }
         let mut both = |family, of: fn(&control::NicStats) -> [u64; 2]| {
             page.family(family, |rows| {
                 self.nics.iter().try_for_each(|nic| {

@@ -80,6 +80,8 @@ families! {
     NIC_FRAMES = Counter "butterfly_nic_frames" ("nic", "direction") "Frames that the guest sent (egress), dropped ones included, and that were delivered to it (ingress).";
     NIC_KERNEL = Counter "butterfly_nic_kernel_frames" ("nic") "Of the frames that a container sent, those that the kernel has forwarded itself.";
     NIC_BYTES = Counter "butterfly_nic_bytes" ["bytes"] ("nic", "direction") "Bytes of these frames, Ethernet headers included.";
+    NIC_MIRRORED = Counter "butterfly_nic_mirrored_frames" ("nic") "Copies of frames for the NIC's mirror, of NICs that have one, since it was set.";
+    NIC_MIRROR_LOST = Counter "butterfly_nic_mirror_lost_frames" ("nic") "Those of them that were lost: no room in the queue, or not taken by the host's network.";
     NIC_DROPPED = Counter "butterfly_nic_dropped_frames" ("nic", "direction") "Frames from this guest (egress) and on their way to it (ingress) that were dropped.";
     NIC_DROPPED_BY = Counter "butterfly_nic_dropped_frames_by_reason" ("nic", "direction", "reason") "The same by reason, once it has happened; docs/drops.md explains the reasons.";
     DROPPED = Counter "butterfly_dropped_frames" ("direction", "reason") "Frames of all NICs, deleted ones included, that were dropped since the daemon started.";

@@ -78,6 +78,7 @@ pub fn begin(
         snap_len,
         direction,
         dropped_only: request.dropped_only,
+        received_only: false,
     });
     let switch = app.workers.switch();
     if switch.captures() >= AT_ONCE {

@@ -8,9 +8,9 @@ use std::net::IpAddr;
 use api::v1;
 use control::model::{
     AddressPair, BenchKind, Config, Direction, Feature, Group, GroupId, Icmp, Interface, Limit,
-    Limits, MacCase, Nic, NicId, NicKind, NicUpdate, Peer, Ports, Removal, Rule, RuleMatch,
-    Timeouts, Veth, VethRoute, VhostMode, parse_address, parse_addresses, parse_cidr, parse_groups,
-    parse_mac, parse_vni, with_bursts,
+    Limits, MacCase, Mirror, MirrorKind, Nic, NicId, NicKind, NicUpdate, Peer, Ports, Removal,
+    Rule, RuleMatch, Timeouts, Veth, VethRoute, VhostMode, parse_address, parse_addresses,
+    parse_cidr, parse_groups, parse_mac, parse_vni, with_bursts,
 };
 use control::{Error, HostSettings};
 
@@ -53,6 +53,11 @@ pub fn nic(nic: v1::Nic, settings: &HostSettings) -> Result<Nic, Error> {
     new.mtu = mtu(&owner, nic.mtu)?;
     new.limit_out = limits(nic.limit_out.unwrap_or_default());
     new.limit_in = limits(nic.limit_in.unwrap_or_default());
+    new.mirror = nic
+        .mirror
+        .map(|one| mirror(&owner, one))
+        .transpose()?
+        .flatten();
     Ok(new)
 }
 
@@ -105,6 +110,7 @@ pub fn nic_update(update: v1::UpdateNicRequest) -> Result<(NicId, NicUpdate), Er
         mtu: update.mtu.map(|value| mtu(&owner, value)).transpose()?,
         limit_out: update.limit_out.map(limits),
         limit_in: update.limit_in.map(limits),
+        mirror: update.mirror.map(|one| mirror(&owner, one)).transpose()?,
     };
     Ok((NicId::new(&update.id)?, change))
 }
@@ -153,6 +159,65 @@ fn vhost_mode(owner: &str, mode: i32) -> Result<VhostMode, Error> {
             "is neither server nor client",
         )),
     }
+}
+
+/// `None`: it says that there is none.
+fn mirror(owner: &str, mirror: v1::Mirror) -> Result<Option<Mirror>, Error> {
+    let of_port = |port: u32| {
+        let why = "is not a UDP port";
+        u16::try_from(port).map_err(|_| Error::value(owner, "mirror port", &port.to_string(), why))
+    };
+    let kind = match (v1::mirror::Kind::try_from(mirror.kind), mirror.port) {
+        (Ok(v1::mirror::Kind::Unspecified | v1::mirror::Kind::Vxlan), port) => MirrorKind::Vxlan {
+            port: match port {
+                0 => wire::vxlan::PORT,
+                port => of_port(port)?,
+            },
+            vni: match mirror.id {
+                0 => None,
+                id => Some(parse_vni(&owner, id)?),
+            },
+        },
+        (Ok(v1::mirror::Kind::Erspan), 0) => MirrorKind::Erspan {
+            session: match mirror.id {
+                0 => 1,
+                // What is too large is refused with the other bounds.
+                id => id.try_into().unwrap_or(u16::MAX),
+            },
+        },
+        (Ok(v1::mirror::Kind::Erspan), port) => {
+            let why = "is given for ERSPAN, which has no ports";
+            return Err(Error::value(owner, "mirror port", &port.to_string(), why));
+        }
+        (Err(_), _) => {
+            let (kind, why) = (mirror.kind.to_string(), "is neither VXLAN nor ERSPAN");
+            return Err(Error::value(owner, "mirror kind", &kind, why));
+        }
+    };
+    if mirror.address.is_empty() {
+        // Of a mirror that is not to be, nothing else is said.
+        return match mirror == v1::Mirror::default() {
+            true => Ok(None),
+            false => {
+                let why = "is no address of a collector";
+                Err(Error::value(owner, "mirror address", "", why))
+            }
+        };
+    }
+    Ok(Some(Mirror {
+        kind,
+        address: parse_address(&owner, "mirror address", &mirror.address)?,
+        direction: match v1::Direction::try_from(mirror.direction) {
+            Ok(v1::Direction::Unspecified) => None,
+            Ok(v1::Direction::Ingress) => Some(Direction::Ingress),
+            Ok(v1::Direction::Egress) => Some(Direction::Egress),
+            Err(_) => {
+                let (value, why) = (mirror.direction.to_string(), "is no direction");
+                return Err(Error::value(owner, "mirror direction", &value, why));
+            }
+        },
+        snap_len: (mirror.snap_len != 0).then_some(mirror.snap_len),
+    }))
 }
 
 fn bench(owner: &str, bench: v1::Bench) -> Result<BenchKind, Error> {

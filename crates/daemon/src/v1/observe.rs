@@ -48,6 +48,8 @@ fn counters(stats: &NicStats) -> v1::NicStats {
         egress_waits: stats.waits_out,
         egress_wait_ns: stats.wait_out_ns,
         egress_kernel_frames: stats.kernel_out,
+        mirrored_frames: stats.mirrored.map_or(0, |(all, _)| all),
+        mirror_lost_frames: stats.mirrored.map_or(0, |(_, lost)| lost),
     }
 }
 

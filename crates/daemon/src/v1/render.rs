@@ -10,8 +10,8 @@ use std::net::IpAddr;
 
 use api::v1;
 use control::model::{
-    BenchKind, Config, Direction, Feature, Group, GroupId, Limit, Limits, Nic, NicId, NicKind,
-    Peer, Removal, Rule, RuleMatch, Veth, VhostMode,
+    BenchKind, Config, Direction, Feature, Group, GroupId, Limit, Limits, Mirror, MirrorKind, Nic,
+    NicId, NicKind, Peer, Removal, Rule, RuleMatch, Veth, VhostMode,
 };
 use control::{Diff, FieldChange, GroupDiff, NicDiff, NicState, NicStatus};
 
@@ -69,12 +69,37 @@ pub fn nic(nic: &Nic) -> v1::Nic {
         veth,
         limit_out: limits(&nic.limit_out),
         limit_in: limits(&nic.limit_in),
+        mirror: nic.mirror.as_ref().map(mirror),
         mtu: nic.mtu.unwrap_or_default().into(),
         vhost_mode: match nic.vhost_mode {
             VhostMode::Server => v1::VhostMode::Unspecified,
             VhostMode::Client => v1::VhostMode::Client,
         }
         .into(),
+    }
+}
+
+fn mirror(mirror: &Mirror) -> v1::Mirror {
+    let (kind, port, id) = match mirror.kind {
+        MirrorKind::Vxlan { port, vni } => (
+            v1::mirror::Kind::Vxlan,
+            u32::from(port),
+            vni.map_or(0, wire::Vni::id),
+        ),
+        MirrorKind::Erspan { session } => (v1::mirror::Kind::Erspan, 0, session.into()),
+    };
+    v1::Mirror {
+        kind: kind.into(),
+        address: mirror.address.to_string(),
+        port,
+        id,
+        direction: match mirror.direction {
+            None => v1::Direction::Unspecified,
+            Some(Direction::Ingress) => v1::Direction::Ingress,
+            Some(Direction::Egress) => v1::Direction::Egress,
+        }
+        .into(),
+        snap_len: mirror.snap_len.unwrap_or_default(),
     }
 }
 

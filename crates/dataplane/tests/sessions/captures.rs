@@ -16,6 +16,7 @@ const ALL: Wanted = Wanted {
     snap_len: 65_535,
     direction: None,
     dropped_only: false,
+    received_only: false,
 };
 
 fn begin(sim: &mut Simulation, places: &[(PortSlot, PortUid)]) -> (Arc<Capture>, Receiver<Caught>) {

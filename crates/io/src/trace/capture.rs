@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 
 use wire::bpf::Filter;
+use wire::offload::Offload;
 use wire::pcapng::Direction;
 
 use crate::frame::Batch;
@@ -29,6 +30,8 @@ pub struct Wanted {
     pub direction: Option<Direction>,
     /// Those that are dropped alone.
     pub dropped_only: bool,
+    /// Of frames on their way to the NIC those alone that got there.
+    pub received_only: bool,
 }
 
 /// A frame that was caught.
@@ -44,16 +47,38 @@ pub struct Caught {
     pub dropped: Option<&'static str>,
     /// Bytes of the whole frame.
     pub frame_len: u32,
+    /// What its sender left undone: frames are caught as they are in the switch.
+    pub offload: Offload,
     /// Its first bytes.
     pub bytes: Box<[u8]>,
+}
+
+/// Where frames of captures wait for their reader.
+#[derive(Clone, Debug)]
+pub struct Queue {
+    frames: SyncSender<Caught>,
+    bytes: Arc<AtomicUsize>,
+}
+
+impl Queue {
+    /// A queue, and where its frames come out.
+    pub fn new() -> (Queue, Receiver<Caught>) {
+        let (frames, receiver) = sync_channel(WAITING_FRAMES);
+        let bytes = Arc::default();
+        (Queue { frames, bytes }, receiver)
+    }
+
+    /// A frame was taken out of the queue.
+    pub fn taken(&self, caught: &Caught) {
+        self.bytes.fetch_sub(caught.bytes.len(), Ordering::Relaxed);
+    }
 }
 
 /// Where taps put frames.
 #[derive(Debug)]
 pub struct Capture {
     wanted: Wanted,
-    queue: SyncSender<Caught>,
-    waiting_bytes: AtomicUsize,
+    queue: Queue,
     seen: AtomicU64,
     lost: AtomicU64,
     /// Nobody reads any more.
@@ -72,22 +97,29 @@ pub struct Tap {
 impl Capture {
     /// A capture, and where its frames come out. Whoever takes one out [says so](Self::taken).
     pub fn new(wanted: Wanted) -> (Arc<Capture>, Receiver<Caught>) {
-        let (queue, frames) = sync_channel(WAITING_FRAMES);
-        let capture = Capture {
+        let (queue, frames) = Queue::new();
+        (Capture::into_queue(&queue, wanted), frames)
+    }
+
+    /// A capture whose frames wait in a queue with those of others.
+    pub fn into_queue(queue: &Queue, wanted: Wanted) -> Arc<Capture> {
+        Arc::new(Capture {
             wanted,
-            queue,
-            waiting_bytes: AtomicUsize::new(0),
+            queue: queue.clone(),
             seen: AtomicU64::new(0),
             lost: AtomicU64::new(0),
             ended: AtomicBool::new(false),
-        };
-        (Arc::new(capture), frames)
+        })
     }
 
     /// A frame was taken out of the queue.
     pub fn taken(&self, caught: &Caught) {
-        self.waiting_bytes
-            .fetch_sub(caught.bytes.len(), Ordering::Relaxed);
+        self.queue.taken(caught);
+    }
+
+    /// A frame that was taken out did not get to where it was for.
+    pub fn lose(&self) {
+        self.lost.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Frames that the filter wanted, and how many of them were lost.
@@ -100,6 +132,7 @@ impl Capture {
         let wanted = &self.wanted;
         wanted.direction.is_none_or(|one| one == direction)
             && (dropped || !wanted.dropped_only)
+            && !(dropped && wanted.received_only && direction == Direction::Inbound)
             && !self.ended.load(Ordering::Relaxed)
     }
 
@@ -107,9 +140,9 @@ impl Capture {
     fn reserve(&self, bytes: usize) -> bool {
         self.seen.fetch_add(1, Ordering::Relaxed);
         // A bound, not a balance: two workers may pass it together by a frame.
-        let fits = self.waiting_bytes.load(Ordering::Relaxed) + bytes <= WAITING_BYTES;
+        let fits = self.queue.bytes.load(Ordering::Relaxed) + bytes <= WAITING_BYTES;
         if fits {
-            self.waiting_bytes.fetch_add(bytes, Ordering::Relaxed);
+            self.queue.bytes.fetch_add(bytes, Ordering::Relaxed);
         } else {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
@@ -118,8 +151,8 @@ impl Capture {
 
     fn put(&self, caught: Caught) {
         let bytes = caught.bytes.len();
-        if let Err(error) = self.queue.try_send(caught) {
-            self.waiting_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        if let Err(error) = self.queue.frames.try_send(caught) {
+            self.queue.bytes.fetch_sub(bytes, Ordering::Relaxed);
             self.lost.fetch_add(1, Ordering::Relaxed);
             if let TrySendError::Disconnected(_) = error {
                 self.ended.store(true, Ordering::Relaxed);
@@ -164,7 +197,7 @@ impl Tap {
                 bytes.into()
             }
         };
-        self.caught(direction, dropped, time_ns, len, bytes);
+        self.caught(direction, dropped, time_ns, (len, frame.offload), bytes);
     }
 
     /// Offers a frame that is in no batch.
@@ -185,7 +218,8 @@ impl Tap {
         }
         let bytes = &frame[..frame.len().min(capture.wanted.snap_len)];
         if capture.reserve(bytes.len()) {
-            self.caught(direction, dropped, time_ns, frame.len(), bytes.into());
+            let whole = (frame.len(), Offload::default());
+            self.caught(direction, dropped, time_ns, whole, bytes.into());
         }
     }
 
@@ -194,7 +228,7 @@ impl Tap {
         direction: Direction,
         dropped: Option<&'static str>,
         time_ns: u64,
-        len: usize,
+        (len, offload): (usize, Offload),
         bytes: Box<[u8]>,
     ) {
         self.capture.put(Caught {
@@ -203,6 +237,7 @@ impl Tap {
             direction,
             dropped,
             frame_len: len as u32,
+            offload,
             bytes,
         });
     }
@@ -218,6 +253,7 @@ mod tests {
             snap_len: 65_535,
             direction: None,
             dropped_only: false,
+            received_only: false,
         }
     }
 
@@ -271,6 +307,13 @@ mod tests {
                     ..all()
                 },
                 2,
+            ),
+            (
+                Wanted {
+                    received_only: true,
+                    ..all()
+                },
+                3,
             ),
         ] {
             let (capture, frames) = Capture::new(Wanted {

@@ -87,6 +87,7 @@ pub fn begin(
         snap_len: HEAD,
         direction: Some(Direction::Inbound),
         dropped_only: false,
+        received_only: false,
     });
     let place = (nic.slot, nic.uid);
     if !switch.begin_live(place, &live) {

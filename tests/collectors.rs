@@ -1,0 +1,289 @@
+//! Collectors get what a host sees: mirrored frames by a kernel's own VXLAN device and as ERSPAN that
+//! Wireshark's dissector reads.
+
+use butterfly_tests::Daemon;
+use butterfly_tests::lab::check;
+use butterfly_tests::trials;
+use butterfly_tests::trials::run_each;
+use serde_json::Value;
+use testkit::netns::Namespace;
+use testkit::process::{self, Process};
+use testkit::{PATIENCE, Result, wait_for};
+
+fn main() {
+    run_each(trials![a_kernel_takes_mirrored_frames, erspan_is_dissected])
+}
+
+/// Two namespaces on one host: `left` 10.1.0.1, which may send, and `right` 10.1.0.2, whose TCP port
+/// 81 and UDP port 53 are open. A collector on a wire of the host's: it has 192.0.2.9, the host
+/// 192.0.2.1.
+struct Host {
+    left: Namespace,
+    right: Namespace,
+    collector: Namespace,
+    daemon: Daemon,
+}
+
+const MACS: [&str; 2] = ["52:54:00:00:01:01", "52:54:00:00:01:02"];
+
+impl Host {
+    fn start(options: &[&str]) -> Result<Host> {
+        let collector = Namespace::new()?;
+        let pid = collector.pid();
+        process::run(&["ip", "link", "del", "bf-wire"]).ok();
+        process::run(
+            &format!("ip link add bf-wire type veth peer name eth0 netns {pid}")
+                .split(' ')
+                .collect::<Vec<_>>(),
+        )?;
+        process::run(&["ip", "addr", "add", "192.0.2.1/24", "dev", "bf-wire"])?;
+        process::run(&["ip", "link", "set", "bf-wire", "up"])?;
+        collector.ok("ip addr add 192.0.2.9/24 dev eth0 && ip link set eth0 up")?;
+        let daemon = Daemon::start(options)?;
+        daemon.cli("sg add web + sg rule add web --ip-proto tcp --port 81")?;
+        daemon.cli("sg rule add web --ip-proto udp --port 53")?;
+        let host = |name: &str, last: usize, group: &str| -> Result<Namespace> {
+            let mac = MACS[last - 1];
+            daemon.cli(&format!(
+                "nic add --id {name} --mac {mac} --vni 7 --ip 10.1.0.{last} {group} \
+                 --type tap --path bf-{name}"
+            ))?;
+            let namespace = Namespace::new()?;
+            let address = format!("10.1.0.{last}/24");
+            namespace.adopt(&format!("bf-{name}"), mac, &[&address])?;
+            Ok(namespace)
+        };
+        let (left, right) = (host("left", 1, "")?, host("right", 2, "--sg web")?);
+        Ok(Host {
+            left,
+            right,
+            collector,
+            daemon,
+        })
+    }
+
+    /// What the collector hears from now on.
+    fn listen(&self, device: &str, filter: &str) -> Result<Heard> {
+        let path = self.daemon.dir().join(format!("{device}.pcap"));
+        let file = path.display().to_string();
+        let command = format!("tcpdump -U -i {device} -w {file} {filter}");
+        let process = self.collector.start("tcpdump", &command)?;
+        wait_for("tcpdump to listen", PATIENCE, || {
+            Ok(process.log().contains("listening").then_some(()))
+        })
+        .map_err(|e| format!("{e}\n{}", process.log()))?;
+        Ok(Heard {
+            file,
+            _process: process,
+        })
+    }
+
+    /// A datagram from `left` to `right`.
+    fn say(&self, port: u16, word: &str) -> Result<()> {
+        let command = format!("bash -c 'echo -n {word} > /dev/udp/10.1.0.2/{port}'");
+        self.left.ok(&command).map(drop)
+    }
+
+    fn mirrored(&self, nic: &str) -> Result<[u64; 2]> {
+        let stats = self.daemon.json(&format!("nic stats {nic}"))?;
+        let stats = &stats[0];
+        let count = |name: &str| butterfly_tests::daemon::number(&stats[name]);
+        match (count("mirrored_frames"), count("mirror_lost_frames")) {
+            (Some(all), Some(lost)) => Ok([all, lost]),
+            _ => Err(format!("no counts of a mirror: {stats}")),
+        }
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        // The other end goes with its namespace.
+        process::run(&["ip", "link", "del", "bf-wire"]).ok();
+    }
+}
+
+/// What tcpdump writes.
+struct Heard {
+    file: String,
+    _process: Process,
+}
+
+impl Heard {
+    /// Fields of each packet that fits, a line each.
+    fn fields(&self, filter: &str, fields: &[&str]) -> Result<Vec<String>> {
+        let mut words = vec!["tshark", "-n", "-r", &self.file, "-Y", filter];
+        words.extend([
+            "-o",
+            "ip.check_checksum:TRUE",
+            "-o",
+            "tcp.check_checksum:TRUE",
+        ]);
+        words.extend(["-o", "udp.check_checksum:TRUE", "-T", "fields"]);
+        for field in fields {
+            words.extend(["-e", field]);
+        }
+        // A packet that is being written is none yet, of which tshark complains.
+        let output = process::output(&words)?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        Ok(text.lines().map(str::to_owned).collect())
+    }
+
+    fn wait(&self, filter: &str, fields: &[&str], count: usize) -> Result<Vec<String>> {
+        let what = format!("{count} of {filter}");
+        let found = wait_for(&what, PATIENCE, || {
+            let lines = self.fields(filter, fields)?;
+            Ok((lines.len() >= count).then_some(lines))
+        });
+        found.map_err(|e| format!("{e}: {:?}", self.fields("frame", &["frame.protocols"])))
+    }
+}
+
+fn a_kernel_takes_mirrored_frames() -> Result<()> {
+    let mut host = Host::start(&["--store", "{dir}/state"])?;
+    let collector = &host.collector;
+    collector.ok("ip link add vx type vxlan id 77 dstport 4789 local 192.0.2.9 dev eth0")?;
+    collector.ok("ip link set vx up")?;
+    let set = "--mirror vxlan:192.0.2.9,id=77";
+    host.daemon.cli(&format!("nic update right {set}"))?;
+    let shown = host.daemon.cli("nic show right")?;
+    check(
+        shown.contains("vxlan:192.0.2.9,port=4789,id=77") && shown.contains("mirrored:"),
+        &format!("the mirror is shown: {shown}"),
+    )?;
+    let heard = host.listen("vx", "")?;
+    host.say(54, "refused")?;
+    host.say(53, "allowed")?;
+    let answer = "icmp || udp.dstport == 53";
+    // `right` has no server, and says so: that is seen, too.
+    let seen = heard.wait(answer, &["ip.src", "ip.dst", "udp.dstport"], 2)?;
+    check(
+        seen[0].starts_with("10.1.0.1\t10.1.0.2\t53") && seen[1].starts_with("10.1.0.2"),
+        &format!("both directions are there: {seen:?}"),
+    )?;
+    let refused = heard.fields("udp.dstport == 54 && !icmp", &["ip.src"])?;
+    check(
+        refused.is_empty(),
+        &format!("what `right` never got is not: {refused:?}"),
+    )?;
+    // Large segments: longer than the wire's MTU with the headers, cut, and fragmented on the way.
+    let server = host
+        .right
+        .start("socat", "socat -u TCP-LISTEN:81 CREATE:/dev/null")?;
+    wait_for("socat to listen", PATIENCE, || {
+        let listens = "ss -tln | grep -q ':81 '";
+        Ok(host.right.succeeds(listens)?.then_some(()))
+    })
+    .map_err(|e| format!("{e}\n{}", server.log()))?;
+    host.left
+        .ok("bash -c 'head -c 200000 /dev/zero > /dev/tcp/10.1.0.2/81'")?;
+    let stream = "tcp.dstport == 81 && tcp.len > 0";
+    wait_for("the stream", PATIENCE, || {
+        let lens = heard.fields(stream, &["tcp.len"])?;
+        let sum: u64 = lens.iter().filter_map(|len| len.parse::<u64>().ok()).sum();
+        Ok((sum >= 200_000).then_some(()))
+    })?;
+    let longest = heard.fields("tcp && frame.len > 1514", &["frame.len"])?;
+    check(
+        longest.is_empty(),
+        &format!("large frames are cut: {longest:?}"),
+    )?;
+    let wrong = "ip.checksum.status == 0 || tcp.checksum.status == 0 || udp.checksum.status == 0";
+    // An ICMP error quotes what had come, whose checksum was left to the receiver.
+    let wrong = heard.fields(&format!("({wrong}) && !icmp"), &["frame.number", "ip.src"])?;
+    check(
+        wrong.is_empty(),
+        &format!("all checksums are complete: {wrong:?}"),
+    )?;
+    let [all, lost] = host.mirrored("right")?;
+    check(all > 10 && lost == 0, &format!("{all} copies, {lost} lost"))?;
+    drop(heard);
+
+    // It outlives the daemon, and ends when it is told to.
+    host.daemon.stop_and_restart()?;
+    let shown = host.daemon.json("config get")?;
+    let mirror = |config: &Value| {
+        let nics = config["nics"].as_array().cloned().unwrap_or_default();
+        let right = nics.into_iter().find(|nic| nic["id"] == "right");
+        right.map(|nic| nic["mirror"].clone()).unwrap_or_default()
+    };
+    check(
+        mirror(&shown)["address"] == "192.0.2.9",
+        &format!("it is in the store: {shown}"),
+    )?;
+    host.daemon.cli("nic update right --mirror none")?;
+    check(
+        mirror(&host.daemon.json("config get")?).is_null(),
+        "the mirror is gone",
+    )
+}
+
+fn erspan_is_dissected() -> Result<()> {
+    let host = Host::start(&["--metrics", "unix:{dir}/metrics.sock"])?;
+    let refused = |words: &str, why: &str| {
+        let error = host.daemon.cli(words).err().unwrap_or_default();
+        check(error.contains(why), &format!("`{words}`: {error}"))
+    };
+    refused(
+        "nic update left --mirror erspan:192.0.2.9,id=2000",
+        "mirror session '2000' is not within 1 and 1023",
+    )?;
+    refused(
+        "nic update left --mirror erspan:192.0.2.9,port=4789",
+        "which has no ports",
+    )?;
+    refused(
+        "nic update left --mirror vxlan:224.0.0.9",
+        "is not the address of one host",
+    )?;
+    let heard = host.listen("eth0", "proto gre")?;
+    let options = "id=7,direction=out,snap-len=60";
+    host.daemon.cli(&format!(
+        "nic update left --mirror erspan:192.0.2.9,{options}"
+    ))?;
+    host.say(54, "refused")?;
+    host.say(53, "allowed-and-longer-than-that-it-is-cut")?;
+    let fields = [
+        "erspan.version",
+        "erspan.spanid",
+        "erspan.index",
+        "erspan.truncated",
+        "gre.sequence_number",
+        "udp.dstport",
+    ];
+    let seen = heard.wait("erspan && udp", &fields, 2)?;
+    // Neighbours were asked for before: numbers go on, whatever was sent.
+    let cells: Vec<Vec<&str>> = seen.iter().map(|line| line.split('\t').collect()).collect();
+    let sequence = |line: &[&str]| line[4].parse::<u64>().ok();
+    check(
+        cells[0][..4] == ["1", "7", "1", "0"]
+            && cells[1][..4] == ["1", "7", "1", "1"]
+            && (cells[0][5], cells[1][5]) == ("54", "53")
+            && sequence(&cells[1]) == sequence(&cells[0]).map(|number| number + 1),
+        &format!("what `left` has sent is told: {seen:?}"),
+    )?;
+    let others = heard.fields("erspan && icmp", &["ip.src"])?;
+    check(
+        others.is_empty(),
+        &format!("one direction alone: {others:?}"),
+    )?;
+    // A collector that there is no way to: copies are lost, and nothing else.
+    host.daemon
+        .cli("nic update left --mirror erspan:198.51.100.9")?;
+    let before = host.daemon.stat("right", "ingress_frames")?;
+    host.say(53, "on")?;
+    let [all, lost] = wait_for("copies to be lost", PATIENCE, || {
+        let counts = host.mirrored("left")?;
+        Ok((counts[1] > 0).then_some(counts))
+    })?;
+    check(all == lost, &format!("{all} copies, {lost} lost"))?;
+    let after = host.daemon.stat("right", "ingress_frames")?;
+    check(after > before, "the datagram itself has arrived")?;
+    let socket = host.daemon.dir().join("metrics.sock");
+    let socket = socket.display().to_string();
+    let page = process::run(&["curl", "-sf", "--unix-socket", &socket, "http://x/metrics"])?;
+    let line = format!("butterfly_nic_mirror_lost_frames_total{{nic=\"left\"}} {lost}");
+    check(
+        page.contains(&line) && !page.contains("mirrored_frames_total{nic=\"right\"}"),
+        &format!("the metrics have it: {line}"),
+    )
+}
