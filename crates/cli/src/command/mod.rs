@@ -4,6 +4,7 @@
 mod balance;
 mod balance_services;
 mod balance_table;
+mod bench;
 mod binding;
 mod capture;
 mod check_options;
@@ -118,6 +119,8 @@ pub enum Command {
     Reload,
     /// Look for what makes this host slow or keeps it from working, and say what to do about it
     Doctor(doctor::DoctorArgs),
+    /// Measure how many frames a core of this host switches, and say what limits it
+    Bench(bench::BenchArgs),
     /// Write a file with what an issue needs: configuration, state, counters, logs; no secrets
     SupportBundle(support_bundle::BundleArgs),
     /// Stop the daemon, as SIGTERM does
@@ -177,6 +180,7 @@ impl Command {
             Command::Status(args) => args.run(session).await,
             Command::Health(args) => args.run(session).await,
             Command::Doctor(args) => args.run(session).await,
+            Command::Bench(args) => args.run(session).await,
             Command::SupportBundle(args) => args.run(session).await,
             Command::Reload => daemon::reload(session).await,
             Command::Shutdown(args) => args.run(session).await,

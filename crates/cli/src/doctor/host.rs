@@ -179,7 +179,7 @@ fn limits(daemon: &Daemon, findings: &mut Findings) {
     }
 }
 
-fn huge_pages(findings: &mut Findings) {
+pub(super) fn huge_pages(findings: &mut Findings) {
     let Some(info) = text("/proc/meminfo") else {
         return;
     };
@@ -203,7 +203,7 @@ fn huge_pages(findings: &mut Findings) {
     }
 }
 
-fn clock(findings: &mut Findings) {
+pub(super) fn clock(findings: &mut Findings) {
     let path = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
     match text(path).as_deref() {
         // Read without a system call.
