@@ -1,5 +1,5 @@
 //! Collectors get what a host sees: mirrored frames by a kernel's own VXLAN device and as ERSPAN that
-//! Wireshark's dissector reads.
+//! Wireshark's dissector reads, samples as sFlow.
 
 use butterfly_tests::Daemon;
 use butterfly_tests::lab::check;
@@ -11,7 +11,11 @@ use testkit::process::{self, Process};
 use testkit::{PATIENCE, Result, wait_for};
 
 fn main() {
-    run_each(trials![a_kernel_takes_mirrored_frames, erspan_is_dissected])
+    run_each(trials![
+        a_kernel_takes_mirrored_frames,
+        erspan_is_dissected,
+        samples_reach_a_collector,
+    ])
 }
 
 /// Two namespaces on one host: `left` 10.1.0.1, which may send, and `right` 10.1.0.2, whose TCP port
@@ -286,4 +290,74 @@ fn erspan_is_dissected() -> Result<()> {
         page.contains(&line) && !page.contains("mirrored_frames_total{nic=\"right\"}"),
         &format!("the metrics have it: {line}"),
     )
+}
+
+fn samples_reach_a_collector() -> Result<()> {
+    let to = ["--sflow", "192.0.2.9:6343", "--sflow-rate", "1"];
+    let mut host = Host::start(&[&to[..], &["--metrics", "unix:{dir}/metrics.sock"]].concat())?;
+    // Somebody has to take them: else the kernel there says that nobody does.
+    let _taker = host
+        .collector
+        .start("socat", "socat -u UDP-RECV:6343 CREATE:/dev/null")?;
+    let heard = host.listen("eth0", "udp port 6343")?;
+    for _ in 0..3 {
+        host.say(53, "allowed")?;
+        host.say(54, "refused")?;
+    }
+    // A datagram may have several samples: tshark puts values of each field together.
+    let all = |filter: &str, field: &str| -> Result<Vec<String>> {
+        let lines = heard.fields(filter, &[field])?;
+        let values = lines.iter().flat_map(|line| line.split(','));
+        Ok(values
+            .filter(|value| !value.is_empty())
+            .map(str::to_owned)
+            .collect())
+    };
+    // The datagrams of `left`, inside of samples: beside those are the host's own to the collector.
+    let ports = wait_for("samples of six datagrams", PATIENCE, || {
+        let ports = all("sflow", "udp.dstport")?;
+        let of = |port: &str| ports.iter().filter(|one| *one == port).count();
+        Ok((of("53") >= 3 && of("54") >= 3).then_some(ports))
+    })
+    .map_err(|e| format!("{e}: {:?}", heard.fields("sflow", &["frame.protocols"])))?;
+    check(!ports.is_empty(), "there are some")?;
+    for (field, value) in [
+        ("sflow_245.version", "5"),
+        ("sflow_245.agent", "192.0.2.1"),
+        ("sflow_245.header_protocol", "1"),
+    ] {
+        let values = all("sflow", field)?;
+        check(
+            !values.is_empty() && values.iter().all(|one| one == value),
+            &format!("{field} is {value}: {values:?}"),
+        )?;
+    }
+    let broken = heard.fields("_ws.malformed", &["frame.number"])?;
+    check(
+        broken.is_empty(),
+        &format!("no datagram is malformed: {broken:?}"),
+    )?;
+    // Each interface's counters are told within 20 seconds, with its name.
+    let names = wait_for("counters", PATIENCE, || {
+        let hex = process::output(&["tshark", "-n", "-r", &heard.file, "-Y", "sflow", "-x"])?;
+        let hex = String::from_utf8_lossy(&hex.stdout).into_owned();
+        let octets = all("sflow", "sflow_245.ifinoct")?;
+        Ok((octets.len() >= 2 && hex.contains("left")).then_some(octets))
+    })?;
+    check(names.len() >= 2, &format!("both NICs are told: {names:?}"))?;
+    let socket = host.daemon.dir().join("metrics.sock");
+    let socket = socket.display().to_string();
+    let page = process::run(&["curl", "-sf", "--unix-socket", &socket, "http://x/metrics"])?;
+    let is_counted = |name: &str, some: bool| {
+        let line = page.lines().find_map(|line| line.strip_prefix(name));
+        let count = line.and_then(|count| count.trim().parse::<f64>().ok());
+        check(
+            count.is_some_and(|count| (count > 0.0) == some),
+            &format!("{name} is told: {count:?}"),
+        )
+    };
+    is_counted("butterfly_sflow_samples_total{kind=\"flow\"}", true)?;
+    is_counted("butterfly_sflow_samples_total{kind=\"counters\"}", true)?;
+    is_counted("butterfly_sflow_lost_samples_total{place=\"ring\"}", false)?;
+    host.daemon.stop()
 }

@@ -9,7 +9,7 @@ use crate::model::{Mirror, Nic, NicKind};
 use dataplane::counters::{PortCounters, RuleCounters};
 use dataplane::flow::FlowInfo;
 use dataplane::snapshot::{PortSlot, PortUid, RuleSlot, Snapshot};
-use dataplane::{Switch, WorkerGone};
+use dataplane::{FlowCursor, Switch, WorkerGone};
 use io::trace::Trace;
 use io::trace::capture::Tap;
 use std::sync::Arc;
@@ -248,6 +248,17 @@ pub trait DataPlane: Send + Sync {
     fn rule_counters(&self, slot: RuleSlot) -> RuleCounters;
     /// The tracked connections, of one NIC or of all.
     fn flows(&self, port: Option<PortUid>) -> Result<Vec<FlowInfo>, DataPlaneError>;
+    /// Some of them, about `most` at the most, and where the next ones begin; `None`: there are no
+    /// more.
+    fn flows_page(
+        &self,
+        port: Option<PortUid>,
+        from: FlowCursor,
+        most: usize,
+    ) -> Result<(Vec<FlowInfo>, Option<FlowCursor>), DataPlaneError> {
+        let _ = (from, most);
+        Ok((self.flows(port)?, None))
+    }
     /// Adds connections to the table; gives back how many were taken.
     fn import_flows(&self, flows: Vec<FlowInfo>) -> Result<usize, DataPlaneError>;
     /// Takes connections out of the table; gives back how many were there.
@@ -269,6 +280,15 @@ impl DataPlane for Switch {
 
     fn flows(&self, port: Option<PortUid>) -> Result<Vec<FlowInfo>, DataPlaneError> {
         Switch::flows(self, port).map_err(gone)
+    }
+
+    fn flows_page(
+        &self,
+        port: Option<PortUid>,
+        from: FlowCursor,
+        most: usize,
+    ) -> Result<(Vec<FlowInfo>, Option<FlowCursor>), DataPlaneError> {
+        Switch::flows_page(self, port, from, most).map_err(gone)
     }
 
     fn import_flows(&self, flows: Vec<FlowInfo>) -> Result<usize, DataPlaneError> {

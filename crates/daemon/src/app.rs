@@ -14,6 +14,7 @@ use crate::balancer;
 use crate::logging::LogControl;
 use crate::reload::Reload;
 use crate::router;
+use crate::sflow::Sflow;
 use crate::stored::Stored;
 use crate::uplinks;
 use crate::watchdog::Health;
@@ -128,6 +129,8 @@ pub struct App {
     pub health: Health,
     /// What can be read again.
     pub reload: Reload,
+    /// Samples for collectors, if there are any.
+    pub sflow: Sflow,
     stop: watch::Sender<bool>,
 }
 
@@ -157,6 +160,7 @@ impl App {
             router: features.router,
             health: Health::default(),
             reload: features.reload,
+            sflow: Sflow::default(),
             stop: watch::Sender::new(false),
         }
     }

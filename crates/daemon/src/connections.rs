@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::ops::ControlFlow;
 
 use api::v1;
 use control::model::NicId;
@@ -23,15 +24,16 @@ const AT_ONCE: usize = 1 << 16;
 pub fn export(control: &Permitted, id: &NicId) -> Result<Vec<u8>, Refusal> {
     let nic = control.nic(id)?;
     let names = control.nics_by_uid();
+    let mut connections = Vec::new();
+    control.each_flow(Some(id), |flow| {
+        connections.push(outgoing(&flow, &names));
+        ControlFlow::Continue(())
+    })?;
     let exported = v1::ExportedConnections {
         version: VERSION,
         nic: id.to_string(),
         vni: nic.nic.vni.id(),
-        connections: control
-            .flows(Some(id))?
-            .iter()
-            .map(|flow| outgoing(flow, &names))
-            .collect(),
+        connections,
     };
     Ok(exported.encode_to_vec())
 }

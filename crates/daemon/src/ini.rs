@@ -11,7 +11,7 @@ use clap::ValueEnum;
 
 use crate::cores::{Cores, count};
 use crate::logging::Level;
-use crate::options::{DSCP_MAX, OuterChecksum, mode, mtu};
+use crate::options::{DSCP_MAX, OuterChecksum, mode, mtu, sflow_rate};
 
 /// What the file says; `None` where it says nothing.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -46,6 +46,8 @@ pub struct Ini {
     pub audit: Option<PathBuf>,
     pub flow_log: Option<PathBuf>,
     pub ipfix: Vec<String>,
+    pub sflow: Vec<String>,
+    pub sflow_rate: Option<u32>,
     /// Separated by commas.
     pub metrics: Vec<String>,
     pub insecure_metrics: Option<bool>,
@@ -139,6 +141,10 @@ fn set(ini: &mut Ini, section: &str, key: &str, value: &str) -> Result<(), Strin
         ("security", "page-token") => ini.page_token = Some(value.into()),
         ("general", "flow-log") => ini.flow_log = Some(value.into()),
         ("general", "ipfix") => ini.ipfix = list(value),
+        ("general", "sflow") => ini.sflow = list(value),
+        ("general", "sflow-rate") => {
+            ini.sflow_rate = Some(sflow_rate(value).map_err(|e| format!("{name}: {e}"))?)
+        }
         ("security", "insecure-metrics") => ini.insecure_metrics = Some(yes(&name, value)?),
         ("security", "encryption_key_path") => ini.encryption_key_path = Some(value.into()),
         ("security", "access") => ini.access = Some(value.into()),
@@ -199,6 +205,8 @@ fn known(section: &str, key: &str) -> bool {
                 | "page"
                 | "flow-log"
                 | "ipfix"
+                | "sflow"
+                | "sflow-rate"
         ),
         _ => matches!(
             key,
@@ -267,6 +275,8 @@ metrics = unix:/run/m.sock, tcp:127.0.0.1:9417
 page = unix:/run/p.sock
 flow-log = /f
 ipfix = 192.0.2.9:4739, [2001:db8::9]:4739
+sflow = 192.0.2.9:6343, [2001:db8::9]:6343
+sflow-rate = 100
 [security]
 insecure-metrics = true
 page-token = /etc/butterfly/page-token
@@ -308,6 +318,8 @@ audit = /var/log/butterfly/audit.json
             page_token: Some("/etc/butterfly/page-token".into()),
             flow_log: Some("/f".into()),
             ipfix: vec!["192.0.2.9:4739".into(), "[2001:db8::9]:4739".into()],
+            sflow: vec!["192.0.2.9:6343".into(), "[2001:db8::9]:6343".into()],
+            sflow_rate: Some(100),
             balance_interfaces: vec!["eth0".into(), "eth1".into()],
             balance_hook: Some("/etc/butterfly/hook".into()),
             balance_bgp: Some("/etc/butterfly/bgp.ini".into()),
@@ -421,6 +433,8 @@ audit = /var/log/butterfly/audit.json
             page_token: Some(_),
             flow_log: Some(_),
             ipfix,
+            sflow,
+            sflow_rate: Some(_),
             balance_interfaces,
             balance_hook: Some(_),
             balance_bgp: Some(_),
@@ -429,7 +443,14 @@ audit = /var/log/butterfly/audit.json
         else {
             panic!("the example leaves a key out");
         };
-        let lists = [balance_interfaces, router_interfaces, metrics, page, ipfix];
+        let lists = [
+            balance_interfaces,
+            router_interfaces,
+            metrics,
+            page,
+            ipfix,
+            sflow,
+        ];
         assert!(
             lists.iter().all(|list| !list.is_empty()),
             "the example leaves a key out"

@@ -50,6 +50,7 @@ mod privileges;
 mod reload;
 mod router;
 mod run;
+mod sflow;
 mod start_gate;
 mod states;
 mod stored;

@@ -4,7 +4,7 @@
 //! command line wins over the INI file's, which wins over the default.
 
 use std::ffi::{OsStr, OsString};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -16,6 +16,7 @@ use crate::cores::{self, Cores};
 use crate::dpdk_args::{self, DpdkArgs, Join};
 use crate::ini::Ini;
 use crate::logging::Level;
+use crate::sflow;
 
 /// Where the v1 API listens unless told otherwise.
 pub const V1_ENDPOINT: &str = "unix:/run/butterfly/api.sock";
@@ -151,6 +152,13 @@ pub struct Options {
     /// repeated
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub(crate) ipfix: Vec<String>,
+    /// Send samples of frames, and what interfaces have counted, to this collector, sFlow version 5
+    /// over UDP; may be repeated
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub(crate) sflow: Vec<String>,
+    /// Of so many frames one is sampled [default: 1000]
+    #[arg(long, value_name = "FRAMES", value_parser = sflow_rate)]
+    pub(crate) sflow_rate: Option<u32>,
     /// The daemon's certificate for --api tcp:, PEM
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_cert: Option<PathBuf>,
@@ -301,6 +309,9 @@ pub struct Settings {
     /// Where connections are told.
     pub(crate) flow_log: Option<PathBuf>,
     pub(crate) ipfix: Vec<String>,
+    /// Collectors of samples, and of how many frames one is taken.
+    pub(crate) sflow: Vec<SocketAddr>,
+    pub(crate) sflow_rate: u32,
     pub(crate) log_level: Level,
     pub(crate) no_syslog: bool,
     /// One entry a worker: the core that it is to stay on.
@@ -638,6 +649,21 @@ impl Settings {
             some(ini.ipfix),
             names,
         );
+        let sflow = said.one(
+            "--sflow",
+            "sflow",
+            some(options.sflow),
+            some(ini.sflow),
+            names,
+        );
+        let sflow = sflow.unwrap_or_default();
+        let sflow_rate = said.one(
+            "--sflow-rate",
+            "sflow-rate",
+            options.sflow_rate,
+            ini.sflow_rate,
+            u32::to_string,
+        );
         Ok(Settings {
             ip,
             socket_dir: std::path::absolute(&socket_dir)
@@ -667,6 +693,8 @@ impl Settings {
             audit,
             flow_log,
             ipfix: ipfix.unwrap_or_default(),
+            sflow: (sflow.iter().map(|to| sflow::collector(to))).collect::<Result<_, _>>()?,
+            sflow_rate: sflow_rate.unwrap_or(SFLOW_RATE),
             log_level: log_level.unwrap_or(Level::Info),
             no_syslog: options.no_syslog,
             wake: options.wake_us.map(|us| wake(us, &workers)).transpose()?,
@@ -878,6 +906,16 @@ pub fn mode(text: &str) -> Result<u32, String> {
 }
 
 /// An MTU as `-m` and `nic-mtu` take it.
+/// Of so many frames sFlow takes one if nothing is said.
+const SFLOW_RATE: u32 = 1000;
+
+pub fn sflow_rate(text: &str) -> Result<u32, String> {
+    let most = dataplane::sampling::RATE_MAX;
+    let rate = text.parse().ok();
+    rate.filter(|rate| (1..=most).contains(rate))
+        .ok_or_else(|| format!("'{text}' is not a number within 1 and {most}"))
+}
+
 pub fn mtu(text: &str) -> Result<u16, String> {
     match text {
         "max" => Ok(MTU_MAX),
@@ -944,6 +982,8 @@ mod tests {
             audit: None,
             flow_log: None,
             ipfix: vec![],
+            sflow: vec![],
+            sflow_rate: 1000,
             log_level: Level::Info,
             no_syslog: false,
             workers: vec![None],
@@ -1089,6 +1129,10 @@ mod tests {
             }),
             (&["--flow-log /f --ipfix 192.0.2.9:4739"], &|s| {
                 (s.flow_log, s.ipfix) = (Some("/f".into()), vec!["192.0.2.9:4739".into()]);
+            }),
+            (&["--sflow 192.0.2.9:6343 --sflow-rate 50"], &|s| {
+                s.sflow = vec!["192.0.2.9:6343".parse().unwrap()];
+                s.sflow_rate = 50;
             }),
             (&["--max-flows 4096"], &|s| {
                 (s.max_flows, s.max_flows_per_nic) = (4096, 1024)

@@ -264,6 +264,8 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
         },
     ));
     flow_log.start(app.operations.clone(), switch.clone())?;
+    app.sflow
+        .start(&settings.sflow, settings.sflow_rate, app.clone())?;
     let events = app.control().subscribe();
     take_interfaces(settings, &app).await?;
 
@@ -340,8 +342,12 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     if let Some(hook) = &settings.balance_hook {
         balancer::hook::withdraw(&app, hook, &settings.socket_dir).await;
     }
-    let stopped = tokio::task::spawn_blocking(move || flow_log.stop()).await;
-    if stopped.is_err() {
+    let sflow = app.sflow.clone();
+    let stopped = tokio::task::spawn_blocking(move || {
+        flow_log.stop();
+        sflow.stop();
+    });
+    if stopped.await.is_err() {
         tracing::warn!("the flow log did not end as it should");
     }
     let leave = !for_good && settings.store.is_some();

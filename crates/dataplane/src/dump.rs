@@ -18,19 +18,40 @@ use crate::view::View;
 /// Entries looked at in one turn.
 const STEP: u32 = 4096;
 
+/// Which flows are asked for at one time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FlowPage {
+    /// The first entry that is looked at.
+    pub at: FlowId,
+    /// So many flows at most.
+    pub most: usize,
+}
+
+/// How far somebody has read the flows of all workers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct FlowCursor {
+    pub(crate) worker: usize,
+    pub(crate) at: FlowId,
+}
+
 /// A dump under way.
 pub(crate) struct Dump {
     pub of: Option<PortUid>,
-    pub at: FlowId,
+    pub page: FlowPage,
     pub found: Vec<FlowInfo>,
-    pub answer: Sender<Vec<FlowInfo>>,
+    pub answer: Sender<(Vec<FlowInfo>, Option<FlowId>)>,
 }
 
 impl Dump {
-    /// Goes on; true when all entries were looked at. Each worker dumps the flows that it has made.
+    /// Goes on; true when all entries were looked at or the page is full. Each worker dumps the flows
+    /// that it has made.
     pub(crate) fn step(&mut self, flows: &Flows, epoch: u32, now: Now) -> bool {
-        let end = flows.high().min(self.at + STEP);
-        for id in self.at..end {
+        let end = flows.high().min(self.page.at.saturating_add(STEP));
+        for id in self.page.at..end {
+            if self.found.len() >= self.page.most {
+                self.page.at = id;
+                return true;
+            }
             let entry = flows.entry(id);
             if entry.state.get() == 0 || !flows.is_mine(entry) {
                 continue;
@@ -47,8 +68,15 @@ impl Dump {
                 self.found.push(info(entry, &key, epoch, now));
             }
         }
-        self.at = end;
-        end == flows.high()
+        // The table may have become shorter meanwhile.
+        self.page.at = end.max(self.page.at);
+        self.page.at >= flows.high()
+    }
+
+    /// Says what was found, and where the next page begins. Who asked may have gone away.
+    pub(crate) fn finish(&mut self, flows: &Flows) {
+        let next = (self.page.at < flows.high()).then_some(self.page.at);
+        let _ = self.answer.send((std::mem::take(&mut self.found), next));
     }
 }
 

@@ -10,13 +10,15 @@ use thiserror::Error;
 use wire::Vni;
 
 use crate::counters::Counters;
+use crate::dump::FlowPage;
 use crate::flow::kernel::{Entered, KernelPart};
-use crate::flow::{FlowInfo, Log};
+use crate::flow::{FlowId, FlowInfo, Log};
 use crate::ids::{PortSlot, PortUid};
 use crate::learned::LearnedMac;
 use crate::load::{QueueLoad, WorkerLoad};
 use crate::queue::QueueId;
 use crate::report::PortReport;
+use crate::sampling::Sampler;
 use crate::trial::{Report, Trial};
 use crate::underlay::Underlay;
 use crate::view::View;
@@ -46,12 +48,20 @@ pub(crate) enum Command {
     Move(QueueId, usize, Sender<bool>),
     /// Tell those of a NIC's network whose queues are here where the NIC is.
     Announce(PortSlot, Sender<()>),
-    Flows(Option<PortUid>, Sender<Vec<FlowInfo>>),
+    /// The flows that it has made, of all or of one NIC: so many from an entry on at most. The answer
+    /// says which entry is next, if any is.
+    Flows(
+        Option<PortUid>,
+        FlowPage,
+        Sender<(Vec<FlowInfo>, Option<FlowId>)>,
+    ),
     Import(Vec<FlowInfo>, Sender<usize>),
     /// Take these flows out; the answer: how many were there.
     Remove(Vec<FlowInfo>, Sender<usize>),
     /// Tell this one of connections from now on, or nobody.
     LogFlows(Option<Box<Log>>, Sender<()>),
+    /// Sample frames from now on, or none.
+    Sample(Option<Box<Sampler>>, Sender<()>),
     Load(Sender<WorkerLoad>),
     Ports(Option<PortSlot>, Sender<Vec<PortReport>>),
     /// The MACs that it has learnt in a network.

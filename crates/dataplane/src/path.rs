@@ -22,6 +22,7 @@ use crate::queue::QueueId;
 use crate::replies::Replies;
 use crate::round::Wait;
 use crate::round::{Arrival, Case, Fate, Item, Job, Round, Tables};
+use crate::sampling::{self, Sampler};
 use crate::shaper::{Shaper, Taken};
 use crate::stages::fast_path::FastPath;
 use crate::stages::{
@@ -94,6 +95,8 @@ pub(crate) struct Path {
     gone: VecDeque<PortSlot>,
     /// What judging a NIC's batch has cost.
     judged: u64,
+    /// Who takes one frame of many, if anybody does.
+    pub sampler: Option<Box<Sampler>>,
 }
 
 impl Path {
@@ -130,6 +133,7 @@ impl Path {
             sweep_due: 0,
             gone: VecDeque::new(),
             judged: 0,
+            sampler: None,
         }
     }
 
@@ -323,6 +327,9 @@ impl Path {
         let from = QueueId { slot: source, pair };
         self.judged = 0;
         self.round(from, batch, ports, now, true);
+        if self.sampler.is_some() {
+            self.sample(source, batch, true);
+        }
         let carried = match self.jobs.len() > batch.len() {
             true => {
                 let copied = |job: &Job| batch.frames()[usize::from(job.frame)].len();
@@ -354,6 +361,9 @@ impl Path {
         let bytes: usize = batch.frames().iter().map(|frame| frame.len()).sum();
         self.counters
             .received(from.slot, batch.len() as u64, bytes as u64);
+        if self.sampler.is_some() {
+            self.sample(from.slot, batch, false);
+        }
         let mut arrivals = [outer::NOWHERE; BATCH];
         let counters = &self.counters;
         let raw = self.view.uplink_taps().arrived(from.slot, batch);
@@ -569,6 +579,7 @@ impl Path {
     fn round(&mut self, from: QueueId, batch: &Batch, ports: &mut Ports, now: Now, fresh: bool) {
         self.clear();
         self.forget_moved();
+        let sampled = self.sampler.is_some();
         let Some((fast_path, watch, mut round)) = self.open(Sender::Nic(from), batch, now) else {
             return;
         };
@@ -578,7 +589,7 @@ impl Path {
         }
 
         let left = fast_path.run(round); //          1  of a flow that is known or begins: to delivery
-        if round.tables.flows.kernel.is_some() {
+        if round.tables.flows.kernel.is_some() && !sampled {
             fast_path.offer(round); // the kernel may forward what follows
         }
         let unknown = fast_path.unknown(left);
@@ -664,6 +675,24 @@ impl Path {
                 _trial: trial,
             });
         }
+    }
+
+    /// Takes one frame of many of a batch: of one that was `judged` with where it has gone.
+    #[cold]
+    fn sample(&mut self, input: PortSlot, batch: &Batch, judged: bool) {
+        let Some(mut sampler) = self.sampler.take() else {
+            return;
+        };
+        let mut first = 0;
+        while let Some(index) = sampler.next(first, batch.len()) {
+            let output = match judged {
+                true => sampling::output(index, &self.items, &self.jobs, &self.underlay),
+                false => sampling::Output::Unknown,
+            };
+            sampler.put(input, output, &batch.frames()[index]);
+            first = index + 1;
+        }
+        self.sampler = Some(sampler);
     }
 
     /// What the fast path knows of machines that have moved is void.

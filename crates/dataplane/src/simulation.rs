@@ -12,11 +12,13 @@ use io::port::Port;
 
 use crate::config::WorkerConfig;
 use crate::counters::{PortCounters, RuleCounters};
+use crate::dump::FlowCursor;
 use crate::flow::{FlowEvents, FlowInfo};
 use crate::ids::{PortSlot, PortUid, RuleSlot};
 use crate::load::WorkerLoad;
 use crate::queue::QueueId;
 use crate::report::PortReport;
+use crate::sampling::Samples;
 use crate::snapshot::Snapshot;
 use crate::switch::Switch;
 use crate::time::Now;
@@ -213,6 +215,26 @@ impl Simulation {
     /// The tracked flows, of all or of one NIC.
     pub fn flows(&mut self, of: Option<PortUid>) -> Vec<FlowInfo> {
         self.ask(move |switch| switch.flows(of).unwrap_or_default())
+    }
+
+    /// The tracked flows in pages of so many: the length of each page, and all of them.
+    pub fn flows_by_pages(&mut self, most: usize) -> (Vec<usize>, Vec<FlowInfo>) {
+        let (mut lens, mut all) = (Vec::new(), Vec::new());
+        let mut from = Some(FlowCursor::default());
+        while let Some(cursor) = from.take() {
+            let page = self.ask(move |switch| switch.flows_page(None, cursor, most));
+            if let Ok((found, next)) = page {
+                lens.push(found.len());
+                all.extend(found);
+                from = next;
+            }
+        }
+        (lens, all)
+    }
+
+    /// Samples frames from now on.
+    pub fn sample(&mut self, rate: u32) -> Option<Samples> {
+        self.ask(move |switch| switch.sample(rate).ok())
     }
 
     /// Adds flows; gives how many were taken.

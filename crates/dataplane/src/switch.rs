@@ -22,6 +22,7 @@ use crate::balance::{self, Move, QueueBalancer, QueueUse};
 use crate::config::WorkerConfig;
 use crate::counters::{Counters, PortCounters, RuleCounters};
 use crate::drop_reason::REASONS;
+use crate::dump::{FlowCursor, FlowPage};
 use crate::flow::kernel::{KernelBook, KernelFlows, KernelTable};
 use crate::flow::{FlowEvents, FlowInfo, FlowMemory, FlowTable, Log};
 use crate::handle::{Answer, Arrival, Command, WorkerGone, WorkerHandle};
@@ -31,6 +32,7 @@ use crate::learned::LearnedMac;
 use crate::load::{QueueLoad, WorkerLoad};
 use crate::queue::{MAX_WORKERS, QueueId, Routes};
 use crate::report::PortReport;
+use crate::sampling::Samples;
 use crate::sleep_flag::SleepFlag;
 use crate::snapshot::Snapshot;
 use crate::trial::{Report, Trial};
@@ -391,8 +393,34 @@ impl Switch {
 
     /// The tracked flows, all of them or those with an end at one NIC.
     pub fn flows(&self, of: Option<PortUid>) -> Result<Vec<FlowInfo>, WorkerGone> {
-        let found = self.ask_all(|answer| Command::Flows(of, answer))?;
-        Ok(found.into_iter().flatten().collect())
+        let page = FlowPage {
+            at: 0,
+            most: usize::MAX,
+        };
+        let found = self.ask_all(|answer| Command::Flows(of, page, answer))?;
+        Ok(found.into_iter().flat_map(|(found, _)| found).collect())
+    }
+
+    /// Some of the tracked flows, `most` at the most, and where the next ones begin; `None`: there
+    /// are no more. A flow that is there all the time is met once, one that comes or goes meanwhile
+    /// may be.
+    pub fn flows_page(
+        &self,
+        of: Option<PortUid>,
+        from: FlowCursor,
+        most: usize,
+    ) -> Result<(Vec<FlowInfo>, Option<FlowCursor>), WorkerGone> {
+        let page = FlowPage { at: from.at, most };
+        let (found, next) = self
+            .ask(from.worker, |answer| Command::Flows(of, page, answer))
+            .wait()?;
+        let next = match next {
+            Some(at) => Some(FlowCursor { at, ..from }),
+            None => Some(from.worker + 1)
+                .filter(|worker| *worker < self.workers.len())
+                .map(|worker| FlowCursor { worker, at: 0 }),
+        };
+        Ok((found, next))
     }
 
     /// Adds flows (of a migrated NIC, or of the daemon before). They are judged by the rules in
@@ -443,6 +471,27 @@ impl Switch {
     /// Nobody is told of connections any more.
     pub fn end_flow_log(&self) -> Result<(), WorkerGone> {
         self.ask_all(|answer| Command::LogFlows(None, answer))
+            .map(drop)
+    }
+
+    /// Samples one frame in `rate` from now on, of those that come into the switch: what is taken
+    /// comes out of the rings. The kernel forwards no flow by itself meanwhile.
+    pub fn sample(&self, rate: u32) -> Result<Samples, WorkerGone> {
+        let seed = cycles::now();
+        let (samples, samplers) = Samples::new(self.workers.len(), rate, seed);
+        for (number, sampler) in samplers.into_iter().enumerate() {
+            let sampler = Some(Box::new(sampler));
+            self.ask(number, |answer| Command::Sample(sampler, answer))
+                .wait()?;
+        }
+        // What was permitted before ends here, and the kernel is told of nothing new.
+        self.hand_out_again()?;
+        Ok(samples)
+    }
+
+    /// Nothing is sampled any more.
+    pub fn end_samples(&self) -> Result<(), WorkerGone> {
+        self.ask_all(|answer| Command::Sample(None, answer))
             .map(drop)
     }
 

@@ -10,7 +10,7 @@
 //!   and its opposite [`merge`]
 //! - between hosts: [`vxlan`], [`membership`]
 //! - making: [`build`] (frames), [`pcap`] and [`pcapng`] (capture files), [`ipfix`] (records of flows),
-//!   [`erspan`] (mirrored frames)
+//!   [`erspan`] (mirrored frames), [`sflow`] (samples)
 
 mod addr;
 pub mod bpf;
@@ -28,6 +28,7 @@ pub mod parse;
 pub mod pcap;
 pub mod pcapng;
 pub mod segment;
+pub mod sflow;
 pub mod virtio_net;
 pub mod vxlan;
 

@@ -9,11 +9,16 @@ use crate::event::{Event, Part};
 use crate::model::{Config, Feature, Group, GroupId, Nic, NicId};
 use crate::state::NicEntry;
 use crate::stats::{self, GroupStats, NicStats};
+use dataplane::FlowCursor;
 use dataplane::flow::FlowInfo;
 use dataplane::snapshot::PortUid;
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use tokio::sync::broadcast;
+
+/// Connections that are copied at a time.
+const FLOWS_AT_ONCE: usize = 4096;
 
 impl Controller {
     /// Everything that is declared. Applied again, it changes nothing.
@@ -183,6 +188,28 @@ impl Controller {
             .transpose()?
             .map(|entry| entry.uid);
         Ok(self.dataplane.flows(uid)?)
+    }
+
+    /// The tracked connections of a NIC, or of all, one after the other for as long as they are
+    /// wanted: no more than a page of them is copied ahead.
+    pub fn each_flow(
+        &self,
+        id: Option<&NicId>,
+        mut wanted: impl FnMut(FlowInfo) -> ControlFlow<()>,
+    ) -> Result<(), Error> {
+        let entry = id.map(|id| self.entry(id)).transpose()?;
+        let uid = entry.map(|entry| entry.uid);
+        let mut next = Some(FlowCursor::default());
+        while let Some(from) = next {
+            let (flows, after) = self.dataplane.flows_page(uid, from, FLOWS_AT_ONCE)?;
+            for flow in flows {
+                if wanted(flow).is_break() {
+                    return Ok(());
+                }
+            }
+            next = after;
+        }
+        Ok(())
     }
 
     /// NICs by the identity that [`FlowInfo`] has, for printing it.

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use control::model::{
@@ -139,26 +140,41 @@ impl<'a> Permitted<'a> {
         }
     }
 
-    /// The connections of a NIC, or of all that are the caller's.
-    pub fn flows(&self, id: Option<&NicId>) -> Done<Vec<FlowInfo>> {
+    /// How many connections a NIC has.
+    pub fn count_flows(&self, id: &NicId) -> Done<u64> {
+        let mut count = 0;
+        self.each_flow(Some(id), |_| {
+            count += 1;
+            ControlFlow::Continue(())
+        })?;
+        Ok(count)
+    }
+
+    /// The connections of a NIC, or of all that are the caller's, for as long as they are wanted.
+    pub fn each_flow(
+        &self,
+        id: Option<&NicId>,
+        mut wanted: impl FnMut(FlowInfo) -> ControlFlow<()>,
+    ) -> Done<()> {
         if let Some(id) = id {
             self.nic(id)?;
         }
-        let mut flows = self.control.export_flows(id)?;
-        if !self.is_whole() {
-            let ours = self.nics_by_uid();
-            flows.retain(|flow| {
-                ours.contains_key(&flow.initiator.uid) || ours.contains_key(&flow.responder.uid)
-            });
-        }
-        Ok(flows)
+        let ours = (!self.is_whole()).then(|| self.nics_by_uid());
+        Ok(self.control.each_flow(id, |flow| {
+            let ends = [flow.initiator.uid, flow.responder.uid];
+            let is_ours = |ours: &BTreeMap<_, _>| ends.iter().any(|uid| ours.contains_key(uid));
+            match ours.as_ref().is_none_or(is_ours) {
+                true => wanted(flow),
+                false => ControlFlow::Continue(()),
+            }
+        })?)
     }
 
     pub fn import_flows(&mut self, flows: Vec<FlowInfo>) -> Done<usize> {
         Ok(self.control.import_flows(flows)?)
     }
 
-    /// Forgets connections that [`flows`](Self::flows) gave.
+    /// Forgets connections that [`each_flow`](Self::each_flow) gave.
     pub fn remove_flows(&mut self, flows: &[FlowInfo]) -> Done<usize> {
         Ok(self.control.remove_flows(flows)?)
     }

@@ -16,7 +16,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use super::families::{self as of, Family, Kind};
 use super::gather::{NIC_REASONS_MAX, Scrape};
-use crate::flow_log;
+use crate::{flow_log, sflow};
 
 const EGRESS: &str = "egress";
 const INGRESS: &str = "ingress";
@@ -495,6 +495,14 @@ impl Scrape {
         })?;
         page.family(&of::FLOW_RECORDS_LOST, |rows| {
             let mut all = flow_log::PLACES.iter().zip(self.flow_records_lost);
+            all.try_for_each(|(place, count)| rows.add(&[place], count))
+        })?;
+        page.family(&of::SFLOW_SAMPLES, |rows| {
+            let mut all = sflow::KINDS.iter().zip(self.samples);
+            all.try_for_each(|(kind, count)| rows.add(&[kind], count))
+        })?;
+        page.family(&of::SFLOW_LOST, |rows| {
+            let mut all = sflow::PLACES.iter().zip(self.samples_lost);
             all.try_for_each(|(place, count)| rows.add(&[place], count))
         })?;
         page.family(&of::LEFT_OUT, |rows| {

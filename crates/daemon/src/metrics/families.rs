@@ -138,6 +138,8 @@ families! {
     AUDIT_LOST = Counter "butterfly_audit_lost_lines" () "Lines that could not be written to the audit file.";
     FLOW_RECORDS = Counter "butterfly_flow_log_records" ("kind") "Connections that began and ended, and sums of refused packets, that the flow log has told (docs/flows.md).";
     FLOW_RECORDS_LOST = Counter "butterfly_flow_log_lost_records" ("place") "Those that it has lost: no room in a worker's ring, or not taken by the file, by a collector, by somebody who watches.";
+    SFLOW_SAMPLES = Counter "butterfly_sflow_samples" ("kind") "Samples of frames and of interfaces' counters that were sent to collectors (docs/collectors.md).";
+    SFLOW_LOST = Counter "butterfly_sflow_lost_samples" ("place") "Samples that were lost: no room in a worker's ring, or not taken by the network.";
     LEFT_OUT = Gauge "butterfly_metrics_left_out" ("family") "Objects that are over the maximum of a family, and therefore not told (docs/metrics.md).";
 
     PROCESS_CPU = Counter "process_cpu_seconds" ["seconds"] () "Processor time of the daemon, user and system.";

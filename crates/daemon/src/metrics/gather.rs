@@ -42,6 +42,9 @@ pub struct Scrape {
     /// By the names of [`flow_log`](crate::flow_log).
     pub flow_records: [u64; 3],
     pub flow_records_lost: [u64; 4],
+    /// By the names of [`sflow`](crate::sflow).
+    pub samples: [u64; 2],
+    pub samples_lost: [u64; 2],
     pub process: Process,
 }
 
@@ -116,6 +119,8 @@ fn read(app: &App, requests: Requests, router: Option<v1::RouterStatus>) -> Resu
         audit_lines_lost: app.reload.audit().lost(),
         flow_records: app.reload.flow_log().counts().told(),
         flow_records_lost: app.reload.flow_log().counts().lost(),
+        samples: app.sflow.counts().sent(),
+        samples_lost: app.sflow.counts().lost(),
         process: Process::read(),
     })
 }

@@ -1,6 +1,7 @@
 //! Connections that are asked for: which are meant, and how they are shown.
 
 use std::collections::{BTreeSet, HashMap};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use api::v1;
@@ -23,10 +24,11 @@ const VALUES_MAX: usize = 16;
 /// The connections that a request means, as they are shown.
 pub fn list(control: &Permitted, request: &v1::ListFlowsRequest) -> Result<Vec<v1::Flow>, Refusal> {
     let asked = asked_nic(&request.nic)?;
-    let mut flows = selected(control, asked.as_ref(), request.filter.as_ref())?;
-    if request.most > 0 {
-        flows.truncate(request.most as usize);
-    }
+    let most = match request.most {
+        0 => usize::MAX,
+        most => most as usize,
+    };
+    let flows = selected(control, asked.as_ref(), request.filter.as_ref(), most)?;
     let names = control.nics_by_uid();
     let mut rules = Rules::default();
     let shown = flows.iter().map(|flow| {
@@ -53,7 +55,7 @@ pub fn delete(control: &mut Permitted, request: &v1::DeleteFlowsRequest) -> Resu
         let why = "says neither a NIC nor a filter: all connections are not forgotten at once";
         return Err(Error::Invalid(format!("the request {why}")).into());
     }
-    let flows = selected(control, asked.as_ref(), Some(&filter))?;
+    let flows = selected(control, asked.as_ref(), Some(&filter), usize::MAX)?;
     control.remove_flows(&flows)
 }
 
@@ -81,14 +83,21 @@ fn selected(
     control: &Permitted,
     nic: Option<&NicId>,
     filter: Option<&v1::FlowFilter>,
+    most: usize,
 ) -> Result<Vec<FlowInfo>, Refusal> {
     let filter = filter
         .map(|filter| Filter::new(control, filter))
         .transpose()?;
-    let mut flows = control.flows(nic)?;
-    if let Some(filter) = filter {
-        flows.retain(|flow| filter.fits(flow));
-    }
+    let mut flows = Vec::new();
+    control.each_flow(nic, |flow| {
+        if filter.as_ref().is_none_or(|filter| filter.fits(&flow)) {
+            flows.push(flow);
+        }
+        match flows.len() < most {
+            true => ControlFlow::Continue(()),
+            false => ControlFlow::Break(()),
+        }
+    })?;
     Ok(flows)
 }
 

@@ -72,8 +72,7 @@ impl Worker {
         self.dumps.retain_mut(|dump| {
             let done = dump.step(flows, epoch, now);
             if done {
-                // Who asked may have gone away.
-                let _ = dump.answer.send(std::mem::take(&mut dump.found));
+                dump.finish(flows);
             }
             !done
         });
@@ -142,9 +141,9 @@ impl Worker {
                 }
                 Command::Detach(queue, answer) => self.leave(queue, Then::Back(answer), now),
                 Command::Move(queue, to, answer) => self.leave(queue, Then::Over(to, answer), now),
-                Command::Flows(of, answer) => self.dumps.push(Dump {
+                Command::Flows(of, page, answer) => self.dumps.push(Dump {
                     of,
-                    at: 0,
+                    page,
                     found: Vec::new(),
                     answer,
                 }),
@@ -159,6 +158,10 @@ impl Worker {
                     let flows = &mut self.path.tables.flows;
                     flows.log = log;
                     flows.log_turn(now);
+                    let _ = answer.send(());
+                }
+                Command::Sample(sampler, answer) => {
+                    self.path.sampler = sampler;
                     let _ = answer.send(());
                 }
                 Command::Announce(slot, answer) => {

@@ -28,6 +28,7 @@ mod overlay_mtu;
 mod rates;
 mod rings;
 mod rules;
+mod sampling;
 mod seen;
 mod spoof;
 mod switching;
