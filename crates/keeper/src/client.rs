@@ -27,6 +27,14 @@ pub struct Held {
 }
 
 impl Held {
+    fn try_clone(&self) -> io::Result<Held> {
+        let fds = self.fds.iter().map(OwnedFd::try_clone);
+        Ok(Held {
+            note: self.note.clone(),
+            fds: fds.collect::<Result<_, _>>()?,
+        })
+    }
+
     /// The first of them: of what has but one.
     pub fn into_first(self) -> Option<OwnedFd> {
         self.fds.into_iter().next()
@@ -40,8 +48,10 @@ pub struct Keeper {
 }
 
 struct State {
-    /// `None`: the connection is broken.
+    /// `None`: the connection is broken, or not made yet.
     socket: Option<OwnedFd>,
+    /// Another daemon is the client still: what is said is for later.
+    apart: bool,
     /// Left by the daemon before, and not taken up by this one.
     left: BTreeMap<String, Held>,
     /// What this daemon wants to be held.
@@ -58,6 +68,7 @@ impl Keeper {
         })?;
         let state = State {
             socket: Some(socket),
+            apart: false,
             left,
             ours: BTreeMap::new(),
         };
@@ -67,20 +78,59 @@ impl Keeper {
         })
     }
 
+    /// The keeper of a daemon that is about to give way to this one: nothing is said to it before
+    /// [`enter`](Keeper::enter). What that daemon has held comes by [`leave_here`](Keeper::leave_here).
+    pub fn handed(path: &Path) -> Keeper {
+        let state = State {
+            socket: None,
+            apart: true,
+            left: BTreeMap::new(),
+            ours: BTreeMap::new(),
+        };
+        Keeper {
+            path: path.to_owned(),
+            state: Mutex::new(state),
+        }
+    }
+
+    /// Something that the daemon before has held, by its own word.
+    pub fn leave_here(&self, name: String, held: Held) {
+        self.lock().left.insert(name, held);
+    }
+
+    /// All that this daemon has held, to be handed on.
+    ///
+    /// # Errors
+    /// There are no descriptors to be had.
+    pub fn all(&self) -> io::Result<Vec<(String, Held)>> {
+        let state = self.lock();
+        let all = state.ours.iter();
+        all.map(|(name, held)| Ok((name.clone(), held.try_clone()?)))
+            .collect()
+    }
+
+    /// Becomes its client, when the one before has [left](Keeper::leave), and has all held that is
+    /// here. An error: nobody is its client, and what the daemon before had held still is; `mend`
+    /// tries again.
+    pub fn enter(&self) -> Result<(), Error> {
+        self.lock().apart = false;
+        self.mend()
+    }
+
+    /// Ends the connection for good, so that the next daemon can have it. All stays held.
+    pub fn leave(&self) {
+        let mut state = self.lock();
+        state.apart = true;
+        state.socket = None;
+    }
+
     /// Takes up what was left under this name: from now on it is this daemon's. There is one taker.
     pub fn take(&self, name: &str) -> io::Result<Option<Held>> {
         let mut state = self.lock();
         let Some(held) = state.left.remove(name) else {
             return Ok(None);
         };
-        let taken = Held {
-            note: held.note.clone(),
-            fds: held
-                .fds
-                .iter()
-                .map(OwnedFd::try_clone)
-                .collect::<Result<_, _>>()?,
-        };
+        let taken = held.try_clone()?;
         state.ours.insert(name.to_owned(), held);
         Ok(Some(taken))
     }
@@ -130,10 +180,17 @@ impl Keeper {
 
     /// Waits for the connection to break, `patience` at the most; whether it is broken.
     pub fn watch(&self, patience: Duration) -> bool {
-        let socket = match &self.lock().socket {
+        let state = self.lock();
+        let socket = match &state.socket {
+            None if state.apart => {
+                drop(state);
+                std::thread::sleep(patience);
+                return false;
+            }
             None => return true,
             Some(socket) => socket.try_clone(),
         };
+        drop(state);
         let Ok(socket) = socket else { return false };
         // It says nothing unasked: what is to be had is its end.
         let mut fds = [PollFd::new(&socket, PollFlags::RDHUP)];
@@ -148,7 +205,7 @@ impl Keeper {
     /// Connects anew, and gives the keeper that is there now all that is this daemon's.
     pub fn mend(&self) -> Result<(), Error> {
         let mut state = self.lock();
-        if state.socket.is_some() {
+        if state.socket.is_some() || state.apart {
             return Ok(());
         }
         let socket = open(&self.path)?;
@@ -180,6 +237,9 @@ impl Keeper {
         name: &str,
         held: Option<&Held>,
     ) -> Result<(), Error> {
+        if state.apart {
+            return Ok(());
+        }
         let Some(socket) = &state.socket else {
             return Err(gone(&self.path, io::ErrorKind::NotConnected.into()));
         };
@@ -298,6 +358,40 @@ mod tests {
         assert!(next.take("kept").unwrap().is_some());
         next.release("kept").unwrap();
         drop(next);
+        keeper.join().unwrap();
+    }
+
+    #[test]
+    fn a_daemon_hands_all_to_the_next_and_nothing_is_let_go_in_between() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("keeper.sock");
+        let listener = bind(&path).unwrap();
+        let keeper = std::thread::spawn(move || serve(&listener, true).unwrap());
+        let (before, next) = (Keeper::connect(&path).unwrap(), Keeper::handed(&path));
+        let (_reader, writer) = std::io::pipe().unwrap();
+        for name in ["stays", "goes"] {
+            before.hold(name, b"note", &[writer.as_fd()]).unwrap();
+        }
+        for (name, held) in before.all().unwrap() {
+            next.leave_here(name, held);
+        }
+        assert!(next.take("stays").unwrap().is_some());
+        // Nobody hears of that yet: it may end before it begins.
+        next.hold("new", b"", &[writer.as_fd()]).unwrap();
+        next.release("goes").unwrap();
+        assert!(!next.watch(Duration::ZERO));
+        before.leave();
+        assert!(!before.watch(Duration::ZERO));
+        before.release("stays").unwrap();
+        next.enter().unwrap();
+        drop(next);
+        let last = Keeper::connect(&path).unwrap();
+        assert_eq!(last.take("stays").unwrap().unwrap().note, b"note");
+        assert!(last.take("goes").unwrap().is_none());
+        assert!(last.take("new").unwrap().is_some());
+        last.release("stays").unwrap();
+        last.release("new").unwrap();
+        drop((last, before));
         keeper.join().unwrap();
     }
 }

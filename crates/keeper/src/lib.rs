@@ -11,7 +11,8 @@
 //! with a note of its own, and what is not any more. When it is gone the next one gets all of it,
 //! and what was held stays held meanwhile: a daemon that dies while it takes over has taken nothing
 //! away. When the keeper is gone, the daemon, which has a descriptor of each as well, gives all to
-//! the next keeper.
+//! the next keeper. A daemon that another one gives way to while both run is handed all by that one
+//! ([`Keeper::handed`]), and becomes the client when the other has [left](Keeper::leave).
 //!
 //! A process and not systemd's descriptor store, since it is the same with systemd, in a container
 //! and by hand; and what is held is there again when the daemon is *stopped* and started, too.
@@ -21,6 +22,7 @@ mod message;
 mod server;
 
 pub use client::{Held, Keeper};
+pub use message::{Parts, receive_parts, send_parts};
 pub use server::{bind, serve};
 
 use std::path::PathBuf;
