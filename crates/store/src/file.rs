@@ -69,17 +69,28 @@ fn regular(path: &Path, flags: OFlags) -> Result<File, Error> {
     Ok(file)
 }
 
-fn locked(path: &Path, lock: &Path) -> Result<File, Error> {
-    let file = regular(lock, OFlags::CREATE)?;
+fn locked(path: &Path, lock_file: &Path) -> Result<File, Error> {
+    let file = regular(lock_file, OFlags::CREATE)?;
+    lock(path, &file)?;
+    Ok(file)
+}
+
+/// Locks the file beside the one at `path`.
+pub(crate) fn lock(path: &Path, file: &File) -> Result<(), Error> {
     let start = Instant::now();
     loop {
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(file),
+        match flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(()),
             Err(Errno::WOULDBLOCK) if start.elapsed() < PATIENCE => std::thread::sleep(AGAIN),
             Err(Errno::WOULDBLOCK) => return Err(Error::InUse(path.to_owned())),
-            Err(error) => return Err(Error::io(lock, "locked", error)),
+            Err(error) => return Err(Error::io(&path.with_file_name(LOCK), "locked", error)),
         }
     }
+}
+
+pub(crate) fn unlock(file: &File) -> Result<(), Error> {
+    let unlocked = flock(file, FlockOperation::Unlock);
+    unlocked.map_err(|error| Error::io(Path::new(LOCK), "unlocked", error))
 }
 
 impl Fresh {

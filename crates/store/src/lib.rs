@@ -39,8 +39,9 @@ pub use redb::StorageBackend;
 pub use sync::Announced;
 
 use redb::{Database, Durability, ReadableDatabase, ReadableTable, TableError, WriteTransaction};
+use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use layout::{BEFORE, META, OBJECTS, REVISIONS};
 
@@ -101,8 +102,10 @@ impl Default for Keep {
 struct Opened {
     /// How often it was opened: who meets an error closes the one that had it, and no later one.
     times: u64,
-    /// `None`: an error, and it could not be opened again.
+    /// `None`: an error, and it could not be opened again; or another process has it.
     database: Option<Database>,
+    /// Another process has it.
+    given: bool,
 }
 
 /// Makes a backend over one and the same storage, again after an error.
@@ -112,6 +115,8 @@ type Reopen = Box<dyn Fn() -> Result<Database, Error> + Send + Sync>;
 pub struct Store {
     path: PathBuf,
     keep: Keep,
+    /// The right to the file; `None`: there is none.
+    lock: Option<Arc<File>>,
     reopen: Reopen,
     database: RwLock<Opened>,
     sync: sync::State,
@@ -133,12 +138,10 @@ impl Store {
             fresh,
         } = file::open(folder)?;
         let (file, of) = (Arc::new(file), path.clone());
-        let reopen = move || {
-            // Held as long as the file can be opened.
-            let _ = &lock;
-            backend::open(&of, Reserved::new(file.clone()))
-        };
-        let store = Store::over(path, keep, Box::new(reopen))?;
+        let reopen = move || backend::open(&of, Reserved::new(file.clone()));
+        let mut store = Store::over(path, keep, Box::new(reopen))?;
+        // Held as long as the file can be opened.
+        store.lock = Some(Arc::new(lock));
         store.prepare(layout, |from| file::copy(&store.path, from).map(drop))?;
         if let Some(fresh) = fresh {
             fresh.name(&store.path)?;
@@ -166,10 +169,12 @@ impl Store {
         Ok(Store {
             path,
             keep,
+            lock: None,
             reopen,
             database: RwLock::new(Opened {
                 times: 1,
                 database: Some(database),
+                given: false,
             }),
             sync: sync::State::default(),
         })
@@ -273,11 +278,8 @@ impl Store {
     /// After an error of the disk: the file is opened again, and has what was durable, no less and
     /// no more. Of what was written and not synced some may have got there.
     fn recover(&self, times: u64) {
-        let mut opened = self
-            .database
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
-        if opened.times != times {
+        let mut opened = self.writable();
+        if opened.times != times || opened.given {
             return;
         }
         let durable = self.sync.lost();
@@ -291,7 +293,41 @@ impl Store {
         *opened = Opened {
             times: times + 1,
             database: again,
+            given: false,
         };
+    }
+
+    /// Syncs all that was written and closes the file, so that another process can open it. Until
+    /// it is [taken back](Store::take_back) every use is an error.
+    ///
+    /// # Errors
+    /// The disk fails; the store is as it was.
+    pub fn give_way(&self) -> Result<(), Error> {
+        self.sync(self.last())?;
+        let mut opened = self.writable();
+        drop(opened.database.take());
+        opened.given = true;
+        self.lock.as_deref().map_or(Ok(()), file::unlock)
+    }
+
+    /// Opens the file again, which the other process has closed or has not changed.
+    ///
+    /// # Errors
+    /// Somebody has it, or it cannot be opened; the next use tries again.
+    pub fn take_back(&self) -> Result<(), Error> {
+        if let Some(lock) = &self.lock {
+            file::lock(&self.path, lock)?;
+        }
+        let mut opened = self.writable();
+        opened.given = false;
+        opened.times += 1;
+        opened.database = Some((self.reopen)()?);
+        Ok(())
+    }
+
+    fn writable(&self) -> RwLockWriteGuard<'_, Opened> {
+        let opened = self.database.write();
+        opened.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The database; once more from the file, should it have been impossible until now.
