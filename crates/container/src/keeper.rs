@@ -104,7 +104,8 @@ pub struct Keeper {
 
 #[derive(Debug)]
 struct Running {
-    child: Child,
+    /// `None`: another process has started it.
+    child: Option<Child>,
     socket: Option<OwnedFd>,
 }
 
@@ -115,6 +116,24 @@ impl Keeper {
             program,
             running: None,
         }
+    }
+
+    /// One that goes on with the process of a daemon which gives way to this one, by its socket.
+    pub fn handed(program: PathBuf, socket: OwnedFd) -> Keeper {
+        let running = Running {
+            child: None,
+            socket: Some(socket),
+        };
+        Keeper {
+            program,
+            running: Some(running),
+        }
+    }
+
+    /// Another descriptor of the socket to the process, if one runs: for one asker at a time.
+    pub fn descriptor(&self) -> Option<io::Result<OwnedFd>> {
+        let socket = self.running.as_ref()?.socket.as_ref()?;
+        Some(socket.try_clone())
     }
 
     /// Starts the process now, while the caller has the capabilities that it needs.
@@ -168,7 +187,7 @@ impl Running {
             // Of its own, so that a terminal's signals end the daemon first.
             .process_group(0);
         Ok(Running {
-            child: command.spawn()?,
+            child: Some(command.spawn()?),
             socket: Some(ours),
         })
     }
@@ -197,7 +216,9 @@ impl Drop for Running {
     fn drop(&mut self) {
         // It ends when the socket is closed.
         self.socket = None;
-        let _ = self.child.wait();
+        if let Some(child) = &mut self.child {
+            let _ = child.wait();
+        }
     }
 }
 

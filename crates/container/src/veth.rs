@@ -87,6 +87,24 @@ impl Veths {
         }
     }
 
+    /// The socket to the keeper of namespaces, if that runs, for a process that this one gives way
+    /// to.
+    pub fn keeper_descriptor(&self) -> Option<std::io::Result<std::os::fd::OwnedFd>> {
+        self.keeper.descriptor()
+    }
+
+    /// Has the program on all interfaces that are there, in the place of another process's.
+    pub fn join_again(&mut self) {
+        let there = self.all.values();
+        let there = there.filter_map(|veth| Some((veth.near?, veth.tap, veth.wanted.clone())));
+        let there: Vec<_> = there.collect();
+        for (near, tap, wanted) in there {
+            if let Err(e) = self.join(near, tap, wanted.mac) {
+                tracing::error!("interface {}: {e}", wanted.near);
+            }
+        }
+    }
+
     /// There is none.
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
