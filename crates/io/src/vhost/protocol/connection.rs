@@ -154,6 +154,16 @@ impl Connection {
         self.channel.is_some()
     }
 
+    /// Takes the ports back from the workers; nothing else changes.
+    pub fn take_ports(&mut self) {
+        self.session.take_ports();
+    }
+
+    /// Gives the workers what they had.
+    pub fn give_ports(&mut self) {
+        self.session.give_ports();
+    }
+
     /// Something has come on the channel to the VMM.
     pub fn serve_channel(&mut self, poller: &Poller) {
         self.with_channel(poller, Channel::read);

@@ -93,6 +93,21 @@ impl Listener {
         Ok(listener)
     }
 
+    /// Goes on listening by the socket of a process that gives way to this one. Its file is not ours
+    /// before [`own`](Listener::own).
+    pub fn handed(path: &Path, socket: OwnedFd) -> Listener {
+        Listener {
+            socket,
+            path: path.to_owned(),
+            file: None,
+        }
+    }
+
+    /// From now on the file goes when this is dropped.
+    pub fn own(&mut self) {
+        self.file = identity(&self.path);
+    }
+
     /// The next connection, non-blocking; `None` when nobody waits.
     pub fn accept(&self) -> io::Result<Option<OwnedFd>> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;

@@ -72,7 +72,26 @@ enum Command {
     Close(PortKey, mpsc::Sender<bool>),
     Nics(mpsc::Sender<Vec<NicInfo>>),
     Nic(PortKey, mpsc::Sender<Option<NicInfo>>),
+    Listeners(mpsc::Sender<io::Result<Vec<(PathBuf, OwnedFd)>>>),
+    Yield(mpsc::Receiver<()>, mpsc::Sender<Result<(), Busy>>),
+    TakeUp(PortKey, LeftSession, mpsc::Sender<Result<(), LeftError>>),
+    Begin,
     Stop,
+}
+
+/// Why sessions cannot be given to another process now.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error(
+    "the session of NIC '{0}' cannot be handed over now: its VMM is in the midst of a message, or \
+     moves its guest"
+)]
+pub struct Busy(pub String);
+
+/// All ports are with the server's thread, which does nothing else until this is dropped: then it
+/// gives them back to the workers, and goes on.
+#[derive(Debug)]
+pub struct Yielded {
+    _go_on: mpsc::Sender<()>,
 }
 
 impl Server {
@@ -85,6 +104,23 @@ impl Server {
     pub fn start_keeping(
         sink: Arc<dyn PortSink>,
         keeper: Option<Arc<dyn SessionKeeper>>,
+    ) -> io::Result<Server> {
+        Server::start_as(sink, keeper, false)
+    }
+
+    /// The same, of a process that another one gives way to: it serves nobody and connects to
+    /// nobody before [`begin`](Server::begin).
+    pub fn start_waiting(
+        sink: Arc<dyn PortSink>,
+        keeper: Option<Arc<dyn SessionKeeper>>,
+    ) -> io::Result<Server> {
+        Server::start_as(sink, keeper, true)
+    }
+
+    fn start_as(
+        sink: Arc<dyn PortSink>,
+        keeper: Option<Arc<dyn SessionKeeper>>,
+        waiting: bool,
     ) -> io::Result<Server> {
         let poller = Poller::new()?;
         let bell = Doorbell::new()?;
@@ -102,6 +138,7 @@ impl Server {
             nics: HashMap::new(),
             pauses: Vec::new(),
             watches,
+            waiting,
         };
         let thread = std::thread::Builder::new()
             .name("vhost-user".to_owned())
@@ -143,6 +180,53 @@ impl Server {
         let end = Box::new(End::Listener(Listener::bind(path, file)?));
         self.ask(|answer| Command::Open(key, nic, end, left, answer))
             .ok_or(ServerError::Stopped)?
+    }
+
+    /// The same by the socket of a process that gives way to this one.
+    pub fn listen_by(
+        &self,
+        key: PortKey,
+        path: &Path,
+        socket: OwnedFd,
+        nic: NicOptions,
+    ) -> Result<(), ServerError> {
+        let end = Box::new(End::Listener(Listener::handed(path, socket)));
+        self.ask(|answer| Command::Open(key, nic, end, None, answer))
+            .ok_or(ServerError::Stopped)?
+    }
+
+    /// The sockets that are listened on, by their paths, for a process that this one gives way to.
+    pub fn listeners(&self) -> io::Result<Vec<(PathBuf, OwnedFd)>> {
+        let stopped = || io::Error::from(io::ErrorKind::NotConnected);
+        self.ask(Command::Listeners).ok_or_else(stopped)?
+    }
+
+    /// Takes all ports back from the workers and stands still, so that another process can go on
+    /// with the sessions, by what was held of them last.
+    ///
+    /// # Errors
+    /// A session cannot be gone on with now; nothing has changed.
+    pub fn give_way(&self) -> Result<Yielded, Busy> {
+        let (go_on, wait) = mpsc::channel();
+        self.ask(|answer| Command::Yield(wait, answer))
+            .unwrap_or(Ok(()))?;
+        Ok(Yielded { _go_on: go_on })
+    }
+
+    /// Goes on with the session of a process that gives way to this one.
+    ///
+    /// # Errors
+    /// It cannot be gone on with; its connection is closed here.
+    pub fn take_up(&self, key: PortKey, left: LeftSession) -> Result<(), LeftError> {
+        self.ask(|answer| Command::TakeUp(key, left, answer))
+            .unwrap_or(Err(LeftError("has nobody to go on with it")))
+    }
+
+    /// Of one that [waits](Server::start_waiting): serves from now on.
+    pub fn begin(&self) {
+        // One that is stopped serves nobody.
+        let _ = self.commands.send(Command::Begin);
+        self.bell.ring();
     }
 
     /// Connects to a NIC's VMM, which listens at `path`: now, or as soon as it does, and again
@@ -263,6 +347,8 @@ struct Thread {
     /// Listeners that are left alone, and until when.
     pauses: Vec<(Instant, PortKey)>,
     watches: Watches,
+    /// Another process serves still: commands alone are heard.
+    waiting: bool,
 }
 
 /// Tokens of the poller: the bell, the watched directories, and three for each NIC, which begin at
@@ -288,6 +374,12 @@ impl Thread {
     fn run(mut self, commands: mpsc::Receiver<Command>) {
         let mut ready = Vec::new();
         loop {
+            while self.waiting {
+                let Ok(command) = commands.recv() else { return };
+                if !self.obey(command) {
+                    return;
+                }
+            }
             let attempts = self.clients().filter_map(|(_, client)| client.due());
             let timeout = self
                 .pauses
@@ -320,26 +412,83 @@ impl Thread {
             self.dial();
             // After the bell was cleared: a command that comes now rings again.
             for command in commands.try_iter() {
-                match command {
-                    Command::Open(key, nic, end, left, answer) => {
-                        let _ = answer.send(self.open(key, nic, *end, left));
-                    }
-                    Command::Change(key, options, answer) => {
-                        let _ = answer.send(self.change(key, options));
-                    }
-                    Command::Close(key, answer) => drop(answer.send(self.close(key))),
-                    Command::Nics(answer) => drop(answer.send(self.info())),
-                    Command::Nic(key, answer) => {
-                        drop(answer.send(self.nics.get(&key).map(|nic| nic.info(key))));
-                    }
-                    Command::Stop => {
-                        let keys: Vec<PortKey> = self.nics.keys().copied().collect();
-                        for key in keys {
-                            self.close(key);
-                        }
-                        return;
-                    }
+                if !self.obey(command) {
+                    return;
                 }
+            }
+        }
+    }
+
+    /// Does what it says; false: it is the end.
+    fn obey(&mut self, command: Command) -> bool {
+        match command {
+            Command::Open(key, nic, end, left, answer) => {
+                let _ = answer.send(self.open(key, nic, *end, left));
+            }
+            Command::Change(key, options, answer) => {
+                let _ = answer.send(self.change(key, options));
+            }
+            Command::Close(key, answer) => drop(answer.send(self.close(key))),
+            Command::Nics(answer) => drop(answer.send(self.info())),
+            Command::Nic(key, answer) => {
+                drop(answer.send(self.nics.get(&key).map(|nic| nic.info(key))));
+            }
+            Command::Listeners(answer) => drop(answer.send(self.listeners())),
+            Command::Yield(go_on, answer) => self.give_way(&go_on, &answer),
+            Command::TakeUp(key, left, answer) => {
+                let _ = answer.send(self.go_on(key, left));
+            }
+            Command::Begin => self.begin_serving(),
+            Command::Stop => {
+                let keys: Vec<PortKey> = self.nics.keys().copied().collect();
+                for key in keys {
+                    self.close(key);
+                }
+                return false;
+            }
+        }
+        true
+    }
+
+    fn listeners(&self) -> io::Result<Vec<(PathBuf, OwnedFd)>> {
+        let listener = |nic: &Nic| match &nic.end {
+            End::Listener(listener) => {
+                let socket = listener.as_fd().try_clone_to_owned();
+                Some(socket.map(|socket| (listener.path().to_owned(), socket)))
+            }
+            End::Client(_) => None,
+        };
+        self.nics.values().filter_map(listener).collect()
+    }
+
+    /// Takes all ports back, says so, and stands still until the other side is dropped.
+    fn give_way(&mut self, go_on: &mpsc::Receiver<()>, answer: &mpsc::Sender<Result<(), Busy>>) {
+        let busy = self.nics.values().find(|nic| {
+            let connection = nic.connection.as_ref();
+            connection.is_some_and(|connection| connection.saved(b"").is_none())
+        });
+        if let Some(nic) = busy {
+            let _ = answer.send(Err(Busy(nic.options.name.clone())));
+            return;
+        }
+        let connections = self.nics.values_mut();
+        for connection in connections.filter_map(|nic| nic.connection.as_mut()) {
+            connection.take_ports();
+        }
+        let _ = answer.send(Ok(()));
+        // Nothing is ever sent.
+        let _ = go_on.recv();
+        let connections = self.nics.values_mut();
+        for connection in connections.filter_map(|nic| nic.connection.as_mut()) {
+            connection.give_ports();
+        }
+    }
+
+    fn begin_serving(&mut self) {
+        self.waiting = false;
+        for nic in self.nics.values_mut() {
+            if let End::Listener(listener) = &mut nic.end {
+                listener.own();
             }
         }
     }
@@ -374,25 +523,28 @@ impl Thread {
             },
         );
         if let Some(left) = left {
-            self.go_on(key, left);
+            // What is wrong is in the log.
+            let _ = self.go_on(key, left);
         }
-        self.dial();
+        if !self.waiting {
+            self.dial();
+        }
         Ok(())
     }
 
     /// Goes on with the session that a process before has left.
-    fn go_on(&mut self, key: PortKey, left: LeftSession) {
+    fn go_on(&mut self, key: PortKey, left: LeftSession) -> Result<(), LeftError> {
         let Some(nic) = self.nics.get(&key) else {
-            return;
+            return Err(LeftError("has no NIC here"));
         };
         // Should what was left end this process too, the next one does not find it.
         self.release(&nic.options.name);
         let resumed = self.resume_session(key, left);
         let Some(nic) = self.nics.get(&key) else {
-            return;
+            return resumed;
         };
         let (name, options) = (&nic.options.name, NicOptions::clone(&nic.options));
-        match resumed {
+        match &resumed {
             Ok(()) => {
                 info!(nic = name, "the session of the process before goes on");
                 // Its options may be others than those that the guest was told.
@@ -406,6 +558,7 @@ impl Thread {
                 self.hang_up(key, Duration::ZERO);
             }
         }
+        resumed
     }
 
     fn resume_session(&mut self, key: PortKey, left: LeftSession) -> Result<(), LeftError> {

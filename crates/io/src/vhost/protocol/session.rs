@@ -315,6 +315,18 @@ impl Session {
         self.protocol_features & protocol::REPLY_ACK != 0
     }
 
+    /// Takes the ports back from the workers, and says nothing of it to anybody.
+    pub(in crate::vhost) fn take_ports(&mut self) {
+        self.unplug_all();
+    }
+
+    /// Gives the workers what they had.
+    pub(in crate::vhost) fn give_ports(&mut self) {
+        if let Err(breach) = self.plug() {
+            self.log(&breach);
+        }
+    }
+
     /// The VMM has gone, or is to go: takes the port back and forgets everything.
     pub fn end(mut self) {
         self.unplug_all();
