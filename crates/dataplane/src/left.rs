@@ -69,6 +69,12 @@ impl<'a> Left<'a> {
         Ok(Left { memory, max, ends })
     }
 
+    /// Those alone in the first so many places.
+    pub fn first(mut self, places: u64) -> Self {
+        self.max = self.max.min(places);
+        self
+    }
+
     /// All connections that have not ended by `now`, of the same clock: `each` is given them with
     /// who their initiator and their responder were. How many entries could not be true.
     pub fn connections(

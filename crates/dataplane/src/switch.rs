@@ -435,6 +435,11 @@ impl Switch {
         self.memory.as_ref()
     }
 
+    /// How many places the table of flows has ever used; behind them it has nothing.
+    pub fn flows_used(&self) -> u64 {
+        self.flows.high().into()
+    }
+
     /// Gives the memory of flows huge pages, of those in use and of `ahead` more, up to where `done`
     /// says: to be called many times a second where the system does not by itself. How many were in
     /// use at most.

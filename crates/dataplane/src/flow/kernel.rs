@@ -203,6 +203,12 @@ impl KernelFlows {
         self.put_in_force(0);
     }
 
+    /// What is permitted from now on is again.
+    pub fn reopen(&self) {
+        self.closed.store(false, Ordering::SeqCst);
+        self.put_in_force(self.generation.load(Ordering::Relaxed));
+    }
+
     /// Nothing that was permitted before is any more. Gives the generation that is in force now.
     pub(crate) fn raise(&self) -> u32 {
         let next = match self.generation.load(Ordering::Relaxed).wrapping_add(1) {
