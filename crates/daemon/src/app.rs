@@ -16,6 +16,7 @@ use crate::reload::Reload;
 use crate::router;
 use crate::sflow::Sflow;
 use crate::stored::Stored;
+use crate::upgrade::Upgrade;
 use crate::uplinks;
 use crate::watchdog::Health;
 use crate::worker_thread::WorkerThreads;
@@ -131,6 +132,8 @@ pub struct App {
     pub reload: Reload,
     /// Samples for collectors, if there are any.
     pub sflow: Sflow,
+    /// Another program in this one's place.
+    pub upgrade: Upgrade,
     stop: watch::Sender<bool>,
 }
 
@@ -140,6 +143,7 @@ pub struct Features {
     pub balancer: Arc<balancer::Engine>,
     pub router: Arc<router::Control>,
     pub reload: Reload,
+    pub upgrade: Upgrade,
 }
 
 impl App {
@@ -161,6 +165,7 @@ impl App {
             health: Health::default(),
             reload: features.reload,
             sflow: Sflow::default(),
+            upgrade: features.upgrade,
             stop: watch::Sender::new(false),
         }
     }

@@ -4,8 +4,9 @@
 pub mod veths;
 
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use control::model::{BenchKind, Mirror, Nic, NicKind, VhostMode};
 use control::{AttachError, Attachments, NicState, OpenRequest};
@@ -23,7 +24,8 @@ use crate::mirrors::Mirrors;
 use crate::start_gate::StartGate;
 use crate::states::PortStates;
 use crate::unix_socket::NicSockets;
-use veths::VethNics;
+use crate::upgrade::Predecessor;
+use veths::{VethHandle, VethNics};
 
 /// The largest MTU the kernel gives a TAP device: 65535 with the Ethernet header
 /// (tun_net_initialize).
@@ -43,6 +45,45 @@ pub struct HostAttachments {
     /// The interfaces of TAP devices, by slot.
     taps: BTreeMap<u32, String>,
     mirrors: Mirrors,
+    /// TAP devices behind containers' interfaces, by slot.
+    cables: Cables,
+    /// The daemon whose place this one is to take.
+    predecessor: Option<Arc<Predecessor>>,
+}
+
+/// Names of TAP devices and descriptors of them, by slot.
+type Cables = Arc<Mutex<BTreeMap<u32, (String, OwnedFd)>>>;
+
+/// What a process is handed that this one gives way to, beside what the keeper has and listening
+/// sockets.
+pub struct LeftBehind {
+    cables: Cables,
+    veths: VethHandle,
+}
+
+impl LeftBehind {
+    /// Descriptors, each with its name.
+    pub fn descriptors(&self) -> std::io::Result<Vec<(String, OwnedFd)>> {
+        let keeper = self.veths.keeper().transpose()?;
+        let keeper = keeper.map(|socket| (NAMESPACES.to_owned(), socket));
+        let cables = self.cables.lock().unwrap_or_else(PoisonError::into_inner);
+        let cables = cables.values();
+        let cables = cables.map(|(name, fd)| Ok((cable(name), fd.try_clone()?)));
+        cables.chain(keeper.map(Ok)).collect()
+    }
+
+    /// That process did not take over.
+    pub fn join_again(&self) {
+        self.veths.join_again();
+    }
+}
+
+/// What the socket to the keeper of namespaces is called.
+const NAMESPACES: &str = "namespaces";
+
+/// What a TAP device behind a container's interface is called.
+fn cable(name: &str) -> String {
+    format!("cable {name}")
 }
 
 impl HostAttachments {
@@ -56,6 +97,7 @@ impl HostAttachments {
         socket_dir: &Path,
         held: Option<Arc<Held>>,
         kernel_flows: u32,
+        predecessor: Option<Arc<Predecessor>>,
     ) -> Result<HostAttachments, String> {
         let workers = Arc::new(StartGate::new(switch.clone()));
         let sink = Arc::new(Sink {
@@ -64,8 +106,14 @@ impl HostAttachments {
             states: states.clone(),
         });
         let keeper = held.clone().map(|held| held as Arc<dyn SessionKeeper>);
-        let vhost = Server::start_keeping(sink, keeper)
-            .map_err(|e| format!("the vhost-user server cannot be started: {e}"))?;
+        let vhost = match &predecessor {
+            Some(_) => Server::start_waiting(sink, keeper),
+            None => Server::start_keeping(sink, keeper),
+        };
+        let vhost = vhost.map_err(|e| format!("the vhost-user server cannot be started: {e}"))?;
+        if let Some(socket) = predecessor.as_ref().and_then(|old| old.take(NAMESPACES)) {
+            VethNics::go_on_with(socket)?;
+        }
         Ok(HostAttachments {
             veths: VethNics::new(
                 states.clone(),
@@ -81,12 +129,43 @@ impl HostAttachments {
             held,
             taps: BTreeMap::new(),
             mirrors: Mirrors::default(),
+            cables: Cables::default(),
+            predecessor,
         })
     }
 
     /// The vhost-user server, for whoever wants to look at its sessions.
     pub fn vhost(&self) -> Arc<Server> {
         self.vhost.clone()
+    }
+
+    /// What a process is handed that this one gives way to.
+    pub fn left_behind(&self) -> LeftBehind {
+        LeftBehind {
+            cables: self.cables.clone(),
+            veths: self.veths.handle(),
+        }
+    }
+
+    /// The TAP device behind a container's interface: that of the daemon before, or a new one.
+    fn cable(&self, slot: PortSlot, options: &TapOptions) -> Result<TapPort, AttachError> {
+        let refuse = |e: &dyn std::fmt::Display| AttachError(e.to_string());
+        let old = self.predecessor.as_ref();
+        let tap = match old.and_then(|old| old.take(&cable(&options.name))) {
+            Some(fd) => TapPort::adopt(fd, options),
+            None => TapPort::open_down(options),
+        };
+        let tap = tap.map_err(|e| refuse(&e))?;
+        let fd = tap.descriptor().map(|fd| fd.try_clone_to_owned());
+        if let Some(fd) = fd.transpose().map_err(|e| refuse(&e))? {
+            let known = (options.name.clone(), fd);
+            self.cables().insert(slot.0, known);
+        }
+        Ok(tap)
+    }
+
+    fn cables(&self) -> MutexGuard<'_, BTreeMap<u32, (String, OwnedFd)>> {
+        self.cables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Where all ports wait until it is opened.
@@ -144,11 +223,16 @@ impl Attachments for HostAttachments {
                 let (vhost, options) = (&self.vhost, options(request));
                 let left = self.held.as_ref();
                 let left = left.and_then(|held| held.session(nic.id.as_str()));
-                let opened = match nic.vhost_mode {
-                    VhostMode::Server => {
+                let old = self.predecessor.as_ref();
+                let handed = old.and_then(|old| old.vhost_listener(path));
+                let opened = match (nic.vhost_mode, handed) {
+                    (VhostMode::Server, Some(socket)) => {
+                        vhost.listen_by(key, path, socket, options)
+                    }
+                    (VhostMode::Server, None) => {
                         vhost.listen_again(key, path, self.sockets.0, options, left)
                     }
-                    VhostMode::Client => vhost.connect_again(key, path, options, left),
+                    (VhostMode::Client, _) => vhost.connect_again(key, path, options, left),
                 };
                 opened.map_err(|e| AttachError(e.to_string()))
             }
@@ -169,12 +253,16 @@ impl Attachments for HostAttachments {
             NicKind::Veth(veth) => {
                 let refuse = |e: &dyn std::fmt::Display| AttachError(e.to_string());
                 let options = tap_options(request, &veths::tap_name(request.path));
-                let tap = TapPort::open_down(&options).map_err(|e| refuse(&e))?;
-                let state = self.veths.open(request, veth).map_err(|e| refuse(&e))?;
-                if let Err(error) = self.attach(request.slot, Port::Tap(tap)) {
-                    self.veths.close(request.slot);
-                    return Err(error);
-                }
+                let tap = self.cable(request.slot, &options)?;
+                let opened = self.veths.open(request, veth).map_err(|e| refuse(&e));
+                let attached = opened.and_then(|state| {
+                    let attached = self.attach(request.slot, Port::Tap(tap));
+                    attached
+                        .map(|()| state)
+                        .inspect_err(|_| self.veths.close(request.slot))
+                });
+                let state =
+                    attached.inspect_err(|_| drop(self.cables().remove(&request.slot.0)))?;
                 self.states.leave(request.slot.0, state);
                 Ok(())
             }
@@ -191,6 +279,7 @@ impl Attachments for HostAttachments {
             NicKind::Tap | NicKind::Bench(_) => drop(self.workers.detach(slot.into())),
             NicKind::Veth(_) => {
                 self.veths.close(slot);
+                self.cables().remove(&slot.0);
                 drop(self.workers.detach(slot.into()));
             }
         }

@@ -95,6 +95,35 @@ pub fn take_memory(controller: &Controller, switch: &Switch, held: &Held) {
     }
 }
 
+/// Takes up the connections in the memory of a daemon that gives way to this one and stands still,
+/// of as many places as it has used; how many.
+pub fn take_flows(controller: &Controller, memory: &OwnedFd, used: u64) -> Result<usize, Error> {
+    let failed = |e: std::io::Error| Error::Invalid(e.to_string());
+    let left = Left::open(memory.as_fd()).map_err(failed)?.first(used);
+    let (taken, untrue) = connections::import_left(controller, &left, worker_thread::now())?;
+    if untrue > 0 {
+        tracing::warn!(
+            "{untrue} connections that were left in memory cannot be: they are forgotten"
+        );
+    }
+    Ok(taken)
+}
+
+/// Whether this version can read the memory of connections of another daemon; else why not.
+pub fn is_readable(memory: &OwnedFd) -> std::io::Result<()> {
+    Left::open(memory.as_fd()).map(drop)
+}
+
+/// Becomes the keeper's client, which the daemon before was, and has this one's memory of connections
+/// held in the place of that one's.
+pub fn enter(held: &Held, switch: &Switch) {
+    held.enter();
+    if let Some(memory) = switch.flow_memory() {
+        held.hold_flows(memory.descriptor());
+    }
+    held.release_left();
+}
+
 fn take_left(controller: &Controller, left: &OwnedFd) -> Result<(usize, u64), String> {
     let left = Left::open(left.as_fd()).map_err(|e| e.to_string())?;
     connections::import_left(controller, &left, worker_thread::now()).map_err(|e| e.to_string())

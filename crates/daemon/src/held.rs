@@ -3,6 +3,7 @@
 //! them up. Also the keeper's own process, which is this program with
 //! `--as-keeper`.
 
+use std::collections::BTreeMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
@@ -92,6 +93,48 @@ impl Held {
                 Err(e) => return Err(e.to_string()),
             }
         };
+        Held::over(keeper, path, child)
+    }
+
+    /// Of a daemon that another one gives way to: what that one has held comes by [`leave_here`].
+    ///
+    /// [`leave_here`]: Held::leave_here
+    pub fn handed(path: &Path) -> Result<Arc<Held>, String> {
+        Held::over(Keeper::handed(path), path, None)
+    }
+
+    /// Something that the daemon before has held.
+    pub fn leave_here(&self, all: BTreeMap<String, keeper::Held>) {
+        for (name, held) in all {
+            self.keeper.leave_here(name, held);
+        }
+    }
+
+    /// The daemon before has left the keeper: it is this one's, with all that is here.
+    pub fn enter(&self) {
+        // Whose turn it is has the watching thread try again.
+        if let Err(e) = self.keeper.enter() {
+            tracing::error!("{e}");
+        }
+    }
+
+    /// The keeper is another daemon's from now on, with all that is held.
+    pub fn leave(&self) {
+        self.stay();
+        self.keeper.leave();
+    }
+
+    /// All that is held, by its name.
+    pub fn all(&self) -> std::io::Result<Vec<(String, keeper::Held)>> {
+        self.keeper.all()
+    }
+
+    /// Whether something is held as a VMM's session.
+    pub fn is_session(name: &str) -> bool {
+        name.starts_with(SESSION)
+    }
+
+    fn over(keeper: Keeper, path: &Path, child: Option<Child>) -> Result<Arc<Held>, String> {
         let held = Arc::new(Held {
             keeper,
             path: path.to_owned(),
@@ -259,8 +302,11 @@ impl SessionKeeper for Held {
     }
 }
 
+/// What the names of sessions begin with.
+const SESSION: &str = "vhost:";
+
 fn session_name(nic: &str) -> String {
-    format!("vhost:{nic}")
+    format!("{SESSION}{nic}")
 }
 
 /// A keeper in a process of its own, which a signal to our group does not reach, and which ends

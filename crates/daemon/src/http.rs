@@ -4,6 +4,7 @@
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +23,7 @@ use crate::access::{Access, Gate, Peer, Who};
 use crate::app::App;
 use crate::places::{Place, Places};
 use crate::unix_socket::ApiSocket;
-use crate::v0::server::listen;
+use crate::v0::server::listen_by;
 use crate::v1::bounds::Guarded;
 use crate::v1::tls::{Authority, Certificates};
 
@@ -82,11 +83,13 @@ pub trait Answers: Clone + Send + Sync + 'static {
 }
 
 impl Listener {
-    /// Binds to `unix:PATH` or `tcp:ADDRESS:PORT`; `clear` says whether clear text is allowed. The
+    /// Binds to `unix:PATH` or `tcp:ADDRESS:PORT`, or goes on with the socket that was handed over;
+    /// `clear` says whether clear text is allowed. The
     /// error is a sentence that says what to do.
     pub async fn bind(
         served: Served,
         endpoint: &str,
+        handed: Option<OwnedFd>,
         certificates: Option<&Arc<Certificates>>,
         clear: bool,
         access: &Access,
@@ -99,7 +102,7 @@ impl Listener {
         let socket = match endpoint.split_once(':') {
             Some(("unix", path)) if !path.is_empty() => {
                 let path = Path::new(path.strip_prefix("//").unwrap_or(path));
-                Socket::Unix(ApiSocket::bind(path, access)?)
+                Socket::Unix(ApiSocket::at(path, handed, access)?)
             }
             Some(("tcp", address)) => {
                 let address = address.strip_prefix("//").unwrap_or(address);
@@ -108,7 +111,9 @@ impl Listener {
                     lookup_host(address).await.map_err(failed)?.collect();
                 let local = addresses.iter().all(|address| address.ip().is_loopback());
                 match (certificates, clear) {
-                    (_, true) if local => Socket::Clear(listen(&addresses).await.map_err(failed)?),
+                    (_, true) if local => {
+                        Socket::Clear(listen_by(&addresses, handed).await.map_err(failed)?)
+                    }
                     (_, true) => {
                         return Err(format!(
                             "{option} {endpoint}: {allowed} is for loopback addresses alone; leave \
@@ -116,7 +121,7 @@ impl Listener {
                         ));
                     }
                     (Some(certificates), false) => {
-                        let listener = listen(&addresses).await.map_err(failed)?;
+                        let listener = listen_by(&addresses, handed).await.map_err(failed)?;
                         Socket::Tls(listener, certificates.clone())
                     }
                     (None, false) => {
@@ -135,6 +140,16 @@ impl Listener {
             }
         };
         Ok(Listener { served, socket })
+    }
+
+    /// Another descriptor of its socket.
+    pub fn descriptor(&self) -> std::io::Result<OwnedFd> {
+        match &self.socket {
+            Socket::Unix(socket) => socket.descriptor(),
+            Socket::Tls(listener, _) | Socket::Clear(listener) => {
+                listener.as_fd().try_clone_to_owned()
+            }
+        }
     }
 
     /// The socket's path, if it is one.

@@ -57,6 +57,7 @@ mod stored;
 mod tracked_interfaces;
 mod underlay;
 mod unix_socket;
+mod upgrade;
 mod uplinks;
 mod v0;
 mod v1;
@@ -67,6 +68,7 @@ pub use held::keep;
 pub use logging::LogControl;
 pub use options::{Options, Settings};
 pub use run::run;
+pub use upgrade::Predecessor;
 
 /// Starts the log of the process. To be called once.
 pub fn start_log(settings: &Settings) -> LogControl {

@@ -3,7 +3,7 @@
 
 use std::process::ExitCode;
 
-use butterfly_daemon::{Options, Settings, keep, run, start_log};
+use butterfly_daemon::{Options, Predecessor, Settings, keep, run, start_log};
 use clap::Parser;
 
 /// The command line or a file it names is wrong (sysexits would say 64 and 78; clap says 2).
@@ -30,15 +30,26 @@ fn main() -> ExitCode {
             }
         };
     }
-    let settings = match Settings::resolve(options) {
-        Ok(settings) => settings,
+    let predecessor = options.takes_over().then(Predecessor::at_stdin);
+    let predecessor = match predecessor.transpose() {
+        Ok(predecessor) => predecessor,
         Err(why) => {
             eprintln!("butterflyd: {why}");
             return ExitCode::from(USAGE);
         }
     };
+    let settings = match Settings::resolve(options) {
+        Ok(settings) => settings,
+        Err(why) => {
+            if let Some(predecessor) = predecessor {
+                predecessor.refuse(&why);
+            }
+            eprintln!("butterflyd: {why}");
+            return ExitCode::from(USAGE);
+        }
+    };
     let log = start_log(&settings);
-    match run(settings, log.clone()) {
+    match run(settings, log.clone(), predecessor) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
             log.last_words(&why);

@@ -83,6 +83,9 @@ pub struct Options {
     /// Of a keeper: end when nothing is left to be held.
     #[arg(long, hide = true, requires = "as_keeper")]
     pub(crate) until_idle: bool,
+    /// Of a daemon that another one starts in its place: its standard input is the socket to it.
+    #[arg(long, hide = true)]
+    pub(crate) take_over: bool,
     /// Changes that can be gone back to
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub(crate) store_revisions: u64,
@@ -376,6 +379,11 @@ impl Options {
     /// whether to end when there is nothing to hold.
     pub fn keeper_asked_for(&self) -> Option<(&Path, bool)> {
         Some((self.as_keeper.as_deref()?, self.until_idle))
+    }
+
+    /// Whether another daemon has started this one in its place.
+    pub fn takes_over(&self) -> bool {
+        self.take_over
     }
 
     /// What is to be printed in the place of running, if that is asked for.

@@ -1,15 +1,17 @@
 //! From settings to a running daemon, and down again.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use api::encrypted::Key;
-use control::model::{Config, Feature, Interface};
+use control::model::{Config, Feature, Interface, NicKind};
 use control::{Controller, NicState};
 use dataplane::Switch;
 use dataplane::flow::FlowMemory;
+use io::vhost::{PortKey, Server};
 use rustix::net::netdevice::name_to_index;
 use rustix::net::{AddressFamily, SocketType};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -24,6 +26,7 @@ use crate::app::{App, Features, Operations, unix_secs};
 use crate::attachments::HostAttachments;
 use crate::audit::Audit;
 use crate::balancer;
+use crate::connections;
 use crate::features::HostFeatures;
 use crate::flow_log::FlowLog;
 use crate::handover;
@@ -40,9 +43,10 @@ use crate::privileges;
 use crate::reload::Reload;
 use crate::router;
 use crate::states::{InterfaceStates, PortStates, tell_interface, tell_port};
-use crate::stored::Stored;
+use crate::stored::{self, Stored};
 use crate::underlay::{self, NextHopTask};
 use crate::unix_socket::{self, NicSockets};
+use crate::upgrade::{self, Predecessor, Upgrade, Upgraded};
 use crate::uplinks::{self, Breaks, Uplinks};
 use crate::watchdog::{Watchdog, Watched};
 use crate::worker_thread::{WorkerOptions, WorkerThreads};
@@ -72,8 +76,13 @@ const THERE_WITHIN: Duration = Duration::from_secs(8);
 /// How long calls that are running may take when the daemon stops.
 const GRACE: Duration = Duration::from_millis(300);
 
-/// Runs until a signal or an API says stop. The error is a sentence for the user.
-pub fn run(settings: Settings, log: LogControl) -> Result<(), String> {
+/// Runs until a signal or an API says stop, or another program has taken over. With a predecessor
+/// this one takes over from it. The error is a sentence for the user.
+pub fn run(
+    settings: Settings,
+    log: LogControl,
+    predecessor: Option<Predecessor>,
+) -> Result<(), String> {
     abort_on_panic();
     raise_descriptor_limit();
     for remark in &settings.remarks {
@@ -90,14 +99,29 @@ pub fn run(settings: Settings, log: LogControl) -> Result<(), String> {
         .build()
         .map_err(|e| format!("the API's threads cannot be started: {e}"))?;
     runtime.spawn(log.say_repeated());
-    let result = runtime.block_on(serve(&settings, log.clone()));
+    let predecessor = predecessor.map(Arc::new);
+    let result = runtime.block_on(serve(&settings, log.clone(), predecessor.clone()));
+    if let (Err(why), Some(predecessor)) = (&result, predecessor) {
+        // All that this process has is the other's, which goes on: nothing is taken down.
+        predecessor.refuse(why);
+        log.last_words(why);
+        std::process::exit(1);
+    }
     runtime.shutdown_timeout(GRACE);
     log.say_all_repeated();
     result
 }
 
-async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
-    let turn = Turn::take(&folders(settings))?;
+async fn serve(
+    settings: &Settings,
+    log: LogControl,
+    predecessor: Option<Arc<Predecessor>>,
+) -> Result<(), String> {
+    let turn = match predecessor {
+        // Its sockets are there, and it is in nobody's way.
+        Some(_) => None,
+        None => Some(Turn::take(&folders(settings))?),
+    };
     // What can be refused is refused before anything is made.
     let access = Access::new(settings.api_group.as_deref(), settings.access.clone())?;
     let audit = Audit::open(settings.audit.clone())?;
@@ -122,25 +146,37 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
         .transpose()
         .map_err(|e| e.to_string())?;
     let certificates = v1::tls::Certificates::new(&settings.tls)?.map(Arc::new);
+    if let Some(old) = predecessor.clone() {
+        waiting(move || old.greet()).await?;
+    }
+    let mut listeners = Handed::new(predecessor.clone());
     let mut v1 = Vec::new();
     for endpoint in &settings.v1_endpoints {
-        v1.push(v1::server::Listener::bind(endpoint, certificates.as_ref(), &access).await?);
+        let handed = listeners.take("v1", endpoint);
+        let bound =
+            v1::server::Listener::bind(endpoint, handed, certificates.as_ref(), &access).await?;
+        listeners.note("v1", endpoint, bound.descriptor())?;
+        v1.push(bound);
     }
     let mut scraped = Vec::new();
     for endpoint in &settings.metrics {
         let (certificates, insecure) = (certificates.as_ref(), settings.insecure_metrics);
-        let served = metrics::server::SERVED;
-        let bound = http::Listener::bind(served, endpoint, certificates, insecure, &access);
-        scraped.push(bound.await?);
+        let (served, handed) = (metrics::server::SERVED, listeners.take("metrics", endpoint));
+        let bound = http::Listener::bind(served, endpoint, handed, certificates, insecure, &access);
+        let bound = bound.await?;
+        listeners.note("metrics", endpoint, bound.descriptor())?;
+        scraped.push(bound);
     }
     let page_token = settings.page_token.as_deref().map(page::Token::read);
     let page_token = page_token.transpose()?;
     let mut pages = Vec::new();
     for endpoint in &settings.page {
         let (certificates, clear) = (certificates.as_ref(), page_token.is_some());
-        let served = page::server::SERVED;
-        let bound = http::Listener::bind(served, endpoint, certificates, clear, &access);
-        pages.push(bound.await?);
+        let (served, handed) = (page::server::SERVED, listeners.take("page", endpoint));
+        let bound = http::Listener::bind(served, endpoint, handed, certificates, clear, &access);
+        let bound = bound.await?;
+        listeners.note("page", endpoint, bound.descriptor())?;
+        pages.push(bound);
     }
     let policy = v0::server::Policy {
         insecure: settings.insecure_api,
@@ -148,20 +184,32 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
         gate: gate.clone(),
     };
     let v0 = match &settings.v0_endpoint {
-        Some(endpoint) => Some(v0::server::Listener::bind(endpoint, key, policy).await?),
+        Some(endpoint) => {
+            let handed = listeners.take("v0", endpoint);
+            let bound = v0::server::Listener::bind(endpoint, handed, key, policy).await?;
+            listeners.note("v0", endpoint, bound.descriptor())?;
+            Some(bound)
+        }
         None => None,
     };
-    let stored = settings.store.as_deref();
-    let stored = stored.map(|folder| Stored::open(folder, settings.store_revisions));
-    let stored = stored.transpose()?;
-    match unix_socket::remove_nic_sockets(&settings.socket_dir) {
-        0 => {}
-        count => tracing::info!(
-            "removed {count} sockets of NICs that nobody listens on from {}",
-            settings.socket_dir.display()
-        ),
+    let open_store = {
+        let (folder, revisions) = (settings.store.clone(), settings.store_revisions);
+        let changes = gate.changes().clone();
+        move || {
+            let open = |folder: PathBuf| Stored::open(&folder, revisions, changes);
+            folder.map(open).transpose()
+        }
+    };
+    if let Some(turn) = turn {
+        match unix_socket::remove_nic_sockets(&settings.socket_dir) {
+            0 => {}
+            count => tracing::info!(
+                "removed {count} sockets of NICs that nobody listens on from {}",
+                settings.socket_dir.display()
+            ),
+        }
+        drop(turn);
     }
-    drop(turn);
     // Signals that come from here on are not lost.
     let mut signals = Signals::new()?;
 
@@ -190,7 +238,15 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
         ..uplink_setup(settings, interfaces.clone(), kernel.clone(), switch.clone())
     };
     let uplinks = Arc::new(uplinks::Control::start(setup, broken).await?);
-    let held = settings.keeper.as_deref().map(Held::begin).transpose()?;
+    let held = settings.keeper.as_deref().map(|path| match &predecessor {
+        None => Held::begin(path),
+        Some(old) => {
+            let held = Held::handed(path)?;
+            held.leave_here(old.take_all("held"));
+            Ok(held)
+        }
+    });
+    let held = held.transpose()?;
     let attachments = HostAttachments::start(
         switch.clone(),
         states.clone(),
@@ -199,8 +255,10 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
         &settings.socket_dir,
         held.clone(),
         settings.kernel_flows,
+        predecessor.clone(),
     )?;
     let (vhost, start_gate) = (attachments.vhost(), attachments.gate());
+    let left_behind = attachments.left_behind();
     let settings_of_control = control_settings(settings, uplinks.running())?;
     let endpoints: Vec<String> = settings
         .v0_endpoint
@@ -230,14 +288,20 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     };
     let controller = Controller::new(settings_of_control, Box::new(attachments), switch.clone())
         .with_features(Box::new(features));
-    let controller = load(
-        controller,
-        stored.clone(),
-        held.clone(),
-        switch.clone(),
-        settings.socket_dir.clone(),
-    )
-    .await?;
+    let (controller, stored) = match &predecessor {
+        None => {
+            let stored = open_store()?;
+            let (held, switch) = (held.clone(), switch.clone());
+            let folder = settings.socket_dir.clone();
+            let controller = load(controller, stored.clone(), held, switch, folder).await?;
+            (controller, stored)
+        }
+        Some(old) => {
+            let (old, held, vhost) = (old.clone(), held.clone(), vhost.clone());
+            let taking = move || take_over(controller, open_store, &old, held.as_deref(), &vhost);
+            waiting(taking).await?
+        }
+    };
     let sockets = v1.iter().filter_map(v1::server::Listener::path);
     let sockets = sockets.chain(v0.iter().filter_map(v0::server::Listener::path));
     let served = scraped.iter().chain(&pages);
@@ -245,6 +309,10 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     let sockets = sockets.map(|path| reopen_socket(path, &access)).collect();
     let operations = Operations::new(controller, log, unix_secs).with_store(stored);
     start_gate.open().map_err(|e| e.to_string())?;
+    if let Some(old) = &predecessor {
+        old.moving();
+        vhost.begin();
+    }
     let app = Arc::new(App::new(
         operations,
         workers.clone(),
@@ -261,6 +329,13 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
                 certificates,
                 sockets,
             ),
+            upgrade: Upgrade::new(upgrade::Parts {
+                cannot: no_upgrade(settings),
+                listeners: listeners.noted(),
+                held: held.clone(),
+                left_behind,
+                changes: gate.changes().clone(),
+            }),
         },
     ));
     flow_log.start(app.operations.clone(), switch.clone())?;
@@ -311,8 +386,14 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     watched.extend(Watched::runtime("API", &tokio::runtime::Handle::current()));
     watched.push(Watched::vhost(&app.vhost)?);
     let watchdog = Watchdog::start(watched, settings.hang_secs, app.health.clone())?;
-    announce(settings, &app);
+    announce(settings, &app, predecessor.is_none());
     app.health.set(true);
+    if let Some(old) = predecessor {
+        old.serving();
+        let (held, switch) = (held.clone(), app.workers.switch().clone());
+        let enter = move || held.iter().for_each(|held| handover::enter(held, &switch));
+        drop(tokio::task::spawn_blocking(enter));
+    }
 
     // Who stops it by its API wants it gone; a signal may come from a restart.
     let for_good = tokio::select! {
@@ -321,10 +402,22 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
             false
         }
         () = app.stopping() => {
-            tracing::info!("stopping");
+            if !app.upgrade.has_given_way() {
+                tracing::info!("stopping");
+            }
             true
         }
+        _ = app.upgrade.over() => false,
     };
+    let giving_up = app.clone();
+    let _ = waiting(move || {
+        giving_up.upgrade.stop();
+        Ok(())
+    })
+    .await;
+    if let Some(upgraded) = app.upgrade.is_over() {
+        give_way(&upgraded, tasks).await;
+    }
     let _ = sd_notify::notify(&[NotifyState::Stopping]);
     watchdog.stopping();
     app.health.set(false);
@@ -505,6 +598,139 @@ fn follow_next_hops(
     }
 }
 
+/// Runs what may wait.
+async fn waiting<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, String> + Send + 'static,
+) -> Result<T, String> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|_| "a thread panicked")?
+}
+
+/// Listening sockets: those of the daemon before, and all for the next one.
+struct Handed {
+    predecessor: Option<Arc<Predecessor>>,
+    noted: Vec<(String, OwnedFd)>,
+}
+
+impl Handed {
+    fn new(predecessor: Option<Arc<Predecessor>>) -> Handed {
+        Handed {
+            predecessor,
+            noted: Vec::new(),
+        }
+    }
+
+    fn take(&self, served: &str, endpoint: &str) -> Option<OwnedFd> {
+        let old = self.predecessor.as_ref()?;
+        old.take(&format!("{served} {endpoint}"))
+    }
+
+    fn note(
+        &mut self,
+        served: &str,
+        endpoint: &str,
+        socket: std::io::Result<OwnedFd>,
+    ) -> Result<(), String> {
+        let socket = socket.map_err(|e| format!("the socket of {endpoint}: {e}"))?;
+        self.noted.push((format!("{served} {endpoint}"), socket));
+        Ok(())
+    }
+
+    fn noted(self) -> Vec<(String, OwnedFd)> {
+        self.noted
+    }
+}
+
+/// What in the settings leaves no upgrade.
+fn no_upgrade(settings: &Settings) -> Option<String> {
+    let restart = "cannot be handed over: restart the daemon instead";
+    if settings.dpdk.is_some() {
+        return Some(format!("a device that DPDK drives (--dpdk-args) {restart}"));
+    }
+    if settings.balance_bgp.is_some() {
+        return Some(format!("BIRD (--balance-bgp) {restart}"));
+    }
+    if settings.balance_hook.is_some() {
+        return Some(format!("what --balance-hook has announced {restart}"));
+    }
+    if !settings.alone && (underlay_address(settings).is_some() || !settings.uplinks.is_empty()) {
+        return Some(format!("an uplink {restart}"));
+    }
+    (settings.store.is_none() || settings.keeper.is_none()).then(|| upgrade::NEEDS.to_owned())
+}
+
+/// Makes the controller what the daemon before has declared, and takes its place when that stands
+/// still: with what is returned this process is the daemon.
+fn take_over(
+    mut controller: Controller,
+    open_store: impl FnOnce() -> Result<Option<Arc<Stored>>, String>,
+    old: &Predecessor,
+    held: Option<&Held>,
+    vhost: &Server,
+) -> Result<(Controller, Option<Arc<Stored>>), String> {
+    let start = Instant::now();
+    let packed = old.bytes("objects")?.unwrap_or_default();
+    let objects = stored::load_packed(&mut controller, &packed)?;
+    tracing::info!(
+        "{objects} objects are there from the daemon before, in {} ms",
+        start.elapsed().as_millis()
+    );
+    let held = held.ok_or(upgrade::NEEDS)?;
+    let flows = held
+        .flows()
+        .map_err(|e| format!("its memory of flows: {e}"))?;
+    old.ready()?;
+    let stored = open_store()?;
+    let readable = flows.as_ref().map(handover::is_readable);
+    if let Some(Err(why)) = &readable {
+        tracing::info!("connections come in the API's format: of its memory of them, {why}");
+    }
+    let used = old.opened(matches!(readable, Some(Ok(()))))?;
+    let start = Instant::now();
+    let taken = match (old.bytes("connections")?, flows) {
+        (Some(bytes), _) => connections::import_all(&mut controller, &bytes, 0),
+        (None, Some(flows)) => handover::take_flows(&controller, &flows, used),
+        (None, None) => return Err("the daemon before has no memory of flows".into()),
+    };
+    let taken = taken.map_err(|e| format!("connections are not taken up: {e}"))?;
+    held.leave_here(old.take_all("held"));
+    let mut sessions = 0;
+    for status in controller.nics() {
+        let id = &status.nic.id;
+        let left = (status.nic.kind == NicKind::VhostUser).then(|| held.session(id.as_str()));
+        if let Some(left) = left.flatten() {
+            let key = PortKey(status.slot.0);
+            let gone_on = vhost.take_up(key, left);
+            gone_on.map_err(|why| format!("the session of NIC '{id}': {why}"))?;
+            sessions += 1;
+        }
+    }
+    tracing::info!(
+        "{taken} connections and {sessions} sessions of VMMs are taken up, in {} us",
+        start.elapsed().as_micros()
+    );
+    old.taken()?;
+    let controller = match &stored {
+        Some(stored) => controller.with_journal(stored.journal()),
+        None => controller,
+    };
+    Ok((controller, stored))
+}
+
+/// The end, after another program has taken over: nothing is taken down.
+async fn give_way(upgraded: &Upgraded, mut tasks: JoinSet<()>) -> ! {
+    // Calls that are running are answered.
+    let ended = async { while tasks.join_next().await.is_some() {} };
+    let _ = tokio::time::timeout(GRACE, ended).await;
+    if let Err(e) = sd_notify::notify(&[NotifyState::MainPid(upgraded.pid)]) {
+        tracing::warn!("systemd could not be told: {e}");
+    }
+    // systemd is to have read that before it hears of this end.
+    tokio::time::sleep(GRACE).await;
+    tracing::info!("process {} goes on in this one's place", upgraded.pid);
+    std::process::exit(0);
+}
+
 /// Makes the controller what was stored, before anybody can ask it for anything else.
 async fn load(
     mut controller: Controller,
@@ -638,8 +864,8 @@ fn control_settings(
     })
 }
 
-/// "Ready", to people and to systemd.
-fn announce(settings: &Settings, app: &App) {
+/// "Ready", to people and, at a first start, to systemd.
+fn announce(settings: &Settings, app: &App, first: bool) {
     tracing::info!(
         "butterflyd {} is ready: APIs on {}, sockets in {}",
         api::VERSION,
@@ -649,6 +875,9 @@ fn announce(settings: &Settings, app: &App) {
         },
         settings.socket_dir.display()
     );
+    if !first {
+        return;
+    }
     if let Err(e) = sd_notify::notify(&[NotifyState::Ready]) {
         tracing::warn!("systemd could not be told: {e}");
     }
@@ -712,7 +941,8 @@ pub fn raise_descriptor_limit() {
     }
 }
 
-/// SIGTERM and SIGINT stop; with SIGHUP the files are read again that can be.
+/// SIGTERM and SIGINT stop; with SIGHUP the files are read again that can be, and a program that is
+/// in the place of this one by now takes over.
 struct Signals {
     terminate: tokio::signal::unix::Signal,
     interrupt: tokio::signal::unix::Signal,
@@ -735,9 +965,13 @@ impl Signals {
                 _ = self.terminate.recv() => return "SIGTERM",
                 _ = self.interrupt.recv() => return "SIGINT",
                 _ = self.hangup.recv() => {
-                    let app = app.clone();
+                    let again = app.clone();
                     // What it says is in the log.
-                    drop(tokio::task::spawn_blocking(move || app.reload.now()).await);
+                    drop(tokio::task::spawn_blocking(move || again.reload.now()).await);
+                    if upgrade::was_replaced() {
+                        let app = app.clone();
+                        drop(tokio::task::spawn_blocking(move || app.upgrade.run(&app, None)));
+                    }
                 }
             }
         }

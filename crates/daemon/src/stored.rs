@@ -23,6 +23,7 @@ use prost::Message;
 use store::{Keep, Kind, Object, Put, Revision, Signed, Store, Ticket};
 
 use crate::app::{Operations, unix_secs};
+use crate::upgrade::{Changes, words};
 use crate::v1::{convert, render};
 
 /// How long changes may wait for their sync whose client does not.
@@ -38,6 +39,8 @@ pub struct Stored {
     of_options: Mutex<BTreeSet<(Kind, Vec<u8>)>>,
     /// A sync is to come.
     scheduled: AtomicBool,
+    /// Whether changes are taken.
+    changes: Changes,
 }
 
 /// What came of reading the store.
@@ -50,7 +53,7 @@ pub struct Loaded {
 
 impl Stored {
     /// Opens the store of a folder. The error is a sentence.
-    pub fn open(folder: &Path, revisions: u64) -> Result<Arc<Stored>, String> {
+    pub fn open(folder: &Path, revisions: u64, changes: Changes) -> Result<Arc<Stored>, String> {
         let keep = Keep {
             revisions,
             ..Keep::default()
@@ -60,6 +63,7 @@ impl Stored {
             store,
             of_options: Mutex::default(),
             scheduled: AtomicBool::new(false),
+            changes,
         }))
     }
 
@@ -72,7 +76,7 @@ impl Stored {
     /// is said, stays stored, and is tried again at the next start.
     pub fn load(&self, controller: &mut Controller) -> Result<Loaded, String> {
         let stored = self.objects()?;
-        let whole = self.read(stored.iter(), controller.settings())?;
+        let whole = read(self.store.path(), stored.iter(), controller.settings())?;
         let count = stored.len();
         let Err(why) = controller.apply(whole, false) else {
             return Ok(Loaded {
@@ -85,7 +89,7 @@ impl Stored {
         for (key, value) in stored {
             let object = [(&key, &value)];
             let one = made.iter().chain(object);
-            let tried = self.read(one, controller.settings())?;
+            let tried = read(self.store.path(), one, controller.settings())?;
             match controller.apply(tried, false) {
                 Ok(_) => drop(made.insert(key, value)),
                 Err(why) => tracing::error!("this stays stored, and is not made: {why}"),
@@ -95,6 +99,25 @@ impl Stored {
             objects: made.len(),
             whole: made.len() == count,
         })
+    }
+
+    /// All objects, for a daemon that this one gives way to: see [`load_packed`].
+    pub fn packed(&self) -> Result<Vec<u8>, String> {
+        let objects = self.objects()?;
+        let kinds: Vec<[u8; 1]> = objects.keys().map(|(kind, _)| [*kind as u8]).collect();
+        let parts = objects.iter().zip(&kinds);
+        let parts = parts.flat_map(|(((_, key), value), kind)| [&kind[..], key.as_slice(), value]);
+        Ok(words::pack(parts))
+    }
+
+    /// Leaves the file to another daemon, with all that was changed in it.
+    pub fn give_way(&self) -> Result<(), String> {
+        self.store.give_way().map_err(|e| e.to_string())
+    }
+
+    /// That daemon has not taken over.
+    pub fn take_back(&self) -> Result<(), String> {
+        self.store.take_back().map_err(|e| e.to_string())
     }
 
     /// The last change that was written.
@@ -151,7 +174,7 @@ impl Stored {
         let options = self.of_options();
         let mut wanted = self.objects()?;
         wanted.extend(now.into_iter().filter(|(key, _)| options.contains(key)));
-        let config = self.read(wanted.iter(), controller.settings())?;
+        let config = read(self.store.path(), wanted.iter(), controller.settings())?;
         let made = controller.apply(config, false);
         made.map(drop).map_err(|e| e.to_string())
     }
@@ -170,7 +193,7 @@ impl Stored {
     pub fn compare(&self, from: u64, to: u64, settings: &HostSettings) -> Result<Diff, Error> {
         let at = |revision| {
             let objects = self.at(revision)?;
-            self.read(objects.iter(), settings).map_err(Error::Invalid)
+            read(self.store.path(), objects.iter(), settings).map_err(Error::Invalid)
         };
         Ok(Diff::between(&at(from)?, &at(to)?))
     }
@@ -187,9 +210,8 @@ impl Stored {
         let options = self.of_options();
         let mut wanted = self.at(revision)?;
         wanted.extend(now.into_iter().filter(|(key, _)| options.contains(key)));
-        let config = self
-            .read(wanted.iter(), controller.settings())
-            .map_err(Error::Invalid)?;
+        let config = read(self.store.path(), wanted.iter(), controller.settings());
+        let config = config.map_err(Error::Invalid)?;
         controller.apply(config, dry_run)
     }
 
@@ -219,38 +241,57 @@ impl Stored {
         let object = |Object { kind, key, value }| ((kind, key), value);
         Ok(objects.into_iter().map(object).collect())
     }
+}
 
-    /// The configuration that objects are together: all of it, nothing stays as it is.
-    fn read<'a>(
-        &self,
-        objects: impl Iterator<Item = (&'a (Kind, Vec<u8>), &'a Vec<u8>)>,
-        settings: &HostSettings,
-    ) -> Result<Config, String> {
-        let path = self.store.path().display();
-        let mut whole = v1::Config::default();
-        for ((kind, key), value) in objects {
-            let name = || format!("{kind:?} '{}'", String::from_utf8_lossy(key).escape_debug());
-            let one = v1::Config::decode(value.as_slice()).map_err(|e| {
-                format!("the store {path} is damaged: {} is no object: {e}", name())
-            })?;
-            if one.encode_to_vec() != *value {
-                return Err(format!(
-                    "the store {path} was written by a newer version: of {} it says what this one \
-                     does not know; start that version, or name another folder with --store",
-                    name()
-                ));
-            }
-            let merged = whole.merge(value.as_slice());
-            merged.map_err(|e| format!("the store {path} is damaged: {}: {e}", name()))?;
-        }
-        let config = convert::config(whole, settings);
-        let mut config = config.map_err(|e| format!("the store {path} cannot be used: {e}"))?;
-        config.services.get_or_insert_default();
-        for feature in Feature::ALL {
-            config.interfaces.entry(feature).or_default();
-        }
-        Ok(config)
+/// Makes the controller, which has nothing yet, what a daemon before has declared, as it
+/// [packed](Stored::packed) it; how many objects. The error is a sentence.
+pub fn load_packed(controller: &mut Controller, packed: &[u8]) -> Result<usize, String> {
+    let damaged = || "what is declared was not handed over as it should be".to_owned();
+    let parts = words::unpack(packed).ok_or_else(damaged)?;
+    let mut objects = Objects::new();
+    for part in parts.chunks(3) {
+        let [[kind], key, value] = part else {
+            return Err(damaged());
+        };
+        let known = Kind::ALL.into_iter().find(|known| *known as u8 == *kind);
+        let kind = known.ok_or_else(damaged)?;
+        objects.insert((kind, key.to_vec()), value.to_vec());
     }
+    let from = Path::new("of the daemon before");
+    let whole = read(from, objects.iter(), controller.settings())?;
+    controller.apply(whole, false).map_err(|e| e.to_string())?;
+    Ok(objects.len())
+}
+
+/// The configuration that objects are together: all of it, nothing stays as it is.
+fn read<'a>(
+    path: &Path,
+    objects: impl Iterator<Item = (&'a (Kind, Vec<u8>), &'a Vec<u8>)>,
+    settings: &HostSettings,
+) -> Result<Config, String> {
+    let path = path.display();
+    let mut whole = v1::Config::default();
+    for ((kind, key), value) in objects {
+        let name = || format!("{kind:?} '{}'", String::from_utf8_lossy(key).escape_debug());
+        let one = v1::Config::decode(value.as_slice())
+            .map_err(|e| format!("the store {path} is damaged: {} is no object: {e}", name()))?;
+        if one.encode_to_vec() != *value {
+            return Err(format!(
+                "the store {path} was written by a newer version: of {} it says what this one \
+                 does not know; start that version, or name another folder with --store",
+                name()
+            ));
+        }
+        let merged = whole.merge(value.as_slice());
+        merged.map_err(|e| format!("the store {path} is damaged: {}: {e}", name()))?;
+    }
+    let config = convert::config(whole, settings);
+    let mut config = config.map_err(|e| format!("the store {path} cannot be used: {e}"))?;
+    config.services.get_or_insert_default();
+    for feature in Feature::ALL {
+        config.interfaces.entry(feature).or_default();
+    }
+    Ok(config)
 }
 
 fn unreadable(why: store::Error) -> Error {
@@ -275,6 +316,10 @@ impl Journal for Writer {
                 return Ok(());
             }
         };
+        self.0
+            .changes
+            .are_taken()
+            .map_err(|why| Error::Journal(why.into()))?;
         let puts: Vec<Put> = change.objects.iter().map(put).collect();
         {
             // A client that takes or gives back an interface makes it the store's.

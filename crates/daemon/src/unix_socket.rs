@@ -1,8 +1,10 @@
 //! A unix socket that an API listens on: made with its mode, taken over from a daemon that crashed,
 //! removed at the end; and who may connect.
 
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use io::vhost::SocketFile;
@@ -16,8 +18,18 @@ use tokio::net::{UnixListener, UnixStream};
 use crate::access::{Access, Gate, Peer, User, Who};
 use crate::lock;
 
+/// The files of sockets are another daemon's now.
+static LEFT: AtomicBool = AtomicBool::new(false);
+
+/// From now on no file goes with this process: another daemon listens on the sockets.
+pub fn leave_files() {
+    LEFT.store(true, Ordering::SeqCst);
+}
+
 /// What the sockets of NICs are called.
 const NIC_SOCKETS: &str = "qemu-vhost-";
+/// Connections that wait to be accepted, as tokio has it.
+const BACKLOG: i32 = 1024;
 /// Between a socket's bind and its listen; it refuses connections meanwhile.
 const NOT_YET: Duration = Duration::from_millis(50);
 
@@ -96,6 +108,32 @@ impl ApiSocket {
         Ok(socket)
     }
 
+    /// The socket that a daemon which gives way to this one listens on. Needs a tokio runtime.
+    pub fn handed(path: &Path, socket: OwnedFd) -> Result<ApiSocket, String> {
+        let failed =
+            |e: std::io::Error| format!("cannot go on listening on {}: {e}", path.display());
+        // Once more, by this process: whoever connects is told who listens.
+        rustix::net::listen(&socket, BACKLOG).map_err(|e| failed(e.into()))?;
+        let listener = UnixListener::from_std(socket.into()).map_err(failed)?;
+        Ok(ApiSocket {
+            path: path.to_owned(),
+            listener,
+        })
+    }
+
+    /// [`bind`](ApiSocket::bind), or [`handed`](ApiSocket::handed) where there is something.
+    pub fn at(path: &Path, handed: Option<OwnedFd>, access: &Access) -> Result<ApiSocket, String> {
+        match handed {
+            Some(socket) => ApiSocket::handed(path, socket),
+            None => ApiSocket::bind(path, access),
+        }
+    }
+
+    /// Another of its descriptors.
+    pub fn descriptor(&self) -> std::io::Result<OwnedFd> {
+        self.listener.as_fd().try_clone_to_owned()
+    }
+
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -136,6 +174,9 @@ pub fn open_to(path: &Path, access: &Access) -> std::io::Result<()> {
 
 impl Drop for ApiSocket {
     fn drop(&mut self) {
+        if LEFT.load(Ordering::SeqCst) {
+            return;
+        }
         let _ = std::fs::remove_file(&self.path);
     }
 }

@@ -3,6 +3,8 @@
 //! and ping are the guests, and rings in this process.
 
 mod common;
+#[path = "held/upgrade.rs"]
+mod upgrade;
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;

@@ -333,6 +333,11 @@ impl Client {
         self.only_v1("reload")?.reload().await
     }
 
+    /// Has a program take the daemon's place.
+    pub async fn upgrade(&mut self, program: String) -> Result<proto::UpgradeResponse, Error> {
+        self.only_v1("upgrade")?.upgrade(program).await
+    }
+
     /// Sends v0 requests and gives back v0 answers, one for each, refusals among them.
     pub async fn request(&mut self, requests: Messages) -> Result<Messages, Error> {
         match self {

@@ -378,6 +378,14 @@ impl V1 {
         Ok(answer.await?.read)
     }
 
+    pub async fn upgrade(&mut self, program: String) -> Result<proto::UpgradeResponse, Error> {
+        let request = proto::UpgradeRequest { program };
+        self.ask("Upgrade", request, async |grpc, request| {
+            grpc.upgrade(request).await
+        })
+        .await
+    }
+
     pub async fn shutdown(&mut self) -> Result<(), Error> {
         let request = proto::ShutdownRequest {};
         self.ask("Shutdown", request, async |grpc, request| {

@@ -44,6 +44,24 @@ A file that cannot be used is an error; what was read of it before stays in forc
 Example:
   butterfly reload";
 
+/// Shown behind the help of `upgrade`.
+pub const UPGRADE_EXAMPLE: &str = "\
+The new program is started beside the daemon with the same arguments, prepares all that it can, and
+takes over; then the old one ends. If it cannot be executed, ends, or cannot take over, the daemon
+goes on as before, and this says why. Needs --store and --keeper of the daemon (docs/state.md).
+
+Examples:
+  butterfly upgrade
+  butterfly upgrade /opt/butterfly-next/sbin/butterflyd";
+
+/// `upgrade`.
+#[derive(Args, Debug)]
+pub struct UpgradeArgs {
+    /// The program, on the daemon's host [default: where the daemon was started from]
+    #[arg(value_name = "PROGRAM")]
+    program: Option<std::path::PathBuf>,
+}
+
 /// `shutdown`.
 #[derive(Args, Debug)]
 pub struct ShutdownArgs {
@@ -239,6 +257,27 @@ fn lines(status: &v1::Status) -> Vec<(String, String)> {
 pub async fn reload(session: &mut Session) -> Result<(), Error> {
     let read = session.client().await?.reload().await?;
     session.out.names(&read)
+}
+
+impl UpgradeArgs {
+    /// Has a program take the daemon's place.
+    pub async fn run(self, session: &mut Session) -> Result<(), Error> {
+        let program = self.program.map(std::path::absolute).transpose();
+        let program = program.map_err(|e| Error::Usage(format!("no path: {e}")))?;
+        let program = program.map(|path| path.into_os_string().into_string());
+        let program = program
+            .transpose()
+            .map_err(|path| Error::Usage(format!("the path '{}' is not UTF-8", path.display())))?;
+        let client = session.client().await?;
+        let done = client.upgrade(program.unwrap_or_default()).await?;
+        let text = format!(
+            "butterflyd {} goes on as process {}; no frame was forwarded for {:.1} ms",
+            done.version,
+            done.pid,
+            done.pause_us as f64 / 1e3
+        );
+        session.out.names(&[text])
+    }
 }
 
 impl ShutdownArgs {

@@ -123,6 +123,9 @@ pub enum Command {
     Bench(bench::BenchArgs),
     /// Write a file with what an issue needs: configuration, state, counters, logs; no secrets
     SupportBundle(support_bundle::BundleArgs),
+    /// Have a new program take the daemon's place; no connection is lost (API v1)
+    #[command(after_help = daemon::UPGRADE_EXAMPLE)]
+    Upgrade(daemon::UpgradeArgs),
     /// Stop the daemon, as SIGTERM does
     #[command(after_help = daemon::SHUTDOWN_EXAMPLE)]
     Shutdown(daemon::ShutdownArgs),
@@ -183,6 +186,7 @@ impl Command {
             Command::Bench(args) => args.run(session).await,
             Command::SupportBundle(args) => args.run(session).await,
             Command::Reload => daemon::reload(session).await,
+            Command::Upgrade(args) => args.run(session).await,
             Command::Shutdown(args) => args.run(session).await,
             Command::Dump => dump::run(session).await,
             Command::Request(args) => args.run(session).await,

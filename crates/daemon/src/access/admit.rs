@@ -22,6 +22,7 @@ use super::policy::{Reach, Role};
 use super::{Access, Rights};
 use crate::audit::{ARGUMENTS_MAX, Audit, Record};
 use crate::metrics::Requests;
+use crate::upgrade::Changes;
 use crate::v1::bounds::Guest;
 
 /// What every request passes. Cheap to clone.
@@ -30,6 +31,7 @@ pub struct Gate {
     access: Option<Access>,
     audit: Audit,
     requests: Requests,
+    changes: Changes,
 }
 
 /// Who was let in, for one request. Cheap to clone.
@@ -80,6 +82,7 @@ impl Gate {
             access: Some(access),
             audit,
             requests: Requests::default(),
+            changes: Changes::default(),
         }
     }
 
@@ -90,7 +93,13 @@ impl Gate {
             access: None,
             audit: Audit::none(),
             requests: Requests::default(),
+            changes: Changes::default(),
         }
+    }
+
+    /// Whether changes are taken now.
+    pub fn changes(&self) -> &Changes {
+        &self.changes
     }
 
     /// What was asked, counted.
@@ -250,9 +259,13 @@ where
                 frame
             }))
         });
-        let answer = self.service.call(request);
+        let (answer, changes) = (self.service.call(request), self.gate.changes.clone());
         Box::pin(async move {
-            let answer = answer.await?;
+            // Who asks for an upgrade has that answer himself what comes of it.
+            let answer = match changes.wait().await {
+                Err(why) if need.request != needs::UPGRADE => Status::unavailable(why).into_http(),
+                _ => answer.await?,
+            };
             requests.answered("v1", need.request, began, result(&answer));
             let heard = heard.lock().unwrap_or_else(PoisonError::into_inner);
             caller.asked(

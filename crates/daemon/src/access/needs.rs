@@ -32,6 +32,9 @@ const fn need(request: &'static str, role: Role, by_part: bool) -> Need {
 
 use Role::{Admin, Operate, View};
 
+/// The method that has another program take the daemon's place.
+pub const UPGRADE: &str = "Upgrade";
+
 /// What reading the metrics takes, which no API serves.
 pub const METRICS: Need = need("metrics", View, false);
 
@@ -94,6 +97,7 @@ const BUTTERFLY: &[Need] = &[
     need("TraceFrames", Operate, true),
     need("SetLogLevel", Admin, false),
     need("Reload", Admin, false),
+    need(UPGRADE, Admin, false),
     need("Shutdown", Admin, false),
 ];
 

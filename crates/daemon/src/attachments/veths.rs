@@ -62,6 +62,23 @@ pub struct VethNics {
     thread: Option<JoinHandle<()>>,
 }
 
+/// What a process is handed that this one gives way to.
+pub struct VethHandle(Arc<Shared>);
+
+impl VethHandle {
+    /// The socket to the keeper of namespaces, if one runs.
+    pub fn keeper(&self) -> Option<std::io::Result<OwnedFd>> {
+        self.0.lock().veths.as_ref()?.keeper_descriptor()
+    }
+
+    /// That process did not take over: this one's program is at all interfaces again.
+    pub fn join_again(&self) {
+        if let Some(veths) = &mut self.0.lock().veths {
+            veths.join_again();
+        }
+    }
+}
+
 struct Shared {
     state: Mutex<Watched>,
     states: PortStates,
@@ -93,6 +110,20 @@ impl VethNics {
             daemon,
             thread: None,
         }
+    }
+
+    /// For what a process is handed that this one gives way to.
+    pub fn handle(&self) -> VethHandle {
+        VethHandle(self.shared.clone())
+    }
+
+    /// Goes on with the keeper of namespaces of a daemon that gives way to this one.
+    pub fn go_on_with(socket: OwnedFd) -> Result<(), String> {
+        let program = std::env::current_exe();
+        let program = program.map_err(|e| format!("the daemon does not find its program: {e}"))?;
+        let keeper = Keeper::handed(program, socket);
+        *PREPARED.lock().unwrap_or_else(PoisonError::into_inner) = Some(keeper);
+        Ok(())
     }
 
     /// Makes the container's interface; the TAP device is there.

@@ -55,7 +55,13 @@ pub fn carry_out(
         || api::json::of_v0("MessageV0.Request", &bytes),
         bytes.len(),
     );
-    let answer = {
+    let waited = match need.is_change() {
+        true => gate.changes().wait_here(),
+        false => Ok(()),
+    };
+    let answer = if let Err(why) = waited {
+        Err(why.to_owned())
+    } else {
         let mut control = operations.control_by(caller.author());
         control.count_request();
         one(

@@ -6,6 +6,7 @@
 //! again by themselves.
 
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -50,14 +51,16 @@ pub struct Policy {
 }
 
 impl Listener {
-    /// Binds to an endpoint. The error is a sentence that says what to do.
+    /// Binds to an endpoint, or goes on with the socket that was handed over. The error is a
+    /// sentence that says what to do.
     pub async fn bind(
         endpoint: &str,
+        handed: Option<OwnedFd>,
         key: Option<Key>,
         policy: Policy,
     ) -> Result<Listener, String> {
         let socket = match parse(endpoint).await? {
-            Endpoint::Ipc(path) => Socket::Ipc(ApiSocket::bind(&path, &policy.access)?),
+            Endpoint::Ipc(path) => Socket::Ipc(ApiSocket::at(&path, handed, &policy.access)?),
             Endpoint::Tcp(addresses) => {
                 if key.is_none() && !policy.insecure {
                     return Err(format!(
@@ -66,7 +69,7 @@ impl Listener {
                          or say --insecure-api (insecure-api = true under [security] in the INI file)"
                     ));
                 }
-                let listener = listen(&addresses).await;
+                let listener = listen_by(&addresses, handed).await;
                 let listener = listener.map_err(|e| format!("cannot listen on {endpoint}: {e}"))?;
                 if key.is_none() {
                     tracing::warn!(
@@ -92,6 +95,14 @@ impl Listener {
         }
     }
 
+    /// Another descriptor of its socket.
+    pub fn descriptor(&self) -> std::io::Result<OwnedFd> {
+        match &self.socket {
+            Socket::Ipc(socket) => socket.descriptor(),
+            Socket::Tcp(listener) => listener.as_fd().try_clone_to_owned(),
+        }
+    }
+
     /// Serves until the daemon stops.
     pub async fn serve(self, app: Arc<App>) {
         let desk = Desk {
@@ -108,8 +119,19 @@ impl Listener {
     }
 }
 
+/// Listens, or goes on with the socket that was handed over.
+pub async fn listen_by(
+    addresses: &[SocketAddr],
+    handed: Option<OwnedFd>,
+) -> std::io::Result<TcpListener> {
+    match handed {
+        Some(socket) => TcpListener::from_std(socket.into()),
+        None => listen(addresses).await,
+    }
+}
+
 /// Listens; the port of a daemon that was killed a moment ago is waited for.
-pub async fn listen(addresses: &[SocketAddr]) -> std::io::Result<TcpListener> {
+async fn listen(addresses: &[SocketAddr]) -> std::io::Result<TcpListener> {
     let start = std::time::Instant::now();
     loop {
         match TcpListener::bind(addresses).await {

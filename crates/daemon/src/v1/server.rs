@@ -2,6 +2,7 @@
 //! mutual TLS.
 
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +26,7 @@ use crate::balancer;
 use crate::places::{Place, Places};
 use crate::router;
 use crate::unix_socket::ApiSocket;
-use crate::v0::server::listen;
+use crate::v0::server::listen_by;
 
 /// The largest request: a declared configuration of a million bindings with IPv6 addresses.
 const REQUEST_MAX: usize = 128 << 20;
@@ -46,16 +47,18 @@ pub enum Listener {
 }
 
 impl Listener {
-    /// Binds to `unix:PATH` or `tcp:ADDRESS:PORT`. The error is a sentence that says what to do.
+    /// Binds to `unix:PATH` or `tcp:ADDRESS:PORT`, or goes on with the socket that was handed over.
+    /// The error is a sentence that says what to do.
     pub async fn bind(
         endpoint: &str,
+        handed: Option<OwnedFd>,
         certificates: Option<&Arc<Certificates>>,
         access: &Access,
     ) -> Result<Listener, String> {
         match endpoint.split_once(':') {
             Some(("unix", path)) if !path.is_empty() => {
                 let path = Path::new(path.strip_prefix("//").unwrap_or(path));
-                Ok(Listener::Unix(ApiSocket::bind(path, access)?))
+                Ok(Listener::Unix(ApiSocket::at(path, handed, access)?))
             }
             Some(("tcp", address)) => {
                 let certificates = certificates.cloned().ok_or_else(|| {
@@ -69,7 +72,7 @@ impl Listener {
                 let addresses: Vec<SocketAddr> =
                     lookup_host(address).await.map_err(failed)?.collect();
                 Ok(Listener::Tcp {
-                    listener: listen(&addresses).await.map_err(failed)?,
+                    listener: listen_by(&addresses, handed).await.map_err(failed)?,
                     certificates,
                 })
             }
@@ -84,6 +87,14 @@ impl Listener {
         match self {
             Listener::Unix(socket) => Some(socket.path()),
             Listener::Tcp { .. } => None,
+        }
+    }
+
+    /// Another descriptor of its socket.
+    pub fn descriptor(&self) -> std::io::Result<OwnedFd> {
+        match self {
+            Listener::Unix(socket) => socket.descriptor(),
+            Listener::Tcp { listener, .. } => listener.as_fd().try_clone_to_owned(),
         }
     }
 

@@ -1,5 +1,6 @@
 //! The methods of the v1 API, one by one: each is an operation of the controller.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use api::v1;
@@ -703,6 +704,22 @@ impl Butterfly for Service {
         let read = read.map_err(|_| Status::internal("reading the files panicked"))?;
         let read = read.map_err(Status::failed_precondition)?;
         Ok(Response::new(v1::ReloadResponse { read }))
+    }
+
+    async fn upgrade(&self, request: Request<v1::UpgradeRequest>) -> Answer<v1::UpgradeResponse> {
+        let (_, request) = taken(request)?;
+        let app = self.app.clone();
+        answer(move || {
+            let program = Some(request.program).filter(|program| !program.is_empty());
+            let upgraded = app.upgrade.run(&app, program.as_deref().map(Path::new));
+            let upgraded = upgraded.map_err(Status::failed_precondition)?;
+            Ok(v1::UpgradeResponse {
+                version: upgraded.version,
+                pid: upgraded.pid,
+                pause_us: upgraded.pause.as_micros() as u64,
+            })
+        })
+        .await
     }
 
     async fn shutdown(

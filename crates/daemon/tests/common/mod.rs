@@ -41,7 +41,7 @@ pub fn run(args: &[&str]) -> Output {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut guard = Running(Some(child));
+    let mut guard = Running(Some(child), None);
     let deadline = Instant::now() + PATIENCE;
     while guard.0.as_mut().unwrap().try_wait().unwrap().is_none() {
         assert!(
@@ -53,8 +53,8 @@ pub fn run(args: &[&str]) -> Output {
     guard.0.take().unwrap().wait_with_output().unwrap()
 }
 
-/// A child that does not outlive its test.
-struct Running(Option<Child>);
+/// A child that does not outlive its test, and the process that has taken its place.
+struct Running(Option<Child>, Option<u32>);
 
 impl Drop for Running {
     fn drop(&mut self) {
@@ -62,7 +62,18 @@ impl Drop for Running {
             let _ = child.kill();
             let _ = child.wait();
         }
+        if let Some(next) = self.1 {
+            let pid = rustix::process::Pid::from_raw(next as i32).unwrap();
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
     }
+}
+
+/// Whether a process has ended, which may be nobody's child here.
+fn has_ended(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit_once(") ").map(|(_, rest)| rest.as_bytes()[0]);
+    matches!(state, None | Some(b'Z'))
 }
 
 /// A running daemon.
@@ -138,7 +149,7 @@ impl Daemon {
             .spawn()
             .unwrap();
         let daemon = Daemon {
-            child: Running(Some(child)),
+            child: Running(Some(child), None),
             dir,
             v0,
             notify,
@@ -163,7 +174,25 @@ impl Daemon {
     }
 
     pub fn pid(&self) -> u32 {
-        self.child.0.as_ref().unwrap().id()
+        let child = || self.child.0.as_ref().unwrap().id();
+        self.child.1.unwrap_or_else(child)
+    }
+
+    /// Another process has taken its place: waits until this one has ended.
+    pub fn upgraded(&mut self, pid: u32) {
+        let before = self.pid();
+        self.child.1 = Some(pid);
+        let until = Instant::now() + PATIENCE;
+        while !has_ended(before) {
+            // Of the first one somebody has to hear.
+            let _ = self.child.0.as_mut().unwrap().try_wait();
+            assert!(
+                Instant::now() < until,
+                "process {before} does not end; log:\n{}",
+                self.log()
+            );
+            std::thread::sleep(Duration::from_millis(2));
+        }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -208,7 +237,10 @@ impl Daemon {
     pub fn wait(&mut self) -> (ExitStatus, Duration) {
         let started = Instant::now();
         loop {
-            if let Some(status) = self.child.0.as_mut().unwrap().try_wait().unwrap() {
+            let status = self.child.0.as_mut().unwrap().try_wait().unwrap();
+            if let Some(status) = status
+                && self.child.1.is_none_or(has_ended)
+            {
                 return (status, started.elapsed());
             }
             assert!(

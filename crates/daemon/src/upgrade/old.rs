@@ -1,0 +1,472 @@
+//! The side of the running daemon: it starts the next program, hands over, and ends; or goes on.
+
+use std::ffi::OsString;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use control::model::NicKind;
+use dataplane::{QueueId, Switch};
+use io::port::Port;
+use io::vhost::{Server, Yielded};
+use keeper::Held as Kept;
+use nix::unistd::Uid;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::sync::watch;
+
+use super::changes::Changes;
+use super::words::{self, Line, Silence, Word, file_of};
+use crate::app::App;
+use crate::attachments::LeftBehind;
+use crate::connections;
+use crate::held::Held;
+use crate::unix_socket;
+
+/// The argument that makes a daemon the next one of another. Its standard input is the socket.
+pub const ARGUMENT: &str = "--take-over";
+
+/// How long the next program may take for each step. To prepare, it reads what is declared; while it
+/// does the rest no frame moves, or clients wait.
+const PREPARES_WITHIN: Duration = Duration::from_secs(60);
+const OPENS_WITHIN: Duration = Duration::from_secs(5);
+const TAKES_WITHIN: Duration = Duration::from_secs(5);
+const SERVES_WITHIN: Duration = Duration::from_secs(10);
+
+/// What has come of an upgrade.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Upgraded {
+    /// The new daemon's process.
+    pub pid: u32,
+    /// Its version.
+    pub version: String,
+    /// How long no frame moved.
+    pub pause: Duration,
+}
+
+/// Upgrades of this daemon, of which one can succeed.
+pub struct Upgrade {
+    /// What the daemon was started with.
+    arguments: Vec<OsString>,
+    /// Why the settings leave none.
+    cannot: Option<String>,
+    /// Sockets that clients connect to, by their names.
+    listeners: Vec<(String, OwnedFd)>,
+    held: Option<Arc<Held>>,
+    left_behind: LeftBehind,
+    changes: Changes,
+    running: Mutex<()>,
+    /// The next program, from its start to the commit.
+    child: Mutex<Option<Pid>>,
+    /// The daemon stops: none is begun any more.
+    stopping: AtomicBool,
+    over: watch::Sender<Option<Upgraded>>,
+}
+
+/// What an upgrade needs of the daemon.
+pub struct Parts {
+    pub cannot: Option<String>,
+    pub listeners: Vec<(String, OwnedFd)>,
+    pub held: Option<Arc<Held>>,
+    pub left_behind: LeftBehind,
+    pub changes: Changes,
+}
+
+impl Upgrade {
+    pub fn new(parts: Parts) -> Upgrade {
+        let arguments = std::env::args_os().skip(1);
+        Upgrade {
+            arguments: arguments.filter(|one| one != ARGUMENT).collect(),
+            cannot: parts.cannot,
+            listeners: parts.listeners,
+            held: parts.held,
+            left_behind: parts.left_behind,
+            changes: parts.changes,
+            running: Mutex::new(()),
+            child: Mutex::new(None),
+            stopping: AtomicBool::new(false),
+            over: watch::Sender::new(None),
+        }
+    }
+
+    /// Returns when another daemon has taken this one's place and serves.
+    pub async fn over(&self) -> Upgraded {
+        let mut over = self.over.subscribe();
+        // The sender is ours.
+        match over.wait_for(Option::is_some).await.as_deref() {
+            Ok(Some(upgraded)) => upgraded.clone(),
+            _ => std::future::pending().await,
+        }
+    }
+
+    /// What has come of the upgrade that is over, if any is.
+    pub fn is_over(&self) -> Option<Upgraded> {
+        self.over.borrow().clone()
+    }
+
+    /// Another daemon has taken this one's place, or is about to.
+    pub fn has_given_way(&self) -> bool {
+        self.changes.are_over()
+    }
+
+    /// The daemon is about to stop: an upgrade that is under way is given up, unless this daemon has
+    /// given all away already. Waits for it.
+    pub fn stop(&self) {
+        self.stopping.store(true, Ordering::SeqCst);
+        if let Some(child) = *lock(&self.child) {
+            let _ = kill_process(child, Signal::KILL);
+        }
+        drop(lock(&self.running));
+    }
+
+    /// Has a program take this one's place: by default the one that is where this one was started
+    /// from. Returns when it serves. Waits for the workers, and seconds for the program: not for a
+    /// runtime's thread.
+    ///
+    /// # Errors
+    /// A sentence; this daemon goes on as before.
+    pub fn run(&self, app: &App, program: Option<&Path>) -> Result<Upgraded, String> {
+        let Ok(_running) = self.running.try_lock() else {
+            return Err("an upgrade is under way already".into());
+        };
+        let done = self.start(app, program);
+        if let Err(why) = &done {
+            tracing::error!("no upgrade: {why}");
+        }
+        done
+    }
+
+    fn start(&self, app: &App, program: Option<&Path>) -> Result<Upgraded, String> {
+        if self.is_over().is_some() || self.stopping.load(Ordering::SeqCst) {
+            return Err("this daemon is about to end".into());
+        }
+        if let Some(why) = self.cannot.clone().or_else(|| cannot_now(app)) {
+            return Err(why);
+        }
+        let program = match program {
+            Some(program) => program.to_owned(),
+            None => own_program()?,
+        };
+        may_be_run(&program)?;
+        let failed = |e: &dyn std::fmt::Display| format!("a socket cannot be made: {e}");
+        let flags = SocketFlags::CLOEXEC;
+        let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+        let (ours, theirs) = pair.map_err(|e| failed(&e))?;
+        tracing::info!("upgrade: {} is to take over", program.display());
+        let child = Command::new(&program)
+            .args(&self.arguments)
+            .arg(ARGUMENT)
+            // systemd's watchdog is of the main process, which it will be.
+            .env_remove("WATCHDOG_PID")
+            .stdin(Stdio::from(theirs))
+            .spawn()
+            .map_err(|e| format!("{} cannot be executed: {e}", program.display()))?;
+        let mut next = Next {
+            program,
+            child,
+            line: Line::new(ours),
+        };
+        *lock(&self.child) = Pid::from_raw(next.child.id() as i32);
+        let handed = self.hand_over(app, &mut next);
+        *lock(&self.child) = None;
+        match handed {
+            Ok(upgraded) => Ok(upgraded),
+            Err(why) => {
+                self.changes.resume();
+                let _ = next.child.kill();
+                let _ = next.child.wait();
+                Err(why)
+            }
+        }
+    }
+
+    fn hand_over(&self, app: &App, next: &mut Next) -> Result<Upgraded, String> {
+        let (Some(stored), Some(held)) = (app.operations.stored(), &self.held) else {
+            return Err(NEEDS.into());
+        };
+        let number = words::NUMBER.to_string();
+        next.say(Word::Offer, "", number.as_bytes(), &[])?;
+        next.hear(Word::Hello, PREPARES_WITHIN)?;
+        self.changes.hold();
+        // Who changes something now has begun before, and is done then.
+        drop(app.control());
+        let objects = stored.packed()?;
+        let failed = |e: std::io::Error| format!("nothing can be handed over: {e}");
+        let objects = file_of(&objects).map_err(failed)?;
+        next.say(Word::Item, "objects", b"", &[objects.as_fd()])?;
+        for (name, socket) in &self.listeners {
+            next.say(Word::Item, name, b"", &[socket.as_fd()])?;
+        }
+        for (path, socket) in app.vhost.listeners().map_err(failed)? {
+            let name = format!("vhost {}", path.display());
+            next.say(Word::Item, &name, b"", &[socket.as_fd()])?;
+        }
+        for (name, fd) in self.left_behind.descriptors().map_err(failed)? {
+            next.say(Word::Item, &name, b"", &[fd.as_fd()])?;
+        }
+        give_held(next, held, |name| !Held::is_session(name))?;
+        next.say(Word::All, "", b"", &[])?;
+        let ready = next.hear(Word::Ready, PREPARES_WITHIN)?;
+        let version = String::from_utf8_lossy(&ready.note).into_owned();
+
+        let mut given = Given {
+            app,
+            left_behind: &self.left_behind,
+            store: false,
+            ports: Vec::new(),
+            vhost: None,
+        };
+        stored.give_way()?;
+        given.store = true;
+        next.say(Word::Store, "", b"", &[])?;
+        let opened = next.hear(Word::Opened, OPENS_WITHIN)?;
+
+        let began = Instant::now();
+        given.take_ports()?;
+        if opened.note == b"flows=file" {
+            let exported = connections::export_all(&app.control());
+            let (bytes, _) = exported.map_err(|e| format!("connections cannot be read: {e}"))?;
+            let file = file_of(&bytes).map_err(failed)?;
+            next.say(Word::Item, "connections", b"", &[file.as_fd()])?;
+        }
+        give_held(next, held, Held::is_session)?;
+        let used = app.workers.switch().flows_used().to_string();
+        next.say(Word::Ports, "", used.as_bytes(), &[])?;
+        next.hear(Word::Taken, TAKES_WITHIN)?;
+        {
+            let mut child = lock(&self.child);
+            if self.stopping.load(Ordering::SeqCst) {
+                return Err("this daemon is about to end".into());
+            }
+            // Nobody ends it any more.
+            *child = None;
+        }
+
+        // The commit. From here on all is the other one's, come what may.
+        unix_socket::leave_files();
+        held.leave();
+        given.forget();
+        self.changes.end();
+        let pid = next.child.id();
+        let moving = next
+            .say(Word::Go, "", b"", &[])
+            .and_then(|()| next.hear(Word::Moving, SERVES_WITHIN));
+        let pause = began.elapsed();
+        app.stop();
+        let serving = moving.and_then(|_| next.hear(Word::Serving, SERVES_WITHIN));
+        if let Err(why) = serving {
+            tracing::error!(
+                "this daemon ends, to be started again: the next one failed behind the point at \
+                 which this one could have gone on: {why}"
+            );
+            let _ = next.child.kill();
+            std::process::exit(1);
+        }
+        tracing::info!(
+            "upgrade: process {pid} has taken over; no frame moved for {:.1} ms",
+            pause.as_secs_f64() * 1e3
+        );
+        let upgraded = Upgraded {
+            pid,
+            version,
+            pause,
+        };
+        self.over.send_replace(Some(upgraded.clone()));
+        Ok(upgraded)
+    }
+}
+
+/// What has to be there for an upgrade.
+pub const NEEDS: &str = "an upgrade needs --store and --keeper: what is declared is handed over by the \
+                         one, and VMMs' connections by the other";
+
+/// Why what is declared now leaves none.
+fn cannot_now(app: &App) -> Option<String> {
+    let config = app.control().config();
+    let taken = config.interfaces.iter().find_map(|(feature, interfaces)| {
+        let first = interfaces.first()?;
+        Some((*feature, first.name.clone()))
+    });
+    taken.map(|(feature, name)| {
+        format!(
+            "interface {name} ({feature}) cannot be handed over yet: restart the daemon instead"
+        )
+    })
+}
+
+/// Gives items that the keeper has.
+fn give_held(next: &mut Next, held: &Held, which: impl Fn(&str) -> bool) -> Result<(), String> {
+    let failed = |e: std::io::Error| format!("nothing can be handed over: {e}");
+    for (name, Kept { note, fds }) in held.all().map_err(failed)? {
+        if which(&name) {
+            let name = format!("held {name}");
+            next.say(Word::Item, &name, &note, &words::borrowed(&fds))?;
+        }
+    }
+    Ok(())
+}
+
+/// The next program, and the line to it.
+struct Next {
+    program: PathBuf,
+    child: Child,
+    line: Line,
+}
+
+impl Next {
+    fn say(
+        &mut self,
+        word: Word,
+        name: &str,
+        note: &[u8],
+        fds: &[std::os::fd::BorrowedFd<'_>],
+    ) -> Result<(), String> {
+        let said = self.line.say(word, name, note, fds);
+        said.map_err(|e| match e.kind() {
+            std::io::ErrorKind::BrokenPipe | std::io::ErrorKind::ConnectionReset => self.ended(),
+            _ => format!("{}: {e}", self.program.display()),
+        })
+    }
+
+    fn hear(&mut self, word: Word, patience: Duration) -> Result<keeper::Parts, String> {
+        self.line.hear_one(word, patience).map_err(|why| match why {
+            Silence::Gone => self.ended(),
+            Silence::Late => format!(
+                "{} has not come as far as '{word:?}' within {} s",
+                self.program.display(),
+                patience.as_secs()
+            ),
+            Silence::Said(why) => format!("{} cannot take over: {why}", self.program.display()),
+        })
+    }
+
+    /// Why it has closed its end: what it said before that, or how it ended.
+    fn ended(&mut self) -> String {
+        let shown = self.program.display().to_string();
+        if let Err(Silence::Said(why)) = self.line.hear_one(Word::Hello, Duration::from_millis(1)) {
+            return format!("{shown} cannot take over: {why}");
+        }
+        let until = Instant::now() + Duration::from_secs(1);
+        loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) => {
+                    return format!("{shown} ended with {status}: the log may say why");
+                }
+                _ if Instant::now() > until => return format!("{shown} has closed its socket"),
+                _ => std::thread::sleep(Duration::from_millis(5)),
+            }
+        }
+    }
+}
+
+/// What was given away, and is taken back when this is dropped.
+struct Given<'a> {
+    app: &'a App,
+    left_behind: &'a LeftBehind,
+    store: bool,
+    ports: Vec<(QueueId, Port)>,
+    vhost: Option<Yielded>,
+}
+
+impl Given<'_> {
+    /// Takes all ports from the workers, between two batches.
+    fn take_ports(&mut self) -> Result<(), String> {
+        let switch: &Switch = self.app.workers.switch();
+        let vhost: &Server = &self.app.vhost;
+        self.vhost = Some(vhost.give_way().map_err(|busy| busy.to_string())?);
+        if let Some(kernel) = switch.kernel_flows() {
+            kernel.close();
+        }
+        let control = self.app.control();
+        let gone = |_| "the workers have ended".to_owned();
+        for status in control.nics() {
+            // Others are with the vhost-user server already, and have one queue.
+            if status.nic.kind != NicKind::VhostUser {
+                let queue = QueueId::from(status.slot);
+                let port = switch.detach(queue).map_err(gone)?;
+                self.ports.extend(port.map(|port| (queue, port)));
+            }
+        }
+        if switch.kernel_flows().is_some() {
+            // What the kernel has seen of them is told to the table.
+            let folded = control.export_flows(None);
+            folded.map_err(|e| format!("connections cannot be read: {e}"))?;
+        }
+        Ok(())
+    }
+
+    /// It is another one's for good.
+    fn forget(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Given<'_> {
+    fn drop(&mut self) {
+        let switch = self.app.workers.switch();
+        if let Some(kernel) = switch.kernel_flows() {
+            kernel.reopen();
+        }
+        if switch.attach_all(std::mem::take(&mut self.ports)).is_err() {
+            tracing::error!("ports are lost: the workers have ended");
+        }
+        drop(self.vhost.take());
+        self.left_behind.join_again();
+        if self.store
+            && let Some(stored) = self.app.operations.stored()
+            && let Err(why) = stored.take_back()
+        {
+            tracing::error!("{why}");
+        }
+    }
+}
+
+/// The path of this program, also when another file is there by now.
+pub fn own_program() -> Result<PathBuf, String> {
+    let link = std::fs::read_link("/proc/self/exe");
+    let link = link.map_err(|e| format!("the daemon does not find its own program: {e}"))?;
+    let text = link.to_string_lossy();
+    Ok(match text.strip_suffix(" (deleted)") {
+        Some(path) if !link.exists() => PathBuf::from(path),
+        _ => link,
+    })
+}
+
+/// Another program is where this one was started from.
+pub fn was_replaced() -> bool {
+    let running = std::fs::metadata("/proc/self/exe");
+    let there = own_program().and_then(|path| std::fs::metadata(path).map_err(|e| e.to_string()));
+    match (running, there) {
+        (Ok(running), Ok(there)) => (running.dev(), running.ino()) != (there.dev(), there.ino()),
+        _ => false,
+    }
+}
+
+/// Whoever may write to it would be the daemon.
+fn may_be_run(program: &Path) -> Result<(), String> {
+    let shown = program.display();
+    if !program.is_absolute() {
+        return Err(format!("{shown} is no absolute path"));
+    }
+    let file =
+        std::fs::metadata(program).map_err(|e| format!("{shown} cannot be executed: {e}"))?;
+    if !file.is_file() {
+        return Err(format!("{shown} cannot be executed: it is no file"));
+    }
+    let ours = [0, Uid::effective().as_raw()].contains(&file.uid());
+    if !ours || file.mode() & 0o022 != 0 {
+        return Err(format!(
+            "{shown} is not run: it has to be root's or the daemon's user's, and nobody else may \
+             write to it"
+        ));
+    }
+    Ok(())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

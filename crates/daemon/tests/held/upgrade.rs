@@ -1,0 +1,395 @@
+//! Another program takes the daemon's place under load, or fails to in every way there is.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+use super::*;
+
+/// The next daemon of the same program; the time in which no frame moved, by its own word.
+async fn upgrade(daemon: &mut Daemon, program: &str) -> Result<Duration, tonic::Status> {
+    let mut client = daemon.v1().await;
+    let request = v1::UpgradeRequest {
+        program: program.into(),
+    };
+    let done = within(client.upgrade(request)).await?.into_inner();
+    assert_eq!(done.version, api::VERSION);
+    assert_ne!(done.pid, daemon.pid());
+    daemon.upgraded(done.pid);
+    Ok(Duration::from_micros(done.pause_us))
+}
+
+fn milliseconds(times: &mut [Duration]) -> String {
+    times.sort();
+    let at = |part: usize| times[(times.len() - 1) * part / 100].as_secs_f64() * 1e3;
+    format!("{:.1} ms (median), {:.1} ms at the most", at(50), at(100))
+}
+
+/// Ten times in a row under iperf3 and ping: devices, connections, their states and counters go on,
+/// and so does what a client has declared in between.
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_go_on_when_another_program_takes_over() {
+    let Some(mut pair) = Pair::new(false).await else {
+        return;
+    };
+    let seen = pair.seen();
+    let _server = pair.server();
+    let load = format!("iperf3 -t 120 -c {RIGHT}");
+    let _load = pair.left.start("load", &load).unwrap();
+    let passes = |pair: &Pair, what: &str| {
+        let bytes = || pair.right.counter("rx_bytes");
+        let start = bytes().unwrap();
+        wait_for(what, PATIENCE, || {
+            Ok((bytes()? > start + 10_000_000).then_some(()))
+        })
+        .unwrap();
+    };
+    passes(&pair, "traffic");
+    let keeper = pair.keeper();
+    let mut before = connections(&pair).await;
+    assert!(before.len() >= 2, "{before:?}");
+    let (mut gaps, mut pauses) = (Vec::new(), Vec::new());
+    for turn in 0..10 {
+        let ping = format!("ping -D -i 0.002 -w 2 {RIGHT}");
+        let mut ping = pair.left.start("ping", &ping).unwrap();
+        passes(&pair, "traffic before");
+        let daemon = pair.daemon.as_mut().unwrap();
+        pauses.push(upgrade(daemon, "").await.unwrap());
+        passes(
+            &pair,
+            &format!("traffic after upgrade {turn}: {}", pair.daemon().log()),
+        );
+        let after = connections(&pair).await;
+        for (ports, (state, frames, age)) in &before {
+            let now = after
+                .get(ports)
+                .unwrap_or_else(|| panic!("upgrade {turn}: {ports:?} is not in {after:?}"));
+            assert_eq!(state, &now.0, "upgrade {turn}");
+            assert!(now.1 >= *frames && now.2 >= *age, "upgrade {turn}: {now:?}");
+        }
+        before = after;
+        ping.wait(Duration::from_secs(30)).unwrap();
+        gaps.push(Duration::from_secs_f64(longest_gap(&ping.log())));
+        // What is declared is this one's to change, and the next one's to know.
+        let mut client = pair.daemon().v1().await;
+        let group = v1::Group {
+            id: format!("of-turn-{turn}"),
+            ..Default::default()
+        };
+        let put = v1::PutGroupRequest { group: Some(group) };
+        within(client.put_group(put)).await.unwrap();
+    }
+    println!(
+        "upgraded ten times: without an answer {}; no frame moved for {}",
+        milliseconds(&mut gaps),
+        milliseconds(&mut pauses)
+    );
+    assert_eq!(pair.seen(), seen);
+    assert_eq!(pair.keeper(), keeper, "the keeper is left alone");
+    // The last one is a daemon as any other: it is killed, and what was declared is there.
+    let daemon = pair.daemon.take().unwrap();
+    let args = pair.args();
+    let log = daemon.log();
+    assert!(!log.contains("ERROR"), "{log}");
+    pair.daemon = Some(daemon.killed_and_started_again(&args));
+    assert_eq!(pair.seen(), seen);
+    let mut client = pair.daemon().v1().await;
+    let groups = within(client.list_groups(v1::ListGroupsRequest {})).await;
+    assert_eq!(groups.unwrap().into_inner().groups.len(), 11);
+    let after = connections(&pair).await;
+    assert!(before.keys().all(|ports| after.contains_key(ports)));
+    // What a group allows no more does not go on.
+    allow_nothing(&mut client).await;
+    drop(client);
+    upgrade(pair.daemon.as_mut().unwrap(), "").await.unwrap();
+    nothing_arrives(&pair);
+}
+
+impl Guests {
+    /// Another program takes over while frames are sent; how long none came.
+    fn upgraded(&mut self, program: &'static str) -> (Duration, Duration) {
+        let pause = std::sync::Arc::new(std::sync::Mutex::new(Duration::ZERO));
+        let told = pause.clone();
+        let gap = self.replaced(move |mut daemon, _| {
+            let runtime = tokio::runtime::Runtime::new().unwrap();
+            let done = runtime.block_on(upgrade(&mut daemon, program));
+            *told.lock().unwrap() = done.unwrap_or_else(|why| panic!("{why}: {}", daemon.log()));
+            daemon
+        });
+        let pause = *pause.lock().unwrap();
+        (gap, pause)
+    }
+}
+
+/// Ten times in a row under a stream of frames: VMMs do not notice, rings of either kind go on, no
+/// frame is lost or comes twice, and none that the rules forbid.
+#[tokio::test(flavor = "multi_thread")]
+async fn vmms_keep_their_connections_when_another_program_takes_over() {
+    for (kind, features) in [
+        ("split", 0),
+        ("packed", RING_PACKED),
+        ("in order", IN_ORDER),
+    ] {
+        let mut guests = Guests::new(common::FEATURES | features).await;
+        guests.flow(100, "frames before");
+        let done = (0..10).map(|_| guests.upgraded(""));
+        let (mut gaps, mut pauses): (Vec<_>, Vec<_>) = done.unzip();
+        for vmm in &mut guests.vmms {
+            assert!(vmm.get(GET_FEATURES).unwrap() & PROTOCOL_FEATURES != 0);
+        }
+        let until = Instant::now() + PATIENCE;
+        while guests.from.transmitq.outstanding() > 0 {
+            assert!(Instant::now() < until, "{kind}: descriptors are lost");
+            guests.taken_back += guests.from.reclaim() as u32;
+            guests.receive();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        guests.receive();
+        let twice = guests.came.values().filter(|times| **times > 1).count();
+        let lost = guests.sent as usize - guests.came.len();
+        println!(
+            "{kind}: upgraded ten times: without a frame {}; none moved for {}; of {} frames {lost} \
+             lost and {twice} twice",
+            milliseconds(&mut gaps),
+            milliseconds(&mut pauses),
+            guests.sent
+        );
+        assert_eq!((lost, twice), (0, 0), "{kind}");
+    }
+}
+
+/// A program of one's own in the daemon's place.
+fn script(guests: &Guests, name: &str, text: &str) -> String {
+    let path: PathBuf = guests.store.path().join(name);
+    std::fs::write(&path, text).unwrap();
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+/// The other side of the hand-over, as far as `steps` goes.
+fn speaker(steps: &str) -> String {
+    format!(
+        "#!/usr/bin/env python3
+import array, socket, time
+s = socket.socket(fileno=0)
+names = []
+def hear(word):
+    while True:
+        m, anc, _, _ = s.recvmsg(1 << 15, socket.CMSG_SPACE(4 * 253))
+        for _, _, data in anc:
+            for fd in array.array('i', data): socket.close(fd)
+        if not m: raise SystemExit('gone')
+        names.append(m[2:2 + m[1]].decode())
+        if m[0] == word: return m[2 + m[1]:].decode()
+def say(word, note=''):
+    s.sendall(bytes([word, 0]) + note.encode())
+{steps}
+"
+    )
+}
+
+/// Whatever becomes of the other program before the commit, the daemon goes on unharmed, says why,
+/// and the next attempt can succeed.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_daemon_goes_on_when_the_other_program_cannot() {
+    let mut guests = Guests::new(common::FEATURES | RING_PACKED).await;
+    guests.flow(100, "frames before");
+    let pid = guests.daemon.as_ref().unwrap().pid();
+    let hello = "hear(1); say(2); hear(4)\n";
+    let ready = format!("{hello}say(5, '9.9'); hear(6)\n");
+    let opened = format!("{ready}say(7, 'flows=memory'); hear(8)\n");
+    let by_file = format!(
+        "{ready}say(7, 'flows=file'); hear(8)\nsay(13, ','.join(sorted(n for n in names if 'conn' in n \
+         or 'vhost:' in n)))"
+    );
+    let daemon = env!("CARGO_BIN_EXE_butterflyd");
+    let other_number = format!(
+        "#!/usr/bin/env python3
+import os, socket, subprocess, sys
+s = socket.socket(fileno=0)
+m = s.recv(1 << 15)
+ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+p = subprocess.Popen(['{daemon}'] + sys.argv[1:], stdin=theirs)
+theirs.close()
+ours.sendall(m[:2] + b'77')
+s.sendall(ours.recv(1 << 15))
+p.wait()
+"
+    );
+    let cases = [
+        ("missing", None, "cannot be executed"),
+        (
+            "no-program",
+            Some("not a program at all".to_owned()),
+            "cannot be executed",
+        ),
+        ("ends", Some("#!/bin/sh\nexit 3\n".into()), "exit status: 3"),
+        (
+            "is-killed",
+            Some("#!/bin/sh\nkill -9 $$\n".into()),
+            "signal: 9",
+        ),
+        (
+            "says-no",
+            Some(speaker("hear(1); say(13, 'I am not able')")),
+            "I am not able",
+        ),
+        ("babbles", Some(speaker("say(9)")), "was not asked for"),
+        (
+            "ends-amid-items",
+            Some(speaker("hear(1); say(2); hear(3)")),
+            "exit status: 0",
+        ),
+        ("ends-prepared", Some(speaker(&ready)), "exit status: 0"),
+        (
+            "hangs-with-ports",
+            Some(speaker(&format!("{opened}time.sleep(60)"))),
+            "within 5 s",
+        ),
+        ("ends-with-ports", Some(speaker(&opened)), "exit status: 0"),
+        (
+            "reads-no-memory",
+            Some(speaker(&by_file)),
+            "connections,held vhost:a,held vhost:b",
+        ),
+        (
+            "speaks-otherwise",
+            Some(other_number),
+            "number 77, and knows number 1",
+        ),
+    ];
+    for (name, text, said) in cases {
+        let path = match &text {
+            Some(text) => script(&guests, name, text),
+            None => format!("/nonexistent/{name}"),
+        };
+        let daemon = guests.daemon.take().unwrap();
+        let attempt = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Runtime::new().unwrap();
+            let mut daemon = daemon;
+            let refused = runtime.block_on(upgrade(&mut daemon, &path)).unwrap_err();
+            (daemon, refused)
+        });
+        while !attempt.is_finished() {
+            guests.turn();
+        }
+        let (daemon, refused) = attempt.join().unwrap();
+        assert_eq!(refused.code(), tonic::Code::FailedPrecondition, "{name}");
+        assert!(refused.message().contains(said), "{name}: {refused}");
+        assert!(daemon.log().contains(said), "{name}: {}", daemon.log());
+        assert_eq!(daemon.pid(), pid);
+        // It changes what it is told to, durably.
+        let mut client = daemon.v1().await;
+        let group = v1::Group {
+            id: name.into(),
+            ..Default::default()
+        };
+        let put = v1::PutGroupRequest { group: Some(group) };
+        within(client.put_group(put)).await.unwrap();
+        guests.daemon = Some(daemon);
+        guests.flow(200, name);
+    }
+    // Others may write to it.
+    let path = script(&guests, "others", "#!/bin/sh\n");
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o777)).unwrap();
+    let daemon = guests.daemon.as_mut().unwrap();
+    let refused = upgrade(daemon, &path).await.unwrap_err();
+    assert!(
+        refused.message().contains("nobody else may write"),
+        "{refused}"
+    );
+    let refused = upgrade(daemon, "butterflyd").await.unwrap_err();
+    assert!(refused.message().contains("no absolute path"), "{refused}");
+    guests.upgraded("");
+    let mut client = guests.daemon.as_ref().unwrap().v1().await;
+    let groups = within(client.list_groups(v1::ListGroupsRequest {})).await;
+    assert_eq!(groups.unwrap().into_inner().groups.len(), 13);
+    while guests.from.transmitq.outstanding() > 0 {
+        guests.turn();
+    }
+    guests.receive();
+    let twice = guests.came.values().filter(|times| **times > 1).count();
+    assert_eq!((guests.sent as usize - guests.came.len(), twice), (0, 0));
+}
+
+/// A change that comes meanwhile waits, and is made by whoever is the daemon then, or is refused
+/// with a sentence; what was answered is there.
+#[tokio::test(flavor = "multi_thread")]
+async fn changes_wait_and_none_that_was_answered_is_lost() {
+    let mut guests = Guests::new(common::FEATURES).await;
+    let slow = speaker("hear(1); say(2); hear(4); time.sleep(1); say(13, 'not now')");
+    let slow = script(&guests, "slow", &slow);
+    let daemon = guests.daemon.as_mut().unwrap();
+    let mut client = daemon.v1().await;
+    let put = |id: &str| v1::PutGroupRequest {
+        group: Some(v1::Group {
+            id: id.into(),
+            ..Default::default()
+        }),
+    };
+    let mut other = daemon.v1().await;
+    let changing = async {
+        // The other program has the objects by then.
+        tokio::time::sleep(Duration::from_millis(400)).await;
+        let start = Instant::now();
+        within(other.put_group(put("waits"))).await.unwrap();
+        start.elapsed()
+    };
+    let request = v1::UpgradeRequest { program: slow };
+    let (refused, waited) = tokio::join!(client.upgrade(request), changing);
+    assert!(refused.unwrap_err().message().contains("not now"));
+    assert!(waited > Duration::from_millis(100), "{waited:?}");
+    // Clients that change something all the time, over five upgrades.
+    let mut answered = vec!["waits".to_owned()];
+    let socket = daemon.path("v1.sock");
+    let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let stopped = stop.clone();
+    let writer = tokio::spawn(async move {
+        let (mut answered, mut refusals) = (Vec::new(), Vec::new());
+        let mut number = 0;
+        while !stopped.load(Ordering::SeqCst) {
+            let at = format!("unix://{}", socket.display());
+            let channel = tonic::transport::Endpoint::from_shared(at).unwrap();
+            // Somebody listens always.
+            let mut client = ButterflyClient::new(channel.connect().await.unwrap());
+            loop {
+                number += 1;
+                let id = format!("w{number}");
+                let request = v1::PutGroupRequest {
+                    group: Some(v1::Group {
+                        id: id.clone(),
+                        ..Default::default()
+                    }),
+                };
+                match client.put_group(request).await {
+                    Ok(_) => answered.push(id),
+                    Err(why) => {
+                        refusals.push(why.to_string());
+                        break;
+                    }
+                }
+                if stopped.load(Ordering::SeqCst) {
+                    break;
+                }
+            }
+        }
+        (answered, refusals)
+    });
+    for _ in 0..5 {
+        upgrade(daemon, "").await.unwrap();
+    }
+    stop.store(true, Ordering::SeqCst);
+    let (more, refusals) = writer.await.unwrap();
+    println!("{} changes answered, refused: {refusals:?}", more.len());
+    assert!(refusals.len() <= 5, "{refusals:?}");
+    answered.extend(more);
+    let mut client = daemon.v1().await;
+    let groups = within(client.list_groups(v1::ListGroupsRequest {})).await;
+    let groups = groups.unwrap().into_inner().groups;
+    let there: Vec<&str> = groups.iter().map(|group| group.id.as_str()).collect();
+    for id in &answered {
+        assert!(
+            there.contains(&id.as_str()),
+            "{id} was answered, and is lost"
+        );
+    }
+}
