@@ -471,6 +471,8 @@ impl Thread {
             let _ = answer.send(Err(Busy(nic.options.name.clone())));
             return;
         }
+        // Also of who has connected and said nothing yet.
+        self.nics.keys().for_each(|key| self.hold_session(*key));
         let connections = self.nics.values_mut();
         for connection in connections.filter_map(|nic| nic.connection.as_mut()) {
             connection.take_ports();
