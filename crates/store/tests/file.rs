@@ -213,3 +213,26 @@ fn what_is_no_file_or_in_the_way_is_refused() {
     assert!(open(&folder).is_err());
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "precious");
 }
+
+#[test]
+fn it_is_given_to_another_process_and_taken_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).unwrap();
+    let signed = Signed {
+        author: "one",
+        unix_secs: 1_000,
+    };
+    // Not synced by anybody yet.
+    store.write(signed, &[put("a", Some("1"))]).unwrap();
+    store.give_way().unwrap();
+    assert!(store.objects().is_err(), "it is not opened behind our back");
+    let other = open(dir.path()).unwrap();
+    assert_eq!(values(&other), [("a".into(), "1".into())]);
+    assert!(matches!(store.take_back(), Err(Error::InUse(_))));
+    drop(other);
+    store.take_back().unwrap();
+    write(&store, "two", &[put("b", Some("2"))]);
+    drop(store);
+    let store = open(dir.path()).unwrap();
+    assert_eq!(values(&store).len(), 2);
+}
