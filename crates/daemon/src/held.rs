@@ -4,7 +4,7 @@
 //! `--as-keeper`.
 
 use std::collections::BTreeMap;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -20,10 +20,14 @@ use keeper::Keeper;
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use sd_notify::NotifyState;
 
+use crate::deaths;
+
 /// How long a keeper that was started may take until it listens.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// What the memory of connections is held as.
 const FLOWS: &str = "flows";
+/// What the notes of daemons that have ended of themselves are held as.
+const DEATHS: &str = "deaths";
 
 /// How often is looked whether it does, and whether one that is gone is there again.
 const AGAIN: Duration = Duration::from_millis(20);
@@ -239,6 +243,42 @@ impl Held {
         }
     }
 
+    /// Whether the daemons before have ended of themselves too often: then what guests have a hand in
+    /// is not taken up. To be called before anything is.
+    pub fn look_at_deaths(&self) {
+        let looked = self.notes().and_then(deaths::begin);
+        let often = looked.unwrap_or_else(|e| {
+            tracing::error!("whether daemons end one after the other is not noticed: {e}");
+            false
+        });
+        if !often {
+            return;
+        }
+        tracing::error!(
+            "the last {} daemons have ended of themselves within {} s: what they have left of VMMs' \
+             sessions and of connections is not taken up, since that may be why; VMMs have to connect \
+             anew",
+            deaths::MOST,
+            deaths::WITHIN.as_secs()
+        );
+        let of_guests = |name: &str| Held::is_session(name) || name == FLOWS;
+        if let Err(e) = self.keeper.release_left_of(of_guests) {
+            tracing::error!("what they have left may still be there: {e}");
+        }
+    }
+
+    /// When daemons have ended of themselves: what was left of that, or nothing yet.
+    fn notes(&self) -> std::io::Result<OwnedFd> {
+        let left = self.keeper.take(DEATHS)?.and_then(keeper::Held::into_first);
+        if let Some(notes) = left {
+            return Ok(notes);
+        }
+        let notes = deaths::new()?;
+        let held = self.keeper.hold(DEATHS, b"", &[notes.as_fd()]);
+        held.map_err(std::io::Error::other)?;
+        Ok(notes)
+    }
+
     /// The session of a vhost-user NIC that a daemon before has left.
     pub fn session(&self, nic: &str) -> Option<LeftSession> {
         let left = self.keeper.take(&session_name(nic));
@@ -259,10 +299,13 @@ impl Held {
         }
     }
 
-    /// Lets the memory of connections go: they are elsewhere, or to be forgotten.
+    /// Lets the memory of connections go: they are elsewhere, or to be forgotten. And the notes of
+    /// ends: this daemon ends as it was told to.
     pub fn release_flows(&self) {
-        if let Err(e) = self.keeper.release(FLOWS) {
-            tracing::error!("the memory of connections may still be held: {e}");
+        for name in [FLOWS, DEATHS] {
+            if let Err(e) = self.keeper.release(name) {
+                tracing::error!("what is held as '{name}' may still be: {e}");
+            }
         }
     }
 

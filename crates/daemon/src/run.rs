@@ -27,6 +27,7 @@ use crate::attachments::HostAttachments;
 use crate::audit::Audit;
 use crate::balancer;
 use crate::connections;
+use crate::deaths;
 use crate::features::HostFeatures;
 use crate::flow_log::FlowLog;
 use crate::handover;
@@ -247,6 +248,7 @@ async fn serve(
         }
     });
     let held = held.transpose()?;
+    held.iter().for_each(|held| held.look_at_deaths());
     let attachments = HostAttachments::start(
         switch.clone(),
         states.clone(),
@@ -924,6 +926,7 @@ fn abort_on_panic() {
         tracing::error!("panic: {info}");
         default(info);
         if std::thread::current().name() != Some("api") {
+            deaths::note();
             std::process::abort();
         }
     }));

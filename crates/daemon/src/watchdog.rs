@@ -16,6 +16,8 @@ use std::time::Duration;
 use io::vhost::{PortKey, Server};
 use sd_notify::NotifyState;
 
+use crate::deaths;
+
 /// Between two looks.
 const LOOK: Duration = Duration::from_secs(1);
 /// A key that no NIC has.
@@ -254,6 +256,7 @@ fn look(all: &mut [Seen], patience: u32, health: &Health) {
         "the daemon ends, to be started again: it hangs (--hang-secs says how long is too long)"
     );
     let _ = sd_notify::notify(&[NotifyState::Status("a thread hung")]);
+    deaths::note();
     std::process::abort();
 }
 

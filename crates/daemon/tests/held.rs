@@ -753,3 +753,48 @@ async fn the_keeper_is_killed_and_then_the_daemon() {
     assert!(said.contains("is another daemon's"), "{said}");
     assert_eq!(pair.seen(), before);
 }
+
+/// What a guest has a hand in may be what ends each daemon that takes it up: behind the third that
+/// ends of itself nothing of it is taken up, and VMMs connect anew.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_may_have_ended_three_daemons_does_not_end_the_fourth() {
+    const HANGS: [&str; 2] = ["--hang-secs", "1"];
+    let mut guests = Guests::new(common::FEATURES).await;
+    guests.flow(100, "frames before");
+    // Killed: that is no end of its own.
+    guests.replaced(|daemon, args| {
+        let (dir, v0) = daemon.killed();
+        Daemon::start_in(dir, v0, &[args, &HANGS].concat())
+    });
+    for _ in 0..2 {
+        guests.replaced(|mut daemon, args| {
+            daemon.hangs("worker0");
+            let (dir, v0) = daemon.ended();
+            Daemon::start_in(dir, v0, &[args, &HANGS].concat())
+        });
+        let log = guests.daemon.as_ref().unwrap().log();
+        assert!(log.contains("goes on"), "{log}");
+    }
+    let mut daemon = guests.daemon.take().unwrap();
+    daemon.hangs("worker0");
+    let (dir, v0) = daemon.ended();
+    let args: Vec<&str> = guests.args.iter().map(String::as_str).collect();
+    let daemon = Daemon::start_in(dir, v0, &args);
+    let log = daemon.log();
+    assert!(log.contains("have ended of themselves within"), "{log}");
+    assert!(!log.contains("go on"), "{log}");
+    assert!(!log.contains("goes on"), "{log}");
+    for (vmm, id) in guests.vmms.iter_mut().zip(["a", "b"]) {
+        assert!(vmm.get(GET_FEATURES).is_err(), "its connection has ended");
+        common::boot(&daemon, id);
+    }
+    // From here on it is as ever: the next one takes up what there is.
+    let (_vmm, _guest) = common::boot(&daemon, "a");
+    let daemon = daemon.killed_and_started_again(&args);
+    let log = daemon.log();
+    assert!(
+        log.contains("session of the process before goes on"),
+        "{log}"
+    );
+    guests.daemon = Some(daemon);
+}

@@ -527,14 +527,7 @@ fn a_thread_that_hangs_is_named_and_ends_the_daemon() {
         ("vhost-user", "the vhost-user thread has not moved"),
     ] {
         let mut daemon = Daemon::start(&["--hang-secs", "2"]);
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/hang_thread.py");
-        let mut hang = std::process::Command::new("python3")
-            .args([script, &daemon.pid().to_string(), thread, "30"])
-            .spawn()
-            .unwrap();
-        let status = daemon.wait().0;
-        let _ = hang.kill();
-        let _ = hang.wait();
+        let status = daemon.hangs(thread);
         let log = daemon.log();
         assert!(!status.success(), "{thread}: {log}");
         assert!(log.contains(named), "{thread}: {log}");

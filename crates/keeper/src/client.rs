@@ -14,8 +14,12 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use crate::message::{Message, Verb, receive, send};
 use crate::{Error, FDS_MAX, NOTE_MAX};
 
-/// How long the keeper may take to answer. Another daemon that is ending has as long.
+/// How long the keeper may take until it is there for this daemon. Another daemon that is ending has as
+/// long.
 const PATIENCE: Duration = Duration::from_secs(3);
+/// How long it may take to answer then. Threads of the daemon's wait for it; one that takes longer is
+/// given up until it is [mended](Keeper::mend).
+const ANSWERS_WITHIN: Duration = Duration::from_millis(300);
 
 /// Descriptors, and what was noted beside them.
 #[derive(Debug)]
@@ -66,6 +70,7 @@ impl Keeper {
             io::ErrorKind::WouldBlock => Error::InUse(path.to_owned()),
             _ => gone(path, error),
         })?;
+        answers_soon(&socket).map_err(|error| gone(path, error))?;
         let state = State {
             socket: Some(socket),
             apart: false,
@@ -173,7 +178,13 @@ impl Keeper {
 
     /// Has all closed that was left and nobody has taken up; their names.
     pub fn release_left(&self) -> Result<Vec<String>, Error> {
-        let left: Vec<String> = self.lock().left.keys().cloned().collect();
+        self.release_left_of(|_| true)
+    }
+
+    /// The same of those alone whose names are such.
+    pub fn release_left_of(&self, which: impl Fn(&str) -> bool) -> Result<Vec<String>, Error> {
+        let left = self.lock().left.keys().cloned().collect::<Vec<String>>();
+        let left: Vec<String> = left.into_iter().filter(|name| which(name)).collect();
         left.iter().try_for_each(|name| self.release(name))?;
         Ok(left)
     }
@@ -204,14 +215,20 @@ impl Keeper {
 
     /// Connects anew, and gives the keeper that is there now all that is this daemon's.
     pub fn mend(&self) -> Result<(), Error> {
-        let mut state = self.lock();
-        if state.socket.is_some() || state.apart {
+        let is_needed = |state: &State| state.socket.is_none() && !state.apart;
+        if !is_needed(&self.lock()) {
             return Ok(());
         }
+        // Nobody waits for this: it may take long.
         let socket = open(&self.path)?;
+        let holds = list(&socket).map_err(|error| gone(&self.path, error))?;
+        answers_soon(&socket).map_err(|error| gone(&self.path, error))?;
+        let mut state = self.lock();
+        if !is_needed(&state) {
+            return Ok(());
+        }
         // What it holds beside what we know of, it was to release and did not hear: by the next
         // daemon that would be given to whoever has the name then.
-        let holds = list(&socket).map_err(|error| gone(&self.path, error))?;
         let state = &mut *state;
         let known =
             |name: &&String| state.ours.contains_key(*name) || state.left.contains_key(*name);
@@ -286,6 +303,16 @@ fn open(path: &Path) -> Result<OwnedFd, Error> {
     open().map_err(|error| gone(path, error))
 }
 
+/// From now on it is waited for as threads can that have something else to do.
+fn answers_soon(socket: &OwnedFd) -> io::Result<()> {
+    set_socket_timeout(socket, Timeout::Send, Some(ANSWERS_WITHIN))?;
+    Ok(set_socket_timeout(
+        socket,
+        Timeout::Recv,
+        Some(ANSWERS_WITHIN),
+    )?)
+}
+
 /// All that is held.
 fn list(socket: &OwnedFd) -> io::Result<BTreeMap<String, Held>> {
     send(socket, Verb::List, "", b"", &[])?;
@@ -357,6 +384,54 @@ mod tests {
         );
         assert!(next.take("kept").unwrap().is_some());
         next.release("kept").unwrap();
+        drop(next);
+        keeper.join().unwrap();
+    }
+
+    /// It is there and does not answer, as one that the system has stopped.
+    #[test]
+    fn a_keeper_that_stands_still_is_waited_for_once_and_not_for_long() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("keeper.sock");
+        let listener = bind(&path).unwrap();
+        let (go_on, wait) = std::sync::mpsc::channel::<()>();
+        let keeper = std::thread::spawn(move || {
+            use rustix::net::accept_with;
+            let first = accept_with(&listener, SocketFlags::CLOEXEC).unwrap();
+            let asked = receive(&first).unwrap().unwrap();
+            assert_eq!(asked.verb, Verb::List);
+            send(&first, Verb::Done, "", b"", &[]).unwrap();
+            wait.recv().unwrap();
+            drop(first);
+            serve(&listener, true).unwrap();
+        });
+        let daemon = Keeper::connect(&path).unwrap();
+        let (_reader, writer) = std::io::pipe().unwrap();
+        let start = std::time::Instant::now();
+        for number in 0..100 {
+            let held = daemon.hold(&number.to_string(), b"", &[writer.as_fd()]);
+            assert!(matches!(held, Err(Error::Gone { .. })));
+        }
+        let waited = start.elapsed();
+        assert!(waited >= ANSWERS_WITHIN, "{waited:?}");
+        assert!(waited < 3 * ANSWERS_WITHIN, "{waited:?}");
+        // Who wants something held while it is asked whether it is back does not wait either.
+        std::thread::scope(|scope| {
+            let mending = scope.spawn(|| daemon.mend());
+            std::thread::sleep(ANSWERS_WITHIN);
+            let start = std::time::Instant::now();
+            daemon.release("1").unwrap_err();
+            assert!(start.elapsed() < ANSWERS_WITHIN);
+            go_on.send(()).unwrap();
+            mending.join().unwrap().unwrap();
+        });
+        drop(daemon);
+        let next = Keeper::connect(&path).unwrap();
+        assert!(next.take("0").unwrap().is_some() && next.take("1").unwrap().is_none());
+        for name in next.release_left().unwrap() {
+            assert_ne!(name, "1");
+        }
+        next.release("0").unwrap();
         drop(next);
         keeper.join().unwrap();
     }

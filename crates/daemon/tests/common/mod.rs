@@ -233,6 +233,19 @@ impl Daemon {
         (dir, v0)
     }
 
+    /// Stops one thread of it, as one that hangs, and waits until the daemon has ended of that; how.
+    pub fn hangs(&mut self, thread: &str) -> ExitStatus {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/hang_thread.py");
+        let mut hang = Command::new("python3")
+            .args([script, &self.pid().to_string(), thread, "30"])
+            .spawn()
+            .unwrap();
+        let status = self.wait().0;
+        let _ = hang.kill();
+        let _ = hang.wait();
+        status
+    }
+
     /// Waits until the daemon has ended; how, and after how long.
     pub fn wait(&mut self) -> (ExitStatus, Duration) {
         let started = Instant::now();
