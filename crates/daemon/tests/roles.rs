@@ -209,6 +209,7 @@ async fn a_viewer_changes_nothing_and_who_has_no_role_sees_nothing() {
                         "Apply",
                         "SetLogLevel",
                         "Reload",
+                        "Upgrade",
                         "Shutdown",
                         "ListUplinks",
                         "ListWorkers",
