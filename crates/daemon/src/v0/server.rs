@@ -334,16 +334,16 @@ mod tests {
             "tcp://127.0.0.1:0",
             "tcp://[::1]:0",
         ] {
-            let error = Listener::bind(open, None, policy(false))
+            let error = Listener::bind(open, None, None, policy(false))
                 .await
                 .err()
                 .unwrap();
             for word in ["-k", "--insecure-api", "insecure-api = true", "ipc://"] {
                 assert!(error.contains(word), "{error}");
             }
-            assert!(Listener::bind(open, None, policy(true)).await.is_ok());
+            assert!(Listener::bind(open, None, None, policy(true)).await.is_ok());
             assert!(
-                Listener::bind(open, Some(Key::from([1; 32])), policy(false))
+                Listener::bind(open, None, Some(Key::from([1; 32])), policy(false))
                     .await
                     .is_ok()
             );
