@@ -42,6 +42,8 @@ pub(crate) enum Command {
     /// Deliver what other workers have handed over so far; the answer: how many transfers had to be
     /// sent on.
     Settle(Sender<usize>),
+    /// Receive nothing from any port, or receive again.
+    Pause(bool, Sender<()>),
     Attach(Arrival, Sender<Option<Box<Port>>>),
     Detach(QueueId, Sender<Option<Box<Port>>>),
     /// Give a queue to another worker; the answer: it was here, and is there.

@@ -327,6 +327,25 @@ impl Switch {
             .try_for_each(|answer| answer.wait().map(drop))
     }
 
+    /// Has no worker receive anything any more; returns when what was received is delivered, also by
+    /// workers to which it was handed. So all ports can be taken away, one after the other, and no
+    /// frame is lost between them. What a shaper holds back stays with its worker.
+    pub fn pause(&self) -> Result<(), WorkerGone> {
+        self.ask_all(|answer| Command::Pause(true, answer))?;
+        for _ in 0..SETTLE_MAX {
+            if self.ask_all(Command::Settle)?.iter().sum::<usize>() == 0 {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// All workers receive again.
+    pub fn resume(&self) -> Result<(), WorkerGone> {
+        self.ask_all(|answer| Command::Pause(false, answer))
+            .map(drop)
+    }
+
     /// Takes a port away from its worker. No worker touches it, or reads what it has sent, when
     /// this returns.
     pub fn detach(&self, queue: QueueId) -> Result<Option<Port>, WorkerGone> {

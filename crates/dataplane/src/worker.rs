@@ -68,6 +68,8 @@ pub struct Worker {
     load: WorkerLoad,
     dumps: Vec<Dump>,
     stopped: bool,
+    /// Nothing is received: all ports are about to be taken away.
+    paused: bool,
     /// When it last went to sleep; counted with the next turn, which knows the time.
     slept_at: Option<u64>,
     /// When the last turn began, if it found a frame.
@@ -127,6 +129,7 @@ impl Worker {
             load: WorkerLoad::default(),
             dumps: Vec::new(),
             stopped: false,
+            paused: false,
             slept_at: None,
             busy_since: None,
             on_broken: config.on_broken,
@@ -208,7 +211,7 @@ impl Worker {
                 return 0;
             }
         }
-        if !is_served || attached.broken || attached.leaving {
+        if !is_served || attached.broken || attached.leaving || self.paused {
             return 0;
         }
         // A broadcast costs as much as the frames that it becomes, a large frame more than a small

@@ -217,6 +217,7 @@ impl Upgrade {
             app,
             left_behind: &self.left_behind,
             store: false,
+            paused: false,
             ports: Vec::new(),
             vhost: None,
         };
@@ -368,6 +369,8 @@ struct Given<'a> {
     app: &'a App,
     left_behind: &'a LeftBehind,
     store: bool,
+    /// No worker receives.
+    paused: bool,
     ports: Vec<(QueueId, Port)>,
     vhost: Option<Yielded>,
 }
@@ -377,12 +380,14 @@ impl Given<'_> {
     fn take_ports(&mut self) -> Result<(), String> {
         let switch: &Switch = self.app.workers.switch();
         let vhost: &Server = &self.app.vhost;
+        let gone = |_| "the workers have ended".to_owned();
+        self.paused = true;
+        switch.pause().map_err(gone)?;
         self.vhost = Some(vhost.give_way().map_err(|busy| busy.to_string())?);
         if let Some(kernel) = switch.kernel_flows() {
             kernel.close();
         }
         let control = self.app.control();
-        let gone = |_| "the workers have ended".to_owned();
         for status in control.nics() {
             // Others are with the vhost-user server already, and have one queue.
             if status.nic.kind != NicKind::VhostUser {
@@ -414,7 +419,13 @@ impl Drop for Given<'_> {
         if switch.attach_all(std::mem::take(&mut self.ports)).is_err() {
             tracing::error!("ports are lost: the workers have ended");
         }
-        drop(self.vhost.take());
+        if self.vhost.take().is_some() {
+            // Answered when it has given the workers their ports again.
+            let _ = self.app.vhost.listeners();
+        }
+        if self.paused && switch.resume().is_err() {
+            tracing::error!("no frame moves: the workers have ended");
+        }
         self.left_behind.join_again();
         if self.store
             && let Some(stored) = self.app.operations.stored()

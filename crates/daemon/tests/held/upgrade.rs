@@ -316,7 +316,11 @@ p.wait()
 #[tokio::test(flavor = "multi_thread")]
 async fn changes_wait_and_none_that_was_answered_is_lost() {
     let mut guests = Guests::new(common::FEATURES).await;
-    let slow = speaker("hear(1); say(2); hear(4); time.sleep(1); say(13, 'not now')");
+    let marker = guests.store.path().join("has-objects");
+    let slow = speaker(&format!(
+        "hear(1); say(2); hear(4); open('{}', 'w'); time.sleep(1); say(13, 'not now')",
+        marker.display()
+    ));
     let slow = script(&guests, "slow", &slow);
     let daemon = guests.daemon.as_mut().unwrap();
     let mut client = daemon.v1().await;
@@ -328,8 +332,10 @@ async fn changes_wait_and_none_that_was_answered_is_lost() {
     };
     let mut other = daemon.v1().await;
     let changing = async {
-        // The other program has the objects by then.
-        tokio::time::sleep(Duration::from_millis(400)).await;
+        // The other program has the objects.
+        while !marker.exists() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
         let start = Instant::now();
         within(other.put_group(put("waits"))).await.unwrap();
         start.elapsed()
@@ -349,8 +355,16 @@ async fn changes_wait_and_none_that_was_answered_is_lost() {
         while !stopped.load(Ordering::SeqCst) {
             let at = format!("unix://{}", socket.display());
             let channel = tonic::transport::Endpoint::from_shared(at).unwrap();
-            // Somebody listens always.
-            let mut client = ButterflyClient::new(channel.connect().await.unwrap());
+            // Somebody listens always; who came to the old one last may be hung up on.
+            let mut tries = 0;
+            let channel = loop {
+                match channel.connect().await {
+                    Ok(channel) => break channel,
+                    Err(why) => assert!(tries < 3, "{why:?}"),
+                }
+                tries += 1;
+            };
+            let mut client = ButterflyClient::new(channel);
             loop {
                 number += 1;
                 let id = format!("w{number}");
@@ -380,7 +394,8 @@ async fn changes_wait_and_none_that_was_answered_is_lost() {
     stop.store(true, Ordering::SeqCst);
     let (more, refusals) = writer.await.unwrap();
     println!("{} changes answered, refused: {refusals:?}", more.len());
-    assert!(refusals.len() <= 5, "{refusals:?}");
+    // One for each upgrade, and for each that it met on a connection to the old one.
+    assert!(refusals.len() <= 10, "{refusals:?}");
     answered.extend(more);
     let mut client = daemon.v1().await;
     let groups = within(client.list_groups(v1::ListGroupsRequest {})).await;

@@ -132,6 +132,10 @@ impl Worker {
                 Command::Settle(answer) => {
                     let _ = answer.send(self.take_messages(RING, now).sent_on);
                 }
+                Command::Pause(paused, answer) => {
+                    self.paused = paused;
+                    let _ = answer.send(());
+                }
                 Command::Attach(arrival, answer) => {
                     if !arrival.queue.is_possible() {
                         let _ = answer.send(Some(arrival.port));
