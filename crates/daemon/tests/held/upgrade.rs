@@ -15,6 +15,8 @@ async fn upgrade(daemon: &mut Daemon, program: &str) -> Result<Duration, tonic::
     assert_eq!(done.version, api::VERSION);
     assert_ne!(done.pid, daemon.pid());
     daemon.upgraded(done.pid);
+    // systemd has another process to look after.
+    daemon.wait_for(&format!("MAINPID={}", done.pid));
     Ok(Duration::from_micros(done.pause_us))
 }
 
