@@ -51,6 +51,14 @@ pub struct HostAttachments {
     predecessor: Option<Arc<Predecessor>>,
 }
 
+/// Who has had attachments before this process, and who has them after it.
+pub struct Others {
+    /// Who has TAP devices and sessions outlive it.
+    pub held: Option<Arc<Held>>,
+    /// The daemon whose place it is to take.
+    pub predecessor: Option<Arc<Predecessor>>,
+}
+
 /// Names of TAP devices and descriptors of them, by slot.
 type Cables = Arc<Mutex<BTreeMap<u32, (String, OwnedFd)>>>;
 
@@ -95,10 +103,10 @@ impl HostAttachments {
         trace_dir: PathBuf,
         sockets: NicSockets,
         socket_dir: &Path,
-        held: Option<Arc<Held>>,
+        others: Others,
         kernel_flows: u32,
-        predecessor: Option<Arc<Predecessor>>,
     ) -> Result<HostAttachments, String> {
+        let Others { held, predecessor } = others;
         let workers = Arc::new(StartGate::new(switch.clone()));
         let sink = Arc::new(Sink {
             workers: workers.clone(),

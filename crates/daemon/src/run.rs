@@ -23,7 +23,7 @@ use xdp::Interfaces;
 
 use crate::access::{Access, Gate};
 use crate::app::{App, Features, Operations, unix_secs};
-use crate::attachments::HostAttachments;
+use crate::attachments::{HostAttachments, Others};
 use crate::audit::Audit;
 use crate::balancer;
 use crate::connections;
@@ -255,9 +255,11 @@ async fn serve(
         settings.trace_dir.clone(),
         sockets,
         &settings.socket_dir,
-        held.clone(),
+        Others {
+            held: held.clone(),
+            predecessor: predecessor.clone(),
+        },
         settings.kernel_flows,
-        predecessor.clone(),
     )?;
     let (vhost, start_gate) = (attachments.vhost(), attachments.gate());
     let left_behind = attachments.left_behind();
