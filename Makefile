@@ -11,7 +11,7 @@ TMPFILESDIR ?= /usr/lib/tmpfiles.d
 HOLD ?=
 
 .DEFAULT_GOAL := build
-.PHONY: packages test-packages test-arm64 test-libvirt test-page test-dpdk build demo check test lint test-devices docs performance-page setup guest-image bench-switch bench-overlay bench-containers bench-workers bench-control bench-neighbours bench-seeing bench-balancer bench-router soak-router soak-balancer soak-cni fuzz miri go-objects install uninstall clean help soak-store
+.PHONY: packages test-packages test-arm64 test-libvirt test-page test-dpdk build demo check test lint test-devices docs performance-page setup guest-image bench-switch bench-overlay bench-containers bench-workers bench-control bench-hosts bench-neighbours bench-seeing bench-balancer bench-router soak-router soak-balancer soak-cni fuzz miri go-objects install uninstall clean help soak-store
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | awk -F '|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -125,6 +125,10 @@ bench-control: setup ## a change in force at 16,000 NICs and 10,000 rules, and t
 bench-neighbours: ## what is left of a worker to two guests beside one that does its worst; QUICK=1 for a short one
 	cargo build --quiet --release -p butterfly-bench
 	target/release/butterfly-bench neighbours $(QUICK_FLAG)
+
+bench-hosts: setup ## qperf, iperf3 and ping of containers on one host and on two, over namespaces (30 minutes); QUICK=1 five minutes. bench/hosts/hosts.py does it over ssh
+	cargo build --quiet --release -p butterfly-daemon -p butterfly-cli
+	bench/hosts/hosts.py --namespaces --programs target/release $(QUICK_FLAG)
 
 bench-seeing: setup ## what metrics, a log of connections, a capture and a live trace cost a stream of others; QUICK=1 for a short one
 	cargo build --quiet --release -p butterfly-daemon -p butterfly-cli -p butterfly-bench
