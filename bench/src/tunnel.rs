@@ -34,10 +34,10 @@ const THERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));
 const WINDOW: u64 = 64;
 
 /// Frames that the uplink has room for: a batch of the largest ones, cut.
-const UPLINK_FRAMES: u32 = 4096;
+pub const UPLINK_FRAMES: u32 = 4096;
 
 /// MTU of the wire: inner frames of 1518 bytes fit.
-const MTU: u16 = 1600;
+pub const MTU: u16 = 1600;
 
 /// Bytes from one place of the bare copy to the next.
 const PLACE: usize = 2048;
@@ -93,7 +93,7 @@ pub fn run(quick: bool, only: &[String]) -> Result<Ratios, PeerError> {
 }
 
 /// Cycles of the counter in a nanosecond.
-fn cycles_per_ns() -> f64 {
+pub fn cycles_per_ns() -> f64 {
     let (began, start) = (std::time::Instant::now(), cycles::now());
     while began.elapsed().as_millis() < 50 {
         std::hint::spin_loop();
@@ -121,7 +121,7 @@ impl Host {
             ),
         ];
         let mut switch = Switch::new(ports, path::MAX_FLOWS, snapshot()?)?;
-        switch.set_underlay(underlay()?)?;
+        switch.set_underlay(underlay_to([THERE].into_iter())?)?;
         Ok(Host {
             guest,
             wire,
@@ -264,11 +264,16 @@ impl Host {
 
 /// A frame as the other host sends it.
 pub fn wrapped(inner: &[u8]) -> Result<Vec<u8>, PeerError> {
+    wrapped_in(inner, vni()?, THERE, 50_000)
+}
+
+/// A frame of a network as a host sends it, from that UDP port.
+pub fn wrapped_in(inner: &[u8], vni: Vni, host: IpAddr, port: u16) -> Result<Vec<u8>, PeerError> {
     let macs = (Mac([2, 0, 0, 0, 0xff, 2]), Mac([2, 0, 0, 0, 0xff, 1]));
     let ends =
-        Ends::new(THERE, HERE).ok_or_else(|| PeerError("hosts of two families".to_owned()))?;
+        Ends::new(host, HERE).ok_or_else(|| PeerError("hosts of two families".to_owned()))?;
     let mut outer = Outer::new(macs, None, ends, 64, vxlan::PORT, UdpChecksum::Zero);
-    outer.set_flow(vni()?, 50_000, 0);
+    outer.set_flow(vni, port, 0);
     let mut frame = vec![0; outer.len()];
     outer.write(&mut frame, inner.len(), 0);
     frame.extend_from_slice(inner);
@@ -299,7 +304,8 @@ fn snapshot() -> Result<Snapshot, PeerError> {
     Ok(snapshot)
 }
 
-fn underlay() -> Result<Underlay, PeerError> {
+/// All those hosts are reached by one next hop.
+pub fn underlay_to(hosts: impl Iterator<Item = IpAddr>) -> Result<Underlay, PeerError> {
     let hop = Hop {
         uplink: PortSlot::uplink(0),
         src_mac: Mac([2, 0, 0, 0, 0xff, 1]),
@@ -309,8 +315,12 @@ fn underlay() -> Result<Underlay, PeerError> {
         mtu: MTU,
         weight: 1,
     };
-    Underlay::new(Encapsulation::default(), [HERE], [(THERE, vec![hop])])
-        .map_err(|error| PeerError(error.to_string()))
+    Underlay::new(
+        Encapsulation::default(),
+        [HERE],
+        hosts.map(|host| (host, vec![hop.clone()])),
+    )
+    .map_err(|error| PeerError(error.to_string()))
 }
 
 /// One line of the table.
