@@ -141,6 +141,20 @@ impl Guest {
         }
     }
 
+    /// Has every chain be all the transmit buffers, with the frame in them: a byte in each but the
+    /// first.
+    pub fn prepare_chain(&mut self, frame: &[u8], offload: &Offload) {
+        let parts = usize::from(self.transmit.size);
+        let head = frame.len() + 1 - parts;
+        self.prepare(&frame[..head], offload);
+        for (index, byte) in (1..).zip(&frame[head..]) {
+            let at = self.transmit.buffer(index);
+            self.view.write(at, &[*byte]);
+            self.transmit.describe(&self.view, index, 1);
+        }
+        self.transmit.chain(&self.view);
+    }
+
     /// Sends as many frames as there is room for, at most `most`; `vary` may rewrite each frame's
     /// bytes through the function it is given: (offset in the frame, bytes).
     pub fn send(&mut self, most: u16, vary: impl FnMut(&mut dyn FnMut(usize, &[u8]))) -> u16 {

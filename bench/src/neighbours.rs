@@ -37,6 +37,9 @@ const ATTACKER: usize = 2;
 /// Ring entries of the attacker and of the crowd, whose buffers hold 64 KiB.
 const RING: u16 = 64;
 
+/// Descriptors of a chain of the attacker's: the most that there may be.
+const CHAIN: u16 = 1024;
+
 /// Flows that the table has room for: an attack by new connections gives up old ones all the time.
 const MAX_FLOWS: u32 = 1 << 16;
 
@@ -58,15 +61,21 @@ enum Attack {
     Broadcasts,
     /// Broadcasts of 64 KiB to the crowd.
     LargeBroadcasts,
+    /// Frames of 1,100 bytes in as many descriptors as a chain may have.
+    Chains,
+    /// First fragments of 24 bytes, each of another datagram.
+    Fragments,
 }
 
 impl Attack {
-    const ALL: [Attack; 5] = [
+    const ALL: [Attack; 7] = [
         Attack::Small,
         Attack::Connections,
         Attack::Large,
         Attack::Broadcasts,
         Attack::LargeBroadcasts,
+        Attack::Chains,
+        Attack::Fragments,
     ];
 
     fn name(self) -> &'static str {
@@ -77,6 +86,8 @@ impl Attack {
             Attack::Large => "large",
             Attack::Broadcasts => "broadcasts",
             Attack::LargeBroadcasts => "large_broadcasts",
+            Attack::Chains => "chains",
+            Attack::Fragments => "fragments",
         }
     }
 
@@ -94,8 +105,21 @@ impl Attack {
                     .gso(1448)
                     .build_with_offload()
             }
-            Attack::Quiet | Attack::Small | Attack::Connections | Attack::Broadcasts => {
-                let len = if self == Attack::Broadcasts { 1472 } else { 18 };
+            Attack::Fragments => {
+                let mut frame = ip
+                    .udp(10_000, crate::TRAFFIC_PORT)
+                    .payload(&[0x5a; 16])
+                    .build();
+                // More fragments follow, which never come.
+                frame[20] |= 0x20;
+                (frame, Offload::default())
+            }
+            _ => {
+                let len = match self {
+                    Attack::Broadcasts => 1472,
+                    Attack::Chains => 1058,
+                    _ => 18,
+                };
                 let udp = ip.udp(10_000, crate::TRAFFIC_PORT);
                 let mut frame = udp.payload(&vec![0x5a; len]).build();
                 // No checksum (RFC 768), so that the ports can be rewritten alone.
@@ -148,6 +172,8 @@ struct Scene {
     turns: Turns,
     crowd: Vec<Guest>,
     switch: Switch,
+    /// Of the attacker's datagrams in fragments.
+    datagrams: u16,
     /// Of a random sequence (xorshift).
     random: u64,
 }
@@ -159,7 +185,10 @@ impl Scene {
             flows: 1,
         };
         let mut victims = [path::guest(small)?, path::guest(small)?];
-        let mut attacker = Guest::new(RING, 65_536)?;
+        let mut attacker = match attack {
+            Attack::Chains => Guest::new(CHAIN, 128)?,
+            _ => Guest::new(RING, 65_536)?,
+        };
         let crowd: Result<Vec<Guest>, _> = (0..CROWD).map(|_| Guest::new(RING, 65_536)).collect();
         let crowd = crowd?;
         let guests = victims.iter().chain([&attacker]).chain(&crowd);
@@ -175,7 +204,10 @@ impl Scene {
             victims[1 - from].receive();
         }
         let (frame, offload) = attack.frame();
-        attacker.prepare(&frame, &offload);
+        match attack {
+            Attack::Chains => attacker.prepare_chain(&frame, &offload),
+            _ => attacker.prepare(&frame, &offload),
+        }
         let flows = match attack {
             Attack::Connections => 1_000_000,
             _ => 1,
@@ -190,16 +222,23 @@ impl Scene {
             }),
             crowd,
             switch,
+            datagrams: 0,
             random: 0x9e37_79b9_7f4a_7c15,
         })
     }
 
     /// One turn, with the attacker's ring full at its beginning; gives its cycles.
     fn turn(&mut self) -> u64 {
-        if self.attack != Attack::Quiet {
-            let turns = &mut self.turns;
-            self.attacker.send(RING, |write| turns.next(write));
-        }
+        let (turns, datagrams) = (&mut self.turns, &mut self.datagrams);
+        match self.attack {
+            Attack::Quiet => 0,
+            Attack::Chains => self.attacker.send(RING, |_| ()),
+            Attack::Fragments => self.attacker.send(RING, |write| {
+                *datagrams = datagrams.wrapping_add(1);
+                write(18, &datagrams.to_be_bytes());
+            }),
+            _ => self.attacker.send(RING, |write| turns.next(write)),
+        };
         let cycles = self.switch.turn();
         for guest in &mut self.crowd {
             guest.receive();
@@ -294,7 +333,7 @@ fn snapshot(attack: Attack) -> Result<Snapshot, PeerError> {
             network: NetworkIdx(1),
             mac: mac(nic),
             addresses: vec![guest_ip(nic).into()],
-            bypass: attack != Attack::Connections,
+            bypass: !matches!(attack, Attack::Connections | Attack::Fragments),
             ..PortConfig::clone(&victim)
         })));
     }

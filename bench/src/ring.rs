@@ -19,6 +19,9 @@ use crate::peers::PeerError;
 /// The device may write to the descriptor's buffer.
 pub const FLAG_WRITE: u16 = 2;
 
+/// The chain goes on with another descriptor.
+const FLAG_NEXT: u16 = 1;
+
 const DESCRIPTOR_LEN: usize = 16;
 const NO_INTERRUPT: u16 = 1;
 const NO_NOTIFY: u16 = 1;
@@ -131,6 +134,18 @@ impl Ring {
     pub fn describe(&self, view: &GuestView, index: u16, len: usize) {
         let at = self.descriptors_at + DESCRIPTOR_LEN * usize::from(index) + 8;
         view.write(at, &(len as u32).to_le_bytes());
+    }
+
+    /// Makes one chain of all descriptors, which every entry of the available ring names.
+    pub fn chain(&self, view: &GuestView) {
+        for index in 0..self.size {
+            let at = self.descriptors_at + DESCRIPTOR_LEN * usize::from(index) + 12;
+            if let Some(next) = index.checked_add(1).filter(|next| *next < self.size) {
+                view.write(at, &[FLAG_NEXT.to_le_bytes(), next.to_le_bytes()].concat());
+            }
+            view.word(self.avail_at + 4 + 2 * usize::from(index))
+                .store(0, Ordering::Relaxed);
+        }
     }
 
     /// Entries that are free when at least `wanted` are; else 0. The device's index is read only
