@@ -140,6 +140,7 @@ impl Hub {
                 offloads: true,
                 link_up: true,
                 pairs: 1,
+                missing_pages: Default::default(),
             };
             hub.server
                 .listen(PortKey(index), &hub.path(index), nic)

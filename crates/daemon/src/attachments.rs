@@ -12,6 +12,7 @@ use control::model::{BenchKind, Mirror, Nic, NicKind, VhostMode};
 use control::{AttachError, Attachments, NicState, OpenRequest};
 use dataplane::{PortSlot, QueueId, Switch};
 use io::bench::{BenchMode, BenchPort};
+use io::guest_memory::MissingPages;
 use io::port::Port;
 use io::tap::{TapOptions, TapPort};
 use io::trace::Trace;
@@ -39,6 +40,7 @@ pub struct HostAttachments {
     states: PortStates,
     trace_dir: PathBuf,
     sockets: NicSockets,
+    missing_pages: MissingPages,
     veths: VethNics,
     /// Who has TAP devices outlive the daemon; `None`: nobody.
     held: Option<Arc<Held>>,
@@ -134,12 +136,21 @@ impl HostAttachments {
             states,
             trace_dir,
             sockets,
+            missing_pages: MissingPages::Made,
             held,
             taps: BTreeMap::new(),
             mirrors: Mirrors::default(),
             cables: Cables::default(),
             predecessor,
         })
+    }
+
+    /// Guests whose memory has pages that are missing lose their ports by them, if that is wanted.
+    pub fn refusing_missing_pages(mut self, wanted: bool) -> HostAttachments {
+        if wanted {
+            self.missing_pages = MissingPages::Refused;
+        }
+        self
     }
 
     /// The vhost-user server, for whoever wants to look at its sessions.
@@ -228,7 +239,7 @@ impl Attachments for HostAttachments {
         match &nic.kind {
             NicKind::VhostUser => {
                 let (key, path) = (PortKey(request.slot.0), Path::new(request.path));
-                let (vhost, options) = (&self.vhost, options(request));
+                let (vhost, options) = (&self.vhost, options(request, self.missing_pages));
                 let left = self.held.as_ref();
                 let left = left.and_then(|held| held.session(nic.id.as_str()));
                 let old = self.predecessor.as_ref();
@@ -302,7 +313,10 @@ impl Attachments for HostAttachments {
             // A guest's driver reads what it is offered once, when it starts: this is for the next
             // session.
             NicKind::VhostUser => {
-                self.vhost.change(PortKey(request.slot.0), options(request));
+                self.vhost.change(
+                    PortKey(request.slot.0),
+                    options(request, self.missing_pages),
+                );
                 Ok(())
             }
             NicKind::Tap => self.reconfigure_tap(request),
@@ -369,7 +383,7 @@ fn bench_port(nic: &Nic, kind: &BenchKind) -> Result<Port, AttachError> {
     Ok(Port::Bench(Box::new(port)))
 }
 
-fn options(request: &OpenRequest<'_>) -> NicOptions {
+fn options(request: &OpenRequest<'_>, missing_pages: MissingPages) -> NicOptions {
     NicOptions {
         name: request.nic.id.to_string(),
         mac: request.nic.mac,
@@ -377,6 +391,7 @@ fn options(request: &OpenRequest<'_>) -> NicOptions {
         offloads: request.offloads,
         link_up: !request.nic.link_down,
         pairs: MAX_PAIRS,
+        missing_pages,
     }
 }
 

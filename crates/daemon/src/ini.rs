@@ -37,6 +37,7 @@ pub struct Ini {
     pub api_group: Option<String>,
     pub vhost_owner: Option<String>,
     pub vhost_group: Option<String>,
+    pub guest_memory_populated: Option<bool>,
     pub vhost_mode: Option<u32>,
     pub store: Option<PathBuf>,
     pub keeper: Option<PathBuf>,
@@ -113,6 +114,9 @@ fn set(ini: &mut Ini, section: &str, key: &str, value: &str) -> Result<(), Strin
         ("general", "vhost-group") => ini.vhost_group = Some(value.to_owned()),
         ("general", "vhost-mode") => {
             ini.vhost_mode = Some(mode(value).map_err(|e| format!("{name}: {e}"))?)
+        }
+        ("general", "guest-memory-populated") => {
+            ini.guest_memory_populated = Some(yes(&name, value)?)
         }
         ("general", "workers") => {
             ini.workers = Some(count(value).map_err(|e| format!("{name}: {e}"))?)
@@ -256,6 +260,7 @@ api-group = a
 vhost-owner = o
 vhost-group = g
 vhost-mode = 640
+guest-memory-populated = true
 store = /s
 keeper = /k
 workers = 3
@@ -306,6 +311,7 @@ audit = /var/log/butterfly/audit.json
             vhost_owner: Some("o".into()),
             vhost_group: Some("g".into()),
             vhost_mode: Some(0o640),
+            guest_memory_populated: Some(true),
             store: Some("/s".into()),
             keeper: Some("/k".into()),
             encryption_key_path: Some("/etc/butterfly/key".into()),
@@ -421,6 +427,7 @@ audit = /var/log/butterfly/audit.json
             vhost_owner: Some(_),
             vhost_group: Some(_),
             vhost_mode: Some(0o660),
+            guest_memory_populated: Some(_),
             store: Some(_),
             keeper: Some(_),
             encryption_key_path: Some(_),

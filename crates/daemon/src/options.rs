@@ -135,6 +135,10 @@ pub struct Options {
     /// umask]
     #[arg(long, value_name = "MODE", value_parser = mode)]
     pub(crate) vhost_mode: Option<u32>,
+    /// Take memory of guests only as far as its emulator has populated it (QEMU: prealloc=on): a NIC
+    /// that has the daemon use a page that is not there stops, and the daemon is never charged for it
+    #[arg(long)]
+    pub(crate) guest_memory_populated: bool,
     /// Seconds after which a thread of the daemon that does not move ends it, to be started again;
     /// 0: never
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(..=3600))]
@@ -304,6 +308,7 @@ pub struct Settings {
     pub(crate) vhost_owner: Option<String>,
     pub(crate) vhost_group: Option<String>,
     pub(crate) vhost_mode: Option<u32>,
+    pub(crate) guest_memory_populated: bool,
     /// Looks of the watchdog, a second apart, that a thread may stay in one place; 0: for ever.
     pub(crate) hang_secs: u32,
     /// Who may do what, and where it is recorded.
@@ -696,6 +701,8 @@ impl Settings {
             vhost_owner,
             vhost_group,
             vhost_mode,
+            guest_memory_populated: options.guest_memory_populated
+                || ini.guest_memory_populated.unwrap_or(false),
             hang_secs: options.hang_secs,
             access,
             audit,
@@ -985,6 +992,7 @@ mod tests {
             vhost_owner: None,
             vhost_group: None,
             vhost_mode: None,
+            guest_memory_populated: false,
             hang_secs: 10,
             access: None,
             audit: None,
@@ -1113,6 +1121,9 @@ mod tests {
                     key: Some("/k".into()),
                     ca: Some("/a".into()),
                 };
+            }),
+            (&["--guest-memory-populated"], &|s| {
+                s.guest_memory_populated = true;
             }),
             (&["--insecure-api -e tcp://*:1"], &|s| {
                 (s.insecure_api, s.v0_endpoint) = (true, Some("tcp://*:1".into()));

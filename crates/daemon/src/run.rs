@@ -260,7 +260,8 @@ async fn serve(
             predecessor: predecessor.clone(),
         },
         settings.kernel_flows,
-    )?;
+    )?
+    .refusing_missing_pages(settings.guest_memory_populated);
     let (vhost, start_gate) = (attachments.vhost(), attachments.gate());
     let left_behind = attachments.left_behind();
     let settings_of_control = control_settings(settings, uplinks.running())?;

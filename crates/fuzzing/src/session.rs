@@ -154,6 +154,7 @@ impl Vmm {
             offloads: true,
             link_up: true,
             pairs: PAIRS,
+            missing_pages: Default::default(),
         };
         Vmm {
             key,

@@ -12,8 +12,8 @@
 
 use std::os::fd::OwnedFd;
 
-pub use crate::shared_file::FileError;
 use crate::shared_file::Mapping;
+pub use crate::shared_file::{FileError, MissingPages};
 
 /// The most regions a guest may have: what QEMU announces at most as memory slots.
 pub const MAX_REGIONS: usize = 512;
@@ -129,6 +129,11 @@ unsafe impl Sync for GuestMemory {}
 impl GuestMemory {
     /// Maps all regions, or none.
     pub fn new(specs: Vec<RegionSpec>) -> Result<Self, MemoryError> {
+        GuestMemory::with(specs, MissingPages::Made)
+    }
+
+    /// The same, and what becomes of pages that are missing.
+    pub fn with(specs: Vec<RegionSpec>, missing: MissingPages) -> Result<Self, MemoryError> {
         if specs.is_empty() || specs.len() > MAX_REGIONS {
             return Err(MemoryError::Count(specs.len()));
         }
@@ -146,7 +151,7 @@ impl GuestMemory {
         let mut regions = Vec::with_capacity(specs.len());
         let mut mappings = Vec::with_capacity(specs.len());
         for spec in specs {
-            let (mapping, region) = map(spec)?;
+            let (mapping, region) = map(spec, missing)?;
             mappings.push(mapping);
             regions.push(region);
         }
@@ -158,6 +163,11 @@ impl GuestMemory {
     /// mapping: to be asked when [`lost_count`](crate::fault_guard::lost_count) has changed.
     pub(crate) fn is_lost(&self) -> bool {
         self.mappings.iter().any(Mapping::is_lost)
+    }
+
+    /// Pages that are missing are not made.
+    pub(crate) fn refuses_missing(&self) -> bool {
+        self.mappings.iter().any(Mapping::refuses_missing)
     }
 
     /// The region that a guest address is in.
@@ -232,7 +242,7 @@ fn check_overlap(what: &'static str, mut ranges: Vec<(u64, u64)>) -> Result<(), 
     Ok(())
 }
 
-fn map(spec: RegionSpec) -> Result<(Mapping, Region), MemoryError> {
+fn map(spec: RegionSpec, missing: MissingPages) -> Result<(Mapping, Region), MemoryError> {
     let RegionSpec {
         guest_addr,
         size,
@@ -240,7 +250,7 @@ fn map(spec: RegionSpec) -> Result<(Mapping, Region), MemoryError> {
         mmap_offset,
         fd,
     } = spec;
-    let mapping = Mapping::new(fd, mmap_offset, size)
+    let mapping = Mapping::new(fd, mmap_offset, size, missing)
         .map_err(|error| MemoryError::File { guest_addr, error })?;
     let region = Region {
         guest_addr,

@@ -3,14 +3,30 @@
 //!
 //! A file is taken only if it is in memory and as long as what is to be mapped of it. One that is
 //! cut short *after* that makes its pages fault: see `fault_guard`.
+//!
+//! A page of such a file that nobody has used yet is made by the kernel for who touches it first, and
+//! charged to that one. So a VMM that shares much and uses little has the daemon pay for its guest's
+//! memory; and it can give back pages at any time, which a look at the file would not tell of. With
+//! [`MissingPages::Refused`] the kernel is asked to fault instead, by userfaultfd(2): no page is ever
+//! made for us, whoever touches it, an instruction or a system call.
 
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use rustix::fs::FileType;
-use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags, UserfaultfdFlags};
 
 use crate::fault_guard::Guard;
+
+/// What becomes of a page of the file that is touched here first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum MissingPages {
+    /// The kernel makes it, and charges it to this process.
+    #[default]
+    Made,
+    /// It counts as one that was taken back: whose memory it is loses its port.
+    Refused,
+}
 
 /// Why a file was not mapped; to be read behind the name of what it was to be.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +50,9 @@ pub enum FileError {
         /// Its length in bytes.
         size: u64,
     },
+    /// The kernel does not watch for pages that are missing.
+    #[error("cannot be watched for pages that are missing (userfaultfd): {0}")]
+    Watch(std::io::Error),
     /// The kernel refused.
     #[error("cannot be mapped: {0}")]
     Map(#[from] std::io::Error),
@@ -52,13 +71,20 @@ pub(crate) struct Mapping {
     len: usize,
     /// From `addr` to what was asked for.
     skip: usize,
+    /// Watches for pages that are missing, until it is closed.
+    watch: Option<OwnedFd>,
     /// Taken out and dropped before the memory is unmapped.
     guard: Option<Guard>,
 }
 
 impl Mapping {
     /// Maps `size` bytes of a file from `offset` on, for reads and writes.
-    pub fn new(fd: OwnedFd, offset: u64, size: u64) -> Result<Mapping, FileError> {
+    pub fn new(
+        fd: OwnedFd,
+        offset: u64,
+        size: u64,
+        missing: MissingPages,
+    ) -> Result<Mapping, FileError> {
         let impossible = FileError::Size { offset, size };
         let Some(end) = offset.checked_add(size).filter(|_| size > 0) else {
             return Err(impossible);
@@ -105,12 +131,22 @@ impl Mapping {
         // SAFETY: advice about our own new mapping; a core dump of the switch must not hold a
         // guest's memory.
         let _ = unsafe { rustix::mm::madvise(addr.cast(), len, Advice::LinuxDontDump) };
-        Ok(Mapping {
+        let mut mapping = Mapping {
             addr,
             len,
             skip: (offset - from) as usize,
+            watch: None,
             guard: Some(guard),
-        })
+        };
+        if missing == MissingPages::Refused {
+            mapping.watch = Some(watch(addr, len).map_err(FileError::Watch)?);
+        }
+        Ok(mapping)
+    }
+
+    /// Pages that are missing are not made.
+    pub fn refuses_missing(&self) -> bool {
+        self.watch.is_some()
     }
 
     /// The first byte that was asked for: valid for reads and writes of as many as were, while this
@@ -138,6 +174,45 @@ impl Drop for Mapping {
             self.len
         );
     }
+}
+
+/// Has the kernel fault where a page of this mapping is missing: an instruction gets SIGBUS, a
+/// system call EFAULT. Needs no privilege. Until the descriptor is closed (userfaultfd(2),
+/// UFFD_FEATURE_SIGBUS).
+fn watch(addr: *mut u8, len: usize) -> std::io::Result<OwnedFd> {
+    /// `struct uffdio_api`, `struct uffdio_register` (linux/userfaultfd.h): what is asked for, then
+    /// what the kernel answers.
+    type Api = [u64; 3];
+    type Register = [u64; 4];
+    const UFFD_API: u64 = 0xaa;
+    const UFFD_FEATURE_MISSING_HUGETLBFS: u64 = 1 << 4;
+    const UFFD_FEATURE_MISSING_SHMEM: u64 = 1 << 5;
+    const UFFD_FEATURE_SIGBUS: u64 = 1 << 7;
+    const UFFDIO_REGISTER_MODE_MISSING: u64 = 1;
+    const UFFDIO_API: libc::Ioctl = 0xc018_aa3f_u32 as libc::Ioctl;
+    const UFFDIO_REGISTER: libc::Ioctl = 0xc020_aa00_u32 as libc::Ioctl;
+    const UFFD_USER_MODE_ONLY: u32 = 1;
+
+    let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
+    let flags = UserfaultfdFlags::from_bits_retain(flags.bits() | UFFD_USER_MODE_ONLY);
+    // SAFETY: a new descriptor does nothing by itself.
+    let fd = unsafe { rustix::mm::userfaultfd(flags) }?;
+    let ask = |number, argument: &mut [u64]| {
+        // SAFETY: the two calls below pass arrays that are as long as the structs that the kernel
+        // reads and writes for them.
+        match unsafe { libc::ioctl(fd.as_raw_fd(), number, argument.as_mut_ptr()) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        }
+    };
+    let features =
+        UFFD_FEATURE_SIGBUS | UFFD_FEATURE_MISSING_SHMEM | UFFD_FEATURE_MISSING_HUGETLBFS;
+    let mut api: Api = [UFFD_API, features, 0];
+    ask(UFFDIO_API, &mut api)?;
+    let start = addr.expose_provenance() as u64;
+    let mut register: Register = [start, len as u64, UFFDIO_REGISTER_MODE_MISSING, 0];
+    ask(UFFDIO_REGISTER, &mut register)?;
+    Ok(fd)
 }
 
 /// A page of a file on a disk or behind a network or FUSE comes when its server pleases, and until

@@ -4,8 +4,10 @@ mod common;
 
 use std::fs::File;
 
-use butterfly_io::guest_memory::{GuestMemory, MemoryError, RegionSpec};
+use butterfly_io::frame::Batch;
+use butterfly_io::guest_memory::{GuestMemory, MemoryError, MissingPages, RegionSpec};
 use butterfly_io::port::{Port, PortError};
+use butterfly_io::vhost::port::VhostPort;
 use common::*;
 use testkit::ring_driver::{Guest, GuestOptions, Shape, USER_BASE};
 use wire::offload::Offload;
@@ -15,6 +17,10 @@ fn lost() -> PortError {
         what: "the file that holds the guest's memory was cut short while it was in use".into(),
     }
 }
+
+/// Pages are given back.
+const HOLE: rustix::fs::FallocateFlags =
+    rustix::fs::FallocateFlags::PUNCH_HOLE.union(rustix::fs::FallocateFlags::KEEP_SIZE);
 
 fn truncate(guest: &Guest, len: u64) {
     let fd = guest.regions().remove(0).fd;
@@ -86,6 +92,79 @@ fn a_new_session_after_the_loss_works() {
         assert_eq!(pair.poll().error, Some(lost()));
         drop(Port::from(pair.to.port()));
     }
+}
+
+/// A VMM shares memory that it does not use: what would be made of it for the first who touches it
+/// would be charged to the switch.
+#[test]
+fn pages_that_are_missing_are_not_made_for_us() {
+    for populated in [false, true] {
+        let mut pair = Pair::with_features(PLAIN, PLAIN);
+        let file = File::from(pair.to.regions().remove(0).fd);
+        let blocks = || std::os::unix::fs::MetadataExt::blocks(&file.metadata().unwrap());
+        match populated {
+            // The rings are there, the buffers are not.
+            false => {
+                let rings = [&pair.to.receiveq, &pair.to.transmitq].map(|ring| {
+                    ring.desc_at + testkit::ring_driver::queue::Queue::bytes(ring.size)
+                });
+                let from = rings.into_iter().max().unwrap().next_multiple_of(4096) as u64;
+                let len = file.metadata().unwrap().len() - from;
+                rustix::fs::fallocate(&file, HOLE, from, len).unwrap();
+            }
+            true => {
+                let len = file.metadata().unwrap().len();
+                rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, len).unwrap();
+            }
+        }
+        let before = blocks();
+        let parts = pair.to.port_parts_with(MissingPages::Refused);
+        pair.to_port = VhostPort::new(parts).into();
+        pair.from
+            .send(&pattern(9000), Offload::default(), &Shape::whole());
+        let turn = pair.turn();
+        assert_eq!(blocks(), before, "pages were made");
+        if populated {
+            assert_eq!(turn, Turn::ok(1));
+            assert_eq!(pair.one().frame, pattern(9000));
+            continue;
+        }
+        // The copy itself is what faults: the port's next look finds it out.
+        let error = turn
+            .error
+            .or_else(|| pair.to_port.receive(&mut Batch::new()).err());
+        let Some(PortError::Broken { what }) = error else {
+            panic!("{error:?}");
+        };
+        assert!(what.contains("has no page where one was used"), "{what}");
+        assert!(pair.from_port.is_up() && !pair.to_port.is_up());
+        assert_eq!(pair.from.reclaim(), 1);
+        assert_eq!(blocks(), before, "pages were made");
+    }
+}
+
+/// A guest that sends from where nothing is, and one that gives back what was there.
+#[test]
+fn pages_that_are_given_back_are_not_made_again() {
+    let mut pair = Pair::with_features(PLAIN, PLAIN);
+    let file = File::from(pair.from.regions().remove(0).fd);
+    let parts = pair.from.port_parts_with(MissingPages::Refused);
+    pair.from_port = VhostPort::new(parts).into();
+    pair.from
+        .send(&pattern(60), Offload::default(), &Shape::whole());
+    assert_eq!(pair.turn(), Turn::ok(1));
+    pair.one();
+    pair.from
+        .send(&pattern(60), Offload::default(), &Shape::whole());
+    pair.from.transmitq.publish();
+    let len = file.metadata().unwrap().len();
+    rustix::fs::fallocate(&file, HOLE, 0, len).unwrap();
+    let blocks = || std::os::unix::fs::MetadataExt::blocks(&file.metadata().unwrap());
+    assert_eq!(blocks(), 0);
+    let errors: Vec<_> = (0..3).filter_map(|_| pair.poll().error).collect();
+    assert_eq!(errors.len(), 1, "{errors:?}");
+    assert_eq!(blocks(), 0, "pages were made");
+    assert!(pair.to_port.is_up() && !pair.from_port.is_up());
 }
 
 /// The handler is for guest memory, not a way to survive anything else.

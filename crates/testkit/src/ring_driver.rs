@@ -14,7 +14,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use io::guest_memory::{GuestMemory, RegionSpec};
+use io::guest_memory::{GuestMemory, MissingPages, RegionSpec};
 use io::guest_view::GuestView;
 use io::vhost::features;
 use io::vhost::port::{PortParts, VhostPort};
@@ -182,7 +182,13 @@ impl Guest {
 
     /// What [`port`](Guest::port) is made of, to change some of it.
     pub fn port_parts(&self) -> PortParts {
-        let memory = Arc::new(GuestMemory::new(self.regions()).expect("the guest's memory"));
+        self.port_parts_with(MissingPages::Made)
+    }
+
+    /// The same, and what becomes of pages that the guest has not used.
+    pub fn port_parts_with(&self, missing: MissingPages) -> PortParts {
+        let memory = GuestMemory::with(self.regions(), missing).expect("the guest's memory");
+        let memory = Arc::new(memory);
         let queue =
             |queue: &Queue| DeviceQueue::new(self.setup(queue, &memory)).expect("the guest's ring");
         PortParts {

@@ -29,7 +29,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use crate::guest_memory::GuestMemory;
 use crate::segment::Segment;
-use crate::shared_file::{FileError, Mapping};
+use crate::shared_file::{FileError, Mapping, MissingPages};
 use crate::vhost::virtqueue::notifier;
 
 /// Bytes of a page, whatever those of the guest or of this machine are.
@@ -53,7 +53,17 @@ unsafe impl Sync for DirtyLog {}
 impl DirtyLog {
     /// Maps a log of `size` bytes that begins at `offset` in the file.
     pub fn new(fd: OwnedFd, size: u64, offset: u64) -> Result<DirtyLog, FileError> {
-        let mapping = Mapping::new(fd, offset, size)?;
+        DirtyLog::with(fd, size, offset, MissingPages::Made)
+    }
+
+    /// The same, and what becomes of its pages that are missing.
+    pub fn with(
+        fd: OwnedFd,
+        size: u64,
+        offset: u64,
+        missing: MissingPages,
+    ) -> Result<DirtyLog, FileError> {
+        let mapping = Mapping::new(fd, offset, size, missing)?;
         Ok(DirtyLog {
             bits: mapping.host(),
             len: size,

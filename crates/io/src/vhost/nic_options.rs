@@ -2,6 +2,7 @@
 
 use wire::Mac;
 
+use crate::shared_file::MissingPages;
 use crate::vhost::limits::MAX_PAIRS;
 
 /// A NIC as its session has to know it.
@@ -21,6 +22,8 @@ pub struct NicOptions {
     /// The most queue pairs that the guest may have, 1 to [`MAX_PAIRS`]. How many it has is its
     /// VMM's choice.
     pub pairs: u16,
+    /// What becomes of pages of the guest's memory, and of its VMM's log, that nobody has used yet.
+    pub missing_pages: MissingPages,
 }
 
 impl NicOptions {

@@ -140,6 +140,7 @@ pub fn nic(name: &str) -> NicOptions {
         offloads: true,
         link_up: true,
         pairs: 1,
+        missing_pages: Default::default(),
     }
 }
 

@@ -510,13 +510,16 @@ impl Session {
         } else {
             std::mem::take(&mut self.regions)
         };
-        self.memory = Some(Arc::new(GuestMemory::new(specs)?));
+        let missing = self.nic.missing_pages;
+        self.memory = Some(Arc::new(GuestMemory::with(specs, missing)?));
         Ok(())
     }
 
     fn set_log(&mut self, spec: LogSpec) -> Result<(), Breach> {
         self.negotiated(protocol::LOG_SHMFD, request::SET_LOG_BASE)?;
-        let log = DirtyLog::new(spec.fd, spec.size, spec.offset).map_err(Breach::Log)?;
+        let missing = self.nic.missing_pages;
+        let log = DirtyLog::with(spec.fd, spec.size, spec.offset, missing);
+        let log = log.map_err(Breach::Log)?;
         self.unplug_all();
         self.rings().for_each(RingState::memory_changed);
         self.log = Some(Log {
