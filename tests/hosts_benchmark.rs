@@ -26,10 +26,12 @@ const SHORT: [&str; 9] = [
 ];
 const WITHIN: Duration = Duration::from_secs(240);
 
+type Body = fn() -> Result<()>;
+
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials: [(&str, fn() -> Result<()>); 3] = trials![
+    let trials: [(&str, Body); 3] = trials![
         two_namespaces_are_measured,
         hosts_and_guests_are_measured_over_ssh,
         what_cannot_be_is_refused,
@@ -240,9 +242,9 @@ fn benchmark(options: &[&str], folder: &Path) -> Result<String> {
 /// What a run ends with has a figure of that name.
 fn figure(measured: &str, name: &str) -> Result<f64> {
     let pairs = measured.lines().last().unwrap_or_default().split(' ');
-    let value = pairs.filter_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
+    let mut value = pairs.filter_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
     let value = value
-        .last()
+        .next_back()
         .ok_or_else(|| format!("no {name} in\n{measured}"))?;
     said(value.parse())
 }
