@@ -21,6 +21,7 @@ fn main() {
         ("tutorial_two_hosts", || tutorial("two-hosts")),
         ("tutorial_a_router", || tutorial("router")),
         ("tutorial_a_balancer_with_bgp", || tutorial("balancer")),
+        ("tutorial_coming_back", || tutorial("crash")),
     ])
 }
 
