@@ -2,11 +2,14 @@
 //! calls of their engines and of the router's thread, each of which may wait for the kernel.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use control::model::{Feature, Mode};
 use control::{Features, InterfaceStatus};
 use health::{Check, CheckError, Programs};
+use rustix::net::netdevice::name_to_index;
+use rustix::net::{AddressFamily, SocketType};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
@@ -22,6 +25,40 @@ pub struct HostFeatures {
     /// Told when a check may be due earlier than was thought.
     pub due: Arc<Notify>,
     pub began: Instant,
+    /// While the daemon starts, an interface that is declared and not there is waited for: the
+    /// service may start before it. Later it is refused: its name is most likely a mistake.
+    pub starting: Arc<AtomicBool>,
+}
+
+impl HostFeatures {
+    /// Has a feature take an interface when it comes, if the daemon starts and it is not there.
+    fn wait_for(
+        &mut self,
+        feature: Feature,
+        name: &str,
+        mode: Option<Mode>,
+    ) -> Result<Option<InterfaceStatus>, String> {
+        // Uplinks are joined whenever they come.
+        let waits = feature != Feature::Uplink && self.starting.load(Ordering::Relaxed);
+        if !waits || is_there(name) {
+            return Ok(None);
+        }
+        let waiting = InterfaceStatus {
+            name: name.to_owned(),
+            mode: None,
+            why: "it is not there yet".to_owned(),
+            asked: mode,
+        };
+        tracing::info!("waiting for the interface {name}, which is not there");
+        self.restore(feature, name, Some(waiting.clone()))?;
+        // It may have come before anybody watched for it.
+        Ok((!is_there(name)).then_some(waiting))
+    }
+}
+
+fn is_there(interface: &str) -> bool {
+    let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::DGRAM, None);
+    socket.is_ok_and(|socket| name_to_index(&socket, interface).is_ok())
 }
 
 impl Features for HostFeatures {
@@ -47,6 +84,9 @@ impl Features for HostFeatures {
         name: &str,
         mode: Option<Mode>,
     ) -> Result<InterfaceStatus, String> {
+        if let Some(waiting) = self.wait_for(feature, name, mode)? {
+            return Ok(waiting);
+        }
         match feature {
             Feature::Balancer => self.engine.add_interface(name, mode),
             Feature::Router => {

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -12,8 +13,6 @@ use control::{Controller, NicState};
 use dataplane::Switch;
 use dataplane::flow::FlowMemory;
 use io::vhost::{PortKey, Server};
-use rustix::net::netdevice::name_to_index;
-use rustix::net::{AddressFamily, SocketType};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
@@ -71,9 +70,6 @@ const FLOOD_GROUPS_V6: uplink::Groups = uplink::Groups {
 };
 /// The largest packet of NICs when nothing says another one.
 const DEFAULT_MTU: u16 = 1500;
-/// How long the start waits for each interface that options name. A service may start before them;
-/// this long a try also keeps systemd from giving up (StartLimitBurst in the unit).
-const THERE_WITHIN: Duration = Duration::from_secs(8);
 /// How long calls that are running may take when the daemon stops.
 const GRACE: Duration = Duration::from_millis(300);
 
@@ -283,6 +279,7 @@ async fn serve(
     );
     let router = Arc::new(router?);
     let due = Arc::new(Notify::new());
+    let starting = Arc::new(AtomicBool::new(true));
     let features = HostFeatures {
         engine: engine.clone(),
         router: router.clone(),
@@ -290,6 +287,7 @@ async fn serve(
         programs: programs.clone(),
         due: due.clone(),
         began: Instant::now(),
+        starting: starting.clone(),
     };
     let controller = Controller::new(settings_of_control, Box::new(attachments), switch.clone())
         .with_features(Box::new(features));
@@ -348,6 +346,7 @@ async fn serve(
         .start(&settings.sflow, settings.sflow_rate, app.clone())?;
     let events = app.control().subscribe();
     take_interfaces(settings, &app).await?;
+    starting.store(false, Ordering::Relaxed);
 
     let mut tasks = JoinSet::new();
     tasks.spawn(states.deliver(app.clone(), tell_port));
@@ -775,8 +774,8 @@ async fn load(
 }
 
 /// Takes the interfaces that services are balanced on, those that transit packets are forwarded
-/// between, and those that join this host to others. One that cannot be had is no reason to go on
-/// without it.
+/// between, and those that join this host to others. One that is not there is taken when it comes;
+/// one that is there and cannot be had is no reason to go on without it.
 async fn take_interfaces(settings: &Settings, app: &Arc<App>) -> Result<(), String> {
     let balanced = settings.balance_interfaces.iter();
     let balanced = balanced.map(|name| (Feature::Balancer, name.clone()));
@@ -792,11 +791,6 @@ async fn take_interfaces(settings: &Settings, app: &Arc<App>) -> Result<(), Stri
             Feature::Router => "--router",
             Feature::Uplink => "--uplink",
         };
-        // Uplinks are joined whenever they come.
-        if feature != Feature::Uplink && !is_there(&name) {
-            tracing::info!("waiting for the interface {name}, which is not there");
-            lock::within(THERE_WITHIN, || is_there(&name));
-        }
         let interface = Interface::new(&name, None);
         let taken = interface.and_then(|one| app.control().add_interface(feature, one));
         taken.map(drop).map_err(|why| format!("{option}: {why}"))
@@ -804,11 +798,6 @@ async fn take_interfaces(settings: &Settings, app: &Arc<App>) -> Result<(), Stri
     let taken = tokio::task::spawn_blocking(move || all.into_iter().try_for_each(take));
     let taken = taken.await;
     taken.map_err(|_| "taking the interfaces that options name panicked")?
-}
-
-fn is_there(interface: &str) -> bool {
-    let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::DGRAM, None);
-    socket.is_ok_and(|socket| name_to_index(&socket, interface).is_ok())
 }
 
 fn worker_options(settings: &Settings, states: &PortStates, breaks: Breaks) -> WorkerOptions {

@@ -316,20 +316,28 @@ async fn interfaces_are_there_after_a_kill_and_those_of_options_are_the_options(
     let daemon = daemon.killed_and_started_again(&store.args());
     let now = config(&mut daemon.v1().await).await;
     assert_eq!((routed(&now), ids(&now)), (vec![two.to_owned()], vec!["a"]));
-    // One that is not there any more is no reason not to start, and is not forgotten.
+    // One that is not there any more is no reason not to start, is not forgotten, and is taken
+    // when it comes.
     let killed = daemon.killed();
     drop(_cable);
     let daemon = Daemon::start_in(killed.0, killed.1, &store.args());
     let now = config(&mut daemon.v1().await).await;
-    assert_eq!((routed(&now), ids(&now)), (vec![], vec!["a"]));
-    assert!(
-        daemon.log().contains("this stays stored, and is not made"),
-        "{}",
-        daemon.log()
-    );
+    assert_eq!((routed(&now), ids(&now)), (vec![two.to_owned()], vec!["a"]));
+    let waits = format!("waiting for the interface {two}");
+    assert!(daemon.log().contains(&waits), "{}", daemon.log());
     let _cable = Cable::lay().unwrap();
-    let daemon = daemon.killed_and_started_again(&store.args());
-    assert_eq!(routed(&config(&mut daemon.v1().await).await), [two]);
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    let mut router = daemon.router().await;
+    loop {
+        let request = v1::ListRouterInterfacesRequest {};
+        let listed = within(router.list_router_interfaces(request)).await;
+        let listed = listed.unwrap().into_inner().interfaces;
+        if listed[0].mode != v1::XdpMode::Unspecified as i32 {
+            break;
+        }
+        assert!(std::time::Instant::now() < until, "{listed:?}");
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
 }
 
 #[tokio::test]

@@ -155,8 +155,10 @@ impl Engine {
         name: &str,
         before: Option<InterfaceStatus>,
     ) -> Result<(), String> {
-        let Some(running) = self.running() else {
-            return Ok(());
+        let running = match (self.running(), &before) {
+            (Some(running), _) => running,
+            (None, None) => return Ok(()),
+            (None, Some(_)) => self.start()?,
         };
         let door = lock(&self.door);
         lock(&running.interfaces).restore(name, before, &running, door.as_deref())

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use api::v0::Messages;
 use api::v1::butterfly_client::ButterflyClient;
+use api::v1::router_client::RouterClient;
 use io::vhost::features::{EVENT_IDX, MRG_RXBUF, PROTOCOL_FEATURES, VERSION_1};
 use prost::Message;
 use tempfile::TempDir;
@@ -272,9 +273,17 @@ impl Daemon {
 
     /// A v1 client.
     pub async fn v1(&self) -> ButterflyClient<Channel> {
+        ButterflyClient::new(self.channel().await)
+    }
+
+    pub async fn router(&self) -> RouterClient<Channel> {
+        RouterClient::new(self.channel().await)
+    }
+
+    async fn channel(&self) -> Channel {
         let channel =
             Endpoint::from_shared(format!("unix://{}", self.path("v1.sock").display())).unwrap();
-        ButterflyClient::new(within(channel.connect()).await.unwrap())
+        within(channel.connect()).await.unwrap()
     }
 }
 
