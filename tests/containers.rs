@@ -15,11 +15,12 @@ type Body = fn() -> Result<()>;
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials: [(&str, Body); 9] = trials![
+    let trials: [(&str, Body); 10] = trials![
         a_container_has_its_interface_with_addresses_and_routes,
         what_the_rules_say_passes_and_nothing_else,
         segments_pass_whole,
         a_namespace_that_goes_breaks_the_nic_and_heals_it_when_it_returns,
+        the_same_document_heals_a_container_that_has_lost_its_interface,
         other_values_reach_the_container,
         a_deleted_nic_leaves_nothing,
         a_daemon_that_was_killed_leaves_no_way_to_the_host,
@@ -282,6 +283,41 @@ fn a_namespace_that_goes_breaks_the_nic_and_heals_it_when_it_returns() -> Result
     add(&daemon, 2, &again.pid().to_string(), "--replace")?;
     container.ok("ping -q -c 1 -W 2 10.2.0.2")?;
     Ok(())
+}
+
+fn the_same_document_heals_a_container_that_has_lost_its_interface() -> Result<()> {
+    let (left, _right, daemon) = two()?;
+    daemon.cli("sg rule add c2 --ip-proto icmp")?;
+    left.ok("ping -q -c 1 -W 2 10.2.0.2")?;
+    let file = daemon.dir().join("host.json");
+    std::fs::write(&file, daemon.cli("config")?).map_err(|e| e.to_string())?;
+    let apply = |options: &str| daemon.cli(&format!("apply {} {options}", file.display()));
+    assert_eq!(apply("")?, "", "nothing is broken");
+    // A namespace that is a process's is not tried again unasked.
+    left.ok("ip link del dev eth0")?;
+    wait_for("the NIC to be broken", PATIENCE, || {
+        Ok(state(&daemon, "c1")?.0.ends_with("BROKEN").then_some(()))
+    })?;
+    let why = state(&daemon, "c1")?.1;
+    assert_eq!(apply("--dry-run")?, format!("would heal nic c1: {why}\n"));
+    check(
+        state(&daemon, "c1")?.0.ends_with("BROKEN"),
+        "it was not tried",
+    )?;
+    let json: Value =
+        serde_json::from_str(&daemon.cli(&format!("--json apply {} --dry-run", file.display()))?)
+            .map_err(|e| e.to_string())?;
+    assert_eq!(json["healed"][0]["nic"], "c1", "{json}");
+    assert_eq!(apply("")?, format!("healed nic c1: {why}\n"));
+    left.ok("ping -q -c 1 -W 2 10.2.0.2")?;
+    assert_eq!(apply("")?, "");
+    // With the container gone there is nothing to heal it with.
+    drop(left);
+    wait_for("the NIC to be broken", PATIENCE, || {
+        Ok(state(&daemon, "c1")?.0.ends_with("BROKEN").then_some(()))
+    })?;
+    let says = apply("")?;
+    check(says.starts_with("nic c1 is still broken: "), &says)
 }
 
 fn other_values_reach_the_container() -> Result<()> {

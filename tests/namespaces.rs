@@ -14,7 +14,7 @@ use testkit::{PATIENCE, Result, wait_for};
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials: [(&str, Body); 9] = trials![
+    let trials: [(&str, Body); 10] = trials![
         ping_by_rule,
         iperf3_tcp_passes_unsegmented,
         iperf3_udp_loses_nothing_at_a_low_rate,
@@ -22,6 +22,7 @@ fn main() {
         offloads_off_in_the_kernel,
         larger_frames_with_a_larger_mtu,
         a_deleted_nic_takes_its_device_with_it,
+        a_device_that_went_with_its_namespace_is_made_again,
         tcp_keeps_to_what_its_nic_may_send,
         tcp_keeps_to_what_its_nic_may_be_sent,
     ];
@@ -325,4 +326,28 @@ fn a_deleted_nic_takes_its_device_with_it(pair: &Pair) -> Result<()> {
         process::run(&["ip", "link"])?.matches("bf-left").count() == 0,
         "and has not come back to the host",
     )
+}
+
+fn a_device_that_went_with_its_namespace_is_made_again(pair: &Pair) -> Result<()> {
+    let daemon = &pair.daemon;
+    let file = daemon.dir().join("host.json");
+    std::fs::write(&file, daemon.cli("config")?).map_err(|e| e.to_string())?;
+    let apply = |options: &str| daemon.cli(&format!("apply {} {options}", file.display()));
+    process::run(&["kill", "-9", &pair.left.pid().to_string()])?;
+    let why = wait_for("the NIC to be broken", PATIENCE, || {
+        let status = daemon.json("nic details left")?[0].clone();
+        let broken = status["state"]
+            .as_str()
+            .is_some_and(|state| state.ends_with("BROKEN"));
+        Ok(broken.then(|| status["detail"].as_str().unwrap_or_default().to_owned()))
+    })?;
+    assert_eq!(apply("-n")?, format!("would heal nic left: {why}\n"));
+    assert_eq!(apply("")?, format!("healed nic left: {why}\n"));
+    assert_eq!(apply("")?, "", "once");
+    // It is here, for the next container, and works there.
+    let again = Namespace::new()?;
+    let addresses = ["10.1.0.1/24", "fd01::1/64"];
+    again.adopt("bf-left", "52:54:00:00:01:01", &addresses)?;
+    daemon.cli("sg rule add right --ip-proto icmp")?;
+    again.ok("ping -q -c 1 -W 2 10.1.0.2").map(drop)
 }

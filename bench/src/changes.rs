@@ -282,7 +282,7 @@ impl Attachments for Nowhere {
         Ok(())
     }
 
-    fn close(&mut self, _: &Nic, _: PortSlot) {}
+    fn close(&mut self, _: &[(Arc<Nic>, PortSlot)]) {}
 
     fn trace(&mut self, _: &Nic, _: &str) -> Result<Option<io::trace::Trace>, AttachError> {
         Ok(None)

@@ -130,6 +130,11 @@ impl Veths {
         self.all.get(&key)?.near
     }
 
+    /// The name of the host's end of one.
+    pub fn name(&self, key: u32) -> Option<&str> {
+        Some(&self.all.get(&key)?.wanted.near)
+    }
+
     /// The program's maps of flows; none before the first pair, and where it forwards none. The
     /// error is a sentence.
     pub fn flow_maps(&self) -> Option<Result<FlowMaps, String>> {
@@ -183,14 +188,15 @@ impl Veths {
         state
     }
 
-    /// Removes one; its TAP device is the caller's.
-    pub fn close(&mut self, key: u32) {
-        if let Some(mut veth) = self.all.remove(&key) {
-            self.unmake(&mut veth);
-            if let Some(cables) = &self.cables {
-                cables.forget(veth.tap);
-            }
+    /// Forgets one: from now on nothing passes. What is left to be removed is the caller's, its TAP
+    /// device and the pair, of which this is the index of the host's end.
+    pub fn close(&mut self, key: u32) -> Option<u32> {
+        let veth = self.all.remove(&key)?;
+        if let Some(cables) = &self.cables {
+            veth.near.into_iter().for_each(|near| cables.forget(near));
+            cables.forget(veth.tap);
         }
+        veth.near
     }
 
     /// Looks whether one is there, and tries to make it if not. `None`: there is none of this

@@ -193,6 +193,22 @@ pub struct OpenRequest<'a> {
 #[error("{0}")]
 pub struct AttachError(pub String);
 
+/// What goes on when the operation that has begun it is over: to be waited for by whoever has asked
+/// for the operation, once others have the controller again.
+pub struct Ending(Box<dyn FnOnce() + Send>);
+
+impl Ending {
+    /// `wait` returns when it is over.
+    pub fn new(wait: impl FnOnce() + Send + 'static) -> Ending {
+        Ending(Box::new(wait))
+    }
+
+    /// Returns when it is over.
+    pub fn wait(self) {
+        (self.0)();
+    }
+}
+
 /// Where guests are attached.
 pub trait Attachments: Send {
     /// Makes the socket, interface or bench and lets the worker have its port under `slot`. May be
@@ -200,9 +216,16 @@ pub trait Attachments: Send {
     /// is.
     fn open(&mut self, request: &OpenRequest<'_>) -> Result<(), AttachError>;
 
-    /// Ends what `open` made: the worker gives the port back, the socket goes. Called when no
-    /// snapshot in force knows the slot any more, or to undo `open` when a later step failed.
-    fn close(&mut self, nic: &Nic, slot: PortSlot);
+    /// Ends what `open` made for these NICs: workers give the ports back, sockets go, and the slots
+    /// may be others' when this returns. What takes the kernel long, the removal of an interface,
+    /// may go on: [`Attachments::ending`]. Called when no snapshot in force knows the slots any
+    /// more, or to undo `open` when a later step failed.
+    fn close(&mut self, gone: &[(Arc<Nic>, PortSlot)]);
+
+    /// What goes on of all that was closed since this was last asked. `None`: nothing does.
+    fn ending(&mut self) -> Option<Ending> {
+        None
+    }
 
     /// The NIC keeps its attachment, and its MAC, its MTU, its link or (bench and veth only) its
     /// addresses changed, or where a veth leads to. What a guest that is connected learns of it is the implementation's matter; a guest
@@ -212,11 +235,11 @@ pub trait Attachments: Send {
         let _ = request;
     }
 
-    /// How the attachment of a NIC is now, where that is known without waiting for a guest: one that
-    /// is broken is tried again first. `None`: it is not known. Does nothing by default.
-    fn heal(&mut self, request: &OpenRequest<'_>) -> Option<NicState> {
-        let _ = request;
-        None
+    /// How the attachments of these NICs are now, in their order, where that is known without
+    /// waiting for a guest: what is broken is tried again first. `None`: it is not known. Does
+    /// nothing by default.
+    fn heal(&mut self, requests: &[OpenRequest<'_>]) -> Vec<Option<NicState>> {
+        vec![None; requests.len()]
     }
 
     /// Starts a packet trace of the NIC in the file `path`. `None` when this implementation writes

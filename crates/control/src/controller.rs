@@ -3,6 +3,7 @@
 //! that. Reading is in `read.rs`.
 
 mod groups;
+mod heal;
 mod interfaces;
 mod nics;
 mod overlay;
@@ -12,12 +13,13 @@ mod services;
 mod trace;
 mod underlay;
 
+pub use heal::Healed;
 pub use overlay::{HostStatus, NetworkStatus};
 pub use trace::{GroupVerdict, Miss};
 pub use underlay::Reach;
 
 use crate::attach::{
-    AttachError, Attachments, DataPlane, DataPlaneError, HostSettings, OpenRequest,
+    AttachError, Attachments, DataPlane, DataPlaneError, Ending, HostSettings, OpenRequest,
 };
 use crate::compile::Work;
 use crate::diff::Diff;
@@ -344,9 +346,9 @@ impl Controller {
             let services = self.checks.now(&self.state.services);
             left.extend(self.features.balance(&services).err());
         }
-        for entry in made.opened.iter().rev() {
-            self.attachments.close(&entry.nic, entry.slot);
-        }
+        let opened = made.opened.into_iter().rev();
+        let opened: Vec<_> = opened.map(|entry| (entry.nic, entry.slot)).collect();
+        self.attachments.close(&opened);
         match left.is_empty() {
             true => error,
             false => Error::HalfUndone {
@@ -359,6 +361,7 @@ impl Controller {
     /// Closes the attachments that nobody needs any more, and tells those that stay of their new
     /// values.
     fn close_and_reconfigure(&mut self, staged: &Staged) {
+        let mut gone = Vec::new();
         for (old, new) in staged.nics.values() {
             let Some(old) = old else { continue };
             match new {
@@ -375,9 +378,16 @@ impl Controller {
                         self.attachments.reconfigure(&request(&self.settings, new));
                     }
                 }
-                _ => self.attachments.close(&old.nic, old.slot),
+                _ => gone.push((old.nic.clone(), old.slot)),
             }
         }
+        self.attachments.close(&gone);
+    }
+
+    /// What goes on of the operations since this was last asked, to be waited for when nobody else
+    /// has to wait for the controller. `None`: nothing does.
+    pub fn take_ending(&mut self) -> Option<Ending> {
+        self.attachments.ending()
     }
 
     /// What is opened must not be open still for another NIC: closing the old would then take the

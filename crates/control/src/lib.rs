@@ -44,10 +44,13 @@ mod stats;
 #[cfg(test)]
 mod tests;
 
-pub use attach::{AttachError, Attachments, DataPlane, DataPlaneError, HostSettings, OpenRequest};
+pub use attach::{
+    AttachError, Attachments, DataPlane, DataPlaneError, Ending, HostSettings, OpenRequest,
+};
 pub use compile::Work;
 pub use controller::{
-    Changed, Controller, GroupVerdict, HostStatus, Miss, NetworkStatus, NicStatus, Reach, Status,
+    Changed, Controller, GroupVerdict, Healed, HostStatus, Miss, NetworkStatus, NicStatus, Reach,
+    Status,
 };
 pub use diff::{
     BindingChange, Diff, FieldChange, GroupChange, GroupDiff, HostChange, InterfaceChange,

@@ -1,6 +1,7 @@
 //! What the APIs work on: the controller behind its lock, the log's level, the workers, and the
 //! request to stop.
 
+use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -57,6 +58,36 @@ impl Changing<'_> {
     }
 }
 
+/// The controller, held. When it is let go, others have it first; then whoever had it waits for what
+/// goes on of their operation (an interface's removal).
+pub struct ControlGuard<'a>(Option<MutexGuard<'a, Controller>>);
+
+const HELD: &str = "held until it is dropped";
+
+impl Deref for ControlGuard<'_> {
+    type Target = Controller;
+
+    fn deref(&self) -> &Controller {
+        self.0.as_ref().expect(HELD)
+    }
+}
+
+impl DerefMut for ControlGuard<'_> {
+    fn deref_mut(&mut self) -> &mut Controller {
+        self.0.as_mut().expect(HELD)
+    }
+}
+
+impl Drop for ControlGuard<'_> {
+    fn drop(&mut self) {
+        let ending = self.take_ending();
+        drop(self.0.take());
+        if let Some(ending) = ending {
+            ending.wait();
+        }
+    }
+}
+
 impl Operations {
     /// `clock`: Unix seconds.
     pub fn new(controller: Controller, log: LogControl, clock: fn() -> u64) -> Operations {
@@ -93,19 +124,19 @@ impl Operations {
 
     /// The controller, for one operation of the daemon's own. It waits for the workers: not to be called on a runtime's
     /// thread without `spawn_blocking`, and never by a worker.
-    pub fn control(&self) -> MutexGuard<'_, Controller> {
+    pub fn control(&self) -> ControlGuard<'_> {
         self.control_by(Author::Daemon)
     }
 
     /// The controller, for one operation of this author's; as [`control`](Operations::control).
-    pub fn control_by(&self, author: Author) -> MutexGuard<'_, Controller> {
+    pub fn control_by(&self, author: Author) -> ControlGuard<'_> {
         // An operation stages its changes on a copy, so one that panicked left the state as it was.
         let mut controller = self
             .controller
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         controller.set_author(author);
-        controller
+        ControlGuard(Some(controller))
     }
 
     /// The time, Unix seconds.
@@ -171,7 +202,7 @@ impl App {
     }
 
     /// [`Operations::control`].
-    pub fn control(&self) -> MutexGuard<'_, Controller> {
+    pub fn control(&self) -> ControlGuard<'_> {
         self.operations.control()
     }
 

@@ -1,15 +1,17 @@
 //! What NICs attach to: vhost-user sockets, TAP devices, containers' interfaces ([`veths`]), bench
 //! ports and trace files, made for the controller and handed to the workers.
 
+mod removals;
 pub mod veths;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use control::model::{BenchKind, Mirror, Nic, NicKind, VhostMode};
-use control::{AttachError, Attachments, NicState, OpenRequest};
+use control::{AttachError, Attachments, Ending, NicState, OpenRequest};
 use dataplane::{PortSlot, QueueId, Switch};
 use io::bench::{BenchMode, BenchPort};
 use io::guest_memory::MissingPages;
@@ -26,17 +28,24 @@ use crate::start_gate::StartGate;
 use crate::states::PortStates;
 use crate::unix_socket::NicSockets;
 use crate::upgrade::Predecessor;
+use removals::{Removal, Removals};
 use veths::{VethHandle, VethNics};
 
 /// The largest MTU the kernel gives a TAP device: 65535 with the Ethernet header
 /// (tun_net_initialize).
 const TAP_MTU_MAX: u16 = u16::MAX - 14;
 
+/// How long a guest's rings that run again are looked at, and how often: long enough for its worker
+/// to find out that the guest still lies.
+const LOOKS: u32 = 5;
+const LOOK: Duration = Duration::from_millis(2);
+
 /// The daemon's side of every attachment. Dropping it, and what [`vhost`](Self::vhost) gave, closes
 /// all sockets.
 pub struct HostAttachments {
     vhost: Arc<Server>,
     workers: Arc<StartGate>,
+    switch: Arc<Switch>,
     states: PortStates,
     trace_dir: PathBuf,
     sockets: NicSockets,
@@ -51,6 +60,7 @@ pub struct HostAttachments {
     cables: Cables,
     /// The daemon whose place this one is to take.
     predecessor: Option<Arc<Predecessor>>,
+    removals: Removals,
 }
 
 /// Who has had attachments before this process, and who has them after it.
@@ -127,16 +137,18 @@ impl HostAttachments {
         Ok(HostAttachments {
             veths: VethNics::new(
                 states.clone(),
-                switch,
+                switch.clone(),
                 socket_dir.display().to_string(),
                 kernel_flows,
             ),
             vhost: Arc::new(vhost),
             workers,
+            switch,
             states,
             trace_dir,
             sockets,
             missing_pages: MissingPages::Made,
+            removals: Removals::new(held.clone()),
             held,
             taps: BTreeMap::new(),
             mirrors: Mirrors::default(),
@@ -190,6 +202,55 @@ impl HostAttachments {
     /// Where all ports wait until it is opened.
     pub fn gate(&self) -> Arc<StartGate> {
         self.workers.clone()
+    }
+
+    /// A new device for a NIC, or the one that a daemon before has left.
+    fn open_tap(&self, request: &OpenRequest<'_>) -> Result<TapPort, AttachError> {
+        self.removals.wait_for(&[request.path]);
+        let options = tap_options(request, request.path);
+        match &self.held {
+            Some(held) => held.tap(&options),
+            None => TapPort::open(&options).map_err(|e| AttachError(e.to_string())),
+        }
+    }
+
+    fn heal_tap(&mut self, request: &OpenRequest<'_>) -> NicState {
+        let broken = |e: &dyn std::fmt::Display| NicState::Broken(e.to_string());
+        let port = match self.workers.detach(request.slot.into()) {
+            Ok(port) => port,
+            Err(e) => return broken(&e),
+        };
+        let port = match port {
+            Some(Port::Tap(tap)) if tap.broken().is_none() => Port::Tap(tap),
+            gone => match self.open_tap(request) {
+                Ok(tap) => Port::Tap(tap),
+                Err(e) => {
+                    // It is there to be tried again, and says why it is broken.
+                    if let Some(gone) = gone {
+                        let _ = self.workers.attach(request.slot.into(), gone);
+                    }
+                    return broken(&e);
+                }
+            },
+        };
+        match self.workers.attach(request.slot.into(), port) {
+            Ok(()) => NicState::Up,
+            Err(e) => broken(&e),
+        }
+    }
+
+    /// What workers have found wrong with these NICs since their rings ran again.
+    fn look_at_rings(&self, slots: &[PortSlot]) -> BTreeMap<u32, String> {
+        let mut broken = BTreeMap::new();
+        for _ in 0..LOOKS {
+            for &slot in slots {
+                let ports = self.switch.ports(Some(slot)).unwrap_or_default();
+                let why = ports.into_iter().find_map(|(_, port)| port.ring?.broken);
+                broken.extend(why.map(|why| (slot.0, why)));
+            }
+            std::thread::sleep(LOOK);
+        }
+        broken
     }
 
     /// Ports that are up for as long as they are there.
@@ -256,15 +317,13 @@ impl Attachments for HostAttachments {
                 opened.map_err(|e| AttachError(e.to_string()))
             }
             NicKind::Tap => {
-                let options = tap_options(request, request.path);
-                let tap = match &self.held {
-                    Some(held) => held.tap(&options)?,
-                    None => TapPort::open(&options).map_err(|e| AttachError(e.to_string()))?,
-                };
+                let tap = self.open_tap(request)?;
                 let attached = self.attach(request.slot, Port::Tap(tap));
                 match (&attached, &self.held) {
-                    (Ok(()), _) => drop(self.taps.insert(request.slot.0, options.name)),
-                    (Err(_), Some(held)) => held.release(&options.name),
+                    (Ok(()), _) => {
+                        self.taps.insert(request.slot.0, request.path.to_owned());
+                    }
+                    (Err(_), Some(held)) => held.release(request.path),
                     (Err(_), None) => (),
                 }
                 attached
@@ -272,13 +331,16 @@ impl Attachments for HostAttachments {
             NicKind::Veth(veth) => {
                 let refuse = |e: &dyn std::fmt::Display| AttachError(e.to_string());
                 let options = tap_options(request, &veths::tap_name(request.path));
+                self.removals.wait_for(&[request.path, &options.name]);
                 let tap = self.cable(request.slot, &options)?;
                 let opened = self.veths.open(request, veth).map_err(|e| refuse(&e));
                 let attached = opened.and_then(|state| {
                     let attached = self.attach(request.slot, Port::Tap(tap));
-                    attached
-                        .map(|()| state)
-                        .inspect_err(|_| self.veths.close(request.slot))
+                    attached.map(|()| state).inspect_err(|_| {
+                        let near = self.veths.close(request.slot);
+                        self.removals
+                            .begin(vec![removal(request.path, None, near, None)]);
+                    })
                 });
                 let state =
                     attached.inspect_err(|_| drop(self.cables().remove(&request.slot.0)))?;
@@ -289,23 +351,43 @@ impl Attachments for HostAttachments {
         }
     }
 
-    fn close(&mut self, nic: &Nic, slot: PortSlot) {
-        match nic.kind {
-            NicKind::VhostUser => {
-                self.vhost.close(PortKey(slot.0));
-            }
-            // Dropping the port removes the device. A worker that is gone has dropped it already.
-            NicKind::Tap | NicKind::Bench(_) => drop(self.workers.detach(slot.into())),
-            NicKind::Veth(_) => {
-                self.veths.close(slot);
-                self.cables().remove(&slot.0);
-                drop(self.workers.detach(slot.into()));
+    fn close(&mut self, gone: &[(Arc<Nic>, PortSlot)]) {
+        let mut queues = Vec::new();
+        for (nic, slot) in gone {
+            match nic.kind {
+                NicKind::VhostUser => drop(self.vhost.close(PortKey(slot.0))),
+                _ => queues.push(QueueId::from(*slot)),
             }
         }
-        if let (Some(interface), Some(held)) = (self.taps.remove(&slot.0), &self.held) {
-            held.release(&interface);
+        // Workers that are gone have dropped their ports already.
+        let ports = self.workers.detach_all(&queues).unwrap_or_default();
+        let mut ports: BTreeMap<u32, Port> = ports
+            .into_iter()
+            .map(|(queue, port)| (queue.slot.0, port))
+            .collect();
+        let mut removals = Vec::new();
+        for (nic, slot) in gone {
+            let port = ports.remove(&slot.0);
+            match nic.kind {
+                NicKind::VhostUser | NicKind::Bench(_) => (),
+                NicKind::Tap => {
+                    let name = self.taps.remove(&slot.0);
+                    let held = name.clone().filter(|_| self.held.is_some());
+                    removals.push(removal(&name.unwrap_or_default(), port, None, held));
+                }
+                NicKind::Veth(_) => {
+                    let (name, near) = (self.veths.name(*slot), self.veths.close(*slot));
+                    self.cables().remove(&slot.0);
+                    removals.push(removal(&name.unwrap_or_default(), port, near, None));
+                }
+            }
+            self.states.forget(&slot.0);
         }
-        self.states.forget(&slot.0);
+        self.removals.begin(removals);
+    }
+
+    fn ending(&mut self) -> Option<Ending> {
+        self.removals.ending()
     }
 
     fn reconfigure(&mut self, request: &OpenRequest<'_>) {
@@ -334,11 +416,30 @@ impl Attachments for HostAttachments {
         }
     }
 
-    fn heal(&mut self, request: &OpenRequest<'_>) -> Option<NicState> {
-        match request.nic.kind {
+    fn heal(&mut self, requests: &[OpenRequest<'_>]) -> Vec<Option<NicState>> {
+        // What was left of before is no news: whoever breaks again says so again.
+        requests
+            .iter()
+            .for_each(|request| self.states.forget(&request.slot.0));
+        let again = |request: &OpenRequest<'_>| match request.nic.kind {
             NicKind::Veth(_) => self.veths.heal(request.slot),
-            _ => None,
+            NicKind::Tap => Some(self.heal_tap(request)),
+            NicKind::VhostUser => self.vhost.retry(PortKey(request.slot.0)).map(told),
+            NicKind::Bench(_) => None,
+        };
+        let mut states: Vec<_> = requests.iter().map(again).collect();
+        let is_ring = |request: &&OpenRequest<'_>| request.nic.kind == NicKind::VhostUser;
+        let rings = requests.iter().filter(is_ring).map(|request| request.slot);
+        let rings: Vec<PortSlot> = rings.collect();
+        if !rings.is_empty() {
+            let mut broken = self.look_at_rings(&rings);
+            for (request, state) in requests.iter().zip(&mut states) {
+                if let Some(why) = broken.remove(&request.slot.0) {
+                    *state = Some(NicState::Broken(why));
+                }
+            }
         }
+        states
     }
 
     fn trace(&mut self, nic: &Nic, path: &str) -> Result<Option<Trace>, AttachError> {
@@ -353,6 +454,17 @@ impl Attachments for HostAttachments {
             .begin(nic, mirror)
             .map(Some)
             .map_err(AttachError)
+    }
+}
+
+/// What goes of a NIC whose interface has this name here.
+fn removal(name: &str, port: Option<Port>, near: Option<u32>, held: Option<String>) -> Removal {
+    let tap = near.map(|_| veths::tap_name(name));
+    Removal {
+        names: [name.to_owned()].into_iter().chain(tap).collect(),
+        port,
+        near,
+        held,
     }
 }
 
@@ -419,14 +531,17 @@ impl PortSink for Sink {
     }
 
     fn state(&self, key: PortKey, state: PortState) {
-        let state = match state {
-            // A VMM without a running driver moves no frame: for users that is a guest that is not
-            // there.
-            PortState::Disconnected | PortState::Connected => NicState::Down,
-            PortState::Up => NicState::Up,
-            PortState::Broken(why) => NicState::Broken(why),
-        };
-        self.states.leave(key.0, state);
+        self.states.leave(key.0, told(state));
+    }
+}
+
+fn told(state: PortState) -> NicState {
+    match state {
+        // A VMM without a running driver moves no frame: for users that is a guest that is not
+        // there.
+        PortState::Disconnected | PortState::Connected => NicState::Down,
+        PortState::Up => NicState::Up,
+        PortState::Broken(why) => NicState::Broken(why),
     }
 }
 

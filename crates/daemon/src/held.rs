@@ -235,7 +235,7 @@ impl Held {
 
     /// A device goes, unless the daemon does.
     pub fn release(&self, interface: &str) {
-        if self.staying.load(Ordering::Acquire) {
+        if self.is_staying() {
             return;
         }
         if let Err(e) = self.keeper.release(&name(interface)) {
@@ -318,6 +318,11 @@ impl Held {
         }
     }
 
+    /// Nothing goes any more: the next daemon finds all.
+    pub fn is_staying(&self) -> bool {
+        self.staying.load(Ordering::Acquire)
+    }
+
     /// From now on nothing goes: the next daemon finds all as it is.
     pub fn stay(&self) {
         self.staying.store(true, Ordering::Release);
@@ -339,7 +344,7 @@ impl SessionKeeper for Held {
     }
 
     fn ended(&self, nic: &str) {
-        if !self.staying.load(Ordering::Acquire) {
+        if !self.is_staying() {
             SessionKeeper::release(self, nic);
         }
     }

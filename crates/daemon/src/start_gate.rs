@@ -60,6 +60,21 @@ impl StartGate {
         }
     }
 
+    /// [`Switch::detach_all`], also of what waits.
+    pub fn detach_all(&self, queues: &[QueueId]) -> Result<Vec<(QueueId, Port)>, WorkerGone> {
+        let mut waiting = self.lock();
+        match &mut *waiting {
+            Some(ports) => {
+                let take = |&queue: &QueueId| Some((queue, ports.remove(&queue)?));
+                Ok(queues.iter().filter_map(take).collect())
+            }
+            None => {
+                drop(waiting);
+                self.switch.detach_all(queues)
+            }
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Option<Ports>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }

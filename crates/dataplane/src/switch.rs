@@ -359,6 +359,25 @@ impl Switch {
         Ok(port.map(|port| *port))
     }
 
+    /// Takes all of these ports away from their workers, as [`detach`](Self::detach) does one: those
+    /// that were there.
+    pub fn detach_all(&self, gone: &[QueueId]) -> Result<Vec<(QueueId, Port)>, WorkerGone> {
+        let mut queues = self.queues();
+        let mut asked = Vec::with_capacity(gone.len());
+        for &queue in gone {
+            if let Some(assigned) = queues.remove(&queue) {
+                let detach = |answer| Command::Detach(queue, answer);
+                asked.push((queue, self.workers[assigned.worker].ask_silently(detach)));
+            }
+        }
+        self.workers.iter().for_each(|worker| worker.bell.ring());
+        let mut ports = Vec::with_capacity(asked.len());
+        for (queue, answer) in asked {
+            ports.extend(answer.wait()?.map(|port| (queue, *port)));
+        }
+        Ok(ports)
+    }
+
     /// Gives a queue to another worker, between two batches. False when there is no such queue or
     /// worker; true also when that worker has it.
     pub fn move_queue(&self, queue: QueueId, to: usize) -> Result<bool, WorkerGone> {

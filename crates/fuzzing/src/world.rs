@@ -127,17 +127,19 @@ impl Attachments for World {
         Ok(())
     }
 
-    fn close(&mut self, _: &Nic, slot: PortSlot) {
+    fn close(&mut self, gone: &[(Arc<Nic>, PortSlot)]) {
         let mut world = self.lock();
-        world.open.remove(&slot.0).expect("closed what is not open");
-        let in_force = world
-            .in_force
-            .as_ref()
-            .and_then(|s| s.ports.get(slot.0 as usize)?.clone());
-        assert!(
-            in_force.is_none(),
-            "{slot:?} closed while a snapshot in force has it"
-        );
+        for (_, slot) in gone {
+            world.open.remove(&slot.0).expect("closed what is not open");
+            let in_force = world
+                .in_force
+                .as_ref()
+                .and_then(|s| s.ports.get(slot.0 as usize)?.clone());
+            assert!(
+                in_force.is_none(),
+                "{slot:?} closed while a snapshot in force has it"
+            );
+        }
     }
 
     fn trace(&mut self, _: &Nic, path: &str) -> Result<Option<Trace>, AttachError> {

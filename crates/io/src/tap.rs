@@ -76,6 +76,17 @@ impl TapPort {
         self.kick_fd()
     }
 
+    /// The interface's index, if it is in the network namespace of this thread. `None`: it is
+    /// elsewhere, or gone, or the kernel does not say.
+    pub fn index_here(&self) -> Option<u32> {
+        device::index_here(self.fd.as_ref()?).ok().flatten()
+    }
+
+    /// Why the device is gone, if it is.
+    pub fn broken(&self) -> Option<&str> {
+        self.broken.as_deref()
+    }
+
     fn of(device: device::Device, options: &TapOptions) -> TapPort {
         let all = Accepts {
             uso: device.uso,

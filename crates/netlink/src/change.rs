@@ -3,6 +3,7 @@
 //!
 //! Each request is acknowledged by the kernel before its call returns.
 
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -230,6 +231,36 @@ impl Changes {
     pub fn remove(&mut self, index: u32) -> Result<(), Error> {
         let done = self.done("remove an interface", |sequence| {
             Request::new(RTM_DELLINK, NLM_F_ACK, sequence, &ifinfomsg(index, 0, 0)).finish()
+        });
+        missing_is_fine(done)
+    }
+
+    /// Removes interfaces of this namespace, as [`remove`](Changes::remove) does one, and all
+    /// together: the kernel waits once for all that may still use them, and not for each. They go
+    /// as a group of interfaces whose number is made up, so that nobody else's are in it.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn remove_all(&mut self, indices: &[u32]) -> Result<(), Error> {
+        if let [index] = indices {
+            return self.remove(*index);
+        }
+        if indices.is_empty() {
+            return Ok(());
+        }
+        // 1 << 30 of them, and none that people choose.
+        let random = RandomState::new().hash_one(indices);
+        let group = (1 << 30 | random as u32 & ((1 << 30) - 1)).to_ne_bytes();
+        for index in indices {
+            let done = self.set(*index, "group interfaces", 0, 0, |request| {
+                request.with(IFLA_GROUP, &group)
+            });
+            missing_is_fine(done)?;
+        }
+        let done = self.done("remove a group of interfaces", |sequence| {
+            Request::new(RTM_DELLINK, NLM_F_ACK, sequence, &ifinfomsg(0, 0, 0))
+                .with(IFLA_GROUP, &group)
+                .finish()
         });
         missing_is_fine(done)
     }

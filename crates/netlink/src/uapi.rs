@@ -59,6 +59,7 @@ pub const IFLA_MASTER: u16 = 10;
 pub const IFLA_LINKINFO: u16 = 18;
 pub const IFLA_IFALIAS: u16 = 20;
 pub const IFLA_AF_SPEC: u16 = 26;
+pub const IFLA_GROUP: u16 = 27;
 pub const IFLA_NET_NS_FD: u16 = 28;
 pub const IFLA_NUM_TX_QUEUES: u16 = 31;
 pub const IFLA_NUM_RX_QUEUES: u16 = 32;

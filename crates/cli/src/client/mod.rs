@@ -282,12 +282,12 @@ impl Client {
         }
     }
 
-    /// Makes the configuration this one; what differed.
+    /// Makes the configuration this one; what differed, and what was broken.
     pub async fn apply(
         &mut self,
         config: proto::Config,
         dry_run: bool,
-    ) -> Result<Vec<proto::Change>, Error> {
+    ) -> Result<proto::ApplyResponse, Error> {
         self.only_v1("apply")?.apply(config, dry_run).await
     }
 

@@ -242,31 +242,27 @@ impl V1 {
         &mut self,
         revision: u64,
         dry_run: bool,
-    ) -> Result<Vec<proto::Change>, Error> {
+    ) -> Result<proto::ApplyResponse, Error> {
         let request = proto::RollbackRequest { revision, dry_run };
-        Ok(self
-            .ask("Rollback", request, async |grpc, request| {
-                grpc.rollback(request).await
-            })
-            .await?
-            .changes)
+        self.ask("Rollback", request, async |grpc, request| {
+            grpc.rollback(request).await
+        })
+        .await
     }
 
     pub async fn apply(
         &mut self,
         config: proto::Config,
         dry_run: bool,
-    ) -> Result<Vec<proto::Change>, Error> {
+    ) -> Result<proto::ApplyResponse, Error> {
         let request = proto::ApplyRequest {
             config: Some(config),
             dry_run,
         };
-        Ok(self
-            .ask("Apply", request, async |grpc, request| {
-                grpc.apply(request).await
-            })
-            .await?
-            .changes)
+        self.ask("Apply", request, async |grpc, request| {
+            grpc.apply(request).await
+        })
+        .await
     }
 
     pub async fn watch(&mut self, snapshot: bool) -> Result<Streaming<proto::Event>, Error> {

@@ -27,6 +27,9 @@ The file holds a butterfly.v1.Config of proto/butterfly/v1/butterfly.proto, in J
 What is not in it is deleted, but for the parts `balancer` and `router`: a file without them leaves the load balancer's
 services and the interfaces of both as they are, one with them, even if empty, makes them exactly these; a `balancer` without
 `interfaces` leaves its interfaces. What changes is printed: + is new, ~ is changed, - is deleted.
+A NIC that is broken is tried again, whether the file changes it or not: a TAP device that went with its namespace is made
+anew, a container's interface is made again, a guest's rings that were stopped go on. That is printed too: `healed nic a:` and
+what was wrong.
 A file that would delete more than ten things of a kind and a tenth of them, or an empty one that would delete anything, is
 refused without --prune: it is most likely not the file that was meant.
 
@@ -60,7 +63,7 @@ impl ApplyArgs {
             .map_err(|error| Error::Usage(format!("{file} is no configuration: {error}")))?;
         let client = session.client().await?;
         if !self.dry_run && !self.prune {
-            let planned = client.apply(config.clone(), true).await?;
+            let planned = client.apply(config.clone(), true).await?.changes;
             if planned
                 .iter()
                 .any(|change| change.action() == Action::Delete)
@@ -73,25 +76,60 @@ impl ApplyArgs {
                 }
             }
         }
-        let changes = session.client().await?.apply(config, self.dry_run).await?;
-        show(session, &changes, self.dry_run)
+        let applied = session.client().await?.apply(config, self.dry_run).await?;
+        show(session, &applied, self.dry_run)
     }
 }
 
-/// Prints what changes, or would.
-pub fn show(session: &mut Session, changes: &[v1::Change], dry_run: bool) -> Result<(), Error> {
+/// Prints what changes and what is tried again, or would.
+pub fn show(
+    session: &mut Session,
+    applied: &v1::ApplyResponse,
+    dry_run: bool,
+) -> Result<(), Error> {
     if session.out.json {
-        let changes: Vec<_> = changes
-            .iter()
-            .map(|change| json::full("Change", change))
-            .collect();
+        let healed = applied.healed.iter();
+        let healed: Vec<_> = healed.map(|one| json::full("Healed", one)).collect();
+        let changes = changes_json(&applied.changes);
         return session
             .out
-            .value(&json!({ "dry_run": dry_run, "changes": changes }));
+            .value(&json!({ "dry_run": dry_run, "changes": changes, "healed": healed }));
+    }
+    show_changes(session, &applied.changes)?;
+    applied
+        .healed
+        .iter()
+        .try_for_each(|healed| session.out.text(&healed_line(healed, dry_run)))
+}
+
+/// Prints what would change, or would have.
+pub fn show_changes(session: &mut Session, changes: &[v1::Change]) -> Result<(), Error> {
+    if session.out.json {
+        let changes = changes_json(changes);
+        return session
+            .out
+            .value(&json!({ "dry_run": true, "changes": changes }));
     }
     changes
         .iter()
         .try_for_each(|change| session.out.text(&lines(change)))
+}
+
+fn changes_json(changes: &[v1::Change]) -> Vec<serde_json::Value> {
+    let each = changes.iter();
+    each.map(|change| json::full("Change", change)).collect()
+}
+
+/// What has become of a broken NIC, or is to.
+fn healed_line(healed: &v1::Healed, dry_run: bool) -> String {
+    let v1::Healed {
+        nic, was, detail, ..
+    } = healed;
+    match healed.state() {
+        _ if dry_run => format!("would heal nic {nic}: {was}"),
+        v1::PortState::Broken => format!("nic {nic} is still broken: {detail}"),
+        _ => format!("healed nic {nic}: {was}"),
+    }
 }
 
 /// Things of one kind that may be deleted without being asked for, however few there are.
@@ -206,6 +244,35 @@ pub fn lines(change: &v1::Change) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_healed_is_said() {
+        let healed = |state: v1::PortState| v1::Healed {
+            nic: "a".into(),
+            was: "TAP interface 'a' was removed".into(),
+            state: state.into(),
+            detail: "an interface of that name exists".into(),
+        };
+        for (state, dry_run, says) in [
+            (
+                v1::PortState::Up,
+                false,
+                "healed nic a: TAP interface 'a' was removed",
+            ),
+            (
+                v1::PortState::Broken,
+                false,
+                "nic a is still broken: an interface of that name exists",
+            ),
+            (
+                v1::PortState::Broken,
+                true,
+                "would heal nic a: TAP interface 'a' was removed",
+            ),
+        ] {
+            assert_eq!(healed_line(&healed(state), dry_run), says);
+        }
+    }
 
     #[test]
     fn a_slip_does_not_delete_much() {

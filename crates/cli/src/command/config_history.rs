@@ -132,21 +132,21 @@ impl DiffArgs {
             None => {
                 let newest = client.revisions(1).await?;
                 let Some(newest) = newest.first() else {
-                    return config::show(session, &[], true);
+                    return config::show_changes(session, &[]);
                 };
                 (newest.number - 1, Some(newest.number))
             }
         };
         let changes = client.diff_revisions(from, to.unwrap_or(0)).await?;
-        config::show(session, &changes, true)
+        config::show_changes(session, &changes)
     }
 }
 
 impl RollbackArgs {
     async fn run(self, session: &mut Session) -> Result<(), Error> {
         let client = session.client().await?.only_v1("config rollback")?;
-        let changes = client.roll_back(self.revision, self.dry_run).await?;
-        config::show(session, &changes, self.dry_run)
+        let applied = client.roll_back(self.revision, self.dry_run).await?;
+        config::show(session, &applied, self.dry_run)
     }
 }
 

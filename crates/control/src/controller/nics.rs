@@ -1,6 +1,6 @@
 //! Operations on NICs.
 
-use super::{Controller, NicStatus, request};
+use super::{Controller, NicStatus};
 use crate::diff::{self, Diff};
 use crate::error::Error;
 use crate::model::{Nic, NicId, NicUpdate};
@@ -13,17 +13,8 @@ impl Controller {
     pub fn put_nic(&mut self, nic: Nic) -> Result<NicStatus, Error> {
         let id = nic.id.clone();
         self.commit(vec![Change::PutNic(Box::new(nic))], false)?;
-        self.heal(&id)?;
+        self.heal_one(&id)?;
         self.nic(&id)
-    }
-
-    /// Has the state of a NIC be what it is now, and tries again to make what is broken.
-    fn heal(&mut self, id: &NicId) -> Result<(), Error> {
-        let entry = self.entry(id)?.clone();
-        if let Some(state) = self.attachments.heal(&request(&self.settings, &entry)) {
-            self.port_state(entry.slot, state);
-        }
-        Ok(())
     }
 
     /// Makes a NIC be as given; the same content again changes nothing. One of that id that has

@@ -1,6 +1,7 @@
 //! A whole declared configuration: shown, tried, applied, all or nothing.
 
 use super::world::*;
+use crate::NicState;
 use crate::model::{Direction, Group, Nic, Peer, Rule};
 
 #[test]
@@ -228,4 +229,68 @@ fn another_order_of_rules_or_members_is_a_change_of_nothing_else() {
     more.rules.insert(1, rule(Direction::Egress, "::/0"));
     controller.put_group(more.clone()).unwrap();
     assert_eq!(*of(&controller), more);
+}
+
+#[test]
+fn what_is_broken_is_tried_again_and_said() {
+    let (mut controller, shared) = controller();
+    let both = || config(vec![nic("a", 1, &[]), nic("b", 2, &[])], vec![]);
+    let diff = controller.apply(both(), false).unwrap();
+    let broken = |why: &str| NicState::Broken(why.to_owned());
+    assert_eq!(controller.heal(&diff, false), []);
+    for (id, why) in [("b", "it went"), ("a", "it lies")] {
+        let slot = controller.nic(&nic_id(id)).unwrap().slot;
+        controller.port_state(slot, broken(why));
+    }
+    shared.log();
+    let healed = |controller: &mut crate::Controller, dry_run| {
+        let diff = controller.apply(both(), dry_run).unwrap();
+        assert!(diff.is_empty());
+        let healed = controller.heal(&diff, dry_run);
+        let each = healed
+            .into_iter()
+            .map(|one| (one.nic.to_string(), one.was, one.state));
+        each.collect::<Vec<_>>()
+    };
+    let a = |state| ("a".to_owned(), "it lies".to_owned(), state);
+    let b = |state| ("b".to_owned(), "it went".to_owned(), state);
+    assert_eq!(
+        healed(&mut controller, true),
+        [a(broken("it lies")), b(broken("it went"))]
+    );
+    assert_eq!(shared.log(), [] as [&str; 0], "a dry run tries nothing");
+    // Of what would go nothing is to be healed.
+    let gone = controller.apply(config(vec![], vec![]), true).unwrap();
+    assert_eq!(controller.heal(&gone, true), []);
+
+    shared.world().heals.insert("b".to_owned(), NicState::Up);
+    let mut events = controller.subscribe();
+    // Of `a` its world does not know anything.
+    assert_eq!(
+        healed(&mut controller, false),
+        [a(broken("it lies")), b(NicState::Up)]
+    );
+    assert_eq!(shared.log(), ["heal a", "heal b"]);
+    assert!(events.try_recv().is_ok(), "it is told");
+    assert!(events.try_recv().is_err(), "once");
+    assert_eq!(controller.nic(&nic_id("b")).unwrap().state, NicState::Up);
+    assert_eq!(healed(&mut controller, false), [a(broken("it lies"))]);
+}
+
+#[test]
+fn what_goes_on_of_an_operation_is_given_out_once() {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
+    let (mut controller, shared) = controller();
+    controller
+        .apply(config(vec![nic("a", 1, &[])], vec![]), false)
+        .unwrap();
+    assert!(controller.take_ending().is_none());
+    let over = Arc::new(AtomicBool::new(false));
+    shared.world().ending = Some(over.clone());
+    controller.apply(config(vec![], vec![]), false).unwrap();
+    let ending = controller.take_ending().unwrap();
+    assert!(controller.take_ending().is_none());
+    ending.wait();
+    assert!(over.load(std::sync::atomic::Ordering::Relaxed));
 }

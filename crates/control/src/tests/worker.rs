@@ -34,9 +34,11 @@ impl Attachments for Host {
         Ok(())
     }
 
-    fn close(&mut self, nic: &Nic, slot: PortSlot) {
-        self.peers.lock().unwrap().remove(nic.id.as_str());
-        assert!(self.switch.detach(slot.into()).unwrap().is_some());
+    fn close(&mut self, gone: &[(Arc<Nic>, PortSlot)]) {
+        for (nic, slot) in gone {
+            self.peers.lock().unwrap().remove(nic.id.as_str());
+            assert!(self.switch.detach((*slot).into()).unwrap().is_some());
+        }
     }
 
     fn trace(&mut self, _nic: &Nic, _path: &str) -> Result<Option<Trace>, AttachError> {

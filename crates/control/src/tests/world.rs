@@ -2,8 +2,9 @@
 //! data plane that keeps every snapshot. Either refuses when told to.
 
 use crate::attach::{
-    AttachError, Attachments, DataPlane, DataPlaneError, HostSettings, OpenRequest,
+    AttachError, Attachments, DataPlane, DataPlaneError, Ending, HostSettings, OpenRequest,
 };
+use crate::event::NicState;
 use crate::model::{Config, Direction, Group, GroupId, Nic, NicId, Peer, Ports, Rule, RuleMatch};
 use crate::{Controller, Error};
 use dataplane::counters::{PortCounters, RuleCounters};
@@ -12,6 +13,7 @@ use dataplane::snapshot::{PortConfig, PortSlot, PortUid, RuleSlot, Snapshot};
 use io::trace::Trace;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 #[derive(Default)]
@@ -23,6 +25,10 @@ pub struct World {
     /// Paths that cannot be opened.
     pub refused: BTreeSet<String>,
     pub refuse_publish: bool,
+    /// What becomes of a broken NIC that is tried again, by its id.
+    pub heals: HashMap<String, NicState>,
+    /// Something goes on of what was closed: set when somebody has waited for it.
+    pub ending: Option<Arc<AtomicBool>>,
     pub snapshots: Vec<Arc<Snapshot>>,
     pub ports: HashMap<u32, PortCounters>,
     pub rules: HashMap<u32, RuleCounters>,
@@ -39,6 +45,20 @@ impl Shared {
     /// The log since it was last asked for.
     pub fn log(&self) -> Vec<String> {
         std::mem::take(&mut self.world().log)
+    }
+
+    fn close_one(&mut self, nic: &Nic, slot: PortSlot) {
+        let mut world = self.world();
+        world.log.push(format!("close {}", nic.id));
+        world.open.remove(&slot.0).expect("closed what is not open");
+        let in_force = world
+            .snapshots
+            .last()
+            .and_then(|s| s.ports.get(slot.0 as usize).cloned().flatten());
+        assert!(
+            in_force.is_none(),
+            "slot {slot:?} closed while a snapshot in force has it"
+        );
     }
 }
 
@@ -61,18 +81,23 @@ impl Attachments for Shared {
         Ok(())
     }
 
-    fn close(&mut self, nic: &Nic, slot: PortSlot) {
+    fn close(&mut self, gone: &[(Arc<Nic>, PortSlot)]) {
+        gone.iter()
+            .for_each(|(nic, slot)| self.close_one(nic, *slot));
+    }
+
+    fn ending(&mut self) -> Option<Ending> {
+        let ending = self.world().ending.take()?;
+        Some(Ending::new(move || ending.store(true, Ordering::Relaxed)))
+    }
+
+    fn heal(&mut self, requests: &[OpenRequest<'_>]) -> Vec<Option<NicState>> {
         let mut world = self.world();
-        world.log.push(format!("close {}", nic.id));
-        world.open.remove(&slot.0).expect("closed what is not open");
-        let in_force = world
-            .snapshots
-            .last()
-            .and_then(|s| s.ports.get(slot.0 as usize).cloned().flatten());
-        assert!(
-            in_force.is_none(),
-            "slot {slot:?} closed while a snapshot in force has it"
-        );
+        let heal = requests.iter().map(|request| {
+            world.log.push(format!("heal {}", request.nic.id));
+            world.heals.get(request.nic.id.as_str()).cloned()
+        });
+        heal.collect()
     }
 
     fn reconfigure(&mut self, request: &OpenRequest<'_>) {

@@ -32,7 +32,7 @@ impl Attachments for Nowhere {
     fn open(&mut self, _: &OpenRequest<'_>) -> Result<(), AttachError> {
         Ok(())
     }
-    fn close(&mut self, _: &Nic, _: PortSlot) {}
+    fn close(&mut self, _: &[(Arc<Nic>, PortSlot)]) {}
     fn trace(&mut self, _: &Nic, _: &str) -> Result<Option<Trace>, AttachError> {
         Ok(None)
     }

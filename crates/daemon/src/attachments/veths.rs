@@ -165,13 +165,19 @@ impl VethNics {
         Some(state)
     }
 
-    /// Removes the container's interface.
-    pub fn close(&mut self, slot: PortSlot) {
+    /// The name of the host's end of one, if there is one or was.
+    pub fn name(&self, slot: PortSlot) -> Option<String> {
+        let watched = self.shared.lock();
+        watched.veths.as_ref()?.name(slot.0).map(str::to_owned)
+    }
+
+    /// Nothing passes any more by the container's interface. The index of its end on the host, which
+    /// is to be removed.
+    pub fn close(&mut self, slot: PortSlot) -> Option<u32> {
         let mut watched = self.shared.lock();
-        if let Some(veths) = &mut watched.veths {
-            veths.close(slot.0);
-        }
+        let near = watched.veths.as_mut().and_then(|veths| veths.close(slot.0));
         self.shared.tell_switch(&mut watched, slot.0);
+        near
     }
 
     fn start(&mut self) -> Result<(), String> {

@@ -1,7 +1,6 @@
 //! From what the workers know of connections to what people call them.
 
 use std::collections::HashMap;
-use std::sync::MutexGuard;
 
 use api::v1;
 use api::v1::flow_record::Kind;
@@ -11,6 +10,7 @@ use dataplane::flow::{FlowEvent, FlowNews};
 use dataplane::{PortUid, RuleSlot};
 use wire::Vni;
 
+use crate::app::ControlGuard;
 use crate::v1::render;
 
 /// NICs that are remembered, those that are gone among them.
@@ -33,7 +33,7 @@ impl Names {
     pub fn name<'a>(
         &mut self,
         events: &[FlowEvent],
-        control: &dyn Fn() -> MutexGuard<'a, Controller>,
+        control: &dyn Fn() -> ControlGuard<'a>,
     ) -> Vec<v1::FlowRecord> {
         let uids = |event: &FlowEvent| [event.initiator.uid, event.responder.uid];
         let mut all = events.iter().flat_map(uids);

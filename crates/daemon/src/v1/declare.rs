@@ -2,7 +2,7 @@
 //! step.
 
 use api::v1;
-use control::Diff;
+use control::{Diff, Healed};
 
 use super::{convert, render};
 use crate::access::{Permitted, Refusal};
@@ -12,7 +12,7 @@ pub fn config(control: &Permitted) -> v1::Config {
     render::config(&control.config())
 }
 
-/// Makes all parts that are given what is given.
+/// Makes all parts that are given what is given, and tries again what is broken.
 ///
 /// # Errors
 /// A part is not well-formed, too large or impossible, or the caller has not the whole host; nothing
@@ -24,13 +24,16 @@ pub fn apply(
 ) -> Result<v1::ApplyResponse, Refusal> {
     let control = control.whole()?;
     let config = convert::config(config, control.settings())?;
-    Ok(answer(&control.apply(config, dry_run)?))
+    let diff = control.apply(config, dry_run)?;
+    let healed = control.heal(&diff, dry_run);
+    Ok(answer(&diff, &healed))
 }
 
 /// What an operation on the whole configuration changes.
-pub fn answer(diff: &Diff) -> v1::ApplyResponse {
+pub fn answer(diff: &Diff, healed: &[Healed]) -> v1::ApplyResponse {
     v1::ApplyResponse {
         changes: render::changes(diff),
         bindings: diff.bindings.len() as u64,
+        healed: healed.iter().map(render::healed).collect(),
     }
 }

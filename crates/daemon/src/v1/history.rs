@@ -65,6 +65,9 @@ pub fn roll_back(
     request: &v1::RollbackRequest,
 ) -> Result<v1::ApplyResponse, Status> {
     let stored = stored(app)?;
-    let diff = stored.roll_back(control.whole()?, request.revision, request.dry_run);
-    Ok(declare::answer(&diff.map_err(refused)?))
+    let control = control.whole()?;
+    let diff = stored.roll_back(control, request.revision, request.dry_run);
+    let diff = diff.map_err(refused)?;
+    let healed = control.heal(&diff, request.dry_run);
+    Ok(declare::answer(&diff, &healed))
 }

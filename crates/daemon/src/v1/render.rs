@@ -13,7 +13,7 @@ use control::model::{
     BenchKind, Config, Direction, Feature, Group, GroupId, Limit, Limits, Mirror, MirrorKind, Nic,
     NicId, NicKind, Peer, Removal, Rule, RuleMatch, Veth, VhostMode,
 };
-use control::{Diff, FieldChange, GroupDiff, NicDiff, NicState, NicStatus};
+use control::{Diff, FieldChange, GroupDiff, Healed, NicDiff, NicState, NicStatus};
 
 use crate::{balancer, router};
 
@@ -171,6 +171,17 @@ pub fn port_state(state: &NicState) -> (v1::PortState, String) {
         NicState::Down => (v1::PortState::Down, String::new()),
         NicState::Up => (v1::PortState::Up, String::new()),
         NicState::Broken(why) => (v1::PortState::Broken, why.clone()),
+    }
+}
+
+/// A NIC that was tried again.
+pub fn healed(healed: &Healed) -> v1::Healed {
+    let (state, detail) = port_state(&healed.state);
+    v1::Healed {
+        nic: healed.nic.to_string(),
+        was: healed.was.clone(),
+        state: state.into(),
+        detail,
     }
 }
 

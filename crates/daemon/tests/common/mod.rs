@@ -249,6 +249,11 @@ impl Daemon {
 
     /// Waits until the daemon has ended; how, and after how long.
     pub fn wait(&mut self) -> (ExitStatus, Duration) {
+        self.wait_within(PATIENCE)
+    }
+
+    /// The same, for one that may take longer.
+    pub fn wait_within(&mut self, patience: Duration) -> (ExitStatus, Duration) {
         let started = Instant::now();
         loop {
             let status = self.child.0.as_mut().unwrap().try_wait().unwrap();
@@ -258,7 +263,7 @@ impl Daemon {
                 return (status, started.elapsed());
             }
             assert!(
-                started.elapsed() < PATIENCE,
+                started.elapsed() < patience,
                 "the daemon does not end; log:\n{}",
                 self.log()
             );

@@ -192,13 +192,33 @@ pub(super) fn reconfigure(
     set().map_err(step("setting its MTU"))
 }
 
-/// A socket in the network namespace where the device is.
-fn socket_beside(fd: &OwnedFd) -> io::Result<OwnedFd> {
+/// The index of a device that is in this thread's network namespace; `None`: it is in another.
+pub(super) fn index_here(fd: &OwnedFd) -> io::Result<Option<u32>> {
+    let place = |stat: rustix::fs::Stat| (stat.st_dev, stat.st_ino);
+    let there = place(rustix::fs::fstat(namespace(fd)?)?);
+    if there != place(rustix::fs::stat("/proc/thread-self/ns/net")?) {
+        return Ok(None);
+    }
+    let mut current = request("");
+    ioctl(fd, libc::TUNGETIFF, &mut current)?;
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None)?;
+    ioctl(&socket, libc::SIOCGIFINDEX, &mut current)?;
+    // SAFETY: SIOCGIFINDEX has filled `ifru_ifindex`, which any bits are valid for anyway.
+    Ok(u32::try_from(unsafe { current.ifr_ifru.ifru_ifindex }).ok())
+}
+
+/// The network namespace where the device is.
+fn namespace(fd: &OwnedFd) -> io::Result<OwnedFd> {
     // SAFETY: TUNGETDEVNETNS takes no argument.
     let namespace = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNGETDEVNETNS, 0) };
     check(namespace)?;
     // SAFETY: the call has just made this descriptor, and nobody else knows it.
-    let namespace = unsafe { OwnedFd::from_raw_fd(namespace) };
+    Ok(unsafe { OwnedFd::from_raw_fd(namespace) })
+}
+
+/// A socket in the network namespace where the device is.
+fn socket_beside(fd: &OwnedFd) -> io::Result<OwnedFd> {
+    let namespace = namespace(fd)?;
     let thread = std::thread::Builder::new().name("tap".to_owned());
     let there = thread.spawn(move || {
         // This thread alone, which ends at once.

@@ -15,6 +15,7 @@ use crate::vhost::protocol::channel::{self, Channel, ChannelError};
 use crate::vhost::protocol::message::{FDS_MAX, MessageError, Problem, Reader};
 use crate::vhost::protocol::saved::{LeftError, Saved};
 use crate::vhost::protocol::session::Session;
+use crate::vhost::protocol::sink::PortState;
 use sys::poll::{Interest, Poller};
 
 /// Reads from one VMM, of a message each at most, before the others have their turn.
@@ -162,6 +163,11 @@ impl Connection {
     /// Gives the workers what they had.
     pub fn give_ports(&mut self) {
         self.session.give_ports();
+    }
+
+    /// [`Session::retry`].
+    pub fn retry(&mut self) -> PortState {
+        self.session.retry()
     }
 
     /// Something has come on the channel to the VMM.

@@ -186,6 +186,12 @@ impl RingState {
         self.fault = None;
     }
 
+    /// A ring that was stopped for a fault may run again, from where it stopped.
+    pub fn retry(&mut self) {
+        self.fault = None;
+        self.misplaced = false;
+    }
+
     /// SET_VRING_ENABLE.
     pub fn enable(&mut self, enabled: bool) {
         self.turned_off = self.enabled && !enabled;

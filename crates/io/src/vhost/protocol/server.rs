@@ -29,7 +29,7 @@ use crate::vhost::protocol::listener::{Listener, SocketFile};
 use crate::vhost::protocol::saved::{LeftError, LeftSession, Resumed, SessionKeeper};
 use crate::vhost::protocol::server_error::ServerError;
 use crate::vhost::protocol::session::{Session, SessionInfo};
-use crate::vhost::protocol::sink::{PortKey, PortSink};
+use crate::vhost::protocol::sink::{PortKey, PortSink, PortState};
 use sys::poll::{Doorbell, Interest, Poller};
 
 /// How long a listener is left alone when the process is out of descriptors or memory.
@@ -69,6 +69,7 @@ enum Command {
         mpsc::Sender<Result<(), ServerError>>,
     ),
     Change(PortKey, NicOptions, mpsc::Sender<bool>),
+    Retry(PortKey, mpsc::Sender<Option<PortState>>),
     Close(PortKey, mpsc::Sender<bool>),
     Nics(mpsc::Sender<Vec<NicInfo>>),
     Nic(PortKey, mpsc::Sender<Option<NicInfo>>),
@@ -267,6 +268,12 @@ impl Server {
             .unwrap_or(false)
     }
 
+    /// Runs a NIC's rings again that were stopped because its guest broke the protocol, and says
+    /// how it is then. `None`: there is none of that key.
+    pub fn retry(&self, key: PortKey) -> Option<PortState> {
+        self.ask(|answer| Command::Retry(key, answer)).flatten()
+    }
+
     /// All NICs and their sessions, by key.
     pub fn nics(&self) -> Vec<NicInfo> {
         self.ask(Command::Nics).unwrap_or_default()
@@ -429,6 +436,7 @@ impl Thread {
                 let _ = answer.send(self.change(key, options));
             }
             Command::Close(key, answer) => drop(answer.send(self.close(key))),
+            Command::Retry(key, answer) => drop(answer.send(self.retry(key))),
             Command::Nics(answer) => drop(answer.send(self.info())),
             Command::Nic(key, answer) => {
                 drop(answer.send(self.nics.get(&key).map(|nic| nic.info(key))));
@@ -632,6 +640,11 @@ impl Thread {
         if let Some(End::Client(client)) = self.nics.get_mut(&key).map(|nic| &mut nic.end) {
             client.hold();
         }
+    }
+
+    fn retry(&mut self, key: PortKey) -> Option<PortState> {
+        let connection = self.nics.get_mut(&key)?.connection.as_mut();
+        Some(connection.map_or(PortState::Disconnected, Connection::retry))
     }
 
     fn close(&mut self, key: PortKey) -> bool {
