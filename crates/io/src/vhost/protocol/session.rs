@@ -787,6 +787,17 @@ impl Session {
         result
     }
 
+    /// Runs rings again that were stopped because the guest broke the protocol, each from where it
+    /// stopped. How the NIC is then; a guest that goes on lying is found out by the worker.
+    pub fn retry(&mut self) -> PortState {
+        self.unplug_all();
+        self.rings().for_each(RingState::retry);
+        if let Err(breach) = self.plug() {
+            self.log(&breach);
+        }
+        self.state.clone()
+    }
+
     fn set_state(&mut self, state: PortState) {
         if self.state == state {
             return;
