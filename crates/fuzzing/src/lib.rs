@@ -24,6 +24,7 @@ mod text;
 mod tunnel;
 mod v0;
 mod v1;
+mod whole;
 mod witness;
 mod world;
 
@@ -36,12 +37,13 @@ pub use text::text;
 pub use tunnel::tunnel;
 pub use v0::v0;
 pub use v1::v1;
+pub use whole::whole;
 
 /// A target: what it is called in `fuzz/`, and its function.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 9] = [
+pub const TARGETS: [Target; 10] = [
     ("frames", frames),
     ("rings", rings),
     ("session", session),
@@ -51,4 +53,5 @@ pub const TARGETS: [Target; 9] = [
     ("v0", v0),
     ("text", text),
     ("v1", v1),
+    ("whole", whole),
 ];

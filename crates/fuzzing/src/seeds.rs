@@ -98,6 +98,7 @@ pub fn all() -> Vec<Seed> {
         let leaves = [5, choice & !1 | 2, 0, 0, 80, 0x12, 100, 0, 0];
         seeds.push(("tunnel", [&arrives[..], &leaves, &arrives].concat()));
     }
+    seeds.extend(whole().into_iter().map(|seed| ("whole", seed)));
     seeds.extend(kernel().into_iter().map(|seed| ("netlink", seed)));
     seeds.extend(sessions().into_iter().map(|seed| ("session", seed)));
     for text in TEXTS {
@@ -126,6 +127,31 @@ pub fn all() -> Vec<Seed> {
                 .flat_map(|config| piece(&config.encode_to_vec()))
                 .collect(),
         ));
+    }
+    seeds
+}
+
+/// NICs, groups, hosts and bindings, and frames between them: for each kind of frame and each kind
+/// of rule.
+fn whole() -> Vec<Vec<u8>> {
+    // Two NICs in both networks' first group, one in another group, one in none.
+    let nics = [0, 0, 0, 1, 0, 1, 0, 1, 0, 2, 0, 2, 0, 3, 1, 4];
+    // A host of the first network, and machines behind it.
+    let hosts = [10, 0, 1, 12, 0, 5, 0, 1, 12, 0, 6, 0, 1, 14, 1, 5];
+    let mut seeds = Vec::new();
+    for rule in 0..16 {
+        let groups = [5, 0, 2, rule, 0, rule ^ 1, 2, 5, 1, 1, 0, 0];
+        let mut seed = [&nics[..], &groups, &hosts].concat();
+        for frame in [0x51, 0x52, 0x53, 0xd1, 0xd3, 0x42, 0x50] {
+            for to in [1, 2, 5] {
+                seed.extend([22, 0, 0, to, frame, 0]);
+            }
+            // Its answer, and one from the wire.
+            seed.extend([22, 1, 0, 0, frame, 0]);
+            seed.extend([17, 0, 0, 5, 0, frame, 0]);
+        }
+        seed.extend([16, 0, rule, 22, 0, 0, 1, 0x52, 0, 15, 22, 0, 0, 1, 0x52, 0]);
+        seeds.push(seed);
     }
     seeds
 }

@@ -6,8 +6,12 @@ use std::path::Path;
 
 use fuzzing::{TARGETS, seeds};
 
-/// Random inputs a target; each is a seed with changes or all random.
+/// Random inputs a target; each is a seed with changes or all random. FUZZ_INPUTS says another
+/// number: a campaign where there is no fuzzer.
 const RANDOM: usize = 2_000;
+
+/// Of the target that has a whole daemon in it.
+const RANDOM_WHOLE: usize = 500;
 
 /// Enough to cover much; the fuzzer has longer ones.
 const LEN_MAX: u64 = 400;
@@ -40,6 +44,12 @@ fn run(name: &str, data: &[u8]) {
 }
 
 fn random(name: &str) {
+    random_some(name, RANDOM);
+}
+
+fn random_some(name: &str, count: usize) {
+    let said = std::env::var("FUZZ_INPUTS").ok();
+    let count = said.map_or(count, |said| said.parse().expect("FUZZ_INPUTS is a number"));
     let seeds: Vec<Vec<u8>> = seeds::all()
         .into_iter()
         .filter(|(of, _)| *of == name)
@@ -50,7 +60,7 @@ fn random(name: &str) {
         run(name, seed);
     }
     let mut random = Random(0x0bad_5eed);
-    for round in 0..RANDOM {
+    for round in 0..count {
         let mut data = if round % 4 == 0 {
             (0..random.next() % LEN_MAX)
                 .map(|_| random.next() as u8)
@@ -120,6 +130,11 @@ fn text() {
 #[test]
 fn v1() {
     random("v1");
+}
+
+#[test]
+fn whole() {
+    random_some("whole", RANDOM_WHOLE);
 }
 
 /// One folder a target; its name says which.
