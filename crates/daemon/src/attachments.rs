@@ -28,7 +28,7 @@ use crate::start_gate::StartGate;
 use crate::states::PortStates;
 use crate::unix_socket::NicSockets;
 use crate::upgrade::Predecessor;
-use removals::{Removal, Removals};
+use removals::{Removal, Removals, Settled};
 use veths::{VethHandle, VethNics};
 
 /// The largest MTU the kernel gives a TAP device: 65535 with the Ethernet header
@@ -79,9 +79,15 @@ type Cables = Arc<Mutex<BTreeMap<u32, (String, OwnedFd)>>>;
 pub struct LeftBehind {
     cables: Cables,
     veths: VethHandle,
+    removals: Settled,
 }
 
 impl LeftBehind {
+    /// Waits for what is about to go: the other process knows nothing of it.
+    pub fn settle(&self) {
+        self.removals.wait();
+    }
+
     /// Descriptors, each with its name.
     pub fn descriptors(&self) -> std::io::Result<Vec<(String, OwnedFd)>> {
         let keeper = self.veths.keeper().transpose()?;
@@ -175,6 +181,7 @@ impl HostAttachments {
         LeftBehind {
             cables: self.cables.clone(),
             veths: self.veths.handle(),
+            removals: self.removals.settled(),
         }
     }
 

@@ -39,6 +39,16 @@ pub struct Removals {
     thread: Option<JoinHandle<()>>,
 }
 
+/// For whoever is to wait until nothing is about to go.
+pub struct Settled(Arc<Shared>);
+
+impl Settled {
+    /// Returns when all is over that was begun.
+    pub fn wait(&self) {
+        self.0.wait(|state| state.over == state.begun);
+    }
+}
+
 struct Shared {
     keeper: Option<Arc<Held>>,
     state: Mutex<State>,
@@ -103,6 +113,11 @@ impl Removals {
         Some(Ending::new(move || {
             shared.wait(|state| state.over >= begun);
         }))
+    }
+
+    /// For another thread.
+    pub fn settled(&self) -> Settled {
+        Settled(self.shared.clone())
     }
 
     /// Returns when no interface of one of these names is about to go.

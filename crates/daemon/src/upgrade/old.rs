@@ -194,6 +194,7 @@ impl Upgrade {
         self.changes.hold();
         // Who changes something now has begun before, and is done then.
         drop(app.control());
+        self.left_behind.settle();
         let objects = stored.packed()?;
         let failed = |e: std::io::Error| format!("nothing can be handed over: {e}");
         let objects = file_of(&objects).map_err(failed)?;
