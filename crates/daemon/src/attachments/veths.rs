@@ -66,9 +66,14 @@ pub struct VethNics {
 pub struct VethHandle(Arc<Shared>);
 
 impl VethHandle {
-    /// The socket to the keeper of namespaces, if one runs.
+    /// The socket to the keeper of namespaces, if one runs: also of one that was started ahead and
+    /// has had nothing to do, since that process has not the capability for another.
     pub fn keeper(&self) -> Option<std::io::Result<OwnedFd>> {
-        self.0.lock().veths.as_ref()?.keeper_descriptor()
+        if let Some(veths) = &self.0.lock().veths {
+            return veths.keeper_descriptor();
+        }
+        let prepared = PREPARED.lock().unwrap_or_else(PoisonError::into_inner);
+        prepared.as_ref()?.descriptor()
     }
 
     /// That process did not take over: this one's program is at all interfaces again.
