@@ -138,7 +138,14 @@ fn live(
     orders: &Receiver<Order>,
 ) {
     let entered = unshare(CloneFlags::CLONE_NEWNET)
-        .map_err(|e| format!("health checks need a network namespace of their own: {e}"))
+        .map_err(|e| {
+            // A service's process has the capability at its start alone, and hands it to no other.
+            let hint = match e {
+                nix::errno::Errno::EPERM => " (behind an upgrade, a restart of the daemon helps)",
+                _ => "",
+            };
+            format!("health checks need a network namespace of their own: {e}{hint}")
+        })
         .and_then(|()| behind())
         .map(|()| rustix::thread::gettid().as_raw_nonzero().get());
     let failed = entered.is_err();
