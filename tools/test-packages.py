@@ -217,6 +217,73 @@ grep -E '^(NoNewPrivs|Seccomp):' /proc/$pid/status
 """
 
 
+# One connection, on which a line is answered before the next is said, for so many seconds.
+TALK = r"""
+import socket, sys, threading, time
+SECONDS, PORT = float(sys.argv[2]), 5000
+if sys.argv[1] == "listen":
+    one, _ = socket.create_server(("10.0.0.2", PORT)).accept()
+    while said := one.recv(100):
+        one.sendall(said)
+else:
+    one = socket.create_connection(("10.0.0.2", PORT), timeout=60)
+    end, last, longest, lines = time.monotonic() + SECONDS, time.monotonic(), 0, 0
+    while time.monotonic() < end:
+        line = b"%d\n" % lines
+        one.sendall(line)
+        assert one.recv(100) == line
+        now = time.monotonic()
+        longest, last, lines = max(longest, now - last), now, lines + 1
+        time.sleep(0.01)
+    print(f"unbroken: {lines} lines, {longest * 1e3:.0f} ms without one at the most")
+"""
+
+# An upgrade of the package under a ping and a connection. The new process may do what the old one
+# could, and is where that was.
+UPGRADE = f"""
+cat > /tmp/talk.py <<'END'
+{TALK}
+END
+rights() {{
+    grep -hE '^(Uid|Gid|Groups|NoNewPrivs|Seccomp|Seccomp_filters):' /proc/$1/status
+    grep -hE '^Cap' /proc/$1/task/*/status | sort -u
+    cat /proc/$1/cgroup /proc/$1/limits /proc/$1/oom_score_adj
+    readlink /proc/$1/ns/mnt /proc/$1/ns/net
+}}
+butterfly sg rule add friends --ip-proto tcp --sg-members friends
+before=$(systemctl show -p MainPID --value butterflyd)
+restarts=$(systemctl show -p NRestarts butterflyd)
+rights $before > /tmp/before
+dpkg --unpack /root/in/butterfly.deb
+ip netns exec c2 python3 /tmp/talk.py listen 0 &
+sleep 2
+ip netns exec c1 python3 /tmp/talk.py talk 40 &
+talk=$!
+ip netns exec c1 ping -q -c 2000 -i 0.02 -W 20 10.0.0.2 &
+ping=$!
+sleep 3
+dpkg --configure butterfly
+after=$(systemctl show -p MainPID --value butterflyd)
+# Both had traffic before, during and after it.
+sleep 2
+kill -0 $talk $ping
+wait $talk
+wait $ping
+echo "main process $before, now $after"
+test $after != $before
+fails test -e /proc/$before
+systemctl is-active butterflyd
+systemctl show -p NRestarts butterflyd
+test "$(systemctl show -p NRestarts butterflyd)" = "$restarts"
+test "$(stat -L -c %i /proc/$after/exe)" = "$(stat -c %i /usr/sbin/butterflyd)"
+rights $after > /tmp/after
+diff /tmp/before /tmp/after
+cat /tmp/after
+journalctl -u butterflyd -o cat --no-pager | grep 'no frame moved'
+butterfly health
+"""
+
+
 def main():
     if len(sys.argv) != 2:
         sys.exit(__doc__)
@@ -286,6 +353,13 @@ def session(test):
         "exposure at most 3.0", "systemd-analyze security --threshold=30 butterflyd | tail -1", "OK"
     )
     step("first ping between two containers", CONTAINERS, "no_ingress_rule", "3 received")
+    step(
+        "an upgrade: another process goes on with everything",
+        UPGRADE,
+        " 0% packet loss",
+        "unbroken",
+    )
+    step("then a reload", "systemctl reload butterflyd\nbutterfly health --wait 60")
     step(
         "a guest by vhost-user, of another user of the group",
         """
@@ -406,13 +480,17 @@ def session(test):
         "5 received",
     )
     step(
-        "an upgrade leaves the daemon running",
+        "an upgrade that cannot be: the old one goes on, and it is said why",
         """
         before=$(systemctl show -p MainPID --value butterflyd)
         dpkg -i /root/in/butterfly.deb
         test $(systemctl show -p MainPID --value butterflyd) = $before
+        butterfly health
+        ip netns exec h1 ping -c 5 -i 0.2 -W 5 10.2.0.2
         """,
-        "runs on",
+        "cannot be handed over yet",
+        "the daemon of before runs on",
+        "5 received",
     )
     step(
         "remove: the settings stay",
