@@ -334,7 +334,7 @@ impl Lab {
         frame.extend_from_slice(&sent.bytes);
         self.wire.send(frame, Offload::default());
         let got = self.run();
-        let back = self.from_wire(vni, &sent);
+        let back = self.out_of_the_wire(vni, &sent);
         assert!(back.is_empty(), "back to the wire: {back:?}");
 
         let config = self.control.config();
@@ -373,7 +373,7 @@ impl Lab {
             return;
         }
         let got = self.run();
-        let told = self.from_wire(nic.vni, &sent);
+        let told = self.out_of_the_wire(nic.vni, &sent);
         let why = |to: &dyn std::fmt::Display| format!("{id} sent {} to {to}", sent.says());
 
         let owns = nic.bypass_filtering
@@ -525,7 +525,7 @@ impl Lab {
     }
 
     /// What has come to the wire of what was sent in this network: the hosts that it is for.
-    fn from_wire(&self, vni: Vni, sent: &Sent) -> Vec<IpAddr> {
+    fn out_of_the_wire(&self, vni: Vni, sent: &Sent) -> Vec<IpAddr> {
         let mut hosts = Vec::new();
         while let Some((frame, _)) = self.wire.receive() {
             let outer = vxlan::parse(&frame, frame.len(), vxlan::PORT).expect("VXLAN");
