@@ -6,6 +6,8 @@
 //! the container has added to it, or removed.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use netlink::change::{Changes, Device, NewPair};
 use wire::Mac;
@@ -61,6 +63,8 @@ pub struct Veths {
     flows: u32,
     /// The program, from the first pair on.
     cables: Option<Cables>,
+    /// While it is true, pairs are another process's and stay.
+    borrowed: Option<Arc<AtomicBool>>,
     all: BTreeMap<u32, Veth>,
 }
 
@@ -83,8 +87,19 @@ impl Veths {
             keeper,
             flows,
             cables: None,
+            borrowed: None,
             all: BTreeMap::new(),
         }
+    }
+
+    /// Removes no pair while this is true: they are another process's.
+    pub fn borrow_while(&mut self, borrowed: Arc<AtomicBool>) {
+        self.borrowed = Some(borrowed);
+    }
+
+    fn is_borrowed(&self) -> bool {
+        let borrowed = self.borrowed.as_ref();
+        borrowed.is_some_and(|borrowed| borrowed.load(Ordering::SeqCst))
     }
 
     /// The socket to the keeper of namespaces, if that runs, for a process that this one gives way
@@ -379,6 +394,9 @@ impl Veths {
 
     fn unmake(&mut self, veth: &mut Veth) {
         let Some(near) = veth.near.take() else { return };
+        if self.is_borrowed() {
+            return;
+        }
         if let Some(cables) = &self.cables {
             cables.forget(near);
         }

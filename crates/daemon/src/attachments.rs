@@ -146,6 +146,7 @@ impl HostAttachments {
                 switch.clone(),
                 socket_dir.display().to_string(),
                 kernel_flows,
+                predecessor.as_ref().map(|old| old.apart()),
             ),
             vhost: Arc::new(vhost),
             workers,
@@ -200,6 +201,13 @@ impl HostAttachments {
             self.cables().insert(slot.0, known);
         }
         Ok(tap)
+    }
+
+    /// What there is belongs to the daemon before, which goes on should this one not come up.
+    fn is_apart(&self) -> bool {
+        self.predecessor
+            .as_ref()
+            .is_some_and(|old| old.is_daemon_still())
     }
 
     fn cables(&self) -> MutexGuard<'_, BTreeMap<u32, (String, OwnedFd)>> {
@@ -344,9 +352,11 @@ impl Attachments for HostAttachments {
                 let attached = opened.and_then(|state| {
                     let attached = self.attach(request.slot, Port::Tap(tap));
                     attached.map(|()| state).inspect_err(|_| {
-                        let near = self.veths.close(request.slot);
-                        self.removals
-                            .begin(vec![removal(request.path, None, near, None)]);
+                        if !self.is_apart() {
+                            let near = self.veths.close(request.slot);
+                            self.removals
+                                .begin(vec![removal(request.path, None, near, None)]);
+                        }
                     })
                 });
                 let state =
@@ -359,6 +369,9 @@ impl Attachments for HostAttachments {
     }
 
     fn close(&mut self, gone: &[(Arc<Nic>, PortSlot)]) {
+        if self.is_apart() {
+            return;
+        }
         let mut queues = Vec::new();
         for (nic, slot) in gone {
             match nic.kind {

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use api::encrypted::Key;
@@ -97,23 +97,55 @@ pub fn run(
         .map_err(|e| format!("the API's threads cannot be started: {e}"))?;
     runtime.spawn(log.say_repeated());
     let predecessor = predecessor.map(Arc::new);
-    let result = runtime.block_on(serve(&settings, log.clone(), predecessor.clone()));
-    if let (Err(why), Some(predecessor)) = (&result, predecessor) {
-        // All that this process has is the other's, which goes on: nothing is taken down.
-        predecessor.refuse(why);
-        log.last_words(why);
-        std::process::exit(1);
+    if let Some(old) = predecessor.clone() {
+        let log = log.clone();
+        Refusal::ends_the_process(move |why| {
+            old.refuse(why);
+            log.last_words(why);
+        });
     }
+    let result = runtime.block_on(serve(&settings, log.clone(), predecessor));
     runtime.shutdown_timeout(GRACE);
     log.say_all_repeated();
-    result
+    result.map_err(|Refusal(why)| why)
+}
+
+/// Why the daemon does not start, as a sentence. A process that is to take another daemon's place
+/// ends as soon as this is made, before anything is dropped: all that it has is the other's, which
+/// goes on, and what is dropped would be taken down.
+struct Refusal(String);
+
+type LastWords = Box<dyn Fn(&str) + Send + Sync>;
+static LAST_WORDS: OnceLock<LastWords> = OnceLock::new();
+
+impl Refusal {
+    /// From now on; `say` tells others why.
+    fn ends_the_process(say: impl Fn(&str) + Send + Sync + 'static) {
+        let _ = LAST_WORDS.set(Box::new(say));
+    }
+}
+
+impl From<String> for Refusal {
+    fn from(why: String) -> Refusal {
+        if let Some(say) = LAST_WORDS.get() {
+            say(&why);
+            std::process::exit(1);
+        }
+        Refusal(why)
+    }
+}
+
+impl From<&str> for Refusal {
+    fn from(why: &str) -> Refusal {
+        why.to_owned().into()
+    }
 }
 
 async fn serve(
     settings: &Settings,
     log: LogControl,
     predecessor: Option<Arc<Predecessor>>,
-) -> Result<(), String> {
+) -> Result<(), Refusal> {
     let turn = match predecessor {
         // Its sockets are there, and it is in nobody's way.
         Some(_) => None,
@@ -390,6 +422,7 @@ async fn serve(
     watched.extend(Watched::runtime("API", &tokio::runtime::Handle::current()));
     watched.push(Watched::vhost(&app.vhost)?);
     let watchdog = Watchdog::start(watched, settings.hang_secs, app.health.clone())?;
+    app.upgrade.set_pause(watchdog.pause());
     announce(settings, &app, predecessor.is_none());
     app.health.set(true);
     if let Some(old) = predecessor {
@@ -416,7 +449,7 @@ async fn serve(
     let giving_up = app.clone();
     let _ = waiting(move || {
         giving_up.upgrade.stop();
-        Ok(())
+        Ok::<(), String>(())
     })
     .await;
     if let Some(upgraded) = app.upgrade.is_over() {
@@ -603,9 +636,9 @@ fn follow_next_hops(
 }
 
 /// Runs what may wait.
-async fn waiting<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, String> + Send + 'static,
-) -> Result<T, String> {
+async fn waiting<T: Send + 'static, E: From<&'static str> + Send + 'static>(
+    work: impl FnOnce() -> Result<T, E> + Send + 'static,
+) -> Result<T, E> {
     let done = tokio::task::spawn_blocking(work).await;
     done.map_err(|_| "a thread panicked")?
 }
@@ -671,7 +704,7 @@ fn take_over(
     old: &Predecessor,
     held: Option<&Held>,
     vhost: &Server,
-) -> Result<(Controller, Option<Arc<Stored>>), String> {
+) -> Result<(Controller, Option<Arc<Stored>>), Refusal> {
     let start = Instant::now();
     let packed = old.bytes("objects")?.unwrap_or_default();
     let objects = stored::load_packed(&mut controller, &packed)?;

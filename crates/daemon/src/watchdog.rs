@@ -199,9 +199,35 @@ impl Watchdog {
         self.enter(Phase::Stopping);
     }
 
+    /// For whoever has threads stand still for a while.
+    pub fn pause(&self) -> Pause {
+        Pause(self.stop.clone())
+    }
+
     fn enter(&self, phase: Phase) {
-        let (now, changed) = &*self.stop;
-        *now.lock().unwrap_or_else(PoisonError::into_inner) = phase;
+        Pause(self.stop.clone()).enter(phase);
+    }
+}
+
+/// Threads are let alone, and watched again.
+pub struct Pause(Arc<(Mutex<Phase>, Condvar)>);
+
+impl Pause {
+    pub fn begin(&self) {
+        self.enter(Phase::Stopping);
+    }
+
+    pub fn end(&self) {
+        self.enter(Phase::Watching);
+    }
+
+    fn enter(&self, phase: Phase) {
+        let (now, changed) = &*self.0;
+        let mut now = now.lock().unwrap_or_else(PoisonError::into_inner);
+        // What has ended does not begin anew.
+        if *now != Phase::Ended {
+            *now = phase;
+        }
         changed.notify_all();
     }
 }

@@ -315,11 +315,12 @@ impl Store {
     /// # Errors
     /// Somebody has it, or it cannot be opened; the next use tries again.
     pub fn take_back(&self) -> Result<(), Error> {
+        // From here on the next use tries again.
+        self.writable().given = false;
         if let Some(lock) = &self.lock {
             file::lock(&self.path, lock)?;
         }
         let mut opened = self.writable();
-        opened.given = false;
         opened.times += 1;
         opened.database = Some((self.reopen)()?);
         Ok(())

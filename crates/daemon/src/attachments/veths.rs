@@ -3,6 +3,7 @@
 //! state where the controller finds it.
 
 use std::os::fd::OwnedFd;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -58,6 +59,8 @@ pub struct VethNics {
     flows: u32,
     /// What pairs of this daemon are known by, when it has been killed and started again.
     daemon: String,
+    /// See [`VethNics::new`].
+    apart: Option<Arc<AtomicBool>>,
     /// From the first one on.
     thread: Option<JoinHandle<()>>,
 }
@@ -72,6 +75,7 @@ impl VethHandle {
         if let Some(veths) = &self.0.lock().veths {
             return veths.keeper_descriptor();
         }
+        // Prepared at the start, when there was the right to.
         let prepared = PREPARED.lock().unwrap_or_else(PoisonError::into_inner);
         prepared.as_ref()?.descriptor()
     }
@@ -103,7 +107,14 @@ struct Watched {
 impl VethNics {
     /// None yet, of the daemon that has this folder of sockets for its own.
     /// `flows` of theirs the kernel may forward itself.
-    pub fn new(states: PortStates, switch: Arc<Switch>, daemon: String, flows: u32) -> VethNics {
+    /// While `apart` is true, pairs are another daemon's and stay.
+    pub fn new(
+        states: PortStates,
+        switch: Arc<Switch>,
+        daemon: String,
+        flows: u32,
+        apart: Option<Arc<AtomicBool>>,
+    ) -> VethNics {
         let shared = Shared {
             state: Mutex::default(),
             states,
@@ -113,6 +124,7 @@ impl VethNics {
             shared: Arc::new(shared),
             flows,
             daemon,
+            apart,
             thread: None,
         }
     }
@@ -138,6 +150,9 @@ impl VethNics {
         let Some(veths) = &mut watched.veths else {
             return Err("nobody watches containers' interfaces".into());
         };
+        if let Some(apart) = &self.apart {
+            veths.borrow_while(apart.clone());
+        }
         let state = veths.open(request.slot.0, wanted(request, veth, &self.daemon))?;
         self.shared.tell_switch(&mut watched, request.slot.0);
         watched.ring();

@@ -6,7 +6,8 @@
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use keeper::{Held as Kept, Parts};
@@ -23,6 +24,8 @@ const BYTES_MAX: u64 = 4 << 30;
 /// The daemon whose place this one is to take.
 pub struct Predecessor {
     line: Line,
+    /// This process is not the daemon yet.
+    apart: Arc<AtomicBool>,
     items: Mutex<BTreeMap<String, Kept>>,
 }
 
@@ -47,6 +50,7 @@ impl Predecessor {
         let number = String::from_utf8_lossy(&offer.note).into_owned();
         let predecessor = Predecessor {
             line,
+            apart: Arc::new(AtomicBool::new(true)),
             items: Mutex::default(),
         };
         if number != words::NUMBER.to_string() {
@@ -95,7 +99,20 @@ impl Predecessor {
     /// All is taken up. Returns when this process is the daemon.
     pub fn taken(&self) -> Result<(), String> {
         self.say(Word::Taken, "")?;
-        self.hear(Word::Go).map(drop)
+        self.hear(Word::Go)?;
+        self.apart.store(false, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// True until this process is the daemon: what it has is still the other one's, and nothing of
+    /// it is taken down.
+    pub fn is_daemon_still(&self) -> bool {
+        self.apart.load(Ordering::SeqCst)
+    }
+
+    /// [`is_daemon_still`](Predecessor::is_daemon_still), for those who know no predecessor.
+    pub fn apart(&self) -> Arc<AtomicBool> {
+        self.apart.clone()
     }
 
     /// Frames move.

@@ -6,9 +6,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use control::Controller;
 use control::model::NicKind;
 use dataplane::{QueueId, Switch};
 use io::port::Port;
@@ -16,7 +17,7 @@ use io::vhost::{Server, Yielded};
 use keeper::Held as Kept;
 use nix::unistd::Uid;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 use tokio::sync::watch;
 
 use super::changes::Changes;
@@ -26,6 +27,7 @@ use crate::attachments::LeftBehind;
 use crate::connections;
 use crate::held::Held;
 use crate::unix_socket;
+use crate::watchdog::Pause;
 
 /// The argument that makes a daemon the next one of another. Its standard input is the socket.
 pub const ARGUMENT: &str = "--take-over";
@@ -65,6 +67,8 @@ pub struct Upgrade {
     /// The daemon stops: none is begun any more.
     stopping: AtomicBool,
     over: watch::Sender<Option<Upgraded>>,
+    /// The watchdog, which lets threads alone while they stand still.
+    pause: OnceLock<Pause>,
 }
 
 /// What an upgrade needs of the daemon.
@@ -90,7 +94,13 @@ impl Upgrade {
             child: Mutex::new(None),
             stopping: AtomicBool::new(false),
             over: watch::Sender::new(None),
+            pause: OnceLock::new(),
         }
+    }
+
+    /// The watchdog, once there is one.
+    pub fn set_pause(&self, pause: Pause) {
+        let _ = self.pause.set(pause);
     }
 
     /// Returns when another daemon has taken this one's place and serves.
@@ -188,13 +198,31 @@ impl Upgrade {
         let (Some(stored), Some(held)) = (app.operations.stored(), &self.held) else {
             return Err(NEEDS.into());
         };
+        let pidfd = Pid::from_raw(next.child.id() as i32)
+            .ok_or(rustix::io::Errno::SRCH)
+            .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()));
+        let mut given = Given {
+            app,
+            left_behind: &self.left_behind,
+            child: pidfd.map_err(|e| format!("{}: {e}", next.program.display()))?,
+            pause: self.pause.get(),
+            joined: false,
+            store: false,
+            paused: false,
+            ports: Vec::new(),
+            vhost: None,
+        };
         let number = words::NUMBER.to_string();
         next.say(Word::Offer, "", number.as_bytes(), &[])?;
         next.hear(Word::Hello, PREPARES_WITHIN)?;
         self.changes.hold();
         // Who changes something now has begun before, and is done then.
         drop(app.control());
+        if let Some(why) = cannot_now(app) {
+            return Err(why);
+        }
         self.left_behind.settle();
+        given.joined = true;
         let objects = stored.packed()?;
         let failed = |e: std::io::Error| format!("nothing can be handed over: {e}");
         let objects = file_of(&objects).map_err(failed)?;
@@ -214,23 +242,17 @@ impl Upgrade {
         let ready = next.hear(Word::Ready, PREPARES_WITHIN)?;
         let version = String::from_utf8_lossy(&ready.note).into_owned();
 
-        let mut given = Given {
-            app,
-            left_behind: &self.left_behind,
-            store: false,
-            paused: false,
-            ports: Vec::new(),
-            vhost: None,
-        };
-        stored.give_way()?;
         given.store = true;
+        stored.give_way()?;
         next.say(Word::Store, "", b"", &[])?;
         let opened = next.hear(Word::Opened, OPENS_WITHIN)?;
 
+        // Before the vhost thread stands still: who has the controller may wait for that thread.
+        let control = app.control();
         let began = Instant::now();
-        given.take_ports()?;
+        given.take_ports(&control)?;
         if opened.note == b"flows=file" {
-            let exported = connections::export_all(&app.control());
+            let exported = connections::export_all(&control);
             let (bytes, _) = exported.map_err(|e| format!("connections cannot be read: {e}"))?;
             let file = file_of(&bytes).map_err(failed)?;
             next.say(Word::Item, "connections", b"", &[file.as_fd()])?;
@@ -253,6 +275,7 @@ impl Upgrade {
         held.leave();
         given.forget();
         self.changes.end();
+        drop(control);
         let pid = next.child.id();
         let moving = next
             .say(Word::Go, "", b"", &[])
@@ -289,6 +312,19 @@ pub const NEEDS: &str = "an upgrade needs --store and --keeper: what is declared
 /// Why what is declared now leaves none.
 fn cannot_now(app: &App) -> Option<String> {
     let config = app.control().config();
+    if !Uid::effective().is_root()
+        && app
+            .control()
+            .services()
+            .values()
+            .any(|service| service.check.is_some())
+    {
+        return Some(
+            "health checks of services cannot be handed over to a process without the right to \
+             make their network namespace: restart the daemon instead"
+                .into(),
+        );
+    }
     let taken = config.interfaces.iter().find_map(|(feature, interfaces)| {
         let first = interfaces.first()?;
         Some((*feature, first.name.clone()))
@@ -369,6 +405,11 @@ impl Next {
 struct Given<'a> {
     app: &'a App,
     left_behind: &'a LeftBehind,
+    /// The next program, which has to let go first.
+    child: OwnedFd,
+    pause: Option<&'a Pause>,
+    /// It may have put its program to containers' interfaces.
+    joined: bool,
     store: bool,
     /// No worker receives.
     paused: bool,
@@ -378,17 +419,19 @@ struct Given<'a> {
 
 impl Given<'_> {
     /// Takes all ports from the workers, between two batches.
-    fn take_ports(&mut self) -> Result<(), String> {
+    fn take_ports(&mut self, control: &Controller) -> Result<(), String> {
         let switch: &Switch = self.app.workers.switch();
         let vhost: &Server = &self.app.vhost;
         let gone = |_| "the workers have ended".to_owned();
         self.paused = true;
+        if let Some(pause) = self.pause {
+            pause.begin();
+        }
         switch.pause().map_err(gone)?;
         self.vhost = Some(vhost.give_way().map_err(|busy| busy.to_string())?);
         if let Some(kernel) = switch.kernel_flows() {
             kernel.close();
         }
-        let control = self.app.control();
         for status in control.nics() {
             // Others are with the vhost-user server already, and have one queue.
             if status.nic.kind != NicKind::VhostUser {
@@ -413,8 +456,9 @@ impl Given<'_> {
 
 impl Drop for Given<'_> {
     fn drop(&mut self) {
+        let _ = pidfd_send_signal(&self.child, Signal::KILL);
         let switch = self.app.workers.switch();
-        if let Some(kernel) = switch.kernel_flows() {
+        if let Some(kernel) = switch.kernel_flows().filter(|_| self.paused) {
             kernel.reopen();
         }
         if switch.attach_all(std::mem::take(&mut self.ports)).is_err() {
@@ -427,7 +471,12 @@ impl Drop for Given<'_> {
         if self.paused && switch.resume().is_err() {
             tracing::error!("no frame moves: the workers have ended");
         }
-        self.left_behind.join_again();
+        if let Some(pause) = self.pause.filter(|_| self.paused) {
+            pause.end();
+        }
+        if self.joined {
+            self.left_behind.join_again();
+        }
         if self.store
             && let Some(stored) = self.app.operations.stored()
             && let Err(why) = stored.take_back()

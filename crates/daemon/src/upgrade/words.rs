@@ -49,6 +49,9 @@ pub enum Word {
     No = 13,
 }
 
+/// How long the other end may leave no room.
+const SENDS_WITHIN: Duration = Duration::from_secs(2);
+
 /// One end of the socket between them.
 pub struct Line(OwnedFd);
 
@@ -64,6 +67,8 @@ pub enum Silence {
 
 impl Line {
     pub fn new(socket: OwnedFd) -> Line {
+        // Who cannot be told so waits longer, and no less is said.
+        let _ = set_socket_timeout(&socket, Timeout::Send, Some(SENDS_WITHIN));
         Line(socket)
     }
 
