@@ -22,7 +22,7 @@ RUST=1.95.0
 #   clang libbpf-dev linux-libc-dev libelf-dev zlib1g-dev pkg-config
 #                              compile the XDP programs of bpf/, and libbpf, which loads them
 #   golang-go                  the tests of clients/go, and cnitool, where no Go is installed otherwise
-#   systemd                    judges the unit that is shipped (tools/check-unit.sh)
+#   systemd                    judges the unit that is shipped (tools/check-unit.sh); its journal, which gets the log in a test
 #   bird2                      a routing daemon, which tells others of the load balancer's addresses
 #   dnsmasq-base               a container that serves DHCP and announces itself as a router
 #   wbritish                   the words of the documentation (tools/check-docs.py)

@@ -1,6 +1,8 @@
 //! Where the log goes and how much of it: the journal, syslog or standard error, at a level that
 //! can be changed while the daemon runs. Lines that repeat are counted (`log_repeats`).
 
+mod journal;
+
 use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
@@ -128,9 +130,8 @@ type Output = Box<dyn Layer<Registry> + Send + Sync>;
 
 /// The journal, else syslog, where one of them listens.
 fn journal() -> Option<Output> {
-    // Fails where no journal listens.
-    if let Ok(journal) = tracing_journald::layer() {
-        return Some(journal.with_syslog_identifier("butterflyd".into()).boxed());
+    if let Ok(journal) = journal::Journal::connect() {
+        return Some(journal.boxed());
     }
     if Path::new("/dev/log").exists() {
         let (options, facility) = (
