@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use api::v1;
 use clap::Args;
 use serde_json::{Value, json};
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::doctor;
 use crate::client::Client;
@@ -23,8 +24,9 @@ const EXAMPLES: &str = "\
 Starts a daemon of its own for some seconds, with pairs of bench NICs inside it that ask and answer each other
 (ICMP echo, 98 bytes), and takes nothing from one that runs, but for the time of a core. A frame goes the whole way:
 rules, connection, copy. What a guest's rings and its machine cost comes on top. RULES is the number of rules
-that the receiver has; FRAMES/s is the median of windows of a second, all on one core; CYCLES are those of the
-time-stamp counter. No root is needed.
+that the receiver has. All frames of a row are one connection that is known: its rules were asked once, before the
+windows. FRAMES/s is the median of windows of a second, all on one core; CYCLES are those of the time-stamp
+counter. No root is needed.
 
 Examples:
   butterfly bench
@@ -80,9 +82,32 @@ impl Row {
 }
 
 impl BenchArgs {
-    /// Measures, and says what limits it.
+    /// Measures, and says what limits it. SIGINT, SIGTERM and SIGHUP end it with an error.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
-        let daemon = Daemon::start(self.program()?, self.core)?;
+        // Asked for first: whenever one comes, the daemon and its folder go too.
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut hangup = signal(SignalKind::hangup())?;
+        let ended_by = |signal| {
+            Err(Error::Refused(format!(
+                "the measurement was ended: {signal}"
+            )))
+        };
+        let (rows, findings) = tokio::select! {
+            measured = self.measure_all(session) => measured?,
+            _ = interrupt.recv() => return ended_by("SIGINT"),
+            _ = terminate.recv() => return ended_by("SIGTERM"),
+            _ = hangup.recv() => return ended_by("SIGHUP"),
+        };
+        match session.out.json {
+            true => session.out.value(&value(&rows, &findings)),
+            false => session.out.text(&text(&rows, &findings)),
+        }
+    }
+
+    /// The daemon ends with it, also when it is dropped before its end.
+    async fn measure_all(&self, session: &Session) -> Result<(Vec<Row>, Vec<Finding>), Error> {
+        let mut daemon = Daemon::start(self.program()?, self.core)?;
         let mut client = daemon.connect(session).await?;
         let before = (Instant::now(), daemon.interruptions(), stolen());
         let mut rows = Vec::new();
@@ -103,10 +128,7 @@ impl BenchArgs {
         drop(daemon);
         let mut findings = speed::measured(interrupted, taken);
         findings.extend(speed::examine(self.core));
-        match session.out.json {
-            true => session.out.value(&value(&rows, &findings)),
-            false => session.out.text(&text(&rows, &findings)),
-        }
+        Ok((rows, findings))
     }
 
     fn program(&self) -> Result<PathBuf, Error> {
@@ -171,23 +193,31 @@ impl Daemon {
         }
     }
 
-    async fn connect(&self, session: &Session) -> Result<Client, Error> {
+    async fn connect(&mut self, session: &Session) -> Result<Client, Error> {
         let endpoint = format!("unix:{}/api.sock", self.folder.display());
         let begun = Instant::now();
         loop {
-            if let Ok(mut client) = session.connect_to(&endpoint).await
+            // Looked at first, so that its last line is there.
+            let ended = self.process.try_wait().ok().flatten();
+            if ended.is_none()
+                && let Ok(mut client) = session.connect_to(&endpoint).await
                 && client.status().await.is_ok()
             {
                 return Ok(client);
             }
-            if begun.elapsed() > PATIENCE {
-                let log = std::fs::read_to_string(self.folder.join("log")).unwrap_or_default();
-                let why = log.lines().last().unwrap_or("it says nothing").to_owned();
-                return Err(Error::Unreachable(format!(
-                    "the daemon of this measurement does not answer: {why}"
-                )));
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
+            let what = match ended {
+                Some(status) => format!("has ended ({status})"),
+                None if begun.elapsed() > PATIENCE => "does not answer".to_owned(),
+                None => {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    continue;
+                }
+            };
+            let log = std::fs::read_to_string(self.folder.join("log")).unwrap_or_default();
+            let why = log.lines().last().unwrap_or("it says nothing");
+            return Err(Error::Unreachable(format!(
+                "the daemon of this measurement {what}: {why}"
+            )));
         }
     }
 
