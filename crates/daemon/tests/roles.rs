@@ -154,6 +154,14 @@ fn nic(id: &str, vni: u32, last: u8) -> v1::Nic {
     }
 }
 
+fn mirror_to(address: &str) -> v1::Mirror {
+    v1::Mirror {
+        address: address.into(),
+        port: if address.is_empty() { 0 } else { 9 },
+        ..Default::default()
+    }
+}
+
 fn put(nic: v1::Nic) -> v1::PutNicRequest {
     v1::PutNicRequest {
         nic: Some(nic),
@@ -464,6 +472,13 @@ async fn a_tenant_sees_and_changes_its_own_networks_and_groups_alone() {
                 ..nic("blue4", 42, 8)
             },
         ),
+        (
+            "mirror",
+            v1::Nic {
+                mirror: Some(mirror_to("127.0.0.1")),
+                ..nic("blue4", 42, 8)
+            },
+        ),
         // What the host's operators put it in, it stays in.
         (
             "group 'quarantine'",
@@ -481,6 +496,21 @@ async fn a_tenant_sees_and_changes_its_own_networks_and_groups_alone() {
         ..Default::default()
     };
     denied(within(blue.update_nic(leave)).await, "group 'quarantine'");
+    // A mirror is neither set, nor taken away where the operators have set one.
+    let mirrored = |address: &str| v1::UpdateNicRequest {
+        id: "blue2".into(),
+        mirror: Some(mirror_to(address)),
+        ..Default::default()
+    };
+    denied(
+        within(blue.update_nic(mirrored("127.0.0.1"))).await,
+        "mirror",
+    );
+    within(admin.update_nic(mirrored("127.0.0.1")))
+        .await
+        .unwrap();
+    denied(within(blue.update_nic(mirrored(""))).await, "mirror");
+    within(admin.update_nic(mirrored(""))).await.unwrap();
     denied(
         within(blue.put_group(group("red-web"))).await,
         "group 'red-web'",
