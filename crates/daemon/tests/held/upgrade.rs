@@ -396,8 +396,9 @@ async fn changes_wait_and_none_that_was_answered_is_lost() {
     stop.store(true, Ordering::SeqCst);
     let (more, refusals) = writer.await.unwrap();
     println!("{} changes answered, refused: {refusals:?}", more.len());
-    // One for each upgrade, and for each that it met on a connection to the old one.
-    assert!(refusals.len() <= 10, "{refusals:?}");
+    // How many met the old one depends on how long it takes to end.
+    let is_told = |why: &String| why.contains("nothing was changed");
+    assert!(refusals.iter().all(is_told), "{refusals:?}");
     answered.extend(more);
     let mut client = daemon.v1().await;
     let groups = within(client.list_groups(v1::ListGroupsRequest {})).await;
