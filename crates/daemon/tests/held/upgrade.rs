@@ -397,8 +397,14 @@ async fn changes_wait_and_none_that_was_answered_is_lost() {
     let (more, refusals) = writer.await.unwrap();
     println!("{} changes answered, refused: {refusals:?}", more.len());
     // How many met the old one depends on how long it takes to end.
+    // And who came to it last may be hung up on, without an answer.
     let is_told = |why: &String| {
-        why.contains("nothing was changed") || why.contains("the change cannot be recorded")
+        let words = [
+            "nothing was changed",
+            "the change cannot be recorded",
+            "transport error",
+        ];
+        words.iter().any(|words| why.contains(words))
     };
     assert!(refusals.iter().all(is_told), "{refusals:?}");
     answered.extend(more);
