@@ -189,9 +189,7 @@ impl Slots<'_> {
             while self.is_offered(at) {
                 let slots = self.chain(at);
                 left = left.checked_sub(slots)?;
-                let last = at.after(slots - 1, self.size());
-                let id = self.0[usize::from(last.slot)].packed().tail;
-                found.push(GivenBack { at, slots, id });
+                found.push(self.given_back(at, slots));
                 at = at.after(slots, self.size());
             }
             let is_behind = !found.is_empty() && self.is_used(at);
@@ -269,11 +267,7 @@ impl Slots<'_> {
         };
         let (mut at, mut left, mut found) = (first, size, Vec::new());
         while slots <= left {
-            // A chain's own descriptors have its id in the last, the used one has it in the first.
-            let with_id = if self.is_used(at) { 1 } else { slots };
-            let with_id = at.after(with_id - 1, size);
-            let id = self.0[usize::from(with_id.slot)].packed().tail;
-            found.push(GivenBack { at, slots, id });
+            found.push(self.given_back(at, slots));
             at = at.after(slots, size);
             left -= slots;
             // The second says that it is one; whatever looks like it without that is not ours.
@@ -289,6 +283,15 @@ impl Slots<'_> {
             true => (at, found),
             false => (first, Vec::new()),
         }
+    }
+
+    /// So many slots, by the id that they have.
+    fn given_back(&self, at: Position, slots: u16) -> GivenBack {
+        // A chain's own descriptors have its id in the last, the used one has it in the first.
+        let with_id = if self.is_used(at) { 1 } else { slots };
+        let with_id = at.after(with_id - 1, self.size());
+        let id = self.0[usize::from(with_id.slot)].packed().tail;
+        GivenBack { at, slots, id }
     }
 
     /// How many slots a chain on offer takes.
