@@ -1,4 +1,5 @@
-//! What the targets with a whole data plane share ([`crate::round`], [`crate::tunnel`]): a lab that
+//! What the targets with a whole data plane share ([`crate::round`], [`crate::tunnel`],
+//! [`crate::whole`]): a lab that
 //! is used for many inputs, the addresses of its guests, and their ports.
 
 use std::cell::RefCell;
@@ -6,10 +7,16 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::thread::LocalKey;
 use std::time::Duration;
 
+use dataplane::underlay::{Encapsulation, Hop, Underlay};
 use dataplane::*;
 use wire::{Mac, Vni};
 
 use crate::input::Input;
+
+/// This host towards others, and the router that leads to them.
+pub const HERE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+pub const HERE_MAC: Mac = Mac([2, 0xaa, 0, 0, 0, 1]);
+pub const ROUTER_MAC: Mac = Mac([2, 0xaa, 0, 0, 0, 2]);
 
 /// Inputs for one lab, which become sixteen years.
 const INPUTS_MAX: usize = 1000;
@@ -105,4 +112,20 @@ pub fn port(slot: u32, host: u8, vni: Vni, network: NetworkIdx, group: GroupIdx)
         meters: None,
         trace: None,
     }
+}
+
+/// All those hosts are behind the router, over a wire with this MTU.
+pub fn underlay(hosts: impl IntoIterator<Item = Ipv4Addr>, mtu: u16) -> Underlay {
+    let hop = Hop {
+        uplink: PortSlot::uplink(0),
+        src_mac: HERE_MAC,
+        dst_mac: ROUTER_MAC,
+        vlan: None,
+        source: HERE.into(),
+        mtu,
+        weight: 1,
+    };
+    let hosts = hosts.into_iter();
+    let paths = hosts.map(|host| (host.into(), vec![hop.clone()]));
+    Underlay::new(Encapsulation::default(), [HERE.into()], paths).expect("a path to each")
 }

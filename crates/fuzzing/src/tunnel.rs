@@ -21,7 +21,6 @@ use std::time::Duration;
 
 use dataplane::overlay::{Flood, HostIdx, Overlay};
 use dataplane::ruleset::{Direction, Peer, RuleSet, RuleSpec};
-use dataplane::underlay::{Encapsulation, Hop, Underlay};
 use dataplane::*;
 use io::memory_port::MemoryPeer;
 use wire::build;
@@ -30,22 +29,19 @@ use wire::parse::{self, L4, Net, TcpFlags, protocol};
 use wire::vxlan::{self, Ends, Outer, UdpChecksum};
 use wire::{Mac, Vni, checksum};
 
-use crate::fixture::{self, FORGOTTEN, Reused, mac, v4, v6};
+use crate::fixture::{self, FORGOTTEN, HERE, HERE_MAC, ROUTER_MAC, Reused, mac, v4, v6};
 use crate::input::Input;
 
 const A: u8 = 1;
 const B: u8 = 2;
 const F: u8 = 3;
 
-const HERE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 const THERE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 /// A host of the network, but not the one that F is behind.
 const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 3);
 /// A host that is known, but only of other networks.
 const OTHERS: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 4);
 const STRANGER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 9);
-const HERE_MAC: Mac = Mac([2, 0xaa, 0, 0, 0, 1]);
-const ROUTER_MAC: Mac = Mac([2, 0xaa, 0, 0, 0, 2]);
 const VNI: u32 = 7;
 /// The largest outer packet.
 const MTU: u16 = 1400;
@@ -74,7 +70,7 @@ impl fixture::Lab for Lab {
         let peers = [0, 1].map(|slot| sim.attach(PortSlot(slot)));
         let wire = sim.attach(PortSlot::uplink(0));
         sim.publish(snapshot());
-        sim.set_underlay(underlay());
+        sim.set_underlay(fixture::underlay([THERE], MTU));
         Lab { sim, peers, wire }
     }
 
@@ -306,20 +302,6 @@ fn bend(frame: &mut [u8], input: &mut Input) {
             *byte ^= with;
         }
     }
-}
-
-fn underlay() -> Underlay {
-    let hop = Hop {
-        uplink: PortSlot::uplink(0),
-        src_mac: HERE_MAC,
-        dst_mac: ROUTER_MAC,
-        vlan: None,
-        source: HERE.into(),
-        mtu: MTU,
-        weight: 1,
-    };
-    let paths = [(THERE.into(), vec![hop])];
-    Underlay::new(Encapsulation::default(), [HERE.into()], paths).expect("one path")
 }
 
 fn snapshot() -> Snapshot {

@@ -28,7 +28,6 @@ use control::{
 };
 use dataplane::counters::{PortCounters, RuleCounters};
 use dataplane::flow::FlowInfo;
-use dataplane::underlay::{Encapsulation, Hop, Underlay};
 use dataplane::{PortSlot, PortUid, RuleSlot, Simulation, Snapshot, WorkerConfig};
 use io::memory_port::MemoryPeer;
 use io::trace::Trace;
@@ -38,7 +37,7 @@ use wire::parse::{self, Net, TcpFlags, protocol};
 use wire::vxlan::{self, Ends, Outer, UdpChecksum};
 use wire::{Mac, Vni, build, checksum};
 
-use crate::fixture::{mac, v4};
+use crate::fixture::{self, HERE, HERE_MAC, ROUTER_MAC, mac, v4};
 use crate::input::Input;
 use crate::witness::PLAIN;
 
@@ -50,15 +49,12 @@ const MACHINES: u8 = 8;
 const GROUPS: u8 = 3;
 const VNIS: u8 = 2;
 
-const HERE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 /// The last is never declared.
 const HOSTS: [Ipv4Addr; 3] = [
     Ipv4Addr::new(192, 0, 2, 2),
     Ipv4Addr::new(192, 0, 2, 3),
     Ipv4Addr::new(192, 0, 2, 9),
 ];
-const HERE_MAC: Mac = Mac([2, 0xaa, 0, 0, 0, 1]);
-const ROUTER_MAC: Mac = Mac([2, 0xaa, 0, 0, 0, 2]);
 
 /// A guest's end.
 enum Side {
@@ -141,7 +137,7 @@ impl Lab {
             on_broken: Box::new(move |slot, why| lock(&told).push((slot, why))),
         });
         let wire = sim.attach(PortSlot::uplink(0));
-        sim.set_underlay(underlay());
+        sim.set_underlay(fixture::underlay(HOSTS, 1600));
         let shared = Shared(Arc::new(Mutex::new(World {
             sim,
             sides: BTreeMap::new(),
@@ -864,20 +860,6 @@ impl DataPlane for Shared {
     fn remove_flows(&self, flows: &[FlowInfo]) -> Result<usize, DataPlaneError> {
         Ok(self.lock().sim.remove_flows(flows))
     }
-}
-
-fn underlay() -> Underlay {
-    let hop = Hop {
-        uplink: PortSlot::uplink(0),
-        src_mac: HERE_MAC,
-        dst_mac: ROUTER_MAC,
-        vlan: None,
-        source: HERE.into(),
-        mtu: 1600,
-        weight: 1,
-    };
-    let paths = HOSTS.map(|host| (host.into(), vec![hop.clone()]));
-    Underlay::new(Encapsulation::default(), [HERE.into()], paths).expect("a path to each")
 }
 
 fn nic_id(number: u8) -> NicId {
