@@ -63,7 +63,7 @@ pub struct Veths {
     flows: u32,
     /// The program, from the first pair on.
     cables: Option<Cables>,
-    /// While it is true, pairs are another process's and stay.
+    /// See [`Veths::new`].
     borrowed: Option<Arc<AtomicBool>>,
     all: BTreeMap<u32, Veth>,
 }
@@ -81,20 +81,15 @@ struct Veth {
 
 impl Veths {
     /// None yet; the program between them and the switch is to forward so many flows itself, if the
-    /// switch says so.
-    pub fn new(keeper: Keeper, flows: u32) -> Veths {
+    /// switch says so. While `borrowed` is true pairs are another process's, and none is removed.
+    pub fn new(keeper: Keeper, flows: u32, borrowed: Option<Arc<AtomicBool>>) -> Veths {
         Veths {
             keeper,
             flows,
             cables: None,
-            borrowed: None,
+            borrowed,
             all: BTreeMap::new(),
         }
-    }
-
-    /// Removes no pair while this is true: they are another process's.
-    pub fn borrow_while(&mut self, borrowed: Arc<AtomicBool>) {
-        self.borrowed = Some(borrowed);
     }
 
     fn is_borrowed(&self) -> bool {

@@ -166,7 +166,7 @@ impl Health {
 
 /// The thread that looks. It ends when this is dropped.
 pub struct Watchdog {
-    stop: Arc<(Mutex<Phase>, Condvar)>,
+    pause: Pause,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -189,27 +189,24 @@ impl Watchdog {
             .spawn(move || watch(watched, patience, &health, &phase))
             .map_err(|e| format!("the watchdog's thread cannot be started: {e}"))?;
         Ok(Watchdog {
-            stop,
+            pause: Pause(stop),
             thread: Some(thread),
         })
     }
 
     /// The daemon is about to stop: its threads are let alone from now on.
     pub fn stopping(&self) {
-        self.enter(Phase::Stopping);
+        self.pause.begin();
     }
 
     /// For whoever has threads stand still for a while.
     pub fn pause(&self) -> Pause {
-        Pause(self.stop.clone())
-    }
-
-    fn enter(&self, phase: Phase) {
-        Pause(self.stop.clone()).enter(phase);
+        self.pause.clone()
     }
 }
 
 /// Threads are let alone, and watched again.
+#[derive(Clone)]
 pub struct Pause(Arc<(Mutex<Phase>, Condvar)>);
 
 impl Pause {
@@ -234,7 +231,7 @@ impl Pause {
 
 impl Drop for Watchdog {
     fn drop(&mut self) {
-        self.enter(Phase::Ended);
+        self.pause.enter(Phase::Ended);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

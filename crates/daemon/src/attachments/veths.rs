@@ -150,9 +150,6 @@ impl VethNics {
         let Some(veths) = &mut watched.veths else {
             return Err("nobody watches containers' interfaces".into());
         };
-        if let Some(apart) = &self.apart {
-            veths.borrow_while(apart.clone());
-        }
         let state = veths.open(request.slot.0, wanted(request, veth, &self.daemon))?;
         self.shared.tell_switch(&mut watched, request.slot.0);
         watched.ring();
@@ -217,7 +214,7 @@ impl VethNics {
             .map_err(|e| format!("an eventfd cannot be made: {e}"))?;
         {
             let mut watched = self.shared.lock();
-            watched.veths = Some(Veths::new(keeper, self.flows));
+            watched.veths = Some(Veths::new(keeper, self.flows, self.apart.clone()));
             watched.bell = Some(bell);
         }
         let shared = self.shared.clone();
