@@ -169,7 +169,7 @@ fn measure(shape: Shape, direction: Direction, windows: usize) -> Result<Samples
     let frames = frames(shape, direction)?;
     let mut random = Random(1);
     for (guest, frame) in guests.iter_mut().zip(&frames) {
-        guest.prepare(&frame.bytes, &Offload::default());
+        guest.prepare(frame, &Offload::default());
     }
     let mut samples = Samples::default();
     for window in 0..SETTLE + windows {
@@ -182,15 +182,15 @@ fn measure(shape: Shape, direction: Direction, windows: usize) -> Result<Samples
                     guests[nic].send(BATCH as u16, |write| {
                         let turn = random.below(frames.len() / shape.nics);
                         let frame = &frames[turn * shape.nics + nic];
-                        write(0, &frame.bytes[..6]);
-                        write(VARIES.start, &frame.bytes[VARIES]);
+                        write(0, &frame[..6]);
+                        write(VARIES.start, &frame[VARIES]);
                     });
                     switch.deliver(|| wire.swallow() as usize)?
                 }
                 Direction::In => {
                     for _ in 0..BATCH {
                         let frame = &frames[random.below(frames.len())];
-                        if !wire.inject(&frame.bytes, 0) {
+                        if !wire.inject(frame, 0) {
                             return Err(PeerError("the uplink has no buffer".to_owned()));
                         }
                     }
@@ -206,13 +206,9 @@ fn measure(shape: Shape, direction: Direction, windows: usize) -> Result<Samples
     Ok(samples)
 }
 
-struct Frame {
-    bytes: Vec<u8>,
-}
-
 /// A frame of each flow: to or from each machine, or as many flows of one machine. Number `n` is of
 /// NIC `n` modulo the NICs.
-fn frames(shape: Shape, direction: Direction) -> Result<Vec<Frame>, PeerError> {
+fn frames(shape: Shape, direction: Direction) -> Result<Vec<Vec<u8>>, PeerError> {
     let count = MACHINES / shape.nics * shape.nics;
     let frames = (0..count).map(|number| {
         let machine = shape.machine(number % shape.machines);
@@ -226,16 +222,15 @@ fn frames(shape: Shape, direction: Direction) -> Result<Vec<Frame>, PeerError> {
         let mut bytes = header.udp(source, destination).payload(&payload).build();
         // No checksum (RFC 768).
         bytes[40..42].fill(0);
-        let bytes = match direction {
-            Direction::Out => bytes,
+        match direction {
+            Direction::Out => Ok(bytes),
             Direction::In => tunnel::wrapped_in(
                 &bytes,
                 shape.vni(machine.nic)?,
                 host_address(machine.host),
                 50_000,
-            )?,
-        };
-        Ok(Frame { bytes })
+            ),
+        }
     });
     frames.collect()
 }
