@@ -407,6 +407,26 @@ const ALLOWED: u16 = 7;
 const FORBIDDEN: u16 = 8;
 
 impl Guests {
+    /// The VMMs' connections are whole, and nothing is sent any more: how many frames were lost, and
+    /// how many came twice.
+    fn ended_whole(&mut self, kind: &str) -> (usize, usize) {
+        // It is the same connection, and nothing is half said on it.
+        for vmm in &mut self.vmms {
+            assert!(vmm.get(GET_FEATURES).unwrap() & PROTOCOL_FEATURES != 0);
+        }
+        // All that was offered comes back, each once (the driver sees to that).
+        let until = Instant::now() + PATIENCE;
+        while self.from.transmitq.outstanding() > 0 {
+            assert!(Instant::now() < until, "{kind}: descriptors are lost");
+            self.taken_back += self.from.reclaim() as u32;
+            self.receive();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.receive();
+        let twice = self.came.values().filter(|times| **times > 1).count();
+        (self.sent as usize - self.came.len(), twice)
+    }
+
     async fn new(features: u64) -> Guests {
         let store = tempfile::tempdir().unwrap();
         let args = ["--store", "--keeper"].into_iter().zip(["state", "keeper"]);
@@ -578,22 +598,7 @@ async fn vmms_keep_their_connections_when_the_daemon_is_killed() {
             2,
             "{log}"
         );
-        // It is the same connection, and nothing is half said on it.
-        for vmm in &mut guests.vmms {
-            assert!(vmm.get(GET_FEATURES).unwrap() & PROTOCOL_FEATURES != 0);
-        }
-        // Nothing is sent any more: all that was offered comes back, each once (the driver sees to
-        // that).
-        let until = Instant::now() + PATIENCE;
-        while guests.from.transmitq.outstanding() > 0 {
-            assert!(Instant::now() < until, "{kind}: descriptors are lost");
-            guests.taken_back += guests.from.reclaim() as u32;
-            guests.receive();
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        guests.receive();
-        let twice = guests.came.values().filter(|times| **times > 1).count();
-        let lost = guests.sent as usize - guests.came.len();
+        let (lost, twice) = guests.ended_whole(kind);
         println!(
             "{kind}: without a frame {} ms (median of ten kills), {} ms at the most; {} ms over a \
              stop; of {} frames {lost} lost and {twice} twice",

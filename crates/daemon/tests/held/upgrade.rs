@@ -135,19 +135,7 @@ async fn vmms_keep_their_connections_when_another_program_takes_over() {
         guests.flow(100, "frames before");
         let done = (0..10).map(|_| guests.upgraded(""));
         let (mut gaps, mut pauses): (Vec<_>, Vec<_>) = done.unzip();
-        for vmm in &mut guests.vmms {
-            assert!(vmm.get(GET_FEATURES).unwrap() & PROTOCOL_FEATURES != 0);
-        }
-        let until = Instant::now() + PATIENCE;
-        while guests.from.transmitq.outstanding() > 0 {
-            assert!(Instant::now() < until, "{kind}: descriptors are lost");
-            guests.taken_back += guests.from.reclaim() as u32;
-            guests.receive();
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        guests.receive();
-        let twice = guests.came.values().filter(|times| **times > 1).count();
-        let lost = guests.sent as usize - guests.came.len();
+        let (lost, twice) = guests.ended_whole(kind);
         println!(
             "{kind}: upgraded ten times: without a frame {}; none moved for {}; of {} frames {lost} \
              lost and {twice} twice",
