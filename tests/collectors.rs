@@ -299,6 +299,10 @@ fn samples_reach_a_collector() -> Result<()> {
     let _taker = host
         .collector
         .start("socat", "socat -u UDP-RECV:6343 CREATE:/dev/null")?;
+    wait_for("socat to listen", PATIENCE, || {
+        let listens = "ss -uln | grep -q ':6343 '";
+        Ok(host.collector.succeeds(listens)?.then_some(()))
+    })?;
     let heard = host.listen("eth0", "udp port 6343")?;
     for _ in 0..3 {
         host.say(53, "allowed")?;

@@ -27,6 +27,7 @@ mod balancer;
 mod bench_report;
 mod connections;
 mod cores;
+mod datagrams;
 mod deaths;
 mod dpdk_args;
 mod events;

@@ -13,10 +13,10 @@ use dataplane::underlay::Encapsulation;
 use wire::vxlan::UdpChecksum;
 
 use crate::cores::{self, Cores};
+use crate::datagrams;
 use crate::dpdk_args::{self, DpdkArgs, Join};
 use crate::ini::Ini;
 use crate::logging::Level;
-use crate::sflow;
 
 /// Where the v1 API listens unless told otherwise.
 pub const V1_ENDPOINT: &str = "unix:/run/butterfly/api.sock";
@@ -708,7 +708,8 @@ impl Settings {
             audit,
             flow_log,
             ipfix: ipfix.unwrap_or_default(),
-            sflow: (sflow.iter().map(|to| sflow::collector(to))).collect::<Result<_, _>>()?,
+            sflow: (sflow.iter().map(|to| datagrams::collector("--sflow", to)))
+                .collect::<Result<_, _>>()?,
             sflow_rate: sflow_rate.unwrap_or(SFLOW_RATE),
             log_level: log_level.unwrap_or(Level::Info),
             no_syslog: options.no_syslog,

@@ -6,7 +6,7 @@
 //! for the controller; the workers do not notice, and what they had to leave out is counted.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -17,6 +17,7 @@ use dataplane::{PortSlot, Switch};
 use wire::sflow::{CountersSample, Datagram, FlowSample, Output};
 
 use crate::app::App;
+use crate::datagrams::{Datagrams, Sent};
 
 /// How often the rings are emptied.
 const POLL: Duration = Duration::from_millis(100);
@@ -45,6 +46,10 @@ impl Counts {
             .map(|count| count.load(Ordering::Relaxed))
     }
 
+    fn lose(&self, samples: u32) {
+        self.lost[1].fetch_add(samples.into(), Ordering::Relaxed);
+    }
+
     /// In the order of [`PLACES`].
     pub fn lost(&self) -> [u64; 2] {
         self.lost
@@ -62,12 +67,6 @@ struct Shared {
     counts: Counts,
     stopped: AtomicBool,
     thread: Mutex<Option<JoinHandle<()>>>,
-}
-
-/// An address of the options. The error is a sentence.
-pub fn collector(text: &str) -> Result<SocketAddr, String> {
-    text.parse()
-        .map_err(|_| format!("--sflow '{text}': it is ADDRESS:PORT, as 192.0.2.9:6343"))
 }
 
 impl Sflow {
@@ -255,33 +254,34 @@ impl Agent {
 
 /// Where datagrams are sent.
 struct Collector {
-    to: SocketAddr,
-    socket: Option<(UdpSocket, IpAddr)>,
-    datagram: Option<Datagram>,
+    datagrams: Datagrams,
+    /// What is put together.
+    next: Option<Datagram>,
+    /// The last one's number, and how many samples it had.
     sequence: u32,
-    failing: bool,
+    last: u32,
 }
 
 impl Collector {
     fn new(to: SocketAddr) -> Collector {
         Collector {
-            to,
-            socket: None,
-            datagram: None,
+            datagrams: Datagrams::new(to),
+            next: None,
             sequence: 0,
-            failing: false,
+            last: 0,
         }
     }
 
     /// Adds a sample, and sends before what is full.
     fn push(&mut self, began: Instant, counts: &Counts, push: impl Fn(&mut Datagram) -> bool) {
         for _ in 0..2 {
-            let agent = match self.agent() {
-                Ok(agent) => agent,
-                Err(error) => return self.lost(1, counts, &error),
-            };
-            let datagram = self.datagram.get_or_insert_with(|| Datagram::new(agent));
-            if push(datagram) {
+            if self.next.is_none() {
+                let Ok(agent) = self.datagrams.source("samples") else {
+                    return counts.lose(1);
+                };
+                self.next = Some(Datagram::new(agent));
+            }
+            if self.next.as_mut().is_some_and(&push) {
                 return;
             }
             // It fits into an empty one.
@@ -291,60 +291,27 @@ impl Collector {
 
     /// Sends what there is.
     fn finish(&mut self, began: Instant, counts: &Counts) {
-        let Some(datagram) = self.datagram.take() else {
+        let Some(datagram) = self.next.take() else {
             return;
         };
         let samples = datagram.samples();
+        let before = std::mem::replace(&mut self.last, samples);
         // One that is lost is missing for the collector, too: it sees a gap.
         self.sequence = self.sequence.wrapping_add(1);
         let uptime = began.elapsed().as_millis() as u32;
         let bytes = datagram.finish(self.sequence, uptime);
-        let sent = match &self.socket {
-            Some((socket, _)) => socket.send(&bytes).map(drop),
-            None => Err(std::io::ErrorKind::NotConnected.into()),
-        };
-        match sent {
-            Ok(()) => {
-                if std::mem::take(&mut self.failing) {
-                    tracing::info!("samples are sent to the collector {} again", self.to);
-                }
-            }
-            Err(error) => self.lost(samples, counts, &error),
+        match self.datagrams.send(&bytes, "samples") {
+            Ok(Sent::Fine) => {}
+            Ok(Sent::OneBeforeRefused) => counts.lose(before),
+            Err(_) => counts.lose(samples),
         }
-    }
-
-    fn lost(&mut self, samples: u32, counts: &Counts, error: &std::io::Error) {
-        counts.lost[1].fetch_add(samples.into(), Ordering::Relaxed);
-        // The one before may be of a network that is gone.
-        self.socket = None;
-        if !std::mem::replace(&mut self.failing, true) {
-            tracing::warn!(
-                "samples cannot be sent to the collector {}: {error}",
-                self.to
-            );
-        }
-    }
-
-    /// The address that the collector knows this host by.
-    fn agent(&mut self) -> std::io::Result<IpAddr> {
-        if let Some((_, agent)) = &self.socket {
-            return Ok(*agent);
-        }
-        let any: IpAddr = match self.to.is_ipv6() {
-            false => Ipv4Addr::UNSPECIFIED.into(),
-            true => Ipv6Addr::UNSPECIFIED.into(),
-        };
-        let socket = UdpSocket::bind((any, 0))?;
-        socket.set_nonblocking(true)?;
-        socket.connect(self.to)?;
-        let agent = socket.local_addr()?.ip();
-        self.socket = Some((socket, agent));
-        Ok(agent)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::UdpSocket;
+
     use super::*;
 
     #[test]
@@ -384,14 +351,6 @@ mod tests {
             push(&mut collector);
             collector.finish(began, &counts);
         }
-        assert!(counts.lost()[1] > 0);
-    }
-
-    #[test]
-    fn a_collector_is_an_address_and_a_port() {
-        for bad in ["", "192.0.2.9", "collector:6343"] {
-            let error = collector(bad).unwrap_err();
-            assert!(error.contains("ADDRESS:PORT"), "{error}");
-        }
+        assert_eq!(counts.lost()[1], 2);
     }
 }

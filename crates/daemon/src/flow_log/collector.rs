@@ -1,12 +1,12 @@
 //! A collector of flows, which gets IPFIX over UDP.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use api::v1;
 use api::v1::flow_record::Kind;
 use wire::ipfix::{self, Message, Record};
 
+use crate::datagrams::{self, Datagrams, Sent};
 use crate::events::unix_nanos;
 
 /// How often the templates are sent again.
@@ -14,26 +14,21 @@ const TEMPLATES_EVERY: Duration = Duration::from_secs(60);
 
 /// Where records are sent.
 pub struct Collector {
-    to: SocketAddr,
-    socket: Option<UdpSocket>,
-    /// Records that were sent.
+    datagrams: Datagrams,
+    /// Records that were sent, and those of the last message.
     sequence: u32,
+    last: u32,
     told: Option<Instant>,
-    failing: bool,
 }
 
 impl Collector {
     /// `ADDRESS:PORT`. The error is a sentence.
     pub fn new(to: &str) -> Result<Collector, String> {
-        let to: SocketAddr = to
-            .parse()
-            .map_err(|_| format!("--ipfix '{to}': it is ADDRESS:PORT, as 192.0.2.9:4739"))?;
         Ok(Collector {
-            to,
-            socket: None,
+            datagrams: Datagrams::new(datagrams::collector("--ipfix", to)?),
             sequence: 0,
+            last: 0,
             told: None,
-            failing: false,
         })
     }
 
@@ -67,43 +62,24 @@ impl Collector {
         let bytes = message.finish(secs, self.sequence, 0);
         // Those that are lost are missing for the collector, too: it sees a gap.
         self.sequence = self.sequence.wrapping_add(records);
-        match self.put(&bytes) {
-            Ok(()) => {
+        let before = std::mem::replace(&mut self.last, records);
+        match self.datagrams.send(&bytes, "flows") {
+            Ok(Sent::Fine) => {
                 let due = |at: Instant| at.elapsed() >= TEMPLATES_EVERY;
                 if self.told.is_none_or(due) {
                     self.told = Some(Instant::now());
                 }
-                if std::mem::take(&mut self.failing) {
-                    tracing::info!("flows are sent to the collector {} again", self.to);
-                }
                 0
             }
-            Err(e) => {
-                // The one before may be of a network that is gone; a collector that was started
-                // anew knows no templates.
-                (self.socket, self.told) = (None, None);
-                if !std::mem::replace(&mut self.failing, true) {
-                    tracing::warn!("flows cannot be sent to the collector {}: {e}", self.to);
-                }
+            // A collector that was started anew knows no templates.
+            Ok(Sent::OneBeforeRefused) => {
+                self.told = None;
+                before.into()
+            }
+            Err(_) => {
+                self.told = None;
                 records.into()
             }
-        }
-    }
-
-    fn put(&mut self, bytes: &[u8]) -> std::io::Result<()> {
-        if self.socket.is_none() {
-            let any: IpAddr = match self.to.is_ipv6() {
-                false => Ipv4Addr::UNSPECIFIED.into(),
-                true => Ipv6Addr::UNSPECIFIED.into(),
-            };
-            let socket = UdpSocket::bind((any, 0))?;
-            socket.set_nonblocking(true)?;
-            socket.connect(self.to)?;
-            self.socket = Some(socket);
-        }
-        match &self.socket {
-            Some(socket) => socket.send(bytes).map(drop),
-            None => Err(std::io::ErrorKind::NotConnected.into()),
         }
     }
 }
@@ -145,6 +121,8 @@ fn as_ipfix(record: &v1::FlowRecord) -> Option<Record<'_>> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::UdpSocket;
+
     use super::*;
 
     fn ended() -> v1::FlowRecord {
@@ -185,15 +163,7 @@ mod tests {
         // Nobody listens: what is sent is refused with the next one, and the templates come again.
         drop(listener);
         let lost: u64 = (0..3).map(|_| collector.send(&[ended()])).sum();
-        assert!(lost > 0);
-        assert!(collector.told.is_none() || collector.socket.is_some());
-    }
-
-    #[test]
-    fn a_collector_is_an_address_and_a_port() {
-        for bad in ["", "192.0.2.9", "collector:4739", "192.0.2.9:0x1"] {
-            let error = Collector::new(bad).err().unwrap();
-            assert!(error.contains("ADDRESS:PORT"), "{error}");
-        }
+        assert_eq!(lost, 2);
+        assert!(collector.told.is_none());
     }
 }
