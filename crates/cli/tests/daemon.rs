@@ -449,8 +449,8 @@ fn what_moves_is_watched_while_it_moves() {
         numbers.sum::<f64>() > 0.0
     };
     for (ok, frames) in [
-        (daemon.ok("nic stats --watch=0.1 -n 2"), true),
-        (daemon.ok_v0("nic stats --watch=0.1 -n 2"), false),
+        (daemon.ok("nic stats --watch=0.5 -n 2"), true),
+        (daemon.ok_v0("nic stats --watch=0.5 -n 2"), false),
     ] {
         let (first, second) = ok.split_once("\n\n").expect("two tables");
         for table in [first, second] {
