@@ -74,6 +74,17 @@ pub enum Error {
         /// Who has it.
         other: NicId,
     },
+    /// A NIC's mirror is VXLAN to another host of the switch.
+    #[error(
+        "NIC '{nic}': its mirror is VXLAN to {collector}, which is another host: that would take \
+         the copies for frames of a network; mirror to a machine that is none, or by ERSPAN"
+    )]
+    MirrorToHost {
+        /// The NIC.
+        nic: NicId,
+        /// Where its copies would go.
+        collector: std::net::IpAddr,
+    },
     /// A NIC of this id is there, and is not to be replaced.
     #[error("NIC '{0}' is there already with other values: {1}")]
     NicDiffers(NicId, String),
@@ -194,6 +205,7 @@ impl Error {
             Error::MacTaken { .. }
             | Error::AddressTaken { .. }
             | Error::PathTaken { .. }
+            | Error::MirrorToHost { .. }
             | Error::NicDiffers(..)
             | Error::HostInUse { .. } => ErrorKind::Conflict,
             Error::Quota { .. } => ErrorKind::Quota,

@@ -203,6 +203,7 @@ impl State {
         known.stage(overlay, local, (slots, epoch), &mut staged)?;
         self.stage_nics(epoch, settings, dataplane, &mut staged)?;
         self.check_rules_per_nic(&staged)?;
+        self.check_mirrors()?;
         self.sweep(epoch, &mut staged);
         quota("the daemon", "VNIs", self.overlay.vnis.len(), limits::VNIS)?;
         staged.diff.nics.sort_by(|a, b| a.id.cmp(&b.id));

@@ -50,6 +50,8 @@ pub(crate) struct State {
     pub addresses: imbl::HashMap<(Vni, IpAddr), Arc<[NicId]>>,
     /// Sockets, interfaces and trace files in use.
     pub paths: imbl::HashMap<Arc<str>, NicId>,
+    /// NICs whose mirror is VXLAN, by its collector.
+    pub vxlan_mirrors: imbl::OrdMap<IpAddr, imbl::OrdSet<NicId>>,
     pub next_uid: u32,
     pub port_slots: Slots,
     pub network_slots: Slots,
@@ -142,6 +144,7 @@ impl State {
             macs: imbl::HashMap::new(),
             addresses: imbl::HashMap::new(),
             paths: imbl::HashMap::new(),
+            vxlan_mirrors: imbl::OrdMap::new(),
             next_uid: 1,
             port_slots: Slots::new(limits::NICS),
             // A network or a name may end and another begin in one operation: twice what can be in

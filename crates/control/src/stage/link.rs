@@ -4,9 +4,10 @@ use super::{Staged, full};
 use crate::attach::{DataPlane, HostSettings};
 use crate::error::{Error, quota};
 use crate::limits;
-use crate::model::{Nic, NicId};
+use crate::model::{MirrorKind, Nic, NicId};
 use crate::state::{NetworkEntry, NicEntry, State};
 use dataplane::snapshot::{NetworkIdx, PortSlot, PortUid};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 impl State {
@@ -74,6 +75,22 @@ impl State {
         Ok(())
     }
 
+    /// Another host would take the copies for frames of the network whose number they have.
+    pub(super) fn check_mirrors(&self) -> Result<(), Error> {
+        let is_host = |collector: &&IpAddr| self.overlay.hosts.contains_key(*collector);
+        let Some(&collector) = self.vxlan_mirrors.keys().find(is_host) else {
+            return Ok(());
+        };
+        let nics = self.vxlan_mirrors.get(&collector);
+        match nics.and_then(|nics| nics.get_min()) {
+            Some(nic) => Err(Error::MirrorToHost {
+                nic: nic.clone(),
+                collector,
+            }),
+            None => Ok(()),
+        }
+    }
+
     fn uid(&mut self) -> PortUid {
         let uid = PortUid(self.next_uid);
         // Four thousand million NICs created by one daemon: then the first are long gone.
@@ -87,6 +104,14 @@ impl State {
         self.paths.remove(&entry.path);
         if nic.packet_trace {
             self.paths.remove(settings.trace_path(nic).as_str());
+        }
+        if let Some(collector) = vxlan_collector(nic)
+            && let Some(nics) = self.vxlan_mirrors.get_mut(&collector)
+        {
+            nics.remove(&nic.id);
+            if nics.is_empty() {
+                self.vxlan_mirrors.remove(&collector);
+            }
         }
         match &nic.sniff_target {
             None => {
@@ -166,6 +191,10 @@ impl State {
                     other,
                 });
             }
+        }
+        if let Some(collector) = vxlan_collector(&nic) {
+            let nics = self.vxlan_mirrors.entry(collector).or_default();
+            nics.insert(nic.id.clone());
         }
         match &nic.sniff_target {
             None => {
@@ -253,4 +282,9 @@ impl State {
         }
         Ok(())
     }
+}
+
+fn vxlan_collector(nic: &Nic) -> Option<IpAddr> {
+    let mirror = nic.mirror.as_ref()?;
+    matches!(mirror.kind, MirrorKind::Vxlan { .. }).then_some(mirror.address)
 }

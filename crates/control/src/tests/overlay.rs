@@ -3,7 +3,9 @@
 
 use super::world::*;
 use crate::event::EventKind;
-use crate::model::{Binding, Config, Flood, Host, HostUpdate, Membership, NetworkOptions};
+use crate::model::{
+    Binding, Config, Flood, Host, HostUpdate, Membership, Mirror, MirrorKind, NetworkOptions, Nic,
+};
 use crate::{NetworkMode, limits};
 use std::net::IpAddr;
 use wire::{Mac, Vni};
@@ -438,4 +440,39 @@ fn the_maxima_are_refused_one_beyond() {
         error,
         "binding of 52:54:00:12:34:01 in VNI 1 would have 257 IPs, the limit is 256"
     );
+}
+
+#[test]
+fn no_mirror_is_frames_of_a_network_to_another_host() {
+    let (mut controller, _) = controller();
+    let mirror = |kind| {
+        Some(Mirror {
+            kind,
+            address: ip("10.0.0.2"),
+            direction: None,
+            snap_len: None,
+        })
+    };
+    let vxlan = MirrorKind::Vxlan {
+        port: 5000,
+        vni: None,
+    };
+    let mirrored = |kind| Nic {
+        mirror: mirror(kind),
+        ..nic("m", 9, &[])
+    };
+    let why = "NIC 'm': its mirror is VXLAN to 10.0.0.2, which is another host: that would take \
+               the copies for frames of a network; mirror to a machine that is none, or by ERSPAN";
+    controller.put_nic(mirrored(vxlan)).unwrap();
+    let refused = controller.put_host(host("10.0.0.2", &[43])).unwrap_err();
+    assert_eq!(refused.to_string(), why);
+    let erspan = MirrorKind::Erspan { session: 1 };
+    controller.put_nic(mirrored(erspan)).unwrap();
+    controller.put_host(host("10.0.0.2", &[43])).unwrap();
+    let refused = controller.put_nic(mirrored(vxlan)).unwrap_err();
+    assert_eq!(refused.to_string(), why);
+    controller.delete_host(ip("10.0.0.2"), false).unwrap();
+    controller.put_nic(mirrored(vxlan)).unwrap();
+    controller.delete_nic(&nic_id("m")).unwrap();
+    controller.put_host(host("10.0.0.2", &[43])).unwrap();
 }
