@@ -10,7 +10,6 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
 
 use control::model::{self, Direction, MirrorKind, Nic};
 use io::trace::capture::{Capture, Caught, Queue, Tap, Wanted};
@@ -25,8 +24,6 @@ use wire::vxlan;
 
 /// IP's number for GRE.
 const GRE: u8 = 47;
-/// A device that takes nothing for so long loses the copy.
-const PATIENCE: Duration = Duration::from_millis(100);
 
 /// All mirrors of this host.
 #[derive(Default)]
@@ -42,14 +39,6 @@ struct Shared {
     /// By the number that their frames come with.
     targets: BTreeMap<u32, Arc<Target>>,
     last: u32,
-    /// By what is sent and the family; each is made when it is needed.
-    sockets: BTreeMap<(Headers, bool), Arc<Socket>>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum Headers {
-    Vxlan,
-    Erspan,
 }
 
 /// Where one NIC's copies go.
@@ -60,7 +49,8 @@ struct Target {
     to: SocketAddr,
     how: How,
     snap_len: usize,
-    socket: Arc<Socket>,
+    /// Its own, so that it waits in nobody's buffer.
+    socket: Socket,
     failing: AtomicBool,
 }
 
@@ -77,17 +67,21 @@ impl Mirrors {
         shared
             .targets
             .retain(|_, target| target.capture.strong_count() > 0);
-        let (headers, port, how) = match mirror.kind {
+        let (port, how) = match mirror.kind {
             MirrorKind::Vxlan { port, vni } => {
                 let header = vxlan::header(vni.unwrap_or(nic.vni));
-                (Headers::Vxlan, port, How::Vxlan { header })
+                (port, How::Vxlan { header })
             }
             MirrorKind::Erspan { session } => {
                 let sequence = AtomicU32::new(0);
-                (Headers::Erspan, 0, How::Erspan { session, sequence })
+                (0, How::Erspan { session, sequence })
             }
         };
-        let socket = shared.socket(headers, mirror.address.is_ipv6())?;
+        let socket = how.socket(mirror.address.is_ipv6());
+        let socket = socket.map_err(|e| {
+            let (address, headers) = (mirror.address, how.name());
+            format!("a socket for copies to {address} by {headers} cannot be opened: {e}")
+        })?;
         let capture = Capture::into_queue(
             &running.queue,
             Wanted {
@@ -133,29 +127,38 @@ impl Mirrors {
     }
 }
 
-impl Shared {
-    fn socket(&mut self, headers: Headers, is_v6: bool) -> Result<Arc<Socket>, String> {
-        if let Some(socket) = self.sockets.get(&(headers, is_v6)) {
-            return Ok(socket.clone());
+impl How {
+    fn name(&self) -> &'static str {
+        match self {
+            How::Vxlan { .. } => "VXLAN",
+            How::Erspan { .. } => "ERSPAN",
         }
-        let socket = open(headers, is_v6)
-            .map_err(|e| format!("a socket for {headers:?} mirrors cannot be opened: {e}"))?;
-        let socket = Arc::new(socket);
-        self.sockets.insert((headers, is_v6), socket.clone());
+    }
+
+    /// One that never waits.
+    fn socket(&self, is_v6: bool) -> std::io::Result<Socket> {
+        let domain = if is_v6 { Domain::IPV6 } else { Domain::IPV4 };
+        let gre = Some(Protocol::from(i32::from(GRE)));
+        let socket = match self {
+            How::Vxlan { .. } => Socket::new(domain, Type::DGRAM, None)?,
+            How::Erspan { .. } => Socket::new(domain, Type::RAW, gre)?,
+        };
+        socket.set_nonblocking(true)?;
+        // A raw socket gets all GRE of the host: that is not read.
+        socket.set_recv_buffer_size(0)?;
         Ok(socket)
     }
-}
 
-fn open(headers: Headers, is_v6: bool) -> std::io::Result<Socket> {
-    let domain = if is_v6 { Domain::IPV6 } else { Domain::IPV4 };
-    let socket = match headers {
-        Headers::Vxlan => Socket::new(domain, Type::DGRAM, None)?,
-        Headers::Erspan => Socket::new(domain, Type::RAW, Some(Protocol::from(i32::from(GRE))))?,
-    };
-    socket.set_write_timeout(Some(PATIENCE))?;
-    // A raw socket gets all GRE of the host: that is not read.
-    socket.set_recv_buffer_size(0)?;
-    Ok(socket)
+    /// Whether these bytes, behind the header of IP, are a copy of this mirror's.
+    fn begins(&self, transport: &[u8], port: u16) -> bool {
+        match self {
+            How::Vxlan { header } => {
+                transport.get(2..4) == Some(&port.to_be_bytes()[..])
+                    && transport.get(8..16) == Some(&header[..])
+            }
+            How::Erspan { session, .. } => erspan::session(transport) == Some(*session),
+        }
+    }
 }
 
 fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
@@ -167,16 +170,20 @@ fn run(queue: &Queue, frames: &Receiver<Caught>, shared: &Mutex<Shared>) {
     // The queue that is held here is for its counts; who sends are the captures.
     let mut room = Vec::with_capacity(1 << 16);
     while let Ok(caught) = frames.recv() {
-        queue.taken(&caught);
         let target = lock(shared).targets.get(&caught.source).cloned();
-        if let Some(target) = target {
-            target.send(caught, &mut room);
+        let capture = target.as_ref().and_then(|target| target.capture.upgrade());
+        match (target, capture) {
+            (Some(target), Some(capture)) => {
+                capture.taken(&caught);
+                target.send(caught, &capture, &mut room);
+            }
+            _ => queue.taken(&caught),
         }
     }
 }
 
 impl Target {
-    fn send(&self, caught: Caught, room: &mut Vec<u8>) {
+    fn send(&self, caught: Caught, capture: &Capture, room: &mut Vec<u8>) {
         if self.is_own(&caught.bytes) {
             return;
         }
@@ -202,9 +209,7 @@ impl Target {
         let to = self.to.ip();
         match failed {
             Some(error) => {
-                if let Some(capture) = self.capture.upgrade() {
-                    capture.lose();
-                }
+                capture.lose();
                 if !self.failing.swap(true, Ordering::Relaxed) {
                     tracing::warn!(
                         "copies of NIC '{}' cannot be sent to {to}: {error}",
@@ -220,7 +225,7 @@ impl Target {
     }
 
     /// A copy on its way to this very collector, by a NIC that is mirrored to it: a copy of that
-    /// would be one again.
+    /// would be one again. What only goes to the same address is copied.
     fn is_own(&self, frame: &[u8]) -> bool {
         let head = &frame[..frame.len().min(segment::HEADER_MAX)];
         let packet = parse::parse(head, frame.len());
@@ -228,17 +233,15 @@ impl Target {
             return false;
         };
         let dst: IpAddr = ip.dst();
+        let protocol = match self.how {
+            How::Vxlan { .. } => parse::protocol::UDP,
+            How::Erspan { .. } => GRE,
+        };
         dst == self.to.ip()
-            && match self.how {
-                How::Erspan { .. } => ip.protocol == GRE,
-                How::Vxlan { .. } => {
-                    ip.protocol == parse::protocol::UDP
-                        && ip
-                            .l4_info
-                            .ports()
-                            .is_none_or(|(_, port)| port == self.to.port())
-                }
-            }
+            && ip.protocol == protocol
+            && head
+                .get(usize::from(ip.l4)..)
+                .is_some_and(|transport| self.how.begins(transport, self.to.port()))
     }
 }
 
@@ -278,6 +281,8 @@ fn each_packet(mut frame: Box<[u8]>, offload: &Offload, mut each: impl FnMut(&[u
 mod tests {
     use super::*;
     use std::net::{Ipv4Addr, UdpSocket};
+    use std::time::Duration;
+
     use wire::build;
     use wire::parse::TcpFlags;
     use wire::{Mac, Vni};
@@ -322,22 +327,30 @@ mod tests {
         };
         let tap = mirrors.begin(&nic(), &wanted).unwrap();
         let (a, b) = (Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2]));
-        let frame = |to: Ipv4Addr, port: u16| {
-            let built = build::frame(a, b).ip(Ipv4Addr::new(10, 0, 0, 1), to);
-            built.udp(1000, port).payload(&[7; 100]).build()
+        let frame = |port: u16, payload: &[u8]| {
+            let built = build::frame(a, b).ip(Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::LOCALHOST);
+            built.udp(1000, port).payload(payload).build()
         };
         let offer = |frame: &[u8], direction, dropped| {
             tap.offer_bytes(direction, frame, dropped, 1);
         };
         use trace::Direction::{Inbound, Outbound};
-        offer(&frame(Ipv4Addr::LOCALHOST, port), Outbound, None);
-        offer(&frame(Ipv4Addr::LOCALHOST, 53), Inbound, None);
-        let last = frame(Ipv4Addr::LOCALHOST, 53);
-        offer(&last, Outbound, Some("no_ingress_rule"));
-        let copy = received(&socket);
-        assert_eq!(copy[..8], [8, 0, 0, 0, 0, 0, 7, 0]);
-        assert_eq!(copy[8..], last[..50]);
-        assert_eq!(tap.capture.counts(), (2, 0));
+        let header = [8, 0, 0, 0, 0, 0, 7, 0];
+        offer(
+            &frame(port, &[&header[..], &[7; 100]].concat()),
+            Outbound,
+            None,
+        );
+        offer(&frame(53, &[7; 100]), Inbound, None);
+        // To the collector, and no copy: nobody hides by that.
+        for (port, payload) in [(53, [7; 100]), (port, [7; 100])] {
+            let sent = frame(port, &payload);
+            offer(&sent, Outbound, Some("no_ingress_rule"));
+            let copy = received(&socket);
+            assert_eq!(copy[..8], header);
+            assert_eq!(copy[8..], sent[..50]);
+        }
+        assert_eq!(tap.capture.counts(), (3, 0));
     }
 
     #[test]

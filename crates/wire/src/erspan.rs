@@ -29,6 +29,13 @@ pub fn header(session: u16, sequence: u32, is_cut: bool, index: u32) -> [u8; HEA
     header
 }
 
+/// The session of a packet's bytes behind the outer IP header, if they are what [`header`] makes.
+pub fn session(gre: &[u8]) -> Option<u16> {
+    let word = |at: usize| Some(u16::from_be_bytes(gre.get(at..at + 2)?.try_into().ok()?));
+    let is_ours = word(0)? == GRE_SEQUENCE && word(2)? == PROTOCOL && word(8)? == VERSION;
+    Some(word(10)? & SESSION_MAX).filter(|_| is_ours)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -41,6 +48,9 @@ mod tests {
                 0x10, 0x00, 0x88, 0xbe, 1, 2, 3, 4, 0x10, 0x00, 0x19, 0x55, 0x00, 0x0a, 0xbc, 0xde
             ]
         );
+        assert_eq!(session(&header(0x155, 1, true, 0)), Some(0x155));
+        assert_eq!(session(&header(1, 1, true, 0)[..11]), None);
+        assert_eq!(session(&[0; HEADER_LEN]), None);
         // Bits that are not theirs stay as they are.
         let cut = header(0xffff, 0, true, u32::MAX);
         assert_eq!(cut[8..], [0x10, 0x00, 0x1f, 0xff, 0x00, 0x0f, 0xff, 0xff]);

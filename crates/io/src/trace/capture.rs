@@ -18,6 +18,8 @@ use crate::frame::Batch;
 pub const WAITING_FRAMES: usize = 4096;
 /// See [`WAITING_FRAMES`].
 pub const WAITING_BYTES: usize = 8 << 20;
+/// Of a queue that captures share, one may fill so much of it: one part in so many.
+const SHARE: usize = 4;
 
 /// Which frames are caught, and how much of each.
 #[derive(Clone, Debug)]
@@ -68,10 +70,18 @@ impl Queue {
         (Queue { frames, bytes }, receiver)
     }
 
-    /// A frame was taken out of the queue.
+    /// A frame was taken out of the queue whose capture is gone. Of others the capture
+    /// [is told](Capture::taken).
     pub fn taken(&self, caught: &Caught) {
         self.bytes.fetch_sub(caught.bytes.len(), Ordering::Relaxed);
     }
+}
+
+/// Frames, and their bytes.
+#[derive(Debug, Default)]
+struct Amount {
+    frames: AtomicUsize,
+    bytes: AtomicUsize,
 }
 
 /// Where taps put frames.
@@ -79,6 +89,9 @@ impl Queue {
 pub struct Capture {
     wanted: Wanted,
     queue: Queue,
+    /// What waits of it, and how much may: frames and bytes.
+    waiting: Amount,
+    share: (usize, usize),
     seen: AtomicU64,
     lost: AtomicU64,
     /// Nobody reads any more.
@@ -98,14 +111,23 @@ impl Capture {
     /// A capture, and where its frames come out. Whoever takes one out [says so](Self::taken).
     pub fn new(wanted: Wanted) -> (Arc<Capture>, Receiver<Caught>) {
         let (queue, frames) = Queue::new();
-        (Capture::into_queue(&queue, wanted), frames)
+        let share = (WAITING_FRAMES, WAITING_BYTES);
+        (Capture::with_share(queue, share, wanted), frames)
     }
 
-    /// A capture whose frames wait in a queue with those of others.
+    /// A capture whose frames wait in a queue with those of others, and fill a quarter of it at
+    /// most: who is much captured takes nobody's room.
     pub fn into_queue(queue: &Queue, wanted: Wanted) -> Arc<Capture> {
+        let share = (WAITING_FRAMES / SHARE, WAITING_BYTES / SHARE);
+        Capture::with_share(queue.clone(), share, wanted)
+    }
+
+    fn with_share(queue: Queue, share: (usize, usize), wanted: Wanted) -> Arc<Capture> {
         Arc::new(Capture {
             wanted,
-            queue: queue.clone(),
+            queue,
+            waiting: Amount::default(),
+            share,
             seen: AtomicU64::new(0),
             lost: AtomicU64::new(0),
             ended: AtomicBool::new(false),
@@ -115,6 +137,12 @@ impl Capture {
     /// A frame was taken out of the queue.
     pub fn taken(&self, caught: &Caught) {
         self.queue.taken(caught);
+        self.waits_no_more(caught.bytes.len());
+    }
+
+    fn waits_no_more(&self, bytes: usize) {
+        self.waiting.frames.fetch_sub(1, Ordering::Relaxed);
+        self.waiting.bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     /// A frame that was taken out did not get to where it was for.
@@ -140,9 +168,14 @@ impl Capture {
     fn reserve(&self, bytes: usize) -> bool {
         self.seen.fetch_add(1, Ordering::Relaxed);
         // A bound, not a balance: two workers may pass it together by a frame.
-        let fits = self.queue.bytes.load(Ordering::Relaxed) + bytes <= WAITING_BYTES;
+        let (share_frames, share_bytes) = self.share;
+        let fits = self.queue.bytes.load(Ordering::Relaxed) + bytes <= WAITING_BYTES
+            && self.waiting.bytes.load(Ordering::Relaxed) + bytes <= share_bytes
+            && self.waiting.frames.load(Ordering::Relaxed) < share_frames;
         if fits {
             self.queue.bytes.fetch_add(bytes, Ordering::Relaxed);
+            self.waiting.bytes.fetch_add(bytes, Ordering::Relaxed);
+            self.waiting.frames.fetch_add(1, Ordering::Relaxed);
         } else {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
@@ -153,6 +186,7 @@ impl Capture {
         let bytes = caught.bytes.len();
         if let Err(error) = self.queue.frames.try_send(caught) {
             self.queue.bytes.fetch_sub(bytes, Ordering::Relaxed);
+            self.waits_no_more(bytes);
             self.lost.fetch_add(1, Ordering::Relaxed);
             if let TrySendError::Disconnected(_) = error {
                 self.ended.store(true, Ordering::Relaxed);
@@ -288,6 +322,35 @@ mod tests {
         }
         // The first one found nobody; then it is over.
         assert_eq!(tap.capture.counts(), (1, 1));
+    }
+
+    #[test]
+    fn one_capture_leaves_the_others_room() {
+        let (queue, frames) = Queue::new();
+        let taps = [0, 1].map(|source| Tap {
+            capture: Capture::into_queue(&queue, all()),
+            source,
+        });
+        let offer = |tap: &Tap, len: usize| {
+            tap.offer_bytes(Direction::Inbound, &vec![7; len], None, 1);
+        };
+        let lost = |tap: &Tap| tap.capture.counts().1;
+        for (len, share) in [
+            (60, WAITING_FRAMES / SHARE),
+            (65_000, WAITING_BYTES / SHARE / 65_000),
+        ] {
+            let before = lost(&taps[0]);
+            for _ in 0..share + 5 {
+                offer(&taps[0], len);
+            }
+            offer(&taps[1], len);
+            assert_eq!([lost(&taps[0]) - before, lost(&taps[1])], [5, 0]);
+            let caught: Vec<_> = frames.try_iter().collect();
+            assert_eq!(caught.len(), share + 1);
+            for caught in caught {
+                taps[caught.source as usize].capture.taken(&caught);
+            }
+        }
     }
 
     #[test]
