@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// For benchmarks: makes the frame what it was before the last run, to the next of many
+// For measurements: makes the frame what it was before the last run, to the next of many
 // destinations, and hands it to the program under test, or sends it by an interface. The
 // destinations are in no order: what they lead to is foreseen by no prefetcher, while to read them
 // here costs next to nothing.

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What scatter.bpf.c is told by the router's benchmark
- * (crates/router/benches/packets/scatter.rs). */
+/* What scatter.bpf.c is told by crates/xdp (scatter.rs). */
 #pragma once
 
 #include <linux/types.h>
 
 #define SCATTER_WORDS 7           /* of 8 bytes, of a frame, that are restored: all that a router
 				   * changes */
-#define SCATTER_ADDRESSES 1048576
+#define SCATTER_ADDRESSES 1048576  /* where nobody says how many */
 
 struct scatter {
 	__u64 frame[SCATTER_WORDS];  /* with destination zero; IPv4's checksum is for that */

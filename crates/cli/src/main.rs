@@ -13,6 +13,7 @@ mod command;
 mod doctor;
 mod endpoint;
 mod error;
+mod forwarding;
 mod help;
 mod json;
 #[cfg(test)]

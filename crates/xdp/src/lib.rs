@@ -32,6 +32,8 @@ pub mod objects;
 pub mod occupants;
 mod program;
 mod run;
+mod scatter;
+mod sink;
 mod table;
 mod tags;
 
@@ -43,4 +45,6 @@ pub use error::Error;
 pub use libbpf_rs::ErrorKind;
 pub use program::Program;
 pub use run::{Run, Verdict, run, run_segments, run_summed, send};
+pub use scatter::Scatter;
+pub use sink::Sink;
 pub use table::{PerCpuTable, Table};

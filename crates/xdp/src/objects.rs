@@ -32,8 +32,10 @@ objects! {
     ROUTER_WATCH = "router_watch";
     /// Health checks, through the load balancer's tables to one server each.
     PROBE = "probe";
-    /// For benchmarks: hands on frames to many destinations, or sends them.
+    /// For measurements: hands on frames to many destinations, or sends them.
     SCATTER = "scatter";
+    /// For measurements: counts and takes the datagrams of one.
+    SINK = "sink";
     /// Sends everything back untouched.
     TRANSMIT = "transmit";
     /// VXLAN for us to the sockets of the uplinks.

@@ -9,11 +9,11 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use api::v1;
-use clap::Args;
+use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::doctor;
+use super::{bench_forward, doctor};
 use crate::client::Client;
 use crate::doctor::{Finding, Level, speed};
 use crate::error::Error;
@@ -31,12 +31,15 @@ counter. No root is needed.
 Examples:
   butterfly bench
   butterfly bench --core 2 --seconds 10
-  butterfly --json bench | jq .rows";
+  butterfly --json bench | jq .rows
+  butterfly bench forward";
 
 /// `bench`.
 #[derive(Args, Debug)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true)]
 pub struct BenchArgs {
+    #[command(subcommand)]
+    command: Option<BenchCommand>,
     /// Windows of a second for each row
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=15))]
     seconds: u32,
@@ -46,6 +49,13 @@ pub struct BenchArgs {
     /// The daemon's program [default: butterflyd beside this one, or in the path]
     #[arg(long, value_name = "FILE")]
     daemon: Option<PathBuf>,
+}
+
+/// What else is measured.
+#[derive(Subcommand, Debug)]
+pub enum BenchCommand {
+    /// Measure packets a second by their size, forwarded by the kernel and by `butterfly forward`
+    Forward(bench_forward::ForwardArgs),
 }
 
 /// How long the daemon may take to answer.
@@ -84,6 +94,9 @@ impl Row {
 impl BenchArgs {
     /// Measures, and says what limits it. SIGINT, SIGTERM and SIGHUP end it with an error.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
+        if let Some(BenchCommand::Forward(args)) = self.command {
+            return args.run(session).await;
+        }
         // Asked for first: whenever one comes, the daemon and its folder go too.
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut terminate = signal(SignalKind::terminate())?;
@@ -402,14 +415,18 @@ fn text(rows: &[Row], findings: &[Finding]) -> String {
             steps.collect::<Vec<_>>().join(", "),
         ]);
     }
-    let mut text = table.render();
+    table.render() + &limits(findings)
+}
+
+/// What limits the host.
+pub(super) fn limits(findings: &[Finding]) -> String {
     let limits: Vec<&Finding> = findings
         .iter()
         .filter(|one| one.level > Level::Ok)
         .collect();
-    text += match limits.is_empty() {
-        true => "\nNothing was found that limits this host.\n",
-        false => "\nWhat limits it:\n",
+    let mut text = match limits.is_empty() {
+        true => "\nNothing was found that limits this host.\n".to_owned(),
+        false => "\nWhat limits it:\n".to_owned(),
     };
     for finding in limits {
         text += &format!("- {}: {}\n", finding.about, finding.what);

@@ -5,6 +5,7 @@ mod balance;
 mod balance_services;
 mod balance_table;
 mod bench;
+mod bench_forward;
 mod binding;
 mod capture;
 mod check_options;
@@ -119,7 +120,7 @@ pub enum Command {
     Reload,
     /// Look for what makes this host slow or keeps it from working, and say what to do about it
     Doctor(doctor::DoctorArgs),
-    /// Measure how many frames a core of this host switches, and say what limits it
+    /// Measure how many frames a core of this host switches or forwards, and say what limits it
     Bench(bench::BenchArgs),
     /// Write a file with what an issue needs: configuration, state, counters, logs; no secrets
     SupportBundle(support_bundle::BundleArgs),

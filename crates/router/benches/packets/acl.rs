@@ -9,12 +9,11 @@ use butterfly_router::acl::{List, Rule, Side};
 use ipnet::IpNet;
 use testkit::netns::Namespace;
 use testkit::results::Results;
-use xdp::{Program, objects};
+use xdp::{Program, Scatter, objects};
 
 use crate::lab::{destinations, frame, inside, load, namespace, prefixes};
 use crate::live::Cable;
 use crate::ours::Ours;
-use crate::scatter::Scatter;
 
 /// Rules of the lists.
 const RULES: [usize; 3] = [10, 100, 10_000];
@@ -42,10 +41,11 @@ fn family(results: &mut Results, v6: bool, count: usize, rounds: usize) {
     let family = if v6 { "v6" } else { "v4" };
     inside(&namespace, async || {
         let pass = Program::load("pass", objects::PASS, |_| Ok(())).expect("the program loads");
-        let scatter = Scatter::new();
+        let scatter = Scatter::new(count as u32).expect("the program loads");
         let cable = Cable::new(&namespace, &[&scatter]);
         let frame = frame(v6, 60);
-        scatter.tell(&frame, &destinations(&prefixes, count), 0);
+        let to = destinations(&prefixes, count);
+        scatter.tell(&frame, &to, 0).expect("there is room");
         let mut router = Ours::start(&Options::default()).await;
         let lists = RULES.map(|count| list(&prefixes, count));
         // Without a list, and with each.
@@ -59,12 +59,13 @@ fn family(results: &mut Results, v6: bool, count: usize, rounds: usize) {
                     .router
                     .set_acl(list.cloned())
                     .expect("it fits");
-                scatter.hand_on_to(router.service.router.program());
+                let program = router.service.router.program();
+                scatter.hand_on_to(program).expect("one of XDP");
                 // What the others have pushed out of the caches comes back first.
                 cable.once(&scatter, &frame, FRAMES / 8);
                 let fast = cable.once(&scatter, &frame, FRAMES);
                 to_kernel(&namespace, list);
-                scatter.hand_on_to(&pass);
+                scatter.hand_on_to(&pass).expect("one of XDP");
                 let slow = cable.once(&scatter, &frame, KERNELS_FRAMES);
                 if round > 0 {
                     ours[at].push(fast);

@@ -8,11 +8,10 @@
 //! of each run.
 
 use butterfly_router::Options;
-use xdp::{Attachment, Program, attach, objects};
+use xdp::{Attachment, Program, Scatter, attach, objects};
 
 use crate::lab::{destinations, frame, inside, load, namespace, prefixes};
 use crate::ours::Ours;
-use crate::scatter::Scatter;
 use testkit::netns::Namespace;
 use testkit::results::Results;
 
@@ -41,16 +40,17 @@ fn family(results: &mut Results, v6: bool, rounds: usize) {
         let program =
             |name, object| Program::load(name, object, |_| Ok(())).expect("the program loads");
         let (pass, fib) = (program("pass", objects::PASS), program("fib", objects::FIB));
-        let (scatter, redirect) = (Scatter::new(), Scatter::new());
+        let maker = || Scatter::new(DESTINATIONS as u32).expect("the program loads");
+        let (scatter, redirect) = (maker(), maker());
         let cable = Cable::new(&namespace, &[&scatter, &redirect]);
         let to = destinations(&prefixes, DESTINATIONS);
         for size in SIZES {
             let frame = frame(v6, size - FCS);
-            scatter.tell(&frame, &to, 0);
-            redirect.tell(&frame, &to, west);
+            scatter.tell(&frame, &to, 0).expect("there is room");
+            redirect.tell(&frame, &to, west).expect("there is room");
             let router = Ours::start(&Options::default()).await;
             let once = |program: &Program| {
-                scatter.hand_on_to(program);
+                scatter.hand_on_to(program).expect("one of XDP");
                 cable.once(&scatter, &frame, FRAMES)
             };
             // Attached or not, our program is nothing to the frames that are handed to the kernel
@@ -58,7 +58,7 @@ fn family(results: &mut Results, v6: bool, rounds: usize) {
             let mut taken = [const { Vec::new() }; 4];
             for round in 0..=rounds {
                 let ours = router.service.router.program();
-                let all = [&pass, ours, &fib, &redirect.program].map(once);
+                let all = [&pass, ours, &fib, redirect.program()].map(once);
                 // The first one fills the caches.
                 for (samples, one) in taken.iter_mut().zip(all).filter(|_| round > 0) {
                     samples.push(one);
@@ -88,7 +88,7 @@ impl Cable {
         let index = |name: &str| namespace.ifindex(name).expect("an interface");
         let drops = Program::load("drop", objects::DROP, |_| Ok(())).expect("the program loads");
         let spare = ["spare0", "spare1"].into_iter();
-        let makers = spare.zip(makers.iter().map(|maker| &maker.program));
+        let makers = spare.zip(makers.iter().map(|maker| maker.program()));
         let attached = [("sink", &drops)].into_iter().chain(makers);
         Cable {
             east: index("east"),
@@ -102,7 +102,7 @@ impl Cable {
     /// Nanoseconds for each frame that arrived at the sink, of `frames`.
     pub fn once(&self, scatter: &Scatter, frame: &[u8], frames: u32) -> f64 {
         let before = arrived();
-        let took = xdp::send(&scatter.program, frame, self.east, frames).expect("live frames");
+        let took = xdp::send(scatter.program(), frame, self.east, frames).expect("live frames");
         let came = arrived() - before;
         assert!(
             came > u64::from(frames) / 20,

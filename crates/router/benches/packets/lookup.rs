@@ -5,12 +5,11 @@
 use std::net::IpAddr;
 use std::time::Instant;
 
-use xdp::{Program, Verdict, objects};
+use xdp::{Program, Scatter, Verdict, objects};
 
 use crate::lab::{destinations, frame, inside, large, load, namespace, prefixes};
 use crate::live::Cable;
 use crate::ours::Ours;
-use crate::scatter::Scatter;
 use crate::turns::Turns;
 use testkit::netns::Namespace;
 use testkit::results::Results;
@@ -90,19 +89,24 @@ fn table(v6: bool, number: usize, turns: &Turns, rounds: usize) -> Costs {
             program("transmit", objects::TRANSMIT),
             program("fib", objects::FIB),
         );
-        let scatter = Scatter::new();
+        let most = DESTINATIONS
+            .map(|(_, count)| count as u32)
+            .into_iter()
+            .max();
+        let scatter = Scatter::new(most.unwrap_or(1)).expect("the program loads");
         let cable = Cable::new(&namespace, &[&scatter]);
         let frame = frame(v6, 64);
         drop(turn);
         for ((_, count), [mine, kernels]) in DESTINATIONS.into_iter().zip(&mut costs.lookup) {
             let turn = turns.take(number);
-            scatter.tell(&frame, &destinations(&prefixes, count), 0);
+            let to = destinations(&prefixes, count);
+            scatter.tell(&frame, &to, 0).expect("there is room");
             drop(turn);
             let times = (count as u32).max(1 << 18);
             let once = |program: &Program, verdict| {
-                scatter.hand_on_to(program);
+                scatter.hand_on_to(program).expect("one of XDP");
                 let run = |times| {
-                    let run = xdp::run(&scatter.program, &frame, cable.east, times)
+                    let run = xdp::run(scatter.program(), &frame, cable.east, times)
                         .expect("the kernel tries it");
                     assert_eq!(run.verdict, verdict);
                     run.took.as_nanos() as f64
@@ -123,7 +127,9 @@ fn table(v6: bool, number: usize, turns: &Turns, rounds: usize) -> Costs {
                 }
             }
         }
-        scatter.hand_on_to(ours.service.router.program());
+        scatter
+            .hand_on_to(ours.service.router.program())
+            .expect("one of XDP");
         for round in 0..=rounds {
             let _turn = turns.take(number);
             let took = cable.once(&scatter, &frame, FRAMES);

@@ -15,7 +15,6 @@ mod lookup;
 #[path = "../../tests/router/ours.rs"]
 mod ours;
 mod roundtrip;
-mod scatter;
 mod sockets;
 mod turns;
 
