@@ -1,6 +1,7 @@
 //! The router among real kernels: a host in the east, the daemon's host, a host in the west, each a
 //! namespace. What the daemon counts is compared with what the hosts' own nftables count.
 
+mod acl;
 mod feeds;
 
 use std::time::Duration;
@@ -22,7 +23,7 @@ type Session = fn(&mut Stage) -> Result<()>;
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials: [(&str, Session); 11] = trials![
+    let trials: [(&str, Session); 12] = trials![
         interfaces_are_taken_and_given_back,
         counters_are_those_of_an_outside_observer,
         routes_and_neighbours_show_as_they_change,
@@ -32,6 +33,7 @@ fn main() {
         interfaces_are_part_of_the_declared_configuration,
         killed_under_load_the_kernel_goes_on,
         hanging_it_leaves_packets_to_the_kernel,
+        acl::a_file_s_rules_are_followed,
         feeds::bird_feeds_it,
         feeds::addresses_come_by_dhcp,
     ];

@@ -60,6 +60,7 @@ pub struct Ini {
     pub balance_bgp: Option<PathBuf>,
     /// Separated by commas.
     pub router_interfaces: Vec<String>,
+    pub router_acl: Option<PathBuf>,
 }
 
 impl Ini {
@@ -138,6 +139,7 @@ fn set(ini: &mut Ini, section: &str, key: &str, value: &str) -> Result<(), Strin
         }
         ("general", "balance-interfaces") => ini.balance_interfaces = list(value),
         ("general", "router-interfaces") => ini.router_interfaces = list(value),
+        ("general", "router-acl") => ini.router_acl = Some(value.into()),
         ("general", "balance-hook") => ini.balance_hook = Some(value.into()),
         ("general", "balance-bgp") => ini.balance_bgp = Some(value.into()),
         ("general", "metrics") => ini.metrics = list(value),
@@ -330,6 +332,7 @@ audit = /var/log/butterfly/audit.json
             balance_hook: Some("/etc/butterfly/hook".into()),
             balance_bgp: Some("/etc/butterfly/bgp.ini".into()),
             router_interfaces: vec!["eth2".into(), "eth3.100".into()],
+            router_acl: Some("/etc/butterfly/acl".into()),
         };
         assert_eq!(parse(text), Ok(expected));
         assert_eq!(
@@ -446,6 +449,7 @@ audit = /var/log/butterfly/audit.json
             balance_hook: Some(_),
             balance_bgp: Some(_),
             router_interfaces,
+            router_acl: Some(_),
         } = parse(example.split_once("```").unwrap().0).unwrap()
         else {
             panic!("the example leaves a key out");

@@ -259,6 +259,10 @@ pub struct Options {
     /// repeated
     #[arg(long, value_name = "INTERFACE")]
     pub(crate) router: Vec<String>,
+    /// The router forwards what the rules of this file allow, and drops what they deny
+    /// (docs/router.md); read again on SIGHUP
+    #[arg(long, value_name = "FILE")]
+    pub(crate) router_acl: Option<PathBuf>,
     /// Lines of 64 bytes in the router's table for IPv4, one for one to ten prefixes
     #[arg(long, value_name = "N", default_value_t = router::Options::default().nodes4, value_parser = clap::value_parser!(u32).range(router::Options::NODES))]
     pub(crate) router_nodes4: u32,
@@ -363,6 +367,7 @@ pub struct Settings {
     pub(crate) check_programs: Option<PathBuf>,
     /// Interfaces that are routed between from the start, and the sizes of the router's tables.
     pub(crate) router_interfaces: Vec<String>,
+    pub(crate) router_acl: Option<PathBuf>,
     pub(crate) router: router::Options,
     /// What was accepted and has no effect, or not the one that may be expected: to be logged once
     /// logging runs.
@@ -640,6 +645,13 @@ impl Settings {
             some(ini.router_interfaces),
             names,
         );
+        let router_acl = said.one(
+            "--router-acl",
+            "router-acl",
+            options.router_acl,
+            ini.router_acl,
+            path,
+        );
         let metrics = said.one(
             "--metrics",
             "metrics",
@@ -749,6 +761,7 @@ impl Settings {
             balance_bgp,
             check_programs: options.check_programs,
             router_interfaces: router_interfaces.unwrap_or_default(),
+            router_acl,
             router: router::Options {
                 nodes4: options.router_nodes4,
                 nodes6: options.router_nodes6,
@@ -1031,6 +1044,7 @@ mod tests {
             balance_bgp: None,
             check_programs: None,
             router_interfaces: vec![],
+            router_acl: None,
             router: router::Options::default(),
             remarks: vec![],
             warnings: vec![],
@@ -1210,6 +1224,7 @@ mod tests {
             (&["--router eth0 --router eth1.7"], &|s| {
                 s.router_interfaces = vec!["eth0".into(), "eth1.7".into()];
             }),
+            (&["--router-acl /a"], &|s| s.router_acl = Some("/a".into())),
             (&["--router-nodes4 65536 --router-nodes6 4096"], &|s| {
                 (s.router.nodes4, s.router.nodes6) = (65_536, 4096);
             }),

@@ -1,11 +1,12 @@
-//! Reading files again while the daemon runs: who may do what, the TLS files, the audit file and the
-//! flow log.
+//! Reading files again while the daemon runs: who may do what, the TLS files, the audit file, the
+//! flow log and the router's access list.
 
 use std::sync::Arc;
 
 use crate::access::Access;
 use crate::audit::Audit;
 use crate::flow_log::FlowLog;
+use crate::router::AclFile;
 use crate::v1::tls::Certificates;
 
 /// What can be read again.
@@ -14,6 +15,7 @@ pub struct Reload {
     audit: Audit,
     flow_log: FlowLog,
     certificates: Option<Arc<Certificates>>,
+    router_acl: Option<AclFile>,
     /// What is to be done when who may connect has changed.
     on_access: Vec<Box<dyn Fn() + Send + Sync>>,
 }
@@ -24,6 +26,7 @@ impl Reload {
         audit: Audit,
         flow_log: FlowLog,
         certificates: Option<Arc<Certificates>>,
+        router_acl: Option<AclFile>,
         on_access: Vec<Box<dyn Fn() + Send + Sync>>,
     ) -> Reload {
         Reload {
@@ -31,6 +34,7 @@ impl Reload {
             audit,
             flow_log,
             certificates,
+            router_acl,
             on_access,
         }
     }
@@ -52,7 +56,9 @@ impl Reload {
         }
         let certificates = self.certificates.as_ref().map(|files| files.reload());
         let files = [self.audit.reopen(), self.flow_log.reopen()];
-        let all = [access, certificates.transpose()].into_iter().chain(files);
+        let acl = self.router_acl.as_ref().map(AclFile::reload);
+        let all = [access, certificates.transpose(), acl.transpose()];
+        let all = all.into_iter().chain(files);
         let (read, failed): (Vec<_>, Vec<_>) = all.partition(Result::is_ok);
         let read: Vec<String> = read.into_iter().flatten().flatten().collect();
         for line in &read {

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
+use ::router::acl::List;
 use api::encrypted::Key;
 use control::model::{Config, Feature, Interface, NicKind};
 use control::{Controller, NicState};
@@ -303,13 +304,17 @@ async fn serve(
         Some(folder) => health::Programs::of(folder)?,
         None => health::Programs::default(),
     };
+    let acl = settings.router_acl.as_deref().map(List::read);
     let router = router::Control::start(
         settings.router,
+        acl.transpose()?,
         interfaces,
         kernel,
         interface_states.clone(),
     );
     let router = Arc::new(router?);
+    let router_acl = settings.router_acl.clone();
+    let router_acl = router_acl.map(|file| router::AclFile::new(file, router.clone()));
     let due = Arc::new(Notify::new());
     let starting = Arc::new(AtomicBool::new(true));
     let features = HostFeatures {
@@ -362,6 +367,7 @@ async fn serve(
                 audit,
                 flow_log.clone(),
                 certificates,
+                router_acl,
                 sockets,
             ),
             upgrade: Upgrade::new(upgrade::Parts {

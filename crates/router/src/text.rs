@@ -156,17 +156,8 @@ pub fn acl(report: &AclReport) -> String {
     for (rule, count) in &report.rules {
         let _ = writeln!(text, "{:>12} {:>16} {rule}", count.packets, count.bytes);
     }
-    let default = if report.default_allows {
-        "allow"
-    } else {
-        "deny"
-    };
-    let count = report.default;
-    let _ = writeln!(
-        text,
-        "{:>12} {:>16} default {default}",
-        count.packets, count.bytes
-    );
+    let (default, count) = (report.default_rule(), report.default);
+    let _ = writeln!(text, "{:>12} {:>16} {default}", count.packets, count.bytes);
     text
 }
 

@@ -162,9 +162,7 @@ fn read_again(session: &mut Session, service: &mut Service, file: &Path) -> Resu
 
 /// An access list of a file.
 fn read_acl(file: &Path) -> Result<List, Error> {
-    let refused = |why: String| Error::Refused(format!("{}: {why}", file.display()));
-    let text = std::fs::read_to_string(file).map_err(|error| refused(error.to_string()))?;
-    List::parse(&text).map_err(|error| refused(error.to_string()))
+    List::read(file).map_err(Error::Refused)
 }
 
 /// What was taken over.

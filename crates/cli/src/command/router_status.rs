@@ -132,7 +132,17 @@ fn totals(status: &v1::RouterStatus) -> String {
             six.unwrap_or_default(),
         ]);
     }
-    text + &kernel.render()
+    text += &kernel.render();
+    if let Some(acl) = &status.acl {
+        let mut rules = Table::new(&[">PACKETS", ">BYTES", "RULE"]);
+        for rule in acl.rules.iter().chain(&acl.default) {
+            let counts = [rule.packets, rule.bytes].map(|count| count.to_string());
+            let [packets, bytes] = counts;
+            rules.row([packets, bytes, rule.rule.clone()]);
+        }
+        text += &rules.render();
+    }
+    text
 }
 
 /// By the daemon's own clock. Reasons that did not happen are left out.
@@ -206,6 +216,19 @@ mod tests {
                 ipv4: None,
                 ipv6: Some(4),
             }],
+            acl: Some(v1::RouterAcl {
+                rules: vec![v1::RouterAclRule {
+                    rule: "allow proto tcp".into(),
+                    packets: 12,
+                    bytes: 1200,
+                }],
+                default: Some(v1::RouterAclRule {
+                    rule: "default deny".into(),
+                    packets: 3,
+                    bytes: 180,
+                }),
+                nftables: Vec::new(),
+            }),
         }
     }
 
@@ -226,6 +249,9 @@ IPv6: 0 prefixes, 0 of 0 nodes
 IPv4 is left to the kernel: a hook
 KERNEL        IPV4  IPV6
 too_big_sent     -     4
+PACKETS  BYTES  RULE
+     12   1200  allow proto tcp
+      3    180  default deny
 "
         );
     }

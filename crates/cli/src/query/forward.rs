@@ -97,10 +97,13 @@ impl Router for Forward {
         &self,
         _: Request<v1::GetRouterStatusRequest>,
     ) -> Answer<v1::RouterStatus> {
-        let looked = self.look(|service, _| (service.router.report(), interfaces(service)));
-        let (report, members) = looked.await?;
+        let looked = self.look(|service, _| {
+            let router = &service.router;
+            (router.report(), router.acl_report(), interfaces(service))
+        });
+        let (report, acl, members) = looked.await?;
         let time_ns = u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        let status = messages::status(&report.map_err(failed)?, members, time_ns);
+        let status = messages::status(&report.map_err(failed)?, acl.as_ref(), members, time_ns);
         Ok(Response::new(status))
     }
 

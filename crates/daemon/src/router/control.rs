@@ -6,6 +6,7 @@ use std::thread::JoinHandle;
 use control::InterfaceStatus;
 use netlink::Mirror;
 use router::Options;
+use router::acl::List;
 use router::messages::Refusal;
 use tokio::sync::{mpsc, oneshot};
 use xdp::{Interfaces, Mode};
@@ -27,10 +28,11 @@ pub struct Control {
 }
 
 impl Control {
-    /// Starts the thread; the router has no interface yet. What becomes of its interfaces is left in
+    /// Starts the thread; the router has no interface yet, and will go by `acl`. What becomes of its interfaces is left in
     /// `states`. The error is a sentence.
     pub fn start(
         options: Options,
+        acl: Option<List>,
         attached: Arc<Mutex<Interfaces>>,
         kernel: Arc<Kernel>,
         states: InterfaceStates,
@@ -41,7 +43,7 @@ impl Control {
             .enable_all()
             .build()
             .map_err(failed)?;
-        let keeper = Keeper::new(options, attached.clone(), states);
+        let keeper = Keeper::new(options, acl, attached.clone(), states);
         let thread = std::thread::Builder::new().name(NAME.into());
         let thread = thread
             .spawn(move || runtime.block_on(keeper.run(queue)))
@@ -85,6 +87,16 @@ impl Control {
             answer,
         })
         .await?
+    }
+
+    /// Has packets judged by this access list from now on. The error is a sentence, and nothing has
+    /// changed then. Waits: not for a runtime's thread.
+    pub fn set_acl(&self, list: List) -> Result<(), String> {
+        let gone = || "the router has stopped with the daemon".to_owned();
+        let (answer, answered) = oneshot::channel();
+        let command = Command::SetAcl { list, answer };
+        self.commands.blocking_send(command).map_err(|_| gone())?;
+        answered.blocking_recv().map_err(|_| gone())?
     }
 
     /// Looks at the router between two changes.

@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use control::InterfaceStatus;
 use control::model::Feature;
 use netlink::{Mirror, Snapshot};
+use router::acl::List;
 use router::messages::Refusal;
-use router::{Change, Options, Report, Router, Service};
+use router::{AclReport, Change, Options, Report, Router, Service};
 use tokio::sync::{mpsc, oneshot};
 use xdp::{Interfaces, Mode};
 
@@ -38,12 +39,18 @@ pub enum Command {
         mirror: Arc<Mirror>,
         answer: oneshot::Sender<Result<(), Refusal>>,
     },
+    SetAcl {
+        list: List,
+        answer: oneshot::Sender<Result<(), String>>,
+    },
     Look(Box<dyn FnOnce(&Keeper) + Send>),
     Stop,
 }
 
 pub struct Keeper {
     options: Options,
+    /// What packets are judged by, besides nftables' rules.
+    acl: Option<List>,
     attached: Arc<Mutex<Interfaces>>,
     tracked: TrackedInterfaces,
     /// Where changes are told.
@@ -58,12 +65,14 @@ impl Keeper {
     /// Without interfaces.
     pub fn new(
         options: Options,
+        acl: Option<List>,
         attached: Arc<Mutex<Interfaces>>,
         states: InterfaceStates,
     ) -> Keeper {
         Keeper {
             states,
             options,
+            acl,
             attached,
             tracked: TrackedInterfaces::default(),
             running: None,
@@ -109,6 +118,11 @@ impl Keeper {
         }
     }
 
+    /// The access list in use, and what it has counted.
+    pub fn acl_report(&self) -> Option<AclReport> {
+        self.router()?.acl_report()
+    }
+
     /// Why something is left to the kernel.
     pub fn notes(&self) -> &[String] {
         &self.notes
@@ -135,6 +149,9 @@ impl Keeper {
                 answer,
             } => {
                 let _ = answer.send(self.restore(name, before, mirror).await);
+            }
+            Command::SetAcl { list, answer } => {
+                let _ = answer.send(self.set_acl(list));
             }
             Command::Look(look) => look(self),
             Command::Stop => {}
@@ -197,6 +214,16 @@ impl Keeper {
         restored.map_err(Refusal::Unavailable)
     }
 
+    fn set_acl(&mut self, list: List) -> Result<(), String> {
+        if let Some(service) = &mut self.running {
+            let set = service.router.set_acl(Some(list.clone()));
+            set.map_err(|error| error.to_string())?;
+        }
+        self.acl = Some(list);
+        self.tell_notes();
+        Ok(())
+    }
+
     /// The router, taken out; a new one where none runs.
     async fn service(&mut self, mirror: Arc<Mirror>) -> Result<Service, Refusal> {
         match self.running.take() {
@@ -206,6 +233,9 @@ impl Keeper {
                     .await
                     .map_err(unavailable)?;
                 service.watch().map_err(unavailable)?;
+                // Before the first packet.
+                let set = service.router.set_acl(self.acl.clone());
+                set.map_err(unavailable)?;
                 Ok(service)
             }
         }

@@ -11,6 +11,7 @@
 //! kernel's tables comes by the thousand: it is told as [`event`]s of its own. The API is [`service`], a thin decoder:
 //! [`router::messages`] and [`render`] make messages, [`watch`] the stream of events.
 
+mod acl;
 mod control;
 mod event;
 mod keeper;
@@ -18,5 +19,6 @@ pub mod render;
 mod service;
 mod watch;
 
+pub use acl::AclFile;
 pub use control::Control;
 pub use service::{Service, status};

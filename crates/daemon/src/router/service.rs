@@ -55,10 +55,14 @@ impl Service {
 
 /// All that is counted, now.
 pub async fn status(control: &Control) -> Result<v1::RouterStatus, Refusal> {
-    let looked = control.look(|keeper| (keeper.report(), keeper.members(), monotonic_ns()));
-    let (report, members, time_ns) = looked.await?;
+    let looked = control.look(|keeper| {
+        let (report, acl) = (keeper.report(), keeper.acl_report());
+        (report, acl, keeper.members(), monotonic_ns())
+    });
+    let (report, acl, members, time_ns) = looked.await?;
     let members = members.into_iter().map(render::member).collect();
-    Ok(router::messages::status(&report?, members, time_ns))
+    let acl = acl.as_ref();
+    Ok(router::messages::status(&report?, acl, members, time_ns))
 }
 
 #[tonic::async_trait]

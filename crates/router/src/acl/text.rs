@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::net::IpAddr;
+use std::path::Path;
 use std::str::SplitWhitespace;
 
 use ipnet::IpNet;
@@ -27,6 +28,16 @@ const PROTOCOLS: [(&str, u8); 12] = [
 ];
 
 impl List {
+    /// Reads a list from a file.
+    ///
+    /// # Errors
+    /// The file cannot be read, or as [`parse`](Self::parse): a sentence that names it.
+    pub fn read(file: &Path) -> Result<List, String> {
+        let refused = |why: String| format!("{}: {why}", file.display());
+        let text = std::fs::read_to_string(file).map_err(|error| refused(error.to_string()))?;
+        List::parse(&text).map_err(|error| refused(error.to_string()))
+    }
+
     /// Reads a list.
     ///
     /// # Errors

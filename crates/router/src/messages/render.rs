@@ -5,9 +5,10 @@ use netlink::{RouteKey, Snapshot};
 
 use super::kernel_counters;
 use super::refusal::Refusal;
+use crate::acl::loaded::Count;
 use crate::layout::{Counter, Fate};
 use crate::view::{HopView, RouteView, Selection, Treatment};
-use crate::{InterfaceReport, Report, Router, TableReport};
+use crate::{AclReport, InterfaceReport, Report, Router, TableReport};
 
 /// How a program is attached; none: it is not.
 pub fn mode(mode: Option<xdp::Mode>) -> v1::XdpMode {
@@ -22,6 +23,7 @@ pub fn mode(mode: Option<xdp::Mode>) -> v1::XdpMode {
 /// All that is counted. `time_ns`: of a clock that only runs forward.
 pub fn status(
     report: &Report,
+    acl: Option<&AclReport>,
     members: Vec<v1::RouterInterface>,
     time_ns: u64,
 ) -> v1::RouterStatus {
@@ -42,6 +44,23 @@ pub fn status(
         ipv4: Some(table(four)),
         ipv6: Some(table(six)),
         kernel: kernel_counters::read(),
+        acl: acl.map(self::acl),
+    }
+}
+
+fn acl(report: &AclReport) -> v1::RouterAcl {
+    let rule = |rule: String, count: Count| v1::RouterAclRule {
+        rule,
+        packets: count.packets,
+        bytes: count.bytes,
+    };
+    let rules = report.rules.iter();
+    v1::RouterAcl {
+        rules: rules
+            .map(|(one, count)| rule(one.to_string(), *count))
+            .collect(),
+        default: Some(rule(report.default_rule().into(), report.default)),
+        nftables: report.hooks.clone(),
     }
 }
 
@@ -158,6 +177,7 @@ pub fn interface_name(ifindex: u32, snapshot: &Snapshot) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::acl::List;
 
     #[test]
     fn counters_are_told_apart_by_what_became_of_the_packets() {
@@ -199,7 +219,7 @@ mod tests {
             mode: mode(None).into(),
             why: "it has gone".into(),
         };
-        let status = status(&Report::default(), vec![away], 9);
+        let status = status(&Report::default(), None, vec![away], 9);
         let expected = v1::RouterInterfaceStatus {
             interface: Some(v1::RouterInterface {
                 name: "eth1".into(),
@@ -210,5 +230,31 @@ mod tests {
             ipv6: None,
         };
         assert_eq!((status.time_ns, status.interfaces), (9, vec![expected]));
+    }
+    #[test]
+    fn an_access_list_is_its_rules_and_what_none_takes() {
+        let list = List::parse("default deny\nallow proto tcp\n").expect("it is right");
+        let count = |packets| Count {
+            packets,
+            bytes: 100 * packets,
+        };
+        let report = AclReport {
+            rules: list.rules.into_iter().zip([count(7)]).collect(),
+            default_allows: list.default_allows,
+            default: count(3),
+            hooks: Vec::new(),
+        };
+        let rule = |rule: &str, packets| v1::RouterAclRule {
+            rule: rule.into(),
+            packets,
+            bytes: 100 * packets,
+        };
+        let expected = v1::RouterAcl {
+            rules: vec![rule("allow proto tcp", 7)],
+            default: Some(rule("default deny", 3)),
+            nftables: Vec::new(),
+        };
+        let status = status(&Report::default(), Some(&report), Vec::new(), 9);
+        assert_eq!(status.acl, Some(expected));
     }
 }
