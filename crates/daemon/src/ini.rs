@@ -207,6 +207,7 @@ fn known(section: &str, key: &str) -> bool {
                 | "balance-hook"
                 | "balance-bgp"
                 | "router-interfaces"
+                | "router-acl"
                 | "metrics"
                 | "page"
                 | "flow-log"
@@ -278,6 +279,7 @@ balance-interfaces = eth0, eth1
 balance-hook = /etc/butterfly/hook
 balance-bgp = /etc/butterfly/bgp.ini
 router-interfaces = eth2,eth3.100
+router-acl = /etc/butterfly/acl
 metrics = unix:/run/m.sock, tcp:127.0.0.1:9417
 page = unix:/run/p.sock
 flow-log = /f
