@@ -33,6 +33,7 @@ fn main() {
         links_addresses_and_nics_come_and_go,
         larger_frames_on_a_larger_uplink,
         an_uplink_is_named_while_it_runs,
+        an_upgrade_under_load,
     ])
 }
 
@@ -869,4 +870,107 @@ fn an_uplink_is_named_while_it_runs() -> Result<()> {
         .daemon
         .cli("uplink add uplink0 + uplink del uplink0 + uplink show uplink0")
         .map(drop)
+}
+
+/// Another process takes a daemon's place, five times in a row, and between them one that fails when
+/// it has all: a download over the overlay goes on by the same sockets, and of what the kernel sends
+/// and receives by the same interface nothing is lost.
+fn an_upgrade_under_load() -> Result<()> {
+    let options = ["--store", "{dir}/store", "--keeper", "{dir}/keeper"];
+    let mut hosts = Hosts::start(Family::V4, &options)?;
+    let done = upgrades(&mut hosts);
+    on(&hosts, || done)
+}
+
+fn upgrades(hosts: &mut Hosts) -> Result<()> {
+    let a = hosts.left.guest("a", 42, 1)?;
+    let b = hosts.right.guest("b", 42, 2)?;
+    answers(&a, "10.1.0.2")?;
+    answers(&a, "fd01::2")?;
+    let mode = format!("{UPLINK}: AF_XDP, native XDP, copy");
+    let is_joined = |host: &Host| {
+        let said = host.daemon.cli("status")?;
+        check(said.contains(&mode), &format!("'{mode}' is said:\n{said}"))
+    };
+    is_joined(&hosts.left)?;
+    let _guests = serve(&b, "tcp-serve 80")?;
+    let _hosts = serve(&hosts.right.namespace, "tcp-serve 22")?;
+    let mut download = a.start("download", &tool("tcp-get 10.1.0.2 80 0 120"))?;
+    let kernels = "ping -q -i 0.002 192.0.2.2";
+    let mut ping = hosts.left.namespace.start("ping", kernels)?;
+    let passes = |what: &str| -> Result<()> {
+        let start = a.counter("rx_bytes")?;
+        wait_for(what, PATIENCE, || {
+            Ok((a.counter("rx_bytes")? > start + 5_000_000).then_some(()))
+        })
+    };
+    passes("the download")?;
+    // The other side of a hand-over, as far as the point before the last.
+    let fails = hosts.left.daemon.dir().join("fails");
+    let text = "#!/usr/bin/env python3
+import array, socket
+s = socket.socket(fileno=0)
+def hear(word):
+    while True:
+        m, anc, _, _ = s.recvmsg(1 << 15, socket.CMSG_SPACE(4 * 253))
+        for _, _, data in anc:
+            for fd in array.array('i', data): socket.close(fd)
+        if not m: raise SystemExit('gone')
+        if m[0] == word: return
+def say(word, note=''):
+    s.sendall(bytes([word, 0]) + note.encode())
+hear(1); say(2); hear(4); say(5, '9.9'); hear(6); say(7, 'flows=memory'); hear(8)
+say(13, 'I have it all, and do not want it')
+";
+    let written = std::fs::write(&fails, text);
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    let written = written.and_then(|()| std::fs::set_permissions(&fails, mode));
+    written.map_err(|e| format!("{}: {e}", fails.display()))?;
+    for turn in 0..5 {
+        let refused = hosts
+            .left
+            .daemon
+            .cli(&format!("upgrade {}", fails.display()));
+        let refused = refused.err().unwrap_or_default();
+        check(
+            refused.contains("I have it all, and do not want it"),
+            &format!("the other program's words are passed on: {refused}"),
+        )?;
+        passes(&format!("the download after a failure, turn {turn}"))?;
+        hosts.left.daemon.upgrade()?;
+        is_joined(&hosts.left)?;
+        passes(&format!("the download after upgrade {turn}"))?;
+        // The other end's too.
+        hosts.right.daemon.upgrade()?;
+        passes(&format!(
+            "the download after the other host's upgrade {turn}"
+        ))?;
+        let left = &hosts.left.namespace;
+        left.ok(&tool("tcp-get 192.0.2.2 22 2000000 10"))?;
+    }
+    check(download.ended().is_none(), "the download goes on")?;
+    ping.signal("INT")?;
+    ping.wait(PATIENCE)?;
+    check(
+        ping.log().contains(" 0% packet loss"),
+        &format!(
+            "nothing of the kernel's is lost: {}",
+            testkit::process::tail(&ping.log(), 4)
+        ),
+    )?;
+    // Nothing is left behind: what comes and goes later does so.
+    drop(download);
+    let c = hosts.right.guest("c", 42, 3)?;
+    answers(&a, "10.1.0.3")?;
+    answers(&c, "fd01::1")?;
+    let left = &hosts.left.namespace;
+    left.ok(&format!(
+        "ip link set {UPLINK} down; ip link set {UPLINK} up"
+    ))?;
+    answers(&a, "10.1.0.3")?;
+    // The interface is the kernel's when the last daemon ends.
+    left.ok(&format!("kill -9 {}", hosts.left.daemon.pid()))?;
+    wait_for("the program to go", PATIENCE, || {
+        Ok((!left.ok(&format!("ip link show {UPLINK}"))?.contains("xdp")).then_some(()))
+    })
 }

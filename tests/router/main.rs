@@ -23,7 +23,7 @@ type Session = fn(&mut Stage) -> Result<()>;
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials: [(&str, Session); 12] = trials![
+    let trials: [(&str, Session); 13] = trials![
         interfaces_are_taken_and_given_back,
         counters_are_those_of_an_outside_observer,
         routes_and_neighbours_show_as_they_change,
@@ -32,6 +32,7 @@ fn main() {
         interfaces_come_back_under_their_names,
         interfaces_are_part_of_the_declared_configuration,
         killed_under_load_the_kernel_goes_on,
+        an_upgrade_keeps_every_packet,
         hanging_it_leaves_packets_to_the_kernel,
         acl::a_file_s_rules_are_followed,
         feeds::bird_feeds_it,
@@ -550,6 +551,66 @@ fn interfaces_are_part_of_the_declared_configuration(stage: &mut Stage) -> Resul
         !stage.hosts.has_program("east0")?,
         "it is the kernel's again",
     )
+}
+
+/// Another process takes the daemon's place: no packet is lost, and none comes to the kernel to be
+/// forwarded. At tc, in XDP, and at both.
+fn an_upgrade_keeps_every_packet(stage: &mut Stage) -> Result<()> {
+    stage.daemon.stop()?;
+    for modes in [["tc", "tc"], ["generic", "generic"], ["tc", "generic"]] {
+        let options = ["--store", "{dir}/store", "--keeper", "{dir}/keeper"];
+        stage.daemon = Daemon::start_on(Some(stage.hosts.router.pid()), &options)?;
+        for (interface, mode) in ["east0", "west0"].iter().zip(modes) {
+            let add = format!("router add {interface} --mode {mode}");
+            stage.daemon.cli(&add)?;
+        }
+        let list = stage.daemon.cli("router list")?;
+        // Neighbours are known then.
+        stage.hosts.pinging(|| Ok(()))?;
+        let forwarded = kernel_forwarded(&stage.hosts)?;
+        let start = |address: &&str| {
+            let name = format!("long-ping-{}", address.len());
+            let ping = format!("ping -q -i 0.002 {address}");
+            stage.hosts.east.start(&name, &ping)
+        };
+        let pings = WEST.iter().map(start).collect::<Result<Vec<_>>>()?;
+        for turn in 0..3 {
+            stage.daemon.upgrade()?;
+            let more = kernel_forwarded(&stage.hosts)? - forwarded;
+            check(
+                more == 0,
+                &format!("{modes:?}, {turn}: the kernel had {more} packets to forward"),
+            )?;
+        }
+        for mut ping in pings {
+            ping.signal("INT")?;
+            ping.wait(PATIENCE)?;
+            check(
+                ping.log().contains(" 0% packet loss"),
+                &format!("{modes:?}: echo requests were lost:\n{}", ping.log()),
+            )?;
+        }
+        let now = stage.daemon.cli("router list")?;
+        check(now == list, &format!("the modes stay:\n{list}\n{now}"))?;
+        stage.treated(WEST[0], "fast")?;
+        stage.daemon.cli("router del east0 west0")?;
+        check(
+            !stage.hosts.has_program("east0")?,
+            "it is the kernel's again",
+        )?;
+    }
+    Ok(())
+}
+
+/// Packets that the router's kernel has forwarded itself, of IPv4.
+fn kernel_forwarded(hosts: &RoutedHosts) -> Result<u64> {
+    let said = hosts.router.ok("nstat -asz IpForwDatagrams")?;
+    let number = said.lines().last().and_then(|line| {
+        let mut words = line.split_whitespace();
+        words.find(|word| *word == "IpForwDatagrams")?;
+        words.next()?.parse().ok()
+    });
+    number.ok_or_else(|| format!("no number in {said}"))
 }
 
 fn killed_under_load_the_kernel_goes_on(stage: &mut Stage) -> Result<()> {

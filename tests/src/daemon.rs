@@ -13,6 +13,8 @@ pub struct Daemon {
     /// The process whose network namespace it runs in, if not in ours.
     host: Option<u32>,
     process: Process,
+    /// The process that has taken the place of that one.
+    successor: Option<u32>,
 }
 
 impl Daemon {
@@ -33,6 +35,7 @@ impl Daemon {
             options,
             host,
             process,
+            successor: None,
         };
         daemon.wait_ready()?;
         Ok(daemon)
@@ -55,6 +58,20 @@ impl Daemon {
         self.wait_ready()
     }
 
+    /// Has another process take this one's place, and waits until this one has ended.
+    pub fn upgrade(&mut self) -> Result<()> {
+        let before = self.pid();
+        let said = self.cli("upgrade")?;
+        let pid = said.split("as process ").nth(1);
+        let pid = pid.and_then(|rest| rest.split(';').next()?.parse().ok());
+        self.successor = Some(pid.ok_or_else(|| format!("no process in '{said}'"))?);
+        wait_for("the daemon before to end", PATIENCE, || {
+            // Of the first one somebody has to hear.
+            self.process.ended();
+            Ok(has_ended(before).then_some(()))
+        })
+    }
+
     fn wait_ready(&mut self) -> Result<()> {
         let ready = wait_for("butterflyd to answer", PATIENCE, || {
             if let Some(status) = self.process.ended() {
@@ -67,7 +84,7 @@ impl Daemon {
 
     /// Its process id.
     pub fn pid(&self) -> u32 {
-        self.process.pid()
+        self.successor.unwrap_or_else(|| self.process.pid())
     }
 
     /// Its folder: sockets and log.
@@ -195,6 +212,39 @@ impl Daemon {
     pub fn is_running(&mut self) -> bool {
         self.process.ended().is_none()
     }
+}
+
+/// What outlives the process: who has taken its place, and a keeper of its folder (`--keeper
+/// {dir}/keeper`).
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.process.kill();
+        let successor = self.successor.into_iter();
+        for pid in successor.chain(self.keeper()) {
+            // It may be gone already.
+            let _ = process::run(&["kill", "-9", &pid.to_string()]);
+        }
+    }
+}
+
+impl Daemon {
+    fn keeper(&self) -> Option<u32> {
+        let socket = self.dir.path().join("keeper");
+        let processes = std::fs::read_dir("/proc").ok()?.flatten();
+        let mut pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        pids.find(|pid| {
+            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
+            let socket = socket.to_str().map(str::as_bytes);
+            words.contains(&&b"--as-keeper"[..]) && socket.is_some_and(|at| words.contains(&at))
+        })
+    }
+}
+
+fn has_ended(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit_once(") ").map(|(_, rest)| rest.as_bytes()[0]);
+    matches!(state, None | Some(b'Z'))
 }
 
 /// 64-bit numbers are strings in protobuf's JSON.

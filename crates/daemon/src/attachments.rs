@@ -113,10 +113,10 @@ fn cable(name: &str) -> String {
 }
 
 impl HostAttachments {
-    /// Starts the vhost-user server. Packet traces are written beneath `trace_dir` alone; no other
+    /// Starts the vhost-user server; `workers` is where all ports wait until it is opened. Packet traces are written beneath `trace_dir` alone; no other
     /// daemon has `socket_dir`. The kernel may forward so many flows between containers itself.
     pub fn start(
-        switch: Arc<Switch>,
+        workers: Arc<StartGate>,
         states: PortStates,
         trace_dir: PathBuf,
         sockets: NicSockets,
@@ -125,7 +125,7 @@ impl HostAttachments {
         kernel_flows: u32,
     ) -> Result<HostAttachments, String> {
         let Others { held, predecessor } = others;
-        let workers = Arc::new(StartGate::new(switch.clone()));
+        let switch = workers.switch().clone();
         let sink = Arc::new(Sink {
             workers: workers.clone(),
             switch: switch.clone(),
@@ -212,11 +212,6 @@ impl HostAttachments {
 
     fn cables(&self) -> MutexGuard<'_, BTreeMap<u32, (String, OwnedFd)>> {
         self.cables.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Where all ports wait until it is opened.
-    pub fn gate(&self) -> Arc<StartGate> {
-        self.workers.clone()
     }
 
     /// A new device for a NIC, or the one that a daemon before has left.

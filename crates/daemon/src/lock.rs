@@ -7,6 +7,7 @@
 //! held by a [name](HeldName) of the network namespace, which goes with its process.
 
 use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -77,10 +78,22 @@ pub fn within(time: Duration, mut works: impl FnMut() -> bool) -> bool {
 /// An uplink of this daemon, until this is dropped.
 #[derive(Debug)]
 pub struct Uplink {
-    _name: HeldName,
+    name: HeldName,
 }
 
 impl Uplink {
+    /// One that another daemon has, whose place this one takes. The error is a sentence.
+    pub fn handed(interface: &str, name: OwnedFd) -> Result<Uplink, String> {
+        let name = HeldName::handed(name);
+        let name = name.map_err(|e| format!("the uplink {interface} cannot be taken: {e}"))?;
+        Ok(Uplink { name })
+    }
+
+    /// For the next daemon.
+    pub fn hand_over(&self) -> std::io::Result<OwnedFd> {
+        self.name.try_clone()
+    }
+
     /// Takes an interface of this network namespace; the error names the process that has it.
     /// `None`: somebody pretends to have it who is neither root nor our user, or does not answer.
     pub fn take(interface: &str) -> Result<Option<Uplink>, String> {
@@ -93,7 +106,7 @@ impl Uplink {
             taken.as_ref().err() != Some(&Errno::ADDRINUSE)
         });
         match taken {
-            Ok(held) => return Ok(Some(Uplink { _name: held })),
+            Ok(held) => return Ok(Some(Uplink { name: held })),
             Err(Errno::ADDRINUSE) => {}
             Err(e) => return Err(format!("the uplink {interface} cannot be taken: {e}")),
         }

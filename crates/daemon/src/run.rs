@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use ::router::acl::List;
@@ -16,6 +16,7 @@ use dataplane::flow::FlowMemory;
 use io::vhost::{PortKey, Server};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sd_notify::NotifyState;
+use sys::handed::Items;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
@@ -43,6 +44,7 @@ use crate::page;
 use crate::privileges;
 use crate::reload::Reload;
 use crate::router;
+use crate::start_gate::StartGate;
 use crate::states::{InterfaceStates, PortStates, tell_interface, tell_port};
 use crate::stored::{self, Stored};
 use crate::underlay::{self, NextHopTask};
@@ -253,8 +255,16 @@ async fn serve(
         settings, &states, breaks,
     ))?);
     let switch = workers.switch().clone();
+    let start_gate = Arc::new(StartGate::new(switch.clone()));
+    let handed = |kind| {
+        predecessor
+            .as_ref()
+            .map(|old| old.items(kind))
+            .unwrap_or_default()
+    };
     // Those that programs of ours run on, of all features.
-    let interfaces = Arc::new(Mutex::new(Interfaces::new()));
+    let interfaces = Interfaces::handed(handed("point"));
+    let interfaces = Arc::new(Mutex::new(interfaces));
     let kernel = Arc::new(Kernel::default());
     let interface_states = InterfaceStates::default();
     let engine = Arc::new(balancer::Engine::new(
@@ -265,7 +275,17 @@ async fn serve(
     ));
     let setup = uplinks::Setup {
         dpdk: dpdk_uplink(settings)?,
-        ..uplink_setup(settings, interfaces.clone(), kernel.clone(), switch.clone())
+        handed: handed("uplink"),
+        apart: predecessor
+            .as_ref()
+            .map(|old| old.apart())
+            .unwrap_or_default(),
+        ..uplink_setup(
+            settings,
+            interfaces.clone(),
+            kernel.clone(),
+            start_gate.clone(),
+        )
     };
     let uplinks = Arc::new(uplinks::Control::start(setup, broken).await?);
     let held = settings.keeper.as_deref().map(|path| match &predecessor {
@@ -279,7 +299,7 @@ async fn serve(
     let held = held.transpose()?;
     held.iter().for_each(|held| held.look_at_deaths());
     let attachments = HostAttachments::start(
-        switch.clone(),
+        start_gate.clone(),
         states.clone(),
         settings.trace_dir.clone(),
         sockets,
@@ -291,7 +311,7 @@ async fn serve(
         settings.kernel_flows,
     )?
     .refusing_missing_pages(settings.guest_memory_populated);
-    let (vhost, start_gate) = (attachments.vhost(), attachments.gate());
+    let vhost = attachments.vhost();
     let left_behind = attachments.left_behind();
     let settings_of_control = control_settings(settings, uplinks.running())?;
     let endpoints: Vec<String> = settings
@@ -308,7 +328,7 @@ async fn serve(
     let router = router::Control::start(
         settings.router,
         acl.transpose()?,
-        interfaces,
+        interfaces.clone(),
         kernel,
         interface_states.clone(),
     );
@@ -338,7 +358,11 @@ async fn serve(
         }
         Some(old) => {
             let (old, held, vhost) = (old.clone(), held.clone(), vhost.clone());
-            let taking = move || take_over(controller, open_store, &old, held.as_deref(), &vhost);
+            let (gate, interfaces) = (start_gate.clone(), interfaces.clone());
+            let taking = move || {
+                let links = || take_links(&old, &gate, &interfaces);
+                take_over(controller, open_store, &old, held.as_deref(), &vhost, links)
+            };
             waiting(taking).await?
         }
     };
@@ -375,6 +399,7 @@ async fn serve(
                 listeners: listeners.noted(),
                 held: held.clone(),
                 left_behind,
+                interfaces,
                 changes: gate.changes().clone(),
             }),
         },
@@ -532,7 +557,7 @@ fn uplink_setup(
     settings: &Settings,
     interfaces: Arc<Mutex<Interfaces>>,
     kernel: Arc<Kernel>,
-    switch: Arc<Switch>,
+    gate: Arc<StartGate>,
 ) -> uplinks::Setup {
     uplinks::Setup {
         settings: uplink::UplinkSettings {
@@ -552,9 +577,11 @@ fn uplink_setup(
         },
         interfaces,
         kernel,
-        switch,
+        gate,
         alone: settings.alone,
         dpdk: None,
+        handed: Items::new(),
+        apart: Arc::default(),
     }
 }
 
@@ -696,9 +723,6 @@ fn no_upgrade(settings: &Settings) -> Option<String> {
     if settings.balance_hook.is_some() {
         return Some(format!("what --balance-hook has announced {restart}"));
     }
-    if !settings.alone && (underlay_address(settings).is_some() || !settings.uplinks.is_empty()) {
-        return Some(format!("an uplink {restart}"));
-    }
     (settings.store.is_none() || settings.keeper.is_none()).then(|| upgrade::NEEDS.to_owned())
 }
 
@@ -710,6 +734,7 @@ fn take_over(
     old: &Predecessor,
     held: Option<&Held>,
     vhost: &Server,
+    take_links: impl FnOnce() -> Result<(), String>,
 ) -> Result<(Controller, Option<Arc<Stored>>), Refusal> {
     let start = Instant::now();
     let packed = old.bytes("objects")?.unwrap_or_default();
@@ -752,12 +777,25 @@ fn take_over(
         "{taken} connections and {sessions} sessions of VMMs are taken up, in {} us",
         start.elapsed().as_micros()
     );
+    take_links()?;
     old.taken()?;
     let controller = match &stored {
         Some(stored) => controller.with_journal(stored.journal()),
         None => controller,
     };
     Ok((controller, stored))
+}
+
+/// Goes on with uplinks where the daemon before has left them, and has the programs of this one run
+/// where that one's do.
+fn take_links(
+    old: &Predecessor,
+    gate: &StartGate,
+    interfaces: &Mutex<Interfaces>,
+) -> Result<(), String> {
+    gate.take_up(old.all_bytes("left")?)?;
+    let mut interfaces = interfaces.lock().unwrap_or_else(PoisonError::into_inner);
+    interfaces.take_over().map_err(|e| e.to_string())
 }
 
 /// The end, after another program has taken over: nothing is taken down.

@@ -25,12 +25,36 @@ impl StartGate {
         }
     }
 
+    /// The workers.
+    pub fn switch(&self) -> &Arc<Switch> {
+        &self.switch
+    }
+
     /// Gives the workers what waits, and from now on everything at once.
     pub fn open(&self) -> Result<(), WorkerGone> {
         let mut waiting = self.lock();
         let ports = waiting.take().unwrap_or_default();
         // At once: what the first one sends is for the last one, too.
         self.switch.attach_all(ports.into_iter().collect())
+    }
+
+    /// Has queues of uplinks that wait here go on where another process has left them; what it says
+    /// of them, by their names ([`XskPort::left`](io::xsk::XskPort::left)).
+    ///
+    /// # Errors
+    /// A sentence: one is not here, or it was left as it cannot be.
+    pub fn take_up(&self, mut left: BTreeMap<String, Vec<u8>>) -> Result<(), String> {
+        let mut waiting = self.lock();
+        for port in waiting.iter_mut().flat_map(Ports::values_mut) {
+            if let Some(port) = port.as_xsk().filter(|port| port.is_idle()) {
+                let left = left.remove(port.name());
+                port.take_up(left.as_deref())?;
+            }
+        }
+        match left.into_keys().next() {
+            Some(name) => Err(format!("{name} is not gone on with")),
+            None => Ok(()),
+        }
     }
 
     /// [`Switch::attach`], once the gate is open.

@@ -9,15 +9,18 @@ pub use control::{Control, Setup};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dataplane::{PortSlot, QueueId, Switch};
+use dataplane::{PortSlot, QueueId};
 use io::port::Port;
 use io::xsk::XskStatistics;
 use netlink::{Kinds, Mirror};
+use sys::handed::Items;
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, spawn_blocking};
 use uplink::layout::Counters;
-use uplink::{DpdkUplink, Engine, Fact, Options, Ports, Station, UplinkSettings};
+use uplink::{Engine, Fact, Options, Ports, Station, UplinkSettings};
 use xdp::Interfaces;
+
+use crate::start_gate::StartGate;
 
 /// How often the engine looks at what changes without a message.
 const LOOK: Duration = Duration::from_secs(2);
@@ -56,18 +59,23 @@ pub struct Uplinks {
 }
 
 impl Uplinks {
-    /// Starts to follow the kernel; the interfaces that are there are joined in a moment.
+    /// Starts to follow the kernel; the interfaces that are there are joined in a moment. `equip`
+    /// gives the engine what else it has.
     pub fn start(
         settings: UplinkSettings,
         options: Options,
-        dpdk: Option<Arc<DpdkUplink>>,
         interfaces: Arc<Mutex<Interfaces>>,
-        switch: Arc<Switch>,
+        gate: Arc<StartGate>,
         kernel: Arc<Mirror>,
         broken: Broken,
+        equip: impl FnOnce(Engine) -> Engine,
     ) -> Uplinks {
-        let engine = Engine::new(settings, options, interfaces, Box::new(Queues(switch)));
-        let engine = engine.with_dpdk(dpdk);
+        let engine = equip(Engine::new(
+            settings,
+            options,
+            interfaces,
+            Box::new(Queues(gate)),
+        ));
         let station = engine.station();
         let engine = Arc::new(Mutex::new(engine));
         let told = Arc::new(watch::Sender::new(Arc::from([])));
@@ -112,6 +120,25 @@ impl Uplinks {
         // With the engine locked: what the task finds out later is told later.
         tell(&self.told, facts.clone());
         facts
+    }
+
+    /// Stands still, and gives what the next process goes on by.
+    fn hand_over(&self) -> std::io::Result<Items> {
+        lock(&self.engine).hand_over()
+    }
+
+    /// That process does not.
+    fn go_on(&self) {
+        lock(&self.engine).go_on();
+    }
+
+    /// The workers' queues of uplinks.
+    fn queues(&self) -> Vec<QueueId> {
+        let id = |(number, pair)| QueueId {
+            slot: PortSlot::uplink(number),
+            pair,
+        };
+        lock(&self.engine).queues().into_iter().map(id).collect()
     }
 
     /// What the kernel knows.
@@ -234,7 +261,7 @@ async fn something_to_do(
 }
 
 /// The workers' queues.
-struct Queues(Arc<Switch>);
+struct Queues(Arc<StartGate>);
 
 impl Ports for Queues {
     fn attach(&mut self, number: u32, queue: u16, port: Port) -> Result<(), String> {

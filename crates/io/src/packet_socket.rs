@@ -15,7 +15,7 @@ mod filter;
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
@@ -63,7 +63,7 @@ pub struct PacketError {
 pub struct PacketPort {
     name: String,
     /// `None` once the interface is gone: epoll would report it for ever.
-    socket: Option<OwnedFd>,
+    socket: Option<Arc<OwnedFd>>,
     link: Arc<Link>,
     received: u64,
     transmitted: u64,
@@ -79,13 +79,32 @@ pub struct PacketPort {
 impl PacketPort {
     /// Opens it. Needs CAP_NET_RAW.
     pub fn open(options: &PacketOptions) -> Result<PacketPort, PacketError> {
-        let socket = open(options).map_err(|errno| PacketError {
-            interface: options.interface.clone(),
-            error: errno.into(),
-        })?;
-        Ok(PacketPort {
+        let socket = open(options).map_err(|errno| refused(options, errno))?;
+        Ok(PacketPort::over(options, socket))
+    }
+
+    /// The port of a socket that another process has opened and hands over; frames that wait in it
+    /// are this one's as soon as the other one reads no more.
+    ///
+    /// # Errors
+    /// It is no packet socket.
+    pub fn adopt(options: &PacketOptions, socket: OwnedFd) -> Result<PacketPort, PacketError> {
+        let domain = sockopt::socket_domain(&socket).map_err(|errno| refused(options, errno))?;
+        if domain != AddressFamily::PACKET {
+            return Err(refused(options, Errno::NOTSOCK));
+        }
+        Ok(PacketPort::over(options, socket))
+    }
+
+    /// The socket, for another process; it does not keep it open.
+    pub fn socket(&self) -> Weak<OwnedFd> {
+        self.socket.as_ref().map_or_else(Weak::new, Arc::downgrade)
+    }
+
+    fn over(options: &PacketOptions, socket: OwnedFd) -> PacketPort {
+        PacketPort {
             name: options.interface.clone(),
-            socket: Some(socket),
+            socket: Some(Arc::new(socket)),
             link: options.link.clone(),
             received: 0,
             transmitted: 0,
@@ -93,7 +112,7 @@ impl PacketPort {
             scratch: Vec::new(),
             broken: None,
             reported: false,
-        })
+        }
     }
 
     pub(crate) fn receive(&mut self, batch: &mut Batch) -> Result<usize, PortError> {
@@ -134,7 +153,7 @@ impl PacketPort {
     }
 
     pub(crate) fn kick_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.socket.as_ref().map(AsFd::as_fd)
+        self.socket.as_ref().map(|socket| socket.as_fd())
     }
 
     pub(crate) fn is_up(&self) -> bool {
@@ -213,6 +232,13 @@ impl OuterSink for PacketPort {
         sent.map_err(|errno| self.failed(errno))?;
         self.transmitted += 1;
         Ok(())
+    }
+}
+
+fn refused(options: &PacketOptions, errno: Errno) -> PacketError {
+    PacketError {
+        interface: options.interface.clone(),
+        error: errno.into(),
     }
 }
 

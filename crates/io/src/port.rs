@@ -16,6 +16,7 @@ use crate::memory_port::MemoryPort;
 use crate::tap::TapPort;
 use crate::uplink::UplinkPort;
 use crate::vhost::port::VhostPort;
+use crate::xsk::XskPort;
 use sys::poll::Poller;
 
 pub use crate::deliver::Accepts;
@@ -260,6 +261,17 @@ impl Port {
             Port::Bench(port) => port.accepts(),
             // What is out on the wire takes packets, and nothing undone.
             Port::Uplink(_) => Accepts::default(),
+        }
+    }
+
+    /// The port of a queue by an AF_XDP socket, if it is one: for whoever hands it over.
+    pub fn as_xsk(&mut self) -> Option<&mut XskPort> {
+        match self {
+            Port::Uplink(port) => match &mut **port {
+                UplinkPort::Xsk(port) => Some(port),
+                UplinkPort::Packet(_) | UplinkPort::Tap(_) | UplinkPort::Dpdk(_) => None,
+            },
+            Port::Vhost(_) | Port::Memory(_) | Port::Tap(_) | Port::Bench(_) => None,
         }
     }
 

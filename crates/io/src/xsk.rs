@@ -29,6 +29,7 @@
 //! driver, but a veth passes unfinished checksums on to an XDP program at its other end, which
 //! cannot tell. Nor could it be tried in a NIC: there is none here that has it.
 
+mod adopted;
 mod handle;
 mod mapping;
 mod options;
@@ -51,6 +52,7 @@ use wire::vxlan;
 use crate::error::PortError;
 use crate::frame::{Batch, Fault};
 use crate::ring_info::RingState;
+use adopted::Cut;
 use queue::{Queue, QueueFault, Rings};
 use umem::Umem;
 
@@ -81,6 +83,8 @@ pub struct XskPort {
     /// See [`XskOptions::unfinished`].
     unfinished: bool,
     in_memory: bool,
+    /// It is another process's still: see [`adopt`](Self::adopt).
+    idle: bool,
     /// Something was put into the transmit ring that the kernel may not know of.
     unsent: bool,
     /// The longest frame that can be sent, whatever the link's MTU is now.
@@ -124,9 +128,13 @@ impl XskPort {
         rings: Rings,
         mode: XskMode,
     ) -> XskPort {
-        let chunks = if mode.multi_buffer { CHUNKS_MAX } else { 1 };
-        let longest = chunks * umem.chunk_len() as usize;
         let queue = Queue::new(umem, rings, options.sizes().slot_chunks);
+        XskPort::over(options, socket, queue, mode)
+    }
+
+    fn over(options: &XskOptions, socket: Arc<OwnedFd>, queue: Queue, mode: XskMode) -> XskPort {
+        let chunks = if mode.multi_buffer { CHUNKS_MAX } else { 1 };
+        let longest = chunks * queue.umem.chunk_len() as usize;
         XskPort {
             name: format!("queue {} of '{}'", options.queue, options.interface),
             socket: Some(socket),
@@ -137,6 +145,7 @@ impl XskPort {
             busy_poll: false,
             unfinished: options.unfinished,
             in_memory: false,
+            idle: false,
             unsent: false,
             quiet: 0,
             received: 0,
@@ -171,7 +180,13 @@ impl XskPort {
 
     /// The socket, for the program's map.
     pub fn handle(&self) -> XskHandle {
-        XskHandle::new(self.socket.as_ref())
+        let cut = Cut {
+            frames: self.queue.umem.count(),
+            chunk_len: self.queue.umem.chunk_len(),
+            slot_chunks: self.queue.slot_chunks(),
+            mode: self.mode,
+        };
+        XskHandle::new(self.socket.as_ref(), &self.queue.umem, cut)
     }
 
     pub(crate) fn receive(&mut self, batch: &mut Batch) -> Result<usize, PortError> {

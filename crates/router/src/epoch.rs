@@ -13,6 +13,8 @@ use crate::layout::{CACHE_EPOCHS, Config};
 pub const CONFIG_WORDS: usize = size_of::<Config>() / 4 + 2;
 /// Where the beat is in it.
 const BEAT: usize = CONFIG_WORDS - 2;
+/// Where it is that the beat has stopped.
+const STOPPED: usize = CONFIG_WORDS - 1;
 /// Where the epoch is in it.
 const EPOCH: usize = std::mem::offset_of!(Config, epoch) / 4;
 
@@ -50,7 +52,8 @@ impl Epochs {
         self.config.words()[BEAT].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// What is decided from now on may be remembered. When the numbers are used up all flows are
+    /// What is decided from now on may be remembered, and is forwarded whatever the beat was: the tables
+    /// are in step, and there may be packets before the next look at the beat. When the numbers are used up all flows are
     /// forgotten: one that was not looked up since a number was last in use would hold again.
     pub fn begin(&mut self) {
         self.last += 1;
@@ -60,6 +63,7 @@ impl Epochs {
                 word.store(0, Ordering::Relaxed);
             }
         }
+        self.config.words()[STOPPED].store(0, Ordering::Relaxed);
         self.config.words()[EPOCH].store(self.last, Ordering::Release);
     }
 }
@@ -106,7 +110,9 @@ mod tests {
         );
         epochs.end();
         assert_eq!(now(&epochs), 0);
+        epochs.config.words()[STOPPED].store(1, Ordering::Relaxed);
         epochs.begin();
+        assert_eq!(epochs.config.words()[STOPPED].load(Ordering::Relaxed), 0);
         assert_eq!((now(&epochs), remembered(&epochs)), (1, [0; 2]));
     }
 }

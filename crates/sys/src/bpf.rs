@@ -45,6 +45,16 @@ impl Link {
         Self::create(program, ifindex, ATTACH_TCX_INGRESS, 0)
     }
 
+    /// The link that another process has made and hands over.
+    pub fn handed(link: OwnedFd) -> Self {
+        Link(link)
+    }
+
+    /// For another process: the program is there until both have closed it.
+    pub fn try_clone(&self) -> Result<OwnedFd, Error> {
+        self.0.try_clone()
+    }
+
     fn create(
         program: BorrowedFd<'_>,
         ifindex: u32,

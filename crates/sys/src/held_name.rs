@@ -15,7 +15,7 @@ const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 /// A name that is ours until this is dropped.
 #[derive(Debug)]
 pub struct HeldName {
-    _socket: OwnedFd,
+    socket: OwnedFd,
 }
 
 /// Who listens on a unix socket.
@@ -38,7 +38,20 @@ impl HeldName {
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, FLAGS, None)?;
         rustix::net::bind(&socket, &address)?;
         rustix::net::listen(&socket, BACKLOG)?;
-        Ok(HeldName { _socket: socket })
+        Ok(HeldName { socket })
+    }
+
+    /// A name that another process has taken and hands over: from now on this one is its holder.
+    /// The name is there until both have dropped it.
+    pub fn handed(socket: OwnedFd) -> Result<HeldName, Errno> {
+        // Who listens last is whom others find there.
+        rustix::net::listen(&socket, BACKLOG)?;
+        Ok(HeldName { socket })
+    }
+
+    /// For another process that is to hold the name.
+    pub fn try_clone(&self) -> std::io::Result<OwnedFd> {
+        self.socket.try_clone()
     }
 }
 

@@ -8,7 +8,8 @@
 //! - [`bpf`]: an XDP program on an interface by a bpf_link; [`bpf_array`]: an array map, mapped.
 //! - [`poll`]: epoll and eventfd, as a worker sleeps on them.
 //! - [`confine`]: a child process without rights; [`trim_memory`]: freed memory back to the system.
-//! - [`held_name`]: a name that one process of a network namespace holds.
+//! - [`held_name`]: a name that one process of a network namespace holds. [`handed`]: what one
+//!   process hands over to the next.
 //! - [`ethtool`]: a NIC's offloads. [`huge`]: zeroed memory in huge pages. [`shared_memory`]: memory
 //!   that outlives the process. [`cycles`]: the cycle counter.
 //!
@@ -21,6 +22,7 @@ pub mod bpf_array;
 pub mod confine;
 pub mod cycles;
 pub mod ethtool;
+pub mod handed;
 pub mod held_name;
 pub mod huge;
 pub mod poll;

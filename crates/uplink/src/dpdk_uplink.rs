@@ -5,7 +5,7 @@
 //! the next hops and the groups need to know nothing of it. It has no XDP program: its ports tell
 //! VXLAN from the rest themselves.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use dpdk::{Device, Queue, QueueOptions};
 use io::dpdk::DpdkPort;
@@ -75,6 +75,7 @@ impl DpdkUplink {
         Ok(Joined {
             ports: queues.into_iter().map(made).collect(),
             sockets: Vec::new(),
+            packet: Weak::new(),
             mode: Mode::Dpdk {
                 driver: self.device.driver().to_owned(),
                 device: self.device.name().to_owned(),

@@ -6,6 +6,7 @@
 //! ([`Engine::look`]). What failed is tried again with each of these. Nothing here waits but for a
 //! queue that the kernel is letting go of.
 
+mod handover;
 mod joining;
 mod reserved;
 mod tap;
@@ -27,6 +28,7 @@ use crate::layout::{Counters, QUEUES, UPLINKS};
 use crate::plan::{UplinkSettings, Wanted, plan};
 use crate::program::{Groups, Program};
 use crate::station::Station;
+use handover::HandedOver;
 use joining::Active;
 use reserved::Reserved;
 
@@ -80,6 +82,12 @@ pub struct Engine {
     homeless: Vec<IpAddr>,
     looks: u32,
     stopped: bool,
+    /// Another process is to go on.
+    still: bool,
+    /// It does not, and what was said meanwhile was not heard.
+    missed: bool,
+    /// What another process hands over.
+    handed: HandedOver,
 }
 
 impl Engine {
@@ -107,6 +115,9 @@ impl Engine {
             homeless: Vec::new(),
             looks: 0,
             stopped: false,
+            still: false,
+            missed: false,
+            handed: HandedOver::default(),
         }
     }
 
@@ -124,9 +135,10 @@ impl Engine {
 
     /// Does what the kernel's tables ask for. Gives all uplinks as they are then.
     pub fn reconcile(&mut self, kernel: &Snapshot) -> &[Fact] {
-        if self.stopped {
+        if self.stopped || self.still {
             return &self.facts;
         }
+        self.missed = false;
         let plan = plan(&self.settings, kernel);
         self.reserved
             .follow(plan.endpoints.iter().map(|(ip, _)| *ip));
@@ -184,8 +196,11 @@ impl Engine {
     /// program that is out of the way. True when [`reconcile`](Self::reconcile) has something to
     /// do. To be called every second or so, on a thread of the network namespace.
     pub fn look(&mut self) -> bool {
+        if self.still {
+            return false;
+        }
         self.looks += 1;
-        let mut stale = false;
+        let mut stale = self.missed;
         for (number, active) in &mut self.active {
             let name = self.names.get(*number as usize).map_or("", String::as_str);
             match &active.mode {

@@ -1,12 +1,14 @@
 //! Joining one interface to the switch: the program attached, a socket on each of its queues.
 
 use std::fmt;
-use std::sync::Arc;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use io::packet_socket::{PacketError, PacketOptions, PacketPort};
 use io::uplink::UplinkPort;
 use io::xsk::{Link, XskError, XskHandle, XskMode, XskOptions, XskPort};
+use sys::handed::Handed;
 use xdp::{Feature, Interfaces};
 
 use crate::layout::QUEUES;
@@ -143,6 +145,8 @@ pub struct Joined {
     pub ports: Vec<UplinkPort>,
     /// The AF_XDP sockets among them, for their statistics.
     pub sockets: Vec<XskHandle>,
+    /// The packet socket, if it is one.
+    pub packet: Weak<OwnedFd>,
     /// The mode in force.
     pub mode: Mode,
     /// The largest MTU that the ports can do.
@@ -178,18 +182,72 @@ pub fn join(
 /// # Errors
 /// The kernel refuses.
 pub fn join_packet(request: &JoinRequest, port: u16, why: String) -> Result<Joined, PacketError> {
-    let socket = PacketPort::open(&PacketOptions {
+    let socket = PacketPort::open(&packet_options(request, port))?;
+    Ok(joined_packet(socket, why))
+}
+
+fn packet_options(request: &JoinRequest, port: u16) -> PacketOptions {
+    PacketOptions {
         interface: request.name.clone(),
         ifindex: request.ifindex,
         port,
         link: request.link.clone(),
-    })?;
-    Ok(Joined {
-        ports: vec![socket.into()],
+    }
+}
+
+fn joined_packet(port: PacketPort, why: String) -> Joined {
+    Joined {
+        packet: port.socket(),
+        ports: vec![port.into()],
         sockets: Vec::new(),
         mode: Mode::Packet { why },
         mtu_max: u32::from(u16::MAX),
-    })
+    }
+}
+
+/// Goes on with the sockets by which another process has joined the interface; its program is put in
+/// the place of that one's when `interfaces` [take over](Interfaces::take_over).
+///
+/// # Errors
+/// What was handed over is no such socket, or the kernel refuses.
+pub(crate) fn go_on(
+    program: Result<&Program, String>,
+    interfaces: &mut Interfaces,
+    request: &JoinRequest,
+    port: u16,
+    handed: Sockets,
+) -> Result<Joined, String> {
+    match handed {
+        Sockets::Packet { socket, why } => {
+            let adopted = PacketPort::adopt(&packet_options(request, port), socket);
+            let adopted = adopted.map_err(|e| e.to_string())?;
+            Ok(joined_packet(adopted, why))
+        }
+        Sockets::Queues(queues) => {
+            let adopt = |request: &JoinRequest, xdp| {
+                let adopt = |(queue, handed)| {
+                    let options = socket_options(request, queue, xdp);
+                    Ok(XskPort::adopt(&options, handed)?)
+                };
+                (0..).zip(queues).map(adopt).collect()
+            };
+            let joined = join_xdp_by(program?, interfaces, request, adopt);
+            joined.map_err(|e| e.to_string())
+        }
+    }
+}
+
+/// The sockets of an interface that another process hands over.
+pub(crate) enum Sockets {
+    /// AF_XDP sockets, from queue 0 on.
+    Queues(Vec<Handed>),
+    /// A packet socket.
+    Packet {
+        /// It.
+        socket: OwnedFd,
+        /// What spoke against XDP.
+        why: String,
+    },
 }
 
 /// Attaches the program, binds a socket to each queue, and then tells the program to take packets:
@@ -202,6 +260,16 @@ pub fn join_xdp(
     interfaces: &mut Interfaces,
     request: &JoinRequest,
 ) -> Result<Joined, JoinError> {
+    join_xdp_by(program, interfaces, request, open_all)
+}
+
+/// As [`join_xdp`], by sockets that are had from `open`.
+fn join_xdp_by(
+    program: &Program,
+    interfaces: &mut Interfaces,
+    request: &JoinRequest,
+    open: impl FnOnce(&JoinRequest, xdp::Mode) -> Result<Vec<XskPort>, JoinError>,
+) -> Result<Joined, JoinError> {
     let attached = interfaces.add(
         request.ifindex,
         Feature::Uplink,
@@ -209,7 +277,7 @@ pub fn join_xdp(
         request.mode,
     )?;
     let (xdp, why_generic) = (attached.0, attached.1.map(str::to_owned));
-    let opened = open_all(request, xdp).and_then(|ports| {
+    let opened = open(request, xdp).and_then(|ports| {
         for (queue, port) in (0..).zip(&ports) {
             let given = port
                 .handle()
@@ -240,6 +308,7 @@ pub fn join_xdp(
         },
         mtu_max: ports.iter().map(XskPort::mtu_max).min().unwrap_or(0),
         sockets: ports.iter().map(XskPort::handle).collect(),
+        packet: Weak::new(),
         ports: ports.into_iter().map(UplinkPort::from).collect(),
     })
 }
@@ -272,7 +341,21 @@ fn open_all(request: &JoinRequest, xdp: xdp::Mode) -> Result<Vec<XskPort>, JoinE
 }
 
 fn open_one(request: &JoinRequest, queue: u32, xdp: xdp::Mode) -> Result<XskPort, XskError> {
-    let options = XskOptions {
+    let options = socket_options(request, queue, xdp);
+    let (tries, pause) = PATIENCE;
+    for _ in 1..tries {
+        match XskPort::open(&options) {
+            Err(XskError::Bind { error, .. }) if error.raw_os_error() == Some(EBUSY) => {
+                std::thread::sleep(pause)
+            }
+            done => return done,
+        }
+    }
+    XskPort::open(&options)
+}
+
+fn socket_options(request: &JoinRequest, queue: u32, xdp: xdp::Mode) -> XskOptions {
+    XskOptions {
         interface: request.name.clone(),
         ifindex: request.ifindex,
         queue,
@@ -284,17 +367,7 @@ fn open_one(request: &JoinRequest, queue: u32, xdp: xdp::Mode) -> Result<XskPort
         // In generic mode the kernel may have joined packets, whoever brought them.
         unfinished: request.is_virtual || xdp == xdp::Mode::Generic,
         link: request.link.clone(),
-    };
-    let (tries, pause) = PATIENCE;
-    for _ in 1..tries {
-        match XskPort::open(&options) {
-            Err(XskError::Bind { error, .. }) if error.raw_os_error() == Some(EBUSY) => {
-                std::thread::sleep(pause)
-            }
-            done => return done,
-        }
     }
-    XskPort::open(&options)
 }
 
 const EBUSY: i32 = 16;

@@ -12,11 +12,12 @@ mod neighbours;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use io::tap::{Received, TapError, TapOptions, TapUplink, TapVoice};
+use io::tap::{Received, Receiver, TapError, TapOptions, TapUplink, TapVoice};
 use io::xsk::Link;
 use wire::{Mac, membership, parse};
 
@@ -101,11 +102,13 @@ impl Station {
         }
     }
 
-    /// Makes the device, its port, and tells the others on the wire that we are there.
+    /// Makes the device, or goes on with the one that another process has made, and its port, and
+    /// tells the others on the wire that we are there.
     pub(crate) fn open(
         self: &Arc<Self>,
         name: &str,
         link: Arc<Link>,
+        handed: Option<OwnedFd>,
     ) -> Result<TapUplink, TapError> {
         let options = TapOptions {
             name: name.to_owned(),
@@ -114,17 +117,22 @@ impl Station {
             offloads: false,
         };
         let station = self.clone();
-        let (port, voice) = TapUplink::open(
-            &options,
-            link,
-            Arc::new(move |frame| station.receive(frame)),
-        )?;
+        let receiver: Receiver = Arc::new(move |frame| station.receive(frame));
+        let (port, voice) = match handed {
+            Some(device) => TapUplink::adopt(device, &options, link, receiver),
+            None => TapUplink::open(&options, link, receiver),
+        }?;
         *self.voice() = Some(voice);
         let announcements = self.neighbours().announcements();
         self.say_all(&announcements);
         let groups = self.memberships().all();
         self.say_all(&groups);
         Ok(port)
+    }
+
+    /// The device, for another process; `None` while there is none.
+    pub(crate) fn device(&self) -> Option<std::io::Result<OwnedFd>> {
+        self.voice().as_ref().map(TapVoice::try_clone)
     }
 
     /// Stops answering and forgets all neighbours: the device goes with its port.

@@ -6,6 +6,7 @@ use std::os::fd::BorrowedFd;
 use libbpf_rs::{ProgramHandle, Xdp, XdpFlags};
 use rustix::net::{AddressFamily, SocketType, netdevice};
 use sys::bpf::{Link, TcSide, XdpMode};
+use sys::handed::Handed;
 
 pub use model::Mode;
 
@@ -21,6 +22,8 @@ pub struct Attachment {
     ifindex: u32,
     mode: Mode,
     why_generic: Option<String>,
+    /// The program there is that of the process before.
+    waits: bool,
 }
 
 /// What a program is attached by.
@@ -94,6 +97,58 @@ impl Attachment {
             ifindex,
             mode,
             why_generic,
+            waits: false,
+        }
+    }
+
+    /// The point of an interface that another process [hands over](Self::hand_over). Its program
+    /// stays until this one [takes over](Self::take_over). `None`: it is none such.
+    pub(crate) fn handed(ifindex: u32, handed: Handed) -> Option<Attachment> {
+        let note = String::from_utf8(handed.note.clone()).ok()?;
+        let (mode, why) = note.split_once('\n')?;
+        let modes = [Mode::Native, Mode::Generic, Mode::Tc];
+        let mode = modes.into_iter().find(|known| known.to_string() == mode)?;
+        let [link] = handed.take()?;
+        let link = Held::Link(Link::handed(link));
+        let why = Some(why.to_owned()).filter(|why| !why.is_empty());
+        Some(Attachment {
+            waits: true,
+            ..Attachment::new(link, ifindex, mode, why)
+        })
+    }
+
+    /// The point for another process: the interface has a program until both have dropped it.
+    ///
+    /// # Errors
+    /// A filter's point cannot be had by another; the process is out of descriptors.
+    pub(crate) fn hand_over(&self) -> Result<Handed, Error> {
+        let Held::Link(link) = &self.link else {
+            return Err(Error::OfThisProcess {
+                ifindex: self.ifindex,
+            });
+        };
+        let link = link.try_clone().map_err(|source| Error::Attach {
+            ifindex: self.ifindex,
+            mode: self.mode,
+            source,
+        })?;
+        let why = self.why_generic.as_deref().unwrap_or_default();
+        Ok(Handed {
+            note: format!("{}\n{why}", self.mode).into_bytes(),
+            fds: vec![link],
+        })
+    }
+
+    /// Puts a program of this process in the place of the one that is there, of whatever process. An
+    /// interface that is gone has none.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub(crate) fn take_over(&mut self, program: BorrowedFd<'_>) -> Result<(), Error> {
+        self.waits = false;
+        match self.replace(program) {
+            Err(_) if !exists(self.ifindex) => Ok(()),
+            other => other,
         }
     }
 
@@ -117,6 +172,10 @@ impl Attachment {
     /// # Errors
     /// The driver refuses, or the interface is gone.
     pub fn replace(&mut self, program: BorrowedFd<'_>) -> Result<(), Error> {
+        if self.waits {
+            // It is put there with all others.
+            return Ok(());
+        }
         match &self.link {
             Held::Link(link) => link.replace(program).map_err(|source| Error::Attach {
                 ifindex: self.ifindex,

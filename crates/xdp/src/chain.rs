@@ -6,12 +6,13 @@
 //! the program of the first feature there. An interface may have both: what its XDP programs pass
 //! comes to tc.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
+use sys::handed::{Handed, Items};
 
 use crate::attach::{Attachment, Mode, attach_fd};
 use crate::error::Error;
@@ -58,6 +59,10 @@ pub struct Interfaces {
     /// Held by those who need them: a NIC that several features share is set back when the last one
     /// leaves it.
     tags: BTreeMap<u32, Weak<Tags>>,
+    /// Points that another process hands over, and that no feature runs at yet.
+    handed: BTreeMap<(u32, Hook), Attachment>,
+    /// NICs that another process has had leave VLAN tags in.
+    handed_tags: BTreeSet<u32>,
 }
 
 /// A program as a member of the chain.
@@ -77,6 +82,76 @@ impl Interfaces {
     /// No features on any interface.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Interfaces that another process runs programs on and [hands over](Self::hand_over). Features
+    /// that are [added](Self::add) there have the modes that they had; packets are the other's until
+    /// this one [takes over](Self::take_over).
+    pub fn handed(items: Items) -> Self {
+        let mut interfaces = Self::default();
+        for (name, item) in items {
+            let Some((place, ifindex)) = name.split_once(' ') else {
+                continue;
+            };
+            let Ok(ifindex) = ifindex.parse() else {
+                continue;
+            };
+            let hook = match place {
+                "xdp" => Hook::Xdp,
+                "tc" => Hook::Tc,
+                "tags" => {
+                    interfaces.handed_tags.insert(ifindex);
+                    continue;
+                }
+                _ => continue,
+            };
+            if let Some(point) = Attachment::handed(ifindex, item) {
+                interfaces.handed.insert((ifindex, hook), point);
+            }
+        }
+        interfaces
+    }
+
+    /// All points, for a process that is to run its programs there.
+    ///
+    /// # Errors
+    /// One cannot be handed over.
+    pub fn hand_over(&self) -> Result<Items, Error> {
+        let mut items = Items::new();
+        for ((ifindex, hook), attached) in &self.attached {
+            let place = match hook {
+                Hook::Xdp => "xdp",
+                Hook::Tc => "tc",
+            };
+            items.insert(
+                format!("{place} {ifindex}"),
+                attached.attachment.hand_over()?,
+            );
+        }
+        let kept = self.tags.iter().filter(|(_, kept)| {
+            let kept = kept.upgrade();
+            kept.is_some_and(|kept| kept.taken_out_before())
+        });
+        items.extend(kept.map(|(nic, _)| (format!("tags {nic}"), Handed::default())));
+        Ok(items)
+    }
+
+    /// Puts the programs of this process into all points, in the place of another's; no packet
+    /// passes between them without one. For whoever was [handed](Self::handed) them, and for whoever
+    /// has [handed them over](Self::hand_over) to a process that does not go on.
+    ///
+    /// # Errors
+    /// A driver refuses.
+    pub fn take_over(&mut self) -> Result<(), Error> {
+        for ((_, hook), attached) in &mut self.attached {
+            if let Some(first) = attached.features.first() {
+                let member = &self.programs[&(*hook, *first)];
+                attached.attachment.take_over(member.program.as_fd())?;
+            }
+        }
+        // What nobody has asked for goes with the process that had it.
+        self.handed.clear();
+        Ok(())
     }
 
     /// Runs a feature on an interface. All interfaces of a feature run one program: a second
@@ -106,7 +181,10 @@ impl Interfaces {
         let member = Member::new(program)?;
         match self.attached.get_mut(&(ifindex, hook)) {
             None => {
-                let attachment = attach_fd(member.program.as_fd(), ifindex, mode)?;
+                let attachment = match self.handed.remove(&(ifindex, hook)) {
+                    Some(handed) => handed,
+                    None => attach_fd(member.program.as_fd(), ifindex, mode)?,
+                };
                 let features = vec![feature];
                 let attached = Attached {
                     features,
@@ -206,7 +284,11 @@ impl Interfaces {
         if let Some(kept) = self.tags.get(&nic).and_then(Weak::upgrade) {
             return Ok(kept);
         }
-        let kept = Arc::new(Tags::keep(nic)?);
+        let kept = match self.handed_tags.remove(&nic) {
+            true => Tags::handed(nic),
+            false => Tags::keep(nic)?,
+        };
+        let kept = Arc::new(kept);
         self.tags.insert(nic, Arc::downgrade(&kept));
         Ok(kept)
     }

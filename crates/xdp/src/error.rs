@@ -51,6 +51,12 @@ pub enum Error {
         /// The interface's index.
         ifindex: u32,
     },
+    /// A filter at tc (a kernel before Linux 6.6) is its process's alone.
+    #[error("interface {ifindex} runs a program by a filter of tc, which cannot be handed over")]
+    OfThisProcess {
+        /// The interface's index.
+        ifindex: u32,
+    },
     /// The interface has an XDP program of somebody else.
     #[error("interface {ifindex} has an XDP program already: {name} (id {id})")]
     Occupied {

@@ -33,6 +33,19 @@ impl Tags {
             taken_out_before,
         })
     }
+
+    /// A NIC that another process has asked already, and that took them out before.
+    pub fn handed(ifindex: u32) -> Self {
+        Tags {
+            ifindex,
+            taken_out_before: true,
+        }
+    }
+
+    /// The NIC is to take them out again in the end.
+    pub fn taken_out_before(&self) -> bool {
+        self.taken_out_before
+    }
 }
 
 impl Drop for Tags {

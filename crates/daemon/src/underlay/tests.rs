@@ -12,6 +12,7 @@ use wire::{Mac, Vni, build};
 
 use super::paths::{Asked, homes, next_hops, to_group};
 use super::*;
+use crate::start_gate::StartGate;
 
 const OURS: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
 const REACHABLE: u16 = 2;
@@ -324,11 +325,11 @@ async fn whom_workers_ask_for_is_looked_for_whatever_woke_us() {
     let uplinks = Uplinks::start(
         uplink::UplinkSettings::default(),
         options,
-        None,
         Arc::new(Mutex::new(xdp::Interfaces::new())),
-        sim.switch(),
+        Arc::new(StartGate::new(sim.switch())),
         kernel,
         crate::uplinks::breaks().1,
+        |engine| engine,
     );
     let settings = UnderlayOptions {
         addresses: Vec::new(),

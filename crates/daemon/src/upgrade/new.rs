@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use keeper::{Held as Kept, Parts};
 use rustix::net::sockopt;
+use sys::handed::{Handed, Items};
 
 use super::words::{self, Line, Silence, Word, bytes_of};
 
@@ -53,7 +54,8 @@ impl Predecessor {
             apart: Arc::new(AtomicBool::new(true)),
             items: Mutex::default(),
         };
-        if number != words::NUMBER.to_string() {
+        let known = [words::WITHOUT_LINKS, words::NUMBER];
+        if known.iter().all(|known| known.to_string() != number) {
             let why = format!(
                 "it is handed over to by number {number}, and knows number {}",
                 words::NUMBER
@@ -142,6 +144,27 @@ impl Predecessor {
         taken
             .filter_map(|(name, held)| Some((of(&name)?, held)))
             .collect()
+    }
+
+    /// All of a kind, as whoever goes on with it takes it.
+    pub fn items(&self, kind: &str) -> Items {
+        let items = self.take_all(kind).into_iter();
+        let item = |Kept { note, fds }| Handed { note, fds };
+        items.map(|(name, held)| (name, item(held))).collect()
+    }
+
+    /// Of all of a kind the bytes that were handed over.
+    pub fn all_bytes(&self, kind: &str) -> Result<BTreeMap<String, Vec<u8>>, String> {
+        let read = |(name, held): (String, Kept)| {
+            let file = held.into_first().ok_or(std::io::ErrorKind::NotFound);
+            let bytes = file
+                .map_err(Into::into)
+                .and_then(|file| bytes_of(file, BYTES_MAX));
+            let bytes =
+                bytes.map_err(|e| format!("what was handed over as {kind} cannot be read: {e}"));
+            Ok((name, bytes?))
+        };
+        self.take_all(kind).into_iter().map(read).collect()
     }
 
     /// The socket that is listened on at this path for a NIC's VMM.

@@ -10,15 +10,18 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use control::Controller;
-use control::model::NicKind;
+use control::model::{Feature, NicKind};
 use dataplane::{QueueId, Switch};
 use io::port::Port;
 use io::vhost::{Server, Yielded};
 use keeper::Held as Kept;
 use nix::unistd::Uid;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
+use sys::handed::{Handed, Items};
 use tokio::sync::watch;
+use xdp::Interfaces;
 
 use super::changes::Changes;
 use super::words::{self, Line, Silence, Word, file_of};
@@ -38,6 +41,8 @@ const PREPARES_WITHIN: Duration = Duration::from_secs(60);
 const OPENS_WITHIN: Duration = Duration::from_secs(5);
 const TAKES_WITHIN: Duration = Duration::from_secs(5);
 const SERVES_WITHIN: Duration = Duration::from_secs(10);
+/// How long it may take to be gone when it was killed.
+const ENDS_WITHIN: Duration = Duration::from_secs(5);
 
 /// What has come of an upgrade.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -60,6 +65,7 @@ pub struct Upgrade {
     listeners: Vec<(String, OwnedFd)>,
     held: Option<Arc<Held>>,
     left_behind: LeftBehind,
+    interfaces: Arc<Mutex<Interfaces>>,
     changes: Changes,
     running: Mutex<()>,
     /// The next program, from its start to the commit.
@@ -77,6 +83,8 @@ pub struct Parts {
     pub listeners: Vec<(String, OwnedFd)>,
     pub held: Option<Arc<Held>>,
     pub left_behind: LeftBehind,
+    /// Those that programs run on.
+    pub interfaces: Arc<Mutex<Interfaces>>,
     pub changes: Changes,
 }
 
@@ -89,6 +97,7 @@ impl Upgrade {
             listeners: parts.listeners,
             held: parts.held,
             left_behind: parts.left_behind,
+            interfaces: parts.interfaces,
             changes: parts.changes,
             running: Mutex::new(()),
             child: Mutex::new(None),
@@ -204,22 +213,31 @@ impl Upgrade {
         let mut given = Given {
             app,
             left_behind: &self.left_behind,
+            interfaces: &self.interfaces,
             child: pidfd.map_err(|e| format!("{}: {e}", next.program.display()))?,
             pause: self.pause.get(),
             joined: false,
+            links: false,
             store: false,
             paused: false,
             ports: Vec::new(),
             vhost: None,
         };
-        let number = words::NUMBER.to_string();
-        next.say(Word::Offer, "", number.as_bytes(), &[])?;
+        let links = has_links(app);
+        let number = match links {
+            true => words::NUMBER,
+            false => words::WITHOUT_LINKS,
+        };
+        next.say(Word::Offer, "", number.to_string().as_bytes(), &[])?;
         next.hear(Word::Hello, PREPARES_WITHIN)?;
         self.changes.hold();
         // Who changes something now has begun before, and is done then.
         drop(app.control());
         if let Some(why) = cannot_now(app) {
             return Err(why);
+        }
+        if has_links(app) != links {
+            return Err("interfaces were taken or left meanwhile: ask again".into());
         }
         self.left_behind.settle();
         given.joined = true;
@@ -238,6 +256,10 @@ impl Upgrade {
             next.say(Word::Item, &name, b"", &[fd.as_fd()])?;
         }
         give_held(next, held, |name| !Held::is_session(name))?;
+        given.links = true;
+        give_all(next, "uplink", app.uplinks.hand_over()?)?;
+        let points = lock(&self.interfaces).hand_over();
+        give_all(next, "point", points.map_err(|e| e.to_string())?)?;
         next.say(Word::All, "", b"", &[])?;
         let ready = next.hear(Word::Ready, PREPARES_WITHIN)?;
         let version = String::from_utf8_lossy(&ready.note).into_owned();
@@ -258,6 +280,15 @@ impl Upgrade {
             next.say(Word::Item, "connections", b"", &[file.as_fd()])?;
         }
         give_held(next, held, Held::is_session)?;
+        for (_, port) in &mut given.ports {
+            if let Some(port) = port.as_xsk()
+                && let Some(left) = port.left()
+            {
+                let file = file_of(&left).map_err(failed)?;
+                let name = format!("left {}", port.name());
+                next.say(Word::Item, &name, b"", &[file.as_fd()])?;
+            }
+        }
         let used = app.workers.switch().flows_used().to_string();
         next.say(Word::Ports, "", used.as_bytes(), &[])?;
         next.hear(Word::Taken, TAKES_WITHIN)?;
@@ -326,7 +357,9 @@ fn cannot_now(app: &App) -> Option<String> {
         );
     }
     let taken = config.interfaces.iter().find_map(|(feature, interfaces)| {
-        let first = interfaces.first()?;
+        let first = interfaces
+            .first()
+            .filter(|_| *feature == Feature::Balancer)?;
         Some((*feature, first.name.clone()))
     });
     taken.map(|(feature, name)| {
@@ -334,6 +367,22 @@ fn cannot_now(app: &App) -> Option<String> {
             "interface {name} ({feature}) cannot be handed over yet: restart the daemon instead"
         )
     })
+}
+
+/// Programs of ours run on interfaces, or an uplink's sockets are open.
+fn has_links(app: &App) -> bool {
+    let config = app.control().config();
+    config.interfaces.values().any(|list| !list.is_empty()) || !app.uplinks.queues().is_empty()
+}
+
+/// Gives items of a kind.
+fn give_all(next: &mut Next, kind: &str, items: Items) -> Result<(), String> {
+    items
+        .into_iter()
+        .try_for_each(|(name, Handed { note, fds })| {
+            let name = format!("{kind} {name}");
+            next.say(Word::Item, &name, &note, &words::borrowed(&fds))
+        })
 }
 
 /// Gives items that the keeper has.
@@ -405,11 +454,14 @@ impl Next {
 struct Given<'a> {
     app: &'a App,
     left_behind: &'a LeftBehind,
+    interfaces: &'a Mutex<Interfaces>,
     /// The next program, which has to let go first.
     child: OwnedFd,
     pause: Option<&'a Pause>,
     /// It may have put its program to containers' interfaces.
     joined: bool,
+    /// It has sockets of uplinks, and may have put its programs to interfaces.
+    links: bool,
     store: bool,
     /// No worker receives.
     paused: bool,
@@ -439,6 +491,10 @@ impl Given<'_> {
                 let port = switch.detach(queue).map_err(gone)?;
                 self.ports.extend(port.map(|port| (queue, port)));
             }
+        }
+        for queue in self.app.uplinks.queues() {
+            let port = switch.detach(queue).map_err(gone)?;
+            self.ports.extend(port.map(|port| (queue, port)));
         }
         if switch.kernel_flows().is_some() {
             // What the kernel has seen of them is told to the table.
@@ -483,6 +539,26 @@ impl Drop for Given<'_> {
         {
             tracing::error!("{why}");
         }
+        if self.links {
+            // Until then it may put its programs there.
+            wait_for_end(&self.child);
+            self.app.uplinks.go_on();
+            if let Err(why) = lock(self.interfaces).take_over() {
+                tracing::error!("{why}");
+            }
+        }
+    }
+}
+
+/// Returns when a process that was killed is gone.
+fn wait_for_end(process: &OwnedFd) {
+    let ended = &mut [PollFd::new(process, PollFlags::IN)];
+    let patience = Timespec {
+        tv_sec: ENDS_WITHIN.as_secs() as i64,
+        tv_nsec: 0,
+    };
+    if !matches!(poll(ended, Some(&patience)), Ok(1)) {
+        tracing::error!("the program that was to take over does not end");
     }
 }
 

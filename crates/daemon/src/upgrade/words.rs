@@ -26,7 +26,10 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
 /// The hand-over that this version speaks: another number for whatever is changed in it.
-pub const NUMBER: u32 = 1;
+pub const NUMBER: u32 = 2;
+/// The one before, which it speaks too: the same, without interfaces that programs run on and without
+/// uplinks.
+pub const WITHOUT_LINKS: u32 = 1;
 
 /// Bytes of a sentence at the most.
 const SENTENCE_MAX: usize = 4096;

@@ -2,12 +2,14 @@
 //! is one, or an address of ours towards other hosts, nothing of it runs.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use control::InterfaceStatus;
-use dataplane::Switch;
+use dataplane::QueueId;
 use netlink::Mirror;
+use sys::handed::{Handed, Items};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use uplink::{DpdkUplink, Fact, Options, UplinkSettings};
@@ -16,6 +18,7 @@ use xdp::Interfaces;
 use super::{Broken, Uplinks};
 use crate::kernel::Kernel;
 use crate::lock;
+use crate::start_gate::StartGate;
 
 /// For the interfaces that are there at the start to be joined.
 const JOINED_WITHIN: Duration = Duration::from_secs(1);
@@ -29,16 +32,21 @@ pub struct Setup {
     pub dpdk: Option<Arc<DpdkUplink>>,
     pub interfaces: Arc<Mutex<Interfaces>>,
     pub kernel: Arc<Kernel>,
-    pub switch: Arc<Switch>,
+    /// Where ports wait for the workers while the daemon starts.
+    pub gate: Arc<StartGate>,
     /// The daemon was told to lead nowhere, by the device that it was given.
     pub alone: bool,
+    /// What another daemon hands over, whose place this one is to take.
+    pub handed: Items,
+    /// That daemon goes on should this one not take over.
+    pub apart: Arc<AtomicBool>,
 }
 
 /// The uplinks of a host, whether there are any or not.
 pub struct Control {
     setup: Setup,
-    /// Until they begin.
-    broken: Mutex<Option<Broken>>,
+    /// Until they begin: what they begin with.
+    before: Mutex<Option<(Broken, Items)>>,
     uplinks: OnceLock<Uplinks>,
     begun: watch::Sender<bool>,
     named: Mutex<Named>,
@@ -51,6 +59,32 @@ struct Named {
     interfaces: Vec<String>,
     /// Those that no other daemon of this host may have meanwhile.
     held: BTreeMap<String, Option<lock::Uplink>>,
+    /// Names of such that another daemon hands over.
+    handed: Items,
+}
+
+impl Named {
+    /// Two daemons on one uplink would take each other's frames. Interfaces that are not there yet
+    /// are anybody's.
+    fn hold(&mut self, facts: &[Fact]) -> Result<(), String> {
+        let there = facts.iter().filter(|fact| fact.ifindex != 0 && !fact.tap);
+        for Fact { interface, .. } in there {
+            if !self.held.contains_key(interface) {
+                let handed = self.handed.remove(&lock_of(interface));
+                let taken = match handed.and_then(Handed::take) {
+                    Some([name]) => Some(lock::Uplink::handed(interface, name)?),
+                    None => lock::Uplink::take(interface)?,
+                };
+                self.held.insert(interface.clone(), taken);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What such a name is called among what is handed over.
+fn lock_of(interface: &str) -> String {
+    format!("lock {interface}")
 }
 
 impl Control {
@@ -59,15 +93,20 @@ impl Control {
     ///
     /// # Errors
     /// A sentence: another daemon has one of them, or the kernel's tables cannot be read.
-    pub async fn start(setup: Setup, broken: Broken) -> Result<Control, String> {
+    pub async fn start(mut setup: Setup, broken: Broken) -> Result<Control, String> {
+        let handed = std::mem::take(&mut setup.handed);
+        let (locks, handed) = handed
+            .into_iter()
+            .partition(|(name, _)| name.starts_with(&lock_of("")));
         let settings = &setup.settings;
         let wanted = !settings.addresses.is_empty() || !settings.interfaces.is_empty();
         let named = Named {
             interfaces: settings.interfaces.clone(),
             held: BTreeMap::new(),
+            handed: locks,
         };
         let control = Control {
-            broken: Mutex::new(Some(broken)),
+            before: Mutex::new(Some((broken, handed))),
             uplinks: OnceLock::new(),
             begun: watch::Sender::new(false),
             named: Mutex::new(named),
@@ -78,7 +117,7 @@ impl Control {
             let there = facts.wait_for(|facts| !facts.is_empty());
             let _ = tokio::time::timeout(JOINED_WITHIN, there).await;
             let facts = facts.borrow().clone();
-            let held = hold(&mut control.named().held, &facts);
+            let held = control.named().hold(&facts);
             if let Err(why) = held {
                 control.stop();
                 return Err(why);
@@ -118,7 +157,7 @@ impl Control {
         if !named.interfaces.iter().any(|known| known == name) {
             named.interfaces.push(name.to_owned());
             let facts = uplinks.name(&named.interfaces);
-            if let Err(why) = hold(&mut named.held, &facts) {
+            if let Err(why) = named.hold(&facts) {
                 self.take_out(&mut named, name);
                 return Err(why);
             }
@@ -149,6 +188,35 @@ impl Control {
         }
     }
 
+    /// Stands still, and gives what the next daemon goes on by. The error is a sentence.
+    pub fn hand_over(&self) -> Result<Items, String> {
+        let Some(uplinks) = self.running() else {
+            return Ok(Items::new());
+        };
+        let failed = |e: std::io::Error| format!("uplinks cannot be handed over: {e}");
+        let mut items = uplinks.hand_over().map_err(failed)?;
+        for (name, held) in &self.named().held {
+            if let Some(held) = held {
+                let fds = vec![held.hand_over().map_err(failed)?];
+                let note = Vec::new();
+                items.insert(lock_of(name), Handed { note, fds });
+            }
+        }
+        Ok(items)
+    }
+
+    /// That daemon does not.
+    pub fn go_on(&self) {
+        if let Some(uplinks) = self.running() {
+            uplinks.go_on();
+        }
+    }
+
+    /// The workers' queues of uplinks.
+    pub fn queues(&self) -> Vec<QueueId> {
+        self.running().map(Uplinks::queues).unwrap_or_default()
+    }
+
     fn take_out(&self, named: &mut Named, name: &str) {
         let before = named.interfaces.len();
         named.interfaces.retain(|known| known != name);
@@ -161,24 +229,29 @@ impl Control {
 
     fn begin(&self, kernel: Arc<Mirror>) -> &Uplinks {
         let uplinks = self.uplinks.get_or_init(|| {
-            let broken = self.broken.lock();
-            let broken = broken.unwrap_or_else(PoisonError::into_inner).take();
+            let before = self.before.lock();
+            let before = before.unwrap_or_else(PoisonError::into_inner).take();
+            let (broken, handed) = before.unwrap_or_else(|| (super::breaks().1, Items::new()));
             let Setup {
                 settings,
                 options,
                 interfaces,
-                switch,
+                gate,
                 dpdk,
+                apart,
                 ..
             } = &self.setup;
             Uplinks::start(
                 settings.clone(),
                 *options,
-                dpdk.clone(),
                 interfaces.clone(),
-                switch.clone(),
+                gate.clone(),
                 kernel,
-                broken.unwrap_or_else(|| super::breaks().1),
+                broken,
+                |engine| {
+                    let engine = engine.with_dpdk(dpdk.clone());
+                    engine.with_handed(handed, apart.clone())
+                },
             )
         });
         self.begun.send_replace(true);
@@ -189,19 +262,6 @@ impl Control {
         // Each step leaves it whole.
         self.named.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Two daemons on one uplink would take each other's frames. Interfaces that are not there yet are
-/// anybody's.
-fn hold(held: &mut BTreeMap<String, Option<lock::Uplink>>, facts: &[Fact]) -> Result<(), String> {
-    let there = facts.iter().filter(|fact| fact.ifindex != 0 && !fact.tap);
-    for fact in there {
-        if !held.contains_key(&fact.interface) {
-            let taken = lock::Uplink::take(&fact.interface)?;
-            held.insert(fact.interface.clone(), taken);
-        }
-    }
-    Ok(())
 }
 
 fn status(uplinks: &Uplinks, name: &str) -> InterfaceStatus {

@@ -63,7 +63,29 @@ impl TapUplink {
         link: Arc<Link>,
         receiver: Receiver,
     ) -> Result<(TapUplink, TapVoice), TapError> {
-        let tap = TapPort::open(options)?;
+        TapUplink::over(TapPort::open(options)?, options, link, receiver)
+    }
+
+    /// Goes on with an interface that another process has made, by its descriptor
+    /// ([`TapVoice::try_clone`]).
+    ///
+    /// # Errors
+    /// As [`TapPort::adopt`].
+    pub fn adopt(
+        fd: OwnedFd,
+        options: &TapOptions,
+        link: Arc<Link>,
+        receiver: Receiver,
+    ) -> Result<(TapUplink, TapVoice), TapError> {
+        TapUplink::over(TapPort::adopt(fd, options)?, options, link, receiver)
+    }
+
+    fn over(
+        tap: TapPort,
+        options: &TapOptions,
+        link: Arc<Link>,
+        receiver: Receiver,
+    ) -> Result<(TapUplink, TapVoice), TapError> {
         let step = |error| TapError::Step {
             name: options.name.clone(),
             step: "sharing its descriptor",
@@ -136,6 +158,11 @@ impl OuterSink for TapUplink {
 const LINK_HEADER: usize = 14;
 
 impl TapVoice {
+    /// For another process that is to go on with the interface.
+    pub fn try_clone(&self) -> std::io::Result<OwnedFd> {
+        self.0.try_clone()
+    }
+
     /// Sends a frame. False when there was no room, or the interface is gone.
     pub fn say(&self, frame: &[u8]) -> bool {
         say(self.0.as_fd(), frame).is_ok()

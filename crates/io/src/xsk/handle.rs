@@ -5,6 +5,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
 use rustix::net::sockopt;
+use sys::handed::Handed;
+
+use super::adopted::Cut;
+use super::umem::Umem;
 
 /// What the kernel counted for a socket: frames that it could not give us, or that we gave it
 /// wrongly.
@@ -23,17 +27,37 @@ pub struct XskStatistics {
 /// A port's socket, for whoever puts it into the program's map and reads what the kernel counts. It
 /// does not keep the socket: the queue is free again when the port goes.
 #[derive(Clone, Debug)]
-pub struct XskHandle(Weak<OwnedFd>);
+pub struct XskHandle {
+    socket: Weak<OwnedFd>,
+    umem: Weak<Umem>,
+    cut: Cut,
+}
 
 impl XskHandle {
     /// Of a port that has this socket, if it has one yet.
-    pub(super) fn new(socket: Option<&Arc<OwnedFd>>) -> XskHandle {
-        XskHandle(socket.map_or_else(Weak::new, Arc::downgrade))
+    pub(super) fn new(socket: Option<&Arc<OwnedFd>>, umem: &Arc<Umem>, cut: Cut) -> XskHandle {
+        XskHandle {
+            socket: socket.map_or_else(Weak::new, Arc::downgrade),
+            umem: Arc::downgrade(umem),
+            cut,
+        }
+    }
+
+    /// What another process [adopts](super::XskPort::adopt) the queue by; `None` when the port is
+    /// gone.
+    pub fn hand_over(&self) -> Option<std::io::Result<Handed>> {
+        let (socket, umem) = (self.socket.upgrade()?, self.umem.upgrade()?);
+        let fds = [socket.try_clone(), umem.memory().try_clone_to_owned()];
+        let fds = fds.into_iter().collect::<Result<_, _>>();
+        Some(fds.map(|fds| Handed {
+            note: self.cut.to_note(),
+            fds,
+        }))
     }
 
     /// What the kernel has counted; `None` when the port is gone.
     pub fn statistics(&self) -> Option<XskStatistics> {
-        let counted = sockopt::xdp_statistics(&*self.0.upgrade()?).ok()?;
+        let counted = sockopt::xdp_statistics(&*self.socket.upgrade()?).ok()?;
         Some(XskStatistics {
             dropped: counted.rx_dropped,
             ring_full: counted.rx_ring_full.unwrap_or(0),
@@ -44,6 +68,6 @@ impl XskHandle {
 
     /// Calls `what` with the socket; `None` when the port is gone. Not to be kept.
     pub fn with<T>(&self, what: impl FnOnce(BorrowedFd<'_>) -> T) -> Option<T> {
-        Some(what(self.0.upgrade()?.as_fd()))
+        Some(what(self.socket.upgrade()?.as_fd()))
     }
 }

@@ -1,8 +1,10 @@
 //! A mapping of our own, unmapped with its last owner: the UMEM's memory, and the rings that the
 //! kernel shares with us.
 
-use std::os::fd::BorrowedFd;
+use std::ffi::c_void;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
@@ -24,35 +26,48 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Zeroed memory, in reserved huge pages where there are some, else in pages that the kernel
-    /// may join to huge ones.
+    /// Zeroed memory of this process alone.
     pub fn anonymous(len: usize) -> Result<Mapping, Errno> {
-        if len.is_multiple_of(HUGE_PAGE)
-            && let Ok(mut mapping) = Self::map_anonymous(
-                len,
-                MapFlags::PRIVATE | MapFlags::HUGETLB | MapFlags::HUGE_2MB,
-            )
-        {
-            // In place: what a new value is made of is unmapped behind it, copied or not.
-            mapping.huge = true;
-            return Ok(mapping.kept_private());
-        }
-        let mapping = Self::map_anonymous(len, MapFlags::PRIVATE)?;
-        // SAFETY: advice about our own new mapping. Where there are no huge pages nothing changes.
-        let _ = unsafe { rustix::mm::madvise(mapping.start.cast(), len, Advice::LinuxHugepage) };
-        Ok(mapping.kept_private())
-    }
-
-    fn map_anonymous(len: usize, flags: MapFlags) -> Result<Mapping, Errno> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE;
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
         let start =
             unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, protection, flags) }?;
-        Ok(Mapping {
-            start: start.cast(),
-            len,
-            huge: false,
-        })
+        Ok(Mapping::kept_private(start, len))
+    }
+
+    /// Zeroed memory that another process can [map](Self::of_memory) by its descriptor, in reserved
+    /// huge pages where there are some, else in pages that the kernel may join to huge ones.
+    pub fn shared(len: usize) -> Result<(Mapping, OwnedFd), Errno> {
+        let new = |flags: MemfdFlags| {
+            let memory = memfd_create("butterfly-umem", MemfdFlags::CLOEXEC | flags)?;
+            ftruncate(&memory, len as u64)?;
+            Ok((Self::of_memory(memory.as_fd(), len)?, memory))
+        };
+        if len.is_multiple_of(HUGE_PAGE)
+            && let Ok((mut mapping, memory)) = new(MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB)
+        {
+            // In place: what a new value is made of is unmapped behind it, copied or not.
+            mapping.huge = true;
+            return Ok((mapping, memory));
+        }
+        let (mapping, memory) = new(MemfdFlags::empty())?;
+        // SAFETY: advice about our own new mapping. Where there are no huge pages nothing changes.
+        let _ = unsafe { rustix::mm::madvise(mapping.start.cast(), len, Advice::LinuxHugepage) };
+        Ok((mapping, memory))
+    }
+
+    /// `len` bytes of memory that was made to be [shared](Self::shared): it has to be so long.
+    pub fn of_memory(memory: BorrowedFd<'_>, len: usize) -> Result<Mapping, Errno> {
+        if fstat(memory)?.st_size as u64 != len as u64 {
+            return Err(Errno::INVAL);
+        }
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::SHARED;
+        // SAFETY: as above.
+        let start =
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, protection, flags, memory, 0) }?;
+        Ok(Mapping::kept_private(start, len))
     }
 
     /// `len` bytes of a socket's ring; `offset` says which ring.
@@ -73,12 +88,16 @@ impl Mapping {
 
     /// Other people's packets are for no core dump. A child gets no copy: pages that are pinned for
     /// a device must stay ours.
-    fn kept_private(self) -> Mapping {
+    fn kept_private(start: *mut c_void, len: usize) -> Mapping {
         for advice in [Advice::LinuxDontDump, Advice::LinuxDontFork] {
-            // SAFETY: advice about our own mapping, as a whole.
-            let _ = unsafe { rustix::mm::madvise(self.start.cast(), self.len, advice) };
+            // SAFETY: advice about our own new mapping, as a whole.
+            let _ = unsafe { rustix::mm::madvise(start, len, advice) };
         }
-        self
+        Mapping {
+            start: start.cast(),
+            len,
+            huge: false,
+        }
     }
 
     pub fn start(&self) -> *mut u8 {
@@ -131,13 +150,13 @@ mod tests {
             eprintln!("skipped: no huge pages can be reserved here");
             return;
         }
-        let mapping = Mapping::anonymous(HUGE_PAGE).unwrap();
+        let (mapping, _memory) = Mapping::shared(HUGE_PAGE).unwrap();
         if !mapping.is_huge() {
             eprintln!("skipped: none of the reserved huge pages is free");
             return;
         }
         // Nobody else is to be given the same addresses.
-        let other = Mapping::anonymous(HUGE_PAGE).unwrap();
+        let (other, _others) = Mapping::shared(HUGE_PAGE).unwrap();
         assert_ne!(mapping.start(), other.start());
         // SAFETY: the mapping is ours alone and of that length.
         unsafe { mapping.start().write_bytes(0xa5, mapping.len()) };

@@ -89,24 +89,85 @@ impl Queue {
     /// power of two). The rings are as large as the UMEM has chunks of each kind, the fill ring
     /// [larger](super::options::Sizes::fill_ring).
     pub fn new(umem: Arc<Umem>, rings: Rings, slot_chunks: u32) -> Queue {
-        debug_assert!(slot_chunks.is_power_of_two() && slot_chunks <= 64);
-        let count = umem.count();
-        let slots = count / slot_chunks;
-        let mut queue = Queue {
-            taken: VecDeque::with_capacity(count as usize),
-            aside: Vec::with_capacity(count as usize),
-            window: Window::new(count),
-            free: (0..slots).rev().collect(),
-            sent: vec![0; slots as usize],
-            slot_chunks,
-            umem,
-            rings,
-        };
-        for chunk in 0..count {
+        let mut queue = Queue::idle(umem, rings, slot_chunks);
+        queue.free = (0..queue.sent.len() as u32).rev().collect();
+        for chunk in 0..queue.umem.count() {
             queue.give(chunk);
         }
         queue.rings.fill.publish();
         queue
+    }
+
+    /// A queue that another process has used, before it is told where that one has
+    /// [stopped](Self::left): it touches no ring, and has nothing.
+    pub fn idle(umem: Arc<Umem>, rings: Rings, slot_chunks: u32) -> Queue {
+        debug_assert!(slot_chunks.is_power_of_two() && slot_chunks <= 64);
+        let count = umem.count();
+        let slots = count / slot_chunks;
+        Queue {
+            taken: VecDeque::with_capacity(count as usize),
+            aside: Vec::with_capacity(count as usize),
+            window: Window::new(count),
+            free: Vec::with_capacity(slots as usize),
+            sent: vec![0; slots as usize],
+            slot_chunks,
+            umem,
+            rings,
+        }
+    }
+
+    /// Where this queue is to be gone on with by another process that has its memory and socket
+    /// ([`take_up`](Self::take_up)): what the rings do not show. This one is not to be used unless
+    /// that one does not.
+    pub fn left(&mut self) -> Vec<u8> {
+        self.rings.fill.publish();
+        self.rings.transmit.publish();
+        let own = self.taken.iter().chain(&self.aside);
+        let words = [
+            self.window.size(),
+            (self.taken.len() + self.aside.len()) as u32,
+        ];
+        let words = words.iter().chain(own).flat_map(|word| word.to_le_bytes());
+        words.chain(self.sent.iter().copied()).collect()
+    }
+
+    /// Goes on where another process has [left](Self::left) the queue. `None`: it has said what
+    /// cannot be, and nothing has changed.
+    pub fn take_up(&mut self, left: &[u8]) -> Option<()> {
+        let word = |bytes: &[u8; 4]| u32::from_le_bytes(*bytes);
+        let (size, left) = left
+            .split_first_chunk()
+            .map(|(head, rest)| (word(head), rest))?;
+        let (count, left) = left
+            .split_first_chunk()
+            .map(|(head, rest)| (word(head), rest))?;
+        let (own, sent) = left.split_at_checked((count as usize).checked_mul(4)?)?;
+        let (own, _) = own.as_chunks();
+        let mut aside: Vec<u32> = own.iter().map(word).collect();
+        let is_sent = |chunks: &u8| u32::from(*chunks) <= self.slot_chunks;
+        aside.sort_unstable();
+        aside.dedup();
+        let is_whole = aside.len() == own.len() && sent.len() == self.sent.len();
+        let is_chunk = aside.last().is_none_or(|last| *last < self.umem.count());
+        if !is_whole || !is_chunk || !sent.iter().all(is_sent) {
+            return None;
+        }
+        self.rings.fill.renew();
+        self.rings.receive.renew();
+        self.rings.transmit.renew();
+        self.rings.completion.renew();
+        self.window.widen_to(size);
+        self.taken.clear();
+        self.aside = aside;
+        self.sent.copy_from_slice(sent);
+        let free = (0..).zip(sent).filter(|(_, chunks)| **chunks == 0);
+        self.free = free.map(|(slot, _)| slot).collect();
+        Some(())
+    }
+
+    /// Chunks of each slot.
+    pub fn slot_chunks(&self) -> u32 {
+        self.slot_chunks
     }
 
     /// How many buffers are filled: `want` at least, if there are so many.

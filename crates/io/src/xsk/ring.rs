@@ -118,6 +118,13 @@ impl<T: Entry> Producer<T> {
         }
     }
 
+    /// Takes the ring up where it is by now: somebody else has written to it.
+    pub fn renew(&mut self) {
+        self.next = self.ring.word(self.ring.producer).load(Ordering::Relaxed);
+        self.consumed = self.ring.word(self.ring.consumer).load(Ordering::Acquire);
+        self.published = self.next;
+    }
+
     /// How many entries can be pushed: all there is room for, or `want` at least if the copy of the
     /// index says so.
     #[inline]
@@ -194,6 +201,12 @@ impl<T: Entry> Consumer<T> {
             next,
             produced: next,
         }
+    }
+
+    /// Takes the ring up where it is by now: somebody else has read from it.
+    pub fn renew(&mut self) {
+        self.next = self.ring.word(self.ring.consumer).load(Ordering::Relaxed);
+        self.produced = self.next;
     }
 
     /// How many entries can be read: `want` at least, if there are so many.

@@ -140,14 +140,7 @@ fn attempt(
         XDP_MAX_TX_SKB_BUDGET,
         size as i32,
     );
-    let offsets = sockopt::xdp_mmap_offsets(&socket)?;
-    let fd = socket.as_fd();
-    let rings = Rings {
-        fill: Producer::new(ring(fd, FILL, &offsets.fr, fill_size)?),
-        receive: Consumer::new(ring(fd, RECEIVE, &offsets.rx, size)?),
-        transmit: Producer::new(ring(fd, TRANSMIT, &offsets.tx, size)?),
-        completion: Consumer::new(ring(fd, COMPLETION, &offsets.cr, size)?),
-    };
+    let rings = rings(socket.as_fd(), size)?;
     let mut flags = SocketAddrXdpFlags::XDP_USE_NEED_WAKEUP;
     flags.set(SocketAddrXdpFlags::XDP_USE_SG, mode.multi_buffer);
     flags |= match mode.zero_copy {
@@ -161,6 +154,18 @@ fn attempt(
         Ok(mode.zero_copy)
     );
     Ok((socket, rings))
+}
+
+/// The rings of a socket whose UMEM has `size` chunks in each half: of a new one, or of one that
+/// another process has bound (since Linux 6.4).
+pub(super) fn rings(fd: BorrowedFd<'_>, size: u32) -> Result<Rings, Errno> {
+    let offsets = sockopt::xdp_mmap_offsets(fd)?;
+    Ok(Rings {
+        fill: Producer::new(ring(fd, FILL, &offsets.fr, Sizes::fill_ring(size))?),
+        receive: Consumer::new(ring(fd, RECEIVE, &offsets.rx, size)?),
+        transmit: Producer::new(ring(fd, TRANSMIT, &offsets.tx, size)?),
+        completion: Consumer::new(ring(fd, COMPLETION, &offsets.cr, size)?),
+    })
 }
 
 fn ring<T: Entry>(

@@ -9,6 +9,7 @@
 //! the batches that hold the memory. A chunk for transmitting is the port's to write while it is
 //! free, and only read, by the kernel, from when it is published until it is completed.
 
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::io::Errno;
@@ -19,6 +20,8 @@ use super::mapping::Mapping;
 #[derive(Debug)]
 pub(crate) struct Umem {
     mapping: Arc<Mapping>,
+    /// What another process maps it by.
+    memory: OwnedFd,
     chunk_len: u32,
     /// Chunks in each half.
     count: u32,
@@ -28,12 +31,29 @@ impl Umem {
     /// Twice `count` chunks of `chunk_len` bytes; both are powers of two.
     pub fn new(count: u32, chunk_len: u32) -> Result<Umem, Errno> {
         debug_assert!(count.is_power_of_two() && chunk_len.is_power_of_two());
-        let mapping = Mapping::anonymous(2 * count as usize * chunk_len as usize)?;
+        let (mapping, memory) = Mapping::shared(len(count, chunk_len))?;
         Ok(Umem {
             mapping: Arc::new(mapping),
+            memory,
             chunk_len,
             count,
         })
+    }
+
+    /// What [`new`](Self::new) has made in another process, by its [`memory`](Self::memory).
+    pub fn handed(memory: OwnedFd, count: u32, chunk_len: u32) -> Result<Umem, Errno> {
+        let mapping = Mapping::of_memory(memory.as_fd(), len(count, chunk_len))?;
+        Ok(Umem {
+            mapping: Arc::new(mapping),
+            memory,
+            chunk_len,
+            count,
+        })
+    }
+
+    /// For another process.
+    pub fn memory(&self) -> BorrowedFd<'_> {
+        self.memory.as_fd()
     }
 
     pub fn start(&self) -> *mut u8 {
@@ -85,4 +105,9 @@ impl Umem {
         let from = self.start().wrapping_add(addr as usize).cast_const();
         Some((chunk as u32, from, addr as usize + ample <= self.len()))
     }
+}
+
+/// Bytes of both halves.
+fn len(count: u32, chunk_len: u32) -> usize {
+    2 * count as usize * chunk_len as usize
 }

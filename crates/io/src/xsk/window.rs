@@ -38,6 +38,11 @@ impl Window {
         self.size
     }
 
+    /// Makes it as wide as another one was.
+    pub fn widen_to(&mut self, size: u32) {
+        self.change(size);
+    }
+
     /// So many were filled when somebody looked.
     #[inline]
     pub fn saw(&mut self, filled: u32) {

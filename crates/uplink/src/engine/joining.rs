@@ -1,6 +1,7 @@
 //! One uplink of the engine: joined, followed, improved, left.
 
-use std::sync::Arc;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Weak};
 
 use io::port::Port;
 use io::xsk::{Link, XskHandle};
@@ -13,12 +14,13 @@ use crate::plan::Wanted;
 
 /// An interface that is joined.
 pub(super) struct Active {
-    ifindex: u32,
+    pub ifindex: u32,
     pub link: Arc<Link>,
     pub mode: Mode,
     pub queues: u16,
     mtu_max: u32,
     pub sockets: Vec<XskHandle>,
+    pub packet: Weak<OwnedFd>,
     /// A better mode is to be tried.
     pub retry: bool,
     /// A port of it has broken.
@@ -63,7 +65,7 @@ impl Engine {
             None => self.join(number, wanted, link),
             Some(active) => {
                 active.link.change(link.mtu, up);
-                match std::mem::take(&mut active.retry) {
+                match std::mem::take(&mut active.retry) && !self.handed.is_apart() {
                     true => self.improve(number, wanted, link),
                     false => Ok(()),
                 }
@@ -121,6 +123,13 @@ impl Engine {
         }
         self.load();
         let request = self.request(wanted, number, link);
+        if let Some(handed) = self.handed.sockets(link.index) {
+            let mut interfaces = lock(&self.interfaces);
+            let port = self.options.port;
+            let joined = interface::go_on(self.program(), &mut interfaces, &request, port, handed);
+            drop(interfaces);
+            return self.install(number, wanted.only_generic, &request, joined?);
+        }
         let joined = match self.program() {
             Err(why) => {
                 interface::join_packet(&request, self.options.port, why).map_err(|e| e.to_string())
@@ -176,6 +185,7 @@ impl Engine {
         let Joined {
             ports,
             sockets,
+            packet,
             mut mode,
             mtu_max,
         } = joined;
@@ -198,6 +208,7 @@ impl Engine {
             queues,
             mtu_max,
             sockets,
+            packet,
             retry: false,
             broken: None,
             mode,

@@ -8,6 +8,8 @@ use std::net::{IpAddr, UdpSocket};
 pub(super) struct Reserved {
     port: u16,
     sockets: BTreeMap<IpAddr, Option<UdpSocket>>,
+    /// Those of another process, for the addresses that are still to come.
+    handed: BTreeMap<IpAddr, UdpSocket>,
 }
 
 impl Reserved {
@@ -16,7 +18,22 @@ impl Reserved {
         Reserved {
             port,
             sockets: BTreeMap::new(),
+            handed: BTreeMap::new(),
         }
+    }
+
+    /// Goes on with those that another process hands over.
+    pub fn hand(&mut self, handed: BTreeMap<IpAddr, UdpSocket>) {
+        self.handed = handed;
+    }
+
+    /// Those that there are, for another process.
+    pub fn hand_over(&self) -> std::io::Result<BTreeMap<IpAddr, UdpSocket>> {
+        let there = self.sockets.iter();
+        let there = there.filter_map(|(ip, socket)| Some((*ip, socket.as_ref()?)));
+        there
+            .map(|(ip, socket)| Ok((ip, socket.try_clone()?)))
+            .collect()
     }
 
     /// Takes the port on each address that is there, as far as it is to be had, and lets go of the
@@ -28,7 +45,9 @@ impl Reserved {
             if self.sockets.contains_key(&ip) {
                 continue;
             }
-            let socket = before.remove(&ip).flatten().or_else(|| self.bind(ip));
+            let had = before.remove(&ip).flatten();
+            let had = had.or_else(|| self.handed.remove(&ip));
+            let socket = had.or_else(|| self.bind(ip));
             self.sockets.insert(ip, socket);
         }
     }

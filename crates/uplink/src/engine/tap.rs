@@ -1,6 +1,6 @@
 //! The uplink of a host where no interface is: a TAP device of ours.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use io::xsk::Link;
 use netlink::Snapshot;
@@ -71,7 +71,7 @@ impl Engine {
         let link = Arc::new(Link::new(MTU, true));
         let port = self
             .station
-            .open(name, link.clone())
+            .open(name, link.clone(), self.handed.tap(name))
             .map_err(|e| e.to_string())?;
         let request = JoinRequest {
             name: name.to_owned(),
@@ -87,6 +87,7 @@ impl Engine {
         let joined = Joined {
             ports: vec![port.into()],
             sockets: Vec::new(),
+            packet: Weak::new(),
             mode: Mode::Tap {
                 why: format!(
                     "no interface is named, and none has {}",
