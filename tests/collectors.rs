@@ -295,14 +295,16 @@ fn erspan_is_dissected() -> Result<()> {
 fn samples_reach_a_collector() -> Result<()> {
     let to = ["--sflow", "192.0.2.9:6343", "--sflow-rate", "1"];
     let mut host = Host::start(&[&to[..], &["--metrics", "unix:{dir}/metrics.sock"]].concat())?;
-    // Somebody has to take them: else the kernel there says that nobody does.
-    let _taker = host
+    let collected = host.daemon.dir().join("collected").display().to_string();
+    process::run(&["mkdir", &collected])?;
+    let mut sfcapd = host
         .collector
-        .start("socat", "socat -u UDP-RECV:6343 CREATE:/dev/null")?;
-    wait_for("socat to listen", PATIENCE, || {
+        .start("sfcapd", &format!("sfcapd -p 6343 -l {collected}"))?;
+    wait_for("sfcapd to listen", PATIENCE, || {
         let listens = "ss -uln | grep -q ':6343 '";
         Ok(host.collector.succeeds(listens)?.then_some(()))
-    })?;
+    })
+    .map_err(|e| format!("{e}\n{}", sfcapd.log()))?;
     let heard = host.listen("eth0", "udp port 6343")?;
     for _ in 0..3 {
         host.say(53, "allowed")?;
@@ -363,5 +365,17 @@ fn samples_reach_a_collector() -> Result<()> {
     is_counted("butterfly_sflow_samples_total{kind=\"flow\"}", true)?;
     is_counted("butterfly_sflow_samples_total{kind=\"counters\"}", true)?;
     is_counted("butterfly_sflow_lost_samples_total{place=\"ring\"}", false)?;
+    // A collector that is no dissector has them as well: 258 is sFlow's code for a rule's refusal.
+    sfcapd.terminate(PATIENCE)?;
+    let columns = "fmt:%sa %dap %in %out";
+    let flows = process::run(&["nfdump", "-q", "-N", "-R", &collected, "-o", columns])?;
+    let cells = flows.lines().map(|line| line.split_whitespace().collect());
+    let cells: Vec<Vec<&str>> = cells.collect();
+    for (port, output) in [("53", "2"), ("54", "258")] {
+        let to = format!("10.1.0.2:{port}");
+        let row = ["10.1.0.1", &to, "1", output];
+        let count = cells.iter().filter(|cells| cells[..] == row).count();
+        check(count >= 3, &format!("sfcapd has {row:?}: {flows}"))?;
+    }
     host.daemon.stop()
 }

@@ -13,8 +13,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use dataplane::sampling::{self, Samples};
-use dataplane::{PortSlot, Switch};
-use wire::sflow::{CountersSample, Datagram, FlowSample, Output};
+use dataplane::{DropReason, PortSlot, Switch};
+use wire::sflow::{CountersSample, Datagram, FlowSample, Output, Reason};
 
 use crate::app::App;
 use crate::datagrams::{Datagrams, Sent};
@@ -147,6 +147,22 @@ fn index(slot: PortSlot) -> u32 {
     slot.0 + 1
 }
 
+fn as_sflow(reason: Option<DropReason>) -> Reason {
+    use DropReason as Of;
+    let Some(reason) = reason else {
+        return Reason::Unknown;
+    };
+    match reason {
+        Of::NoEgressRule | Of::NoIngressRule | Of::ForeignSource => Reason::AccessList,
+        Of::ConnectionLimit | Of::FloodLimit | Of::BitLimit | Of::PacketLimit => Reason::RateLimit,
+        Of::RingFull | Of::HandoffFull | Of::FlowShareFull | Of::FlowTableFull => {
+            Reason::NoBufferSpace
+        }
+        Of::MtuExceeded => Reason::TooBig,
+        _ => Reason::Unknown,
+    }
+}
+
 impl Agent {
     fn run(mut self) {
         while !self.sflow.0.stopped.load(Ordering::Relaxed) {
@@ -182,7 +198,7 @@ impl Agent {
                     sampling::Output::Unknown => Output::Unknown,
                     sampling::Output::Port(slot) => Output::Interface(index(slot)),
                     sampling::Output::Several(count) => Output::Several(count),
-                    sampling::Output::Dropped(_) => Output::Dropped,
+                    sampling::Output::Dropped(reason) => Output::Dropped(as_sflow(reason)),
                 },
                 frame_len: sample.frame_len,
                 header: &sample.head[..usize::from(sample.head_len)],

@@ -35,8 +35,25 @@ pub enum Output {
     Interface(u32),
     /// So many interfaces.
     Several(u32),
-    /// Nowhere.
-    Dropped,
+    /// Nowhere, for this reason.
+    Dropped(Reason),
+}
+
+/// Why a packet was discarded, as far as sFlow has numbers that no ICMP message has
+/// (sflow_version_5, section 5, "interface").
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum Reason {
+    /// None of the others.
+    Unknown = 256,
+    /// A rule.
+    AccessList = 258,
+    /// The receiver has no room.
+    NoBufferSpace = 259,
+    /// A rate limit.
+    RateLimit = 261,
+    /// An MTU.
+    TooBig = 262,
 }
 
 /// One packet of many.
@@ -131,8 +148,7 @@ impl Datagram {
             Output::Unknown => 0,
             Output::Interface(index) => index,
             Output::Several(count) => 1 << 31 | count & 0x3fff_ffff,
-            // Reason 0: the network is unreachable, as ICMP numbers them; 256 is for what has none.
-            Output::Dropped => 1 << 30 | 256,
+            Output::Dropped(reason) => 1 << 30 | reason as u32,
         };
         let bytes = &mut self.bytes;
         for word in [
@@ -293,7 +309,8 @@ mod tests {
         for (output, word) in [
             (Output::Unknown, 0),
             (Output::Several(3), 0x8000_0003),
-            (Output::Dropped, 0x4000_0100),
+            (Output::Dropped(Reason::Unknown), 0x4000_0100),
+            (Output::Dropped(Reason::AccessList), 0x4000_0102),
         ] {
             let mut datagram = Datagram::new(Ipv6Addr::LOCALHOST.into());
             let sample = FlowSample { output, ..SAMPLE };
