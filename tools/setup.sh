@@ -28,6 +28,7 @@ RUST=1.95.0
 #   wbritish                   the words of the documentation (tools/check-docs.py)
 #   prometheus                 promtool and a Prometheus, which read the metrics
 #   nfdump nfdump-sflow        collectors of IPFIX and sFlow, which get the flow log and samples
+#   podman crun conmon         a container runtime, whose network is ours in a test
 #   tmux                       a terminal for `butterfly top`
 #   qperf openssh-client dropbear-bin
 #                              what hosts are measured by (bench/hosts), and a server that lets it in
@@ -36,7 +37,7 @@ PACKAGES="gcc libc6-dev make ca-certificates git qemu-system-x86 busybox-static 
     iproute2 nftables iputils-ping iperf3 tcpdump ethtool procps socat curl util-linux
     python3 python3-zmq python3-cryptography clang libbpf-dev linux-libc-dev libelf-dev zlib1g-dev
     libpcap-dev tshark prometheus nfdump nfdump-sflow tmux qperf openssh-client dropbear-bin
-    pkg-config systemd bird2 dnsmasq-base wbritish dpdk-dev"
+    pkg-config systemd bird2 dnsmasq-base wbritish dpdk-dev podman crun conmon"
 
 if ! command -v go >/dev/null && [ ! -x /usr/local/go/bin/go ]; then PACKAGES+=" golang-go"; fi
 
