@@ -113,7 +113,7 @@ impl Cable {
 }
 
 /// Frames that the sink has had, of the namespace that this thread is in.
-fn arrived() -> u64 {
+pub fn arrived() -> u64 {
     let text = std::fs::read_to_string("/proc/thread-self/net/dev").expect("the kernel's counters");
     let line = text
         .lines()
