@@ -9,7 +9,7 @@ use crate::model::{Mirror, Nic, NicKind};
 use dataplane::counters::{PortCounters, RuleCounters};
 use dataplane::flow::FlowInfo;
 use dataplane::snapshot::{PortSlot, PortUid, RuleSlot, Snapshot};
-use dataplane::{FlowCursor, Switch, WorkerGone};
+use dataplane::{FlowCursor, StateMemory, Switch, WorkerGone};
 use io::trace::Trace;
 use io::trace::capture::Tap;
 use std::sync::Arc;
@@ -269,6 +269,10 @@ pub trait DataPlane: Send + Sync {
     fn port_counters(&self, slot: PortSlot) -> PortCounters;
     /// What the rule's slot has counted since the daemon started, all workers added up.
     fn rule_counters(&self, slot: RuleSlot) -> RuleCounters;
+    /// Where whose counters are is noted for the process that comes after this one, if it is.
+    fn state_memory(&self) -> Option<&StateMemory> {
+        None
+    }
     /// The tracked connections, of one NIC or of all.
     fn flows(&self, port: Option<PortUid>) -> Result<Vec<FlowInfo>, DataPlaneError>;
     /// Some of them, about `most` at the most, and where the next ones begin; `None`: there are no
@@ -299,6 +303,10 @@ impl DataPlane for Switch {
 
     fn rule_counters(&self, slot: RuleSlot) -> RuleCounters {
         Switch::rule_counters(self, slot)
+    }
+
+    fn state_memory(&self) -> Option<&StateMemory> {
+        Switch::state_memory(self)
     }
 
     fn flows(&self, port: Option<PortUid>) -> Result<Vec<FlowInfo>, DataPlaneError> {

@@ -2,6 +2,7 @@
 //! NICs and groups are in the modules below, thin: each says which content it wants and commits
 //! that. Reading is in `read.rs`.
 
+mod counts;
 mod groups;
 mod heal;
 mod interfaces;
@@ -13,6 +14,7 @@ mod services;
 mod trace;
 mod underlay;
 
+pub use counts::nic_key;
 pub use heal::Healed;
 pub use overlay::{HostStatus, NetworkStatus};
 pub use trace::{GroupVerdict, Miss};
@@ -256,6 +258,7 @@ impl Controller {
             Err(error) => return Err(self.undo(made, error)),
         }
         let before = std::mem::replace(&mut self.state, next);
+        self.note_counted(&before, &staged);
         self.settings.overlay |= staged.overlay.begins;
         if let Some(open) = made.services {
             let services = &self.state.services;

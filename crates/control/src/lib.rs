@@ -50,7 +50,7 @@ pub use attach::{
 pub use compile::Work;
 pub use controller::{
     Changed, Controller, GroupVerdict, Healed, HostStatus, Miss, NetworkStatus, NicStatus, Reach,
-    Status,
+    Status, nic_key,
 };
 pub use diff::{
     BindingChange, Diff, FieldChange, GroupChange, GroupDiff, HostChange, InterfaceChange,

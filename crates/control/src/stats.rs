@@ -1,6 +1,6 @@
 //! Counters for people: since the NIC or the rule was created, directions from the guest's view.
 //! The data plane counts by slot and never resets; a slot that was used before starts from a
-//! baseline, which is subtracted here.
+//! baseline, which is subtracted here. What a process before has counted is in the baseline as well.
 
 use crate::model::{GroupId, NicId, Rule};
 use dataplane::counters::{PortCounters, RuleCounters};
@@ -55,7 +55,6 @@ pub struct RuleStats {
     pub flows: u64,
 }
 
-/// Counters only grow; should one not have, zero is less surprising than 2^64.
 pub(crate) fn nic_stats(
     id: NicId,
     now: &PortCounters,
@@ -63,27 +62,20 @@ pub(crate) fn nic_stats(
     (waits_out, wait_out_ns): (u64, u64),
     mirrored: Option<(u64, u64)>,
 ) -> NicStats {
-    let drops = |now: &[u64], baseline: &[u64]| {
-        let since = now
-            .iter()
-            .zip(baseline)
-            .map(|(now, then)| now.saturating_sub(*then));
-        DropReason::ALL
-            .iter()
-            .copied()
-            .zip(since)
-            .filter(|(_, count)| *count > 0)
-            .collect()
+    let since = now.since(baseline);
+    let drops = |counts: &[u64]| {
+        let all = DropReason::ALL.iter().copied().zip(counts.iter().copied());
+        all.filter(|(_, count)| *count > 0).collect()
     };
     NicStats {
         id,
-        bytes_in: now.tx_bytes.saturating_sub(baseline.tx_bytes),
-        bytes_out: now.rx_bytes.saturating_sub(baseline.rx_bytes),
-        frames_in: now.tx_frames.saturating_sub(baseline.tx_frames),
-        frames_out: now.rx_frames.saturating_sub(baseline.rx_frames),
-        kernel_out: now.kernel_frames.saturating_sub(baseline.kernel_frames),
-        drops_in: drops(&now.drops_to, &baseline.drops_to),
-        drops_out: drops(&now.drops_from, &baseline.drops_from),
+        bytes_in: since.tx_bytes,
+        bytes_out: since.rx_bytes,
+        frames_in: since.tx_frames,
+        frames_out: since.rx_frames,
+        kernel_out: since.kernel_frames,
+        drops_in: drops(&since.drops_to),
+        drops_out: drops(&since.drops_from),
         waits_out,
         wait_out_ns,
         mirrored,
@@ -91,10 +83,11 @@ pub(crate) fn nic_stats(
 }
 
 pub(crate) fn rule_stats(rule: Rule, now: &RuleCounters, baseline: &RuleCounters) -> RuleStats {
+    let since = now.since(baseline);
     RuleStats {
         rule,
-        frames: now.frames.saturating_sub(baseline.frames),
-        bytes: now.bytes.saturating_sub(baseline.bytes),
-        flows: now.flows.saturating_sub(baseline.flows),
+        frames: since.frames,
+        bytes: since.bytes,
+        flows: since.flows,
     }
 }

@@ -7,7 +7,11 @@
 //! keeper holds ([`FlowMemory`](dataplane::flow::FlowMemory)): the daemon has its table of flows in
 //! it. Of both the same is made, and is judged by the rules that are in force when its next packet
 //! comes.
+//!
+//! What was counted and which MACs were learnt is in memory that the keeper holds, too
+//! ([`StateMemory`](dataplane::StateMemory)), whichever way the daemon ends.
 
+use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,7 +22,7 @@ use std::time::SystemTime;
 
 use control::model::NicKind;
 use control::{Controller, Error};
-use dataplane::{Left, Switch};
+use dataplane::{Heard, Left, LeftLocation, LeftState, Location, Switch};
 use io::vhost::{PortKey, Server};
 use nix::unistd::Uid;
 
@@ -40,6 +44,10 @@ pub fn leave(
 ) -> Result<usize, String> {
     if let Some(kernel) = switch.kernel_flows() {
         kernel.close();
+    }
+    // That all is taken down now is this daemon's affair.
+    if let Some(memory) = switch.state_memory() {
+        memory.leave();
     }
     for status in controller.nics() {
         if status.nic.kind == NicKind::VhostUser {
@@ -114,12 +122,93 @@ pub fn is_readable(memory: &OwnedFd) -> std::io::Result<()> {
     Left::open(memory.as_fd()).map(drop)
 }
 
+/// Goes on counting where the daemon before has ended, learns what it had learnt, and has this one's
+/// memory of both held instead.
+pub fn take_state(controller: &mut Controller, switch: &Switch, held: &Held) {
+    match held.state() {
+        Ok(None) => (),
+        Ok(Some(left)) => {
+            take_macs(controller, switch, &left);
+            take_counts(controller, &left);
+        }
+        Err(why) => tracing::error!("counters begin anew, and no MAC is learnt yet: {why}"),
+    }
+    if let Some(memory) = switch.state_memory() {
+        held.hold_state(memory.descriptor());
+    }
+}
+
+/// Learns the MACs that the daemon before had learnt.
+pub fn take_macs(controller: &Controller, switch: &Switch, left: &OwnedFd) {
+    let take = || -> Result<(usize, u64), String> {
+        let left = LeftState::open(left.as_fd()).map_err(|e| e.to_string())?;
+        let (macs, untrue) = left.macs(worker_thread::now()).map_err(|e| e.to_string())?;
+        if macs.is_empty() {
+            return Ok((0, untrue));
+        }
+        let nics = controller.nics();
+        let nics: HashMap<_, _> = nics
+            .map(|nic| {
+                let place = Location::Nic(nic.slot, nic.uid);
+                (control::nic_key(&nic.nic.id), (nic.nic.vni, place))
+            })
+            .collect();
+        let heard = macs.iter().filter_map(|mac| {
+            let location = match mac.location {
+                LeftLocation::Host(host) => Location::Host(host),
+                LeftLocation::Nic(key) => {
+                    let (vni, place) = nics.get(&key)?;
+                    (*vni == mac.vni).then_some(*place)?
+                }
+            };
+            Some(Heard {
+                vni: mac.vni,
+                mac: mac.mac,
+                location,
+                heard_secs: mac.heard_secs,
+            })
+        });
+        let taken = switch.learn(heard.collect()).map_err(|e| e.to_string())?;
+        Ok((taken, untrue))
+    };
+    match take() {
+        Ok((taken, untrue)) => {
+            if taken > 0 {
+                tracing::info!("{taken} MACs are known that the daemon before had learnt");
+            }
+            say_untrue(untrue, "learnt MACs");
+        }
+        Err(why) => tracing::warn!("MACs are to be learnt anew: {why}"),
+    }
+}
+
+/// Goes on counting where the daemon before has ended.
+pub fn take_counts(controller: &mut Controller, left: &OwnedFd) {
+    let counts = LeftState::open(left.as_fd()).and_then(|left| left.counts());
+    match counts {
+        Ok(counts) => {
+            controller.carry_counts(&counts);
+            say_untrue(counts.untrue, "counters");
+        }
+        Err(why) => tracing::warn!("counters of NICs and rules begin anew: {why}"),
+    }
+}
+
+fn say_untrue(untrue: u64, what: &str) {
+    if untrue > 0 {
+        tracing::warn!("{untrue} {what} that were left in memory cannot be: they are forgotten");
+    }
+}
+
 /// Becomes the keeper's client, which the daemon before was, and has this one's memory of connections
-/// held in the place of that one's.
+/// and of counters held in the place of that one's.
 pub fn enter(held: &Held, switch: &Switch) {
     held.enter();
     if let Some(memory) = switch.flow_memory() {
         held.hold_flows(memory.descriptor());
+    }
+    if let Some(memory) = switch.state_memory() {
+        held.hold_state(memory.descriptor());
     }
     held.release_left();
 }

@@ -26,6 +26,8 @@ use crate::deaths;
 const PATIENCE: Duration = Duration::from_secs(3);
 /// What the memory of connections is held as.
 const FLOWS: &str = "flows";
+/// What the memory of counters and learnt MACs is held as.
+const STATE: &str = "state";
 /// What the notes of daemons that have ended of themselves are held as.
 const DEATHS: &str = "deaths";
 
@@ -267,6 +269,13 @@ impl Held {
         }
     }
 
+    /// This process is the daemon from now on: should it end of itself, it notes that.
+    pub fn note_deaths(&self) {
+        if let Err(e) = self.notes().and_then(deaths::begin) {
+            tracing::error!("whether daemons end one after the other is not noticed: {e}");
+        }
+    }
+
     /// When daemons have ended of themselves: what was left of that, or nothing yet.
     fn notes(&self) -> std::io::Result<OwnedFd> {
         let left = self.keeper.take(DEATHS)?.and_then(keeper::Held::into_first);
@@ -299,10 +308,23 @@ impl Held {
         }
     }
 
+    /// The memory of counters and learnt MACs that a daemon before has left.
+    pub fn state(&self) -> std::io::Result<Option<OwnedFd>> {
+        Ok(self.keeper.take(STATE)?.and_then(keeper::Held::into_first))
+    }
+
+    /// Has this daemon's memory of counters and learnt MACs held, instead of what was left.
+    pub fn hold_state(&self, memory: BorrowedFd<'_>) {
+        if let Err(e) = self.keeper.hold(STATE, b"", &[memory]) {
+            tracing::error!("counters and learnt MACs go with this daemon: {e}");
+        }
+    }
+
     /// Lets the memory of connections go: they are elsewhere, or to be forgotten. And the notes of
-    /// ends: this daemon ends as it was told to.
+    /// ends: this daemon ends as it was told to. And counters, unless the next daemon is to find all.
     pub fn release_flows(&self) {
-        for name in [FLOWS, DEATHS] {
+        let state = (!self.is_staying()).then_some(STATE);
+        for name in [FLOWS, DEATHS].into_iter().chain(state) {
             if let Err(e) = self.keeper.release(name) {
                 tracing::error!("what is held as '{name}' may still be: {e}");
             }

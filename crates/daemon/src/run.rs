@@ -297,7 +297,10 @@ async fn serve(
         }
     });
     let held = held.transpose()?;
-    held.iter().for_each(|held| held.look_at_deaths());
+    // The daemon that gives way has looked at its start, and notes its own until then.
+    if predecessor.is_none() {
+        held.iter().for_each(|held| held.look_at_deaths());
+    }
     let attachments = HostAttachments::start(
         start_gate.clone(),
         states.clone(),
@@ -348,20 +351,22 @@ async fn serve(
     };
     let controller = Controller::new(settings_of_control, Box::new(attachments), switch.clone())
         .with_features(Box::new(features));
-    let (controller, stored) = match &predecessor {
+    let (controller, stored, counted) = match &predecessor {
         None => {
             let stored = open_store()?;
             let (held, switch) = (held.clone(), switch.clone());
             let folder = settings.socket_dir.clone();
             let controller = load(controller, stored.clone(), held, switch, folder).await?;
-            (controller, stored)
+            (controller, stored, None)
         }
         Some(old) => {
             let (old, held, vhost) = (old.clone(), held.clone(), vhost.clone());
             let (gate, interfaces) = (start_gate.clone(), interfaces.clone());
+            let switch = switch.clone();
             let taking = move || {
                 let links = || take_links(&old, &gate, &interfaces);
-                take_over(controller, open_store, &old, held.as_deref(), &vhost, links)
+                let planes = (&*vhost, &*switch);
+                take_over(controller, open_store, &old, held.as_deref(), planes, links)
             };
             waiting(taking).await?
         }
@@ -375,6 +380,14 @@ async fn serve(
     start_gate.open().map_err(|e| e.to_string())?;
     if let Some(old) = &predecessor {
         old.moving();
+        // Frames move already: what they count is added.
+        if let Some(left) = &counted {
+            handover::take_counts(&mut operations.control(), left);
+        }
+        // Before a VMM is heard: until then what the keeper has of its session is true.
+        let (held, switch) = (held.clone(), workers.switch().clone());
+        let enter = move || held.iter().for_each(|held| handover::enter(held, &switch));
+        drop(tokio::task::spawn_blocking(enter).await);
         vhost.begin();
     }
     let app = Arc::new(App::new(
@@ -458,9 +471,6 @@ async fn serve(
     app.health.set(true);
     if let Some(old) = predecessor {
         old.serving();
-        let (held, switch) = (held.clone(), app.workers.switch().clone());
-        let enter = move || held.iter().for_each(|held| handover::enter(held, &switch));
-        drop(tokio::task::spawn_blocking(enter));
     }
 
     // Who stops it by its API wants it gone; a signal may come from a restart.
@@ -726,6 +736,10 @@ fn no_upgrade(settings: &Settings) -> Option<String> {
     (settings.store.is_none() || settings.keeper.is_none()).then(|| upgrade::NEEDS.to_owned())
 }
 
+/// What a daemon that takes another's place begins with: the controller, the store, and the memory
+/// of what that one has counted.
+type TakenOver = (Controller, Option<Arc<Stored>>, Option<OwnedFd>);
+
 /// Makes the controller what the daemon before has declared, and takes its place when that stands
 /// still: with what is returned this process is the daemon.
 fn take_over(
@@ -733,9 +747,9 @@ fn take_over(
     open_store: impl FnOnce() -> Result<Option<Arc<Stored>>, String>,
     old: &Predecessor,
     held: Option<&Held>,
-    vhost: &Server,
+    (vhost, switch): (&Server, &Switch),
     take_links: impl FnOnce() -> Result<(), String>,
-) -> Result<(Controller, Option<Arc<Stored>>), Refusal> {
+) -> Result<TakenOver, Refusal> {
     let start = Instant::now();
     let packed = old.bytes("objects")?.unwrap_or_default();
     let objects = stored::load_packed(&mut controller, &packed)?;
@@ -773,17 +787,24 @@ fn take_over(
             sessions += 1;
         }
     }
+    let counted = held
+        .state()
+        .map_err(|e| format!("its memory of counters: {e}"))?;
+    if let Some(left) = &counted {
+        handover::take_macs(&controller, switch, left);
+    }
     tracing::info!(
         "{taken} connections and {sessions} sessions of VMMs are taken up, in {} us",
         start.elapsed().as_micros()
     );
     take_links()?;
     old.taken()?;
+    held.note_deaths();
     let controller = match &stored {
         Some(stored) => controller.with_journal(stored.journal()),
         None => controller,
     };
-    Ok((controller, stored))
+    Ok((controller, stored, counted))
 }
 
 /// Goes on with uplinks where the daemon before has left them, and has the programs of this one run
@@ -840,6 +861,7 @@ async fn load(
         }
         if let Some(held) = held {
             handover::take_memory(&controller, &switch, &held);
+            handover::take_state(&mut controller, &switch, &held);
             // Of an object that could not be made something may be left, for the next start.
             if loaded.whole {
                 held.release_left();

@@ -406,6 +406,18 @@ struct Guests {
 const ALLOWED: u16 = 7;
 const FORBIDDEN: u16 = 8;
 
+/// A guest's NIC.
+fn nic(id: &str, last: u32) -> v1::Nic {
+    v1::Nic {
+        id: id.into(),
+        mac: mac(last),
+        vni: 7,
+        addresses: vec![format!("10.7.0.{last}")],
+        security_groups: vec!["one".into()],
+        ..Default::default()
+    }
+}
+
 impl Guests {
     /// The VMMs' connections are whole, and nothing is sent any more: how many frames were lost, and
     /// how many came twice.
@@ -437,14 +449,6 @@ impl Guests {
         let args: Vec<String> = args.collect();
         let given: Vec<&str> = args.iter().map(String::as_str).collect();
         let daemon = Daemon::start(&given);
-        let nic = |id: &str, last| v1::Nic {
-            id: id.into(),
-            mac: mac(last),
-            vni: 7,
-            addresses: vec![format!("10.7.0.{last}")],
-            security_groups: vec!["one".into()],
-            ..Default::default()
-        };
         let group = v1::Group {
             id: "one".into(),
             rules: vec![v1::Rule {

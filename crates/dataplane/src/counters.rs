@@ -3,9 +3,12 @@
 //! One [`Counters`] belongs to one worker, the only writer; anybody reads. So a count is a relaxed
 //! load and a relaxed store, no locked instruction, and no cache line is written by two workers.
 //! Readers add the workers' numbers up. The arrays are as large as the stated maxima and zeroed
-//! lazily by the kernel: a page costs memory once a port or rule in it has counted something.
+//! lazily by the kernel: a page costs memory once a port or rule in it has counted something. They
+//! may be in [memory that outlives the process](crate::state_memory).
 
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use sys::huge::Zeroed;
 
 use crate::drop_reason::{DropReason, REASONS};
 pub use crate::ids::{MAX_PORTS, MAX_RULES, MAX_UPLINKS};
@@ -15,22 +18,26 @@ use crate::ids::{PortSlot, RuleSlot};
 pub(crate) const MAX_SLOTS: usize = MAX_PORTS + MAX_UPLINKS;
 
 /// u64 cells of one port: 5 of traffic, then the drops of frames from it, then of frames to it.
-const PORT_CELLS: usize = 5 + 2 * REASONS;
+pub(crate) const PORT_CELLS: usize = DROPS_FROM + 2 * REASONS;
 const RX_FRAMES: usize = 0;
 const RX_BYTES: usize = 1;
 const TX_FRAMES: usize = 2;
 const TX_BYTES: usize = 3;
 const KERNEL_FRAMES: usize = 4;
-const DROPS_FROM: usize = 5;
-const DROPS_TO: usize = 5 + REASONS;
+pub(crate) const DROPS_FROM: usize = 5;
+const DROPS_TO: usize = DROPS_FROM + REASONS;
 
 /// u64 cells of one rule.
-const RULE_CELLS: usize = 3;
+pub(crate) const RULE_CELLS: usize = 3;
+
+/// Cells that all ports have together, and all rules.
+pub(crate) const ALL_PORTS: usize = MAX_SLOTS * PORT_CELLS;
+pub(crate) const ALL_RULES: usize = MAX_RULES * RULE_CELLS;
 
 /// The counters of one worker.
 pub struct Counters {
-    ports: Box<[AtomicU64]>,
-    rules: Box<[AtomicU64]>,
+    ports: Zeroed<AtomicU64>,
+    rules: Zeroed<AtomicU64>,
 }
 
 /// What a port has counted, at one moment. Directions are the switch's: `rx` is what the guest
@@ -68,19 +75,50 @@ impl Default for PortCounters {
 }
 
 impl PortCounters {
+    /// From what its cells hold.
+    pub(crate) fn of(cell: impl Fn(usize) -> u64) -> Self {
+        PortCounters {
+            rx_frames: cell(RX_FRAMES),
+            rx_bytes: cell(RX_BYTES),
+            tx_frames: cell(TX_FRAMES),
+            tx_bytes: cell(TX_BYTES),
+            kernel_frames: cell(KERNEL_FRAMES),
+            drops_from: std::array::from_fn(|reason| cell(DROPS_FROM + reason)),
+            drops_to: std::array::from_fn(|reason| cell(DROPS_TO + reason)),
+        }
+    }
+
+    /// What its cells hold.
+    pub(crate) fn cells(&self) -> [u64; PORT_CELLS] {
+        let mut cells = [0; PORT_CELLS];
+        cells[RX_FRAMES] = self.rx_frames;
+        cells[RX_BYTES] = self.rx_bytes;
+        cells[TX_FRAMES] = self.tx_frames;
+        cells[TX_BYTES] = self.tx_bytes;
+        cells[KERNEL_FRAMES] = self.kernel_frames;
+        cells[DROPS_FROM..][..REASONS].copy_from_slice(&self.drops_from);
+        cells[DROPS_TO..][..REASONS].copy_from_slice(&self.drops_to);
+        cells
+    }
+
+    fn with(&self, other: &PortCounters, by: impl Fn(u64, u64) -> u64) -> PortCounters {
+        let (one, other) = (self.cells(), other.cells());
+        PortCounters::of(|cell| by(one[cell], other[cell]))
+    }
+
     /// Adds what another worker counted for the same port.
     pub fn add(&mut self, other: &PortCounters) {
-        self.rx_frames += other.rx_frames;
-        self.rx_bytes += other.rx_bytes;
-        self.tx_frames += other.tx_frames;
-        self.tx_bytes += other.tx_bytes;
-        self.kernel_frames += other.kernel_frames;
-        for (mine, theirs) in self.drops_from.iter_mut().zip(other.drops_from) {
-            *mine += theirs;
-        }
-        for (mine, theirs) in self.drops_to.iter_mut().zip(other.drops_to) {
-            *mine += theirs;
-        }
+        *self = self.with(other, u64::wrapping_add);
+    }
+
+    /// The baseline from which [`since`](Self::since) gives so much more than from this one.
+    pub fn less(&self, carried: &PortCounters) -> PortCounters {
+        self.with(carried, u64::wrapping_sub)
+    }
+
+    /// What was counted since a baseline.
+    pub fn since(&self, baseline: &PortCounters) -> PortCounters {
+        self.with(baseline, since)
     }
 
     /// Frames from and to this port that were dropped for `reason`.
@@ -104,12 +142,45 @@ pub struct RuleCounters {
 }
 
 impl RuleCounters {
+    /// From what its cells hold.
+    pub(crate) fn of([frames, bytes, flows]: [u64; RULE_CELLS]) -> RuleCounters {
+        RuleCounters {
+            frames,
+            bytes,
+            flows,
+        }
+    }
+
+    /// What its cells hold.
+    pub(crate) fn cells(&self) -> [u64; RULE_CELLS] {
+        [self.frames, self.bytes, self.flows]
+    }
+
+    fn with(&self, other: &RuleCounters, by: impl Fn(u64, u64) -> u64) -> RuleCounters {
+        let (one, other) = (self.cells(), other.cells());
+        RuleCounters::of(std::array::from_fn(|cell| by(one[cell], other[cell])))
+    }
+
     /// Adds what another worker counted for the same rule.
     pub fn add(&mut self, other: &RuleCounters) {
-        self.frames += other.frames;
-        self.bytes += other.bytes;
-        self.flows += other.flows;
+        *self = self.with(other, u64::wrapping_add);
     }
+
+    /// The baseline from which [`since`](Self::since) gives so much more than from this one.
+    pub fn less(&self, carried: &RuleCounters) -> RuleCounters {
+        self.with(carried, u64::wrapping_sub)
+    }
+
+    /// What was counted since a baseline.
+    pub fn since(&self, baseline: &RuleCounters) -> RuleCounters {
+        self.with(baseline, since)
+    }
+}
+
+/// Counters only grow, and a baseline may lie before zero, by what was counted before this process.
+/// Should one not have grown, zero is less surprising than 2^64.
+fn since(now: u64, baseline: u64) -> u64 {
+    u64::try_from(now.wrapping_sub(baseline) as i64).unwrap_or(0)
 }
 
 impl Default for Counters {
@@ -121,10 +192,12 @@ impl Default for Counters {
 impl Counters {
     /// All zero.
     pub fn new() -> Self {
-        Counters {
-            ports: bytemuck::allocation::zeroed_slice_box(MAX_SLOTS * PORT_CELLS),
-            rules: bytemuck::allocation::zeroed_slice_box(MAX_RULES * RULE_CELLS),
-        }
+        Counters::over(Zeroed::sparse(ALL_PORTS), Zeroed::sparse(ALL_RULES))
+    }
+
+    /// In memory of [`ALL_PORTS`] and [`ALL_RULES`] cells, which nobody else writes to.
+    pub(crate) fn over(ports: Zeroed<AtomicU64>, rules: Zeroed<AtomicU64>) -> Self {
+        Counters { ports, rules }
     }
 
     /// What a port has counted.
@@ -133,21 +206,13 @@ impl Counters {
         let Some(cells) = self.ports.get(start..start + PORT_CELLS) else {
             return PortCounters::default();
         };
-        let read = |index: usize| cells[index].load(Ordering::Relaxed);
-        PortCounters {
-            rx_frames: read(RX_FRAMES),
-            rx_bytes: read(RX_BYTES),
-            tx_frames: read(TX_FRAMES),
-            tx_bytes: read(TX_BYTES),
-            kernel_frames: read(KERNEL_FRAMES),
-            drops_from: std::array::from_fn(|reason| read(DROPS_FROM + reason)),
-            drops_to: std::array::from_fn(|reason| read(DROPS_TO + reason)),
-        }
+        PortCounters::of(|index| cells[index].load(Ordering::Relaxed))
     }
 
-    /// Adds the drops of all NICs: frames from them, and to them.
-    pub(crate) fn add_drops(&self, sums: &mut [[u64; REASONS]; 2]) {
-        for cells in self.ports[..MAX_PORTS * PORT_CELLS].chunks_exact(PORT_CELLS) {
+    /// Adds the drops of the NICs in the first so many slots: frames from them, and to them.
+    pub(crate) fn add_drops(&self, slots: usize, sums: &mut [[u64; REASONS]; 2]) {
+        let slots = slots.min(MAX_PORTS);
+        for cells in self.ports[..slots * PORT_CELLS].chunks_exact(PORT_CELLS) {
             let (from, to) = cells[DROPS_FROM..].split_at(REASONS);
             for (sum, cells) in sums.iter_mut().zip([from, to]) {
                 for (sum, cell) in sum.iter_mut().zip(cells) {
@@ -164,33 +229,7 @@ impl Counters {
             return RuleCounters::default();
         };
         let read = |index: usize| cells[index].load(Ordering::Relaxed);
-        RuleCounters {
-            frames: read(0),
-            bytes: read(1),
-            flows: read(2),
-        }
-    }
-
-    /// Starts a port's counters again from zero: a new NIC has taken the slot. Control calls it
-    /// when it gives a slot away, before the snapshot with the new NIC is published, so the worker
-    /// does not count there.
-    pub fn reset_port(&self, slot: PortSlot) {
-        let start = slot.0 as usize * PORT_CELLS;
-        if let Some(cells) = self.ports.get(start..start + PORT_CELLS) {
-            cells
-                .iter()
-                .for_each(|cell| cell.store(0, Ordering::Relaxed));
-        }
-    }
-
-    /// Starts a rule's counters again from zero, as [`Counters::reset_port`] does.
-    pub fn reset_rule(&self, slot: RuleSlot) {
-        let start = slot.0 as usize * RULE_CELLS;
-        if let Some(cells) = self.rules.get(start..start + RULE_CELLS) {
-            cells
-                .iter()
-                .for_each(|cell| cell.store(0, Ordering::Relaxed));
-        }
+        RuleCounters::of(std::array::from_fn(read))
     }
 
     #[inline]
@@ -290,7 +329,28 @@ mod tests {
         assert_eq!(counters.port(last), expected);
         assert_eq!(counters.port(PortSlot(0)), PortCounters::default());
         assert_eq!(counters.port(PortSlot(u32::MAX)), PortCounters::default());
-        counters.reset_port(last);
-        assert_eq!(counters.port(last), PortCounters::default());
+    }
+
+    #[test]
+    fn what_was_counted_before_this_process_is_in_what_is_counted_since() {
+        let counters = Counters::new();
+        let slot = PortSlot(3);
+        counters.received(slot, 5, 500);
+        let (begun, carried) = (
+            counters.port(slot),
+            PortCounters {
+                rx_frames: 1_000,
+                rx_bytes: 1 << 40,
+                ..PortCounters::default()
+            },
+        );
+        let baseline = begun.less(&carried);
+        assert_eq!(counters.port(slot).since(&baseline), carried);
+        counters.received(slot, 1, 60);
+        let now = counters.port(slot).since(&baseline);
+        assert_eq!((now.rx_frames, now.rx_bytes), (1_001, (1 << 40) + 60));
+        assert_eq!(begun.since(&counters.port(slot)).rx_frames, 0);
+        let rule = RuleCounters::default().less(&RuleCounters::of([7, 8, 9]));
+        assert_eq!(RuleCounters::of([1, 1, 1]).since(&rule).cells(), [8, 9, 10]);
     }
 }

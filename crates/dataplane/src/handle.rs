@@ -14,7 +14,7 @@ use crate::dump::FlowPage;
 use crate::flow::kernel::{Entered, KernelPart};
 use crate::flow::{FlowId, FlowInfo, Log};
 use crate::ids::{PortSlot, PortUid};
-use crate::learned::LearnedMac;
+use crate::learned::{Heard, LearnedMac};
 use crate::load::{QueueLoad, WorkerLoad};
 use crate::queue::QueueId;
 use crate::report::PortReport;
@@ -66,6 +66,9 @@ pub(crate) enum Command {
     Sample(Option<Box<Sampler>>, Sender<()>),
     Load(Sender<WorkerLoad>),
     Ports(Option<PortSlot>, Sender<Vec<PortReport>>),
+    /// Learn what a process before has heard, and, with `true`, note it for the next one; the answer:
+    /// how many were taken.
+    Learn(Arc<[Heard]>, bool, Sender<usize>),
     /// The MACs that it has learnt in a network.
     Learned(Vni, Sender<Vec<LearnedMac>>),
     /// What would become of a frame; nothing is changed. The trial comes back, to be dropped by who

@@ -12,21 +12,26 @@
 //! A MAC that was given to a NIC is looked up first and cannot be taken over. One that several NICs
 //! share as an allowed pair's (VRRP) is where it was sent from last, and is not to be had by who
 //! only learns.
+//!
+//! A worker whose memory outlives the process [notes](MacRecords) there what it hears itself.
 
 use std::collections::VecDeque;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use foldhash::SharedSeed;
 use foldhash::quality::SeedableRandomState;
 use hashbrown::HashMap;
-use wire::Mac;
+use sys::huge::Zeroed;
+use wire::{Mac, Vni};
 
+use crate::flow::memory::before_what_follows;
 use crate::ids::{NetworkIdx, PortSlot, PortUid};
 
 /// How long a MAC is remembered, as IEEE 802.1D bridges do.
 pub(crate) const AGING_SECS: u32 = 300;
 
-/// What is not new is told to the other workers that often.
+/// What is not new is told to the other workers, and noted for the next process, that often.
 const TELL_EVERY_SECS: u32 = 10;
 
 /// How much is told in a second.
@@ -54,6 +59,19 @@ pub struct LearnedMac {
     pub age_secs: u32,
 }
 
+/// A MAC that a process before has heard, and where that is to this one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Heard {
+    /// The network.
+    pub vni: Vni,
+    /// The address.
+    pub mac: Mac,
+    /// Where it was heard.
+    pub location: Location,
+    /// When, by the clock of the data plane.
+    pub heard_secs: u32,
+}
+
 /// Behind what a MAC was heard.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Location {
@@ -77,6 +95,8 @@ pub(crate) struct LearnedMacs {
     shares: HashMap<Location, usize, SeedableRandomState>,
     /// One is somewhere else than it was: what was concluded from it is void.
     moved: bool,
+    /// Where it is noted for the next process.
+    records: Option<MacRecords>,
 }
 
 #[derive(Clone, Copy)]
@@ -85,6 +105,124 @@ struct Learned {
     heard_secs: u32,
     /// When the other workers were told, or told us.
     told_secs: u32,
+    /// Which record it is noted in, and when that was.
+    noted: Option<(u32, u32)>,
+}
+
+/// Where a worker notes what it has heard, for the next process: a record for each MAC.
+pub(crate) struct MacRecords {
+    words: Zeroed<AtomicU64>,
+    /// Records that were used, and those of them that are free again.
+    used: u32,
+    free: Vec<u32>,
+}
+
+/// What a record says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct MacRecord {
+    pub vni: Vni,
+    pub mac: Mac,
+    pub location: Location,
+    pub heard_secs: u32,
+}
+
+/// Words of a record.
+pub(crate) const MAC_WORDS: usize = 4;
+/// Above a MAC in its record: what kind of location it has. No record is 0.
+const AT_NIC: u64 = 1;
+const AT_HOST_V4: u64 = 2;
+const AT_HOST_V6: u64 = 3;
+
+impl MacRecord {
+    fn words(&self) -> [u64; MAC_WORDS] {
+        let (kind, [one, other]) = match self.location {
+            Location::Nic(slot, uid) => (AT_NIC, [slot.0.into(), uid.0.into()]),
+            Location::Host(IpAddr::V4(host)) => (AT_HOST_V4, [host.to_bits().into(), 0]),
+            Location::Host(IpAddr::V6(host)) => {
+                let bits = host.to_bits();
+                (AT_HOST_V6, [bits as u64, (bits >> 64) as u64])
+            }
+        };
+        let mac = self
+            .mac
+            .0
+            .iter()
+            .fold(0, |mac, byte| mac << 8 | u64::from(*byte));
+        let network = u64::from(self.vni.id()) << 32 | u64::from(self.heard_secs);
+        [kind << 48 | mac, network, one, other]
+    }
+
+    /// What [`words`](Self::words) made it of, if it did.
+    pub(crate) fn of_words(words: &[u64]) -> Option<MacRecord> {
+        let &[what, network, one, other] = words else {
+            return None;
+        };
+        let location = match what >> 48 {
+            AT_NIC => Location::Nic(
+                PortSlot(one.try_into().ok()?),
+                PortUid(other.try_into().ok()?),
+            ),
+            AT_HOST_V4 if other == 0 => {
+                Location::Host(Ipv4Addr::from_bits(one.try_into().ok()?).into())
+            }
+            AT_HOST_V6 => {
+                let bits = u128::from(other) << 64 | u128::from(one);
+                Location::Host(Ipv6Addr::from_bits(bits).into())
+            }
+            _ => return None,
+        };
+        let mac: [u8; 6] = what.to_be_bytes()[2..].try_into().ok()?;
+        Some(MacRecord {
+            vni: Vni::new((network >> 32) as u32).ok()?,
+            mac: Mac(mac),
+            location,
+            heard_secs: network as u32,
+        })
+    }
+}
+
+impl MacRecords {
+    /// In words that nobody else writes to, all of them zero.
+    pub(crate) fn new(words: Zeroed<AtomicU64>) -> MacRecords {
+        MacRecords {
+            words,
+            used: 0,
+            free: Vec::new(),
+        }
+    }
+
+    /// Writes a record, in place of the one before or at an index of its own; `None`: there is no room.
+    fn write(&mut self, at: Option<u32>, what: &MacRecord) -> Option<u32> {
+        let at = at.or_else(|| self.free.pop()).unwrap_or(self.used);
+        let record = self.record(at)?;
+        // A record that is being written is nobody's.
+        record[0].store(0, Ordering::Relaxed);
+        before_what_follows();
+        let [first, rest @ ..] = what.words();
+        for (word, value) in record[1..].iter().zip(rest) {
+            word.store(value, Ordering::Relaxed);
+        }
+        before_what_follows();
+        record[0].store(first, Ordering::Relaxed);
+        self.used = self.used.max(at + 1);
+        Some(at)
+    }
+
+    fn clear(&mut self, at: u32) {
+        if let Some(record) = self.record(at) {
+            record[0].store(0, Ordering::Relaxed);
+            before_what_follows();
+            record[1..]
+                .iter()
+                .for_each(|word| word.store(0, Ordering::Relaxed));
+            self.free.push(at);
+        }
+    }
+
+    fn record(&self, at: u32) -> Option<&[AtomicU64]> {
+        let start = at as usize * MAC_WORDS;
+        self.words.get(start..start + MAC_WORDS)
+    }
 }
 
 /// What was noted of a MAC.
@@ -93,6 +231,8 @@ struct Noted {
     told_secs: u32,
     /// It was unknown, or somewhere else.
     is_new: bool,
+    /// What the next process finds of it is not so, or old.
+    is_due: bool,
 }
 
 impl LearnedMacs {
@@ -107,7 +247,13 @@ impl LearnedMacs {
             queue: VecDeque::new(),
             shares: HashMap::with_hasher(hasher),
             moved: false,
+            records: None,
         }
+    }
+
+    /// Notes for the next process what is heard from now on.
+    pub(crate) fn note_in(&mut self, records: MacRecords) {
+        self.records = Some(records);
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -119,10 +265,10 @@ impl LearnedMacs {
         self.tells = tells;
     }
 
-    /// Notes where `mac` was heard. True when it is new there.
+    /// Notes where `mac` was heard, in the network with this VNI. True when it is new there.
     pub(crate) fn learn(
         &mut self,
-        network: NetworkIdx,
+        (network, vni): (NetworkIdx, Vni),
         mac: Mac,
         location: Location,
         now_secs: u32,
@@ -135,8 +281,40 @@ impl LearnedMacs {
         let Some(noted) = self.note(&news, now_secs) else {
             return false;
         };
+        if noted.is_due {
+            self.note_for_next(&news, vni, now_secs);
+        }
         self.queue_news(news, noted.told_secs, now_secs);
         noted.is_new
+    }
+
+    /// Takes up what a process before has heard, unless something newer is known. With `notes` it is
+    /// noted for the next one, too.
+    pub(crate) fn take_up(&mut self, news: &News, vni: Vni, heard_secs: u32, notes: bool) -> bool {
+        let known = self.macs.get(&(news.network, news.mac));
+        let is_newer = |known: &Learned| heard_secs.wrapping_sub(known.heard_secs) > AGING_SECS;
+        if known.is_some_and(is_newer) || self.note(news, heard_secs).is_none() {
+            return false;
+        }
+        if notes {
+            self.note_for_next(news, vni, heard_secs);
+        }
+        true
+    }
+
+    #[cold]
+    fn note_for_next(&mut self, news: &News, vni: Vni, heard_secs: u32) {
+        let known = self.macs.get_mut(&(news.network, news.mac));
+        if let (Some(records), Some(known)) = (&mut self.records, known) {
+            let what = MacRecord {
+                vni,
+                mac: news.mac,
+                location: news.location,
+                heard_secs,
+            };
+            let at = records.write(known.noted.map(|(at, _)| at), &what);
+            known.noted = at.map(|at| (at, heard_secs));
+        }
     }
 
     fn queue_news(&mut self, news: News, told_secs: u32, now_secs: u32) {
@@ -156,8 +334,21 @@ impl LearnedMacs {
 
     /// Notes what another worker has heard.
     pub(crate) fn hear_from_others(&mut self, news: &News, now_secs: u32) {
-        if self.note(news, now_secs).is_some() {
+        if let Some(noted) = self.note(news, now_secs) {
             self.set_told(news, now_secs);
+            if noted.is_new {
+                self.take_back_note(news);
+            }
+        }
+    }
+
+    /// It is for another worker to note where this MAC is by now.
+    fn take_back_note(&mut self, news: &News) {
+        let known = self.macs.get_mut(&(news.network, news.mac));
+        if let (Some(records), Some(known)) = (&mut self.records, known)
+            && let Some((at, _)) = known.noted.take()
+        {
+            records.clear(at);
         }
     }
 
@@ -197,8 +388,9 @@ impl LearnedMacs {
             location,
             heard_secs: now_secs,
             told_secs: now_secs.wrapping_sub(TELL_EVERY_SECS),
+            noted: None,
         };
-        let mut is_new = true;
+        let (mut is_new, notes) = (true, self.records.is_some());
         if let Some(known) = self.macs.get_mut(&(network, mac)) {
             if known.location != location {
                 // It is where it was: who has as many as it may does not take others' either.
@@ -212,10 +404,13 @@ impl LearnedMacs {
                 learned.told_secs = known.told_secs;
                 is_new = false;
             }
+            learned.noted = known.noted;
             *known = learned;
+            let old = |(_, at): (u32, u32)| now_secs.wrapping_sub(at) >= TELL_EVERY_SECS;
             return Some(Noted {
                 told_secs: learned.told_secs,
                 is_new,
+                is_due: notes && (is_new || learned.noted.is_none_or(old)),
             });
         }
         if self.macs.len() >= self.max || share_full {
@@ -227,6 +422,7 @@ impl LearnedMacs {
         Some(Noted {
             told_secs: learned.told_secs,
             is_new,
+            is_due: notes,
         })
     }
 
@@ -288,6 +484,9 @@ impl LearnedMacs {
             } else {
                 self.macs.remove(&(network, mac));
                 leave(&mut self.shares, learned.location);
+                if let (Some(records), Some((at, _))) = (&mut self.records, learned.noted) {
+                    records.clear(at);
+                }
             }
         }
     }
@@ -308,6 +507,10 @@ mod tests {
 
     const NET: NetworkIdx = NetworkIdx(0);
 
+    fn here() -> (NetworkIdx, Vni) {
+        (NET, Vni::new(42).unwrap())
+    }
+
     fn nic(n: u32) -> Location {
         Location::Nic(PortSlot(n), PortUid(n))
     }
@@ -319,8 +522,8 @@ mod tests {
     #[test]
     fn macs_are_forgotten_300_seconds_after_they_were_last_heard() {
         let mut macs = LearnedMacs::new(8, 1);
-        macs.learn(NET, mac(1), nic(1), 0);
-        macs.learn(NET, mac(1), nic(2), 200);
+        macs.learn(here(), mac(1), nic(1), 0);
+        macs.learn(here(), mac(1), nic(2), 200);
         macs.age(10, 300);
         assert_eq!(macs.find(NET, mac(1), 499), Some(nic(2)));
         assert_eq!(macs.find(NetworkIdx(1), mac(1), 499), None);
@@ -345,7 +548,7 @@ mod tests {
         macs.share_with_others(true);
         other.share_with_others(true);
         let mut hear = |uid: u32, now| {
-            macs.learn(NET, mac(1), nic(uid), now);
+            macs.learn(here(), mac(1), nic(uid), now);
             let news = macs.next_news();
             if let Some(news) = news.filter(|_| now == 25) {
                 macs.was_not_told(&news);
@@ -380,13 +583,114 @@ mod tests {
     fn one_nic_learns_a_quarter_at_most() {
         let mut macs = LearnedMacs::new(8, 1);
         for n in 0..8 {
-            macs.learn(NET, mac(n), nic(1), 0);
+            macs.learn(here(), mac(n), nic(1), 0);
         }
         assert_eq!(macs.len(), 2);
-        macs.learn(NET, mac(9), nic(2), 0);
+        macs.learn(here(), mac(9), nic(2), 0);
         assert_eq!(macs.find(NET, mac(9), 1), Some(nic(2)));
         // Nor by taking what another one has.
-        macs.learn(NET, mac(9), nic(1), 1);
+        macs.learn(here(), mac(9), nic(1), 1);
         assert_eq!(macs.find(NET, mac(9), 1), Some(nic(2)));
+    }
+
+    /// What the next process would read.
+    fn noted(memory: &sys::shared_memory::SharedMemory) -> Vec<MacRecord> {
+        let mut found = Vec::new();
+        let bytes = 8 * MAC_WORDS;
+        let end = 8 * bytes as u64;
+        let read = |_: u64, part: &[u8]| {
+            let words: Vec<u64> = part
+                .as_chunks::<8>()
+                .0
+                .iter()
+                .map(|word| u64::from_ne_bytes(*word))
+                .collect();
+            found.extend(MacRecord::of_words(&words));
+        };
+        sys::shared_memory::read(std::os::fd::AsFd::as_fd(memory), (0, end), bytes, read).unwrap();
+        found
+    }
+
+    #[test]
+    fn what_a_worker_hears_is_noted_for_the_next_process() {
+        let memory = sys::shared_memory::SharedMemory::new("test", 1 << 21).unwrap();
+        let mut macs = LearnedMacs::new(8, 1);
+        macs.note_in(MacRecords::new(
+            Zeroed::shared(&memory, 0, 8 * MAC_WORDS).unwrap(),
+        ));
+        let host = |text: &str| Location::Host(text.parse().unwrap());
+        let record = |n, location, heard_secs| MacRecord {
+            vni: here().1,
+            mac: mac(n),
+            location,
+            heard_secs,
+        };
+        macs.learn(here(), mac(1), nic(1), 5);
+        macs.learn(here(), mac(2), host("192.0.2.7"), 6);
+        macs.learn(here(), mac(3), host("fd00::7:8"), 7);
+        // Not with each frame.
+        macs.learn(here(), mac(1), nic(1), 14);
+        let all = [
+            record(1, nic(1), 5),
+            record(2, host("192.0.2.7"), 6),
+            record(3, host("fd00::7:8"), 7),
+        ];
+        assert_eq!(noted(&memory), all);
+        macs.learn(here(), mac(1), nic(1), 15);
+        // A MAC that moves here, and one that another worker has heard elsewhere.
+        macs.learn(here(), mac(2), nic(2), 16);
+        let news = News {
+            network: NET,
+            mac: mac(3),
+            location: nic(3),
+        };
+        macs.hear_from_others(&news, 17);
+        assert_eq!(
+            noted(&memory),
+            [record(1, nic(1), 15), record(2, nic(2), 16)]
+        );
+        macs.learn(here(), mac(4), nic(4), 18);
+        assert_eq!(noted(&memory).len(), 3);
+        macs.age(10, 15 + AGING_SECS + 5);
+        macs.age(10, 18 + AGING_SECS + 5);
+        assert_eq!((noted(&memory), macs.len()), (vec![], 0));
+    }
+
+    #[test]
+    fn what_is_taken_up_is_as_old_as_it_was_and_no_newer_word_is_lost() {
+        let mut macs = LearnedMacs::new(8, 1);
+        let news = |n| News {
+            network: NET,
+            mac: mac(n),
+            location: nic(7),
+        };
+        macs.learn(here(), mac(1), nic(1), 100);
+        assert!(!macs.take_up(&news(1), here().1, 90, true));
+        assert!(macs.take_up(&news(2), here().1, 90, true));
+        assert_eq!(macs.find(NET, mac(1), 101), Some(nic(1)));
+        assert_eq!(macs.find(NET, mac(2), 389), Some(nic(7)));
+        assert_eq!(macs.find(NET, mac(2), 390), None);
+    }
+
+    #[test]
+    fn records_that_nobody_writes_are_refused() {
+        let good = MacRecord {
+            vni: here().1,
+            mac: mac(9),
+            location: nic(1),
+            heard_secs: 5,
+        };
+        assert_eq!(MacRecord::of_words(&good.words()), Some(good));
+        for (word, lie) in [
+            (0, 0),
+            (0, 4 << 48),
+            (1, u64::MAX),
+            (2, 1 << 32),
+            (3, 1 << 32),
+        ] {
+            let mut words = good.words();
+            words[word] = lie;
+            assert_eq!(MacRecord::of_words(&words), None, "{word} {lie}");
+        }
     }
 }

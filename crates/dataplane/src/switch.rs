@@ -8,7 +8,7 @@ mod captures;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -28,13 +28,14 @@ use crate::flow::{FlowEvents, FlowInfo, FlowMemory, FlowTable, Log};
 use crate::handle::{Answer, Arrival, Command, WorkerGone, WorkerHandle};
 use crate::handoff::{self, Wake};
 use crate::ids::{PortSlot, PortUid, RuleSlot};
-use crate::learned::LearnedMac;
+use crate::learned::{Heard, LearnedMac};
 use crate::load::{QueueLoad, WorkerLoad};
 use crate::queue::{MAX_WORKERS, QueueId, Routes};
 use crate::report::PortReport;
 use crate::sampling::Samples;
 use crate::sleep_flag::SleepFlag;
 use crate::snapshot::Snapshot;
+use crate::state_memory::StateMemory;
 use crate::trial::{Report, Trial};
 use crate::underlay::Underlay;
 use crate::view::View;
@@ -61,6 +62,9 @@ pub struct Switch {
     /// The flows of all workers, and what of them outlives the process.
     flows: Arc<FlowTable>,
     memory: Option<FlowMemory>,
+    state: Option<StateMemory>,
+    /// Slots of NICs that any snapshot had.
+    slots: AtomicUsize,
     /// How busy each worker was at the last look, in thousandths.
     busy: Vec<AtomicU64>,
     /// What the kernel forwards, where it does.
@@ -87,7 +91,8 @@ impl Switch {
         Switch::with_memory(count, None, configure)
     }
 
-    /// [`new`](Switch::new) with flows that outlive the process, as many as `memory` was made for.
+    /// [`new`](Switch::new) with flows that outlive the process, as many as `memory` was made for. So
+    /// do counters and learnt MACs then.
     pub fn with_memory(
         count: usize,
         memory: Option<FlowMemory>,
@@ -104,15 +109,25 @@ impl Switch {
             .collect::<std::io::Result<Vec<_>>>()?;
         let routes = Arc::new(Routes::new());
         let wanted = Arc::new(Wanted::default());
+        let configs: Vec<WorkerConfig> = (0..count).map(&mut configure).collect();
+        let macs = configs.iter().map(|config| config.max_learned_macs).max();
+        let state = memory
+            .is_some()
+            .then(|| StateMemory::new(count, macs.unwrap_or(0)))
+            .transpose()?;
         let mut handles = Vec::new();
         let mut commands = Vec::new();
-        for wake in &wakes {
+        for (number, wake) in wakes.iter().enumerate() {
             let (sender, receiver) = channel();
             commands.push(receiver);
+            let counters = match &state {
+                Some(state) => state.counters(number)?,
+                None => Counters::new(),
+            };
             handles.push(WorkerHandle {
                 commands: sender,
                 bell: wake.bell.clone(),
-                counters: Arc::new(Counters::new()),
+                counters: Arc::new(counters),
             });
         }
         let mut workers = Vec::new();
@@ -125,8 +140,8 @@ impl Switch {
             .into_iter()
             .zip(commands)
             .zip(wakes);
-        for (number, (((outbox, inbox), commands), wake)) in ends.enumerate() {
-            let config = configure(number);
+        for (number, ((((outbox, inbox), commands), wake), config)) in ends.zip(configs).enumerate()
+        {
             let flows = match &mut flows {
                 Some(flows) => flows,
                 None => flows.insert(made(&config)?),
@@ -141,6 +156,10 @@ impl Switch {
                     routes: routes.clone(),
                     wanted: wanted.clone(),
                     flows: flows.clone(),
+                    mac_records: state
+                        .as_ref()
+                        .map(|state| state.mac_records(number))
+                        .transpose()?,
                     outbox,
                     inbox,
                 },
@@ -150,6 +169,8 @@ impl Switch {
         let switch = Switch {
             flows,
             memory,
+            state,
+            slots: AtomicUsize::new(0),
             workers: handles,
             queues: Mutex::default(),
             wanted,
@@ -183,6 +204,8 @@ impl Switch {
         if let Some(memory) = &self.memory {
             memory.note(&snapshot, before.epoch());
         }
+        self.slots
+            .fetch_max(snapshot.ports.len(), Ordering::Relaxed);
         let (view, difference) = before.next(&snapshot);
         let (epoch, opened) = (snapshot.epoch.0, difference.opened);
         tracing::debug!(epoch, opened, "a snapshot is handed to the workers");
@@ -473,6 +496,23 @@ impl Switch {
         self.memory.as_ref()
     }
 
+    /// The memory that counters and learnt MACs are in, if that outlives the process.
+    pub fn state_memory(&self) -> Option<&StateMemory> {
+        self.state.as_ref()
+    }
+
+    /// Has all workers learn what a process before has heard, in the order in which it was: how many
+    /// MACs were taken. What this process has heard itself is newer.
+    pub fn learn(&self, heard: Vec<Heard>) -> Result<usize, WorkerGone> {
+        let heard: Arc<[Heard]> = heard.into();
+        let mut taken = 0;
+        for worker in 0..self.workers.len() {
+            let learn = |answer| Command::Learn(heard.clone(), worker == 0, answer);
+            taken = self.ask(worker, learn).wait()?.max(taken);
+        }
+        Ok(taken)
+    }
+
     /// How many places the table of flows has ever used; behind them it has nothing.
     pub fn flows_used(&self) -> u64 {
         self.flows.high().into()
@@ -584,11 +624,14 @@ impl Switch {
     }
 
     /// What all workers together have dropped of all NICs, those that are gone included, by
-    /// `DropReason as usize`: frames from guests, and frames on their way to guests.
+    /// `DropReason as usize`: frames from guests, and frames on their way to guests. With those of the
+    /// processes before whose counts were taken up.
     pub fn dropped_frames(&self) -> [[u64; REASONS]; 2] {
-        let mut sums = [[0; REASONS]; 2];
+        let carried = self.state.as_ref().map(StateMemory::carried_drops);
+        let mut sums = carried.unwrap_or([[0; REASONS]; 2]);
+        let slots = self.slots.load(Ordering::Relaxed);
         for worker in &self.workers {
-            worker.counters.add_drops(&mut sums);
+            worker.counters.add_drops(slots, &mut sums);
         }
         sums
     }

@@ -339,6 +339,12 @@ impl View {
         self.vnis.get(&vni.id()).copied()
     }
 
+    /// All networks and their VNIs.
+    pub(crate) fn networks(&self) -> impl Iterator<Item = (NetworkIdx, Vni)> {
+        let all = (0..).map(NetworkIdx).zip(self.networks.iter());
+        all.filter_map(|(index, network)| Some((index, network.as_ref()?.vni)))
+    }
+
     /// A host's address.
     #[inline]
     pub(crate) fn host(&self, index: HostIdx) -> Option<IpAddr> {

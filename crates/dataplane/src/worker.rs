@@ -23,6 +23,7 @@ use crate::flow::{FlowTable, Flows};
 use crate::handle::{Command, WorkerHandle};
 use crate::handoff::{Inbox, OUT_MAX, Outbox, RING, Wake};
 use crate::ids::PortSlot;
+use crate::learned::MacRecords;
 use crate::load::WorkerLoad;
 use crate::path::Path;
 use crate::ports::Ports;
@@ -93,6 +94,8 @@ pub(crate) struct Parts {
     pub routes: Arc<Routes>,
     pub wanted: Arc<Wanted>,
     pub flows: Arc<FlowTable>,
+    /// Where it notes MACs for the next process.
+    pub mac_records: Option<MacRecords>,
     pub outbox: Outbox,
     pub inbox: Inbox,
 }
@@ -115,6 +118,9 @@ impl Worker {
         path.tables
             .learned
             .share_with_others(parts.handles.len() > 1);
+        if let Some(records) = parts.mac_records {
+            path.tables.learned.note_in(records);
+        }
         Ok(Worker {
             path,
             ports: Ports::new(parts.number, parts.routes, parts.outbox),

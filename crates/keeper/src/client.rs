@@ -103,13 +103,14 @@ impl Keeper {
         self.lock().left.insert(name, held);
     }
 
-    /// All that this daemon has held, to be handed on.
+    /// All that this daemon has held, to be handed on; also what a daemon before has left and this one
+    /// has not taken up: the next one may.
     ///
     /// # Errors
     /// There are no descriptors to be had.
     pub fn all(&self) -> io::Result<Vec<(String, Held)>> {
         let state = self.lock();
-        let all = state.ours.iter();
+        let all = state.ours.iter().chain(&state.left);
         all.map(|(name, held)| Ok((name.clone(), held.try_clone()?)))
             .collect()
     }
@@ -442,8 +443,11 @@ mod tests {
         let path = dir.path().join("keeper.sock");
         let listener = bind(&path).unwrap();
         let keeper = std::thread::spawn(move || serve(&listener, true).unwrap());
-        let (before, next) = (Keeper::connect(&path).unwrap(), Keeper::handed(&path));
         let (_reader, writer) = std::io::pipe().unwrap();
+        let first = Keeper::connect(&path).unwrap();
+        first.hold("left", b"", &[writer.as_fd()]).unwrap();
+        drop(first);
+        let (before, next) = (Keeper::connect(&path).unwrap(), Keeper::handed(&path));
         for name in ["stays", "goes"] {
             before.hold(name, b"note", &[writer.as_fd()]).unwrap();
         }
@@ -451,6 +455,10 @@ mod tests {
             next.leave_here(name, held);
         }
         assert!(next.take("stays").unwrap().is_some());
+        assert!(
+            next.take("left").unwrap().is_some(),
+            "nobody has taken it up yet"
+        );
         // Nobody hears of that yet: it may end before it begins.
         next.hold("new", b"", &[writer.as_fd()]).unwrap();
         next.release("goes").unwrap();
@@ -464,8 +472,9 @@ mod tests {
         assert_eq!(last.take("stays").unwrap().unwrap().note, b"note");
         assert!(last.take("goes").unwrap().is_none());
         assert!(last.take("new").unwrap().is_some());
-        last.release("stays").unwrap();
-        last.release("new").unwrap();
+        for name in ["stays", "left", "new"] {
+            last.release(name).unwrap();
+        }
         drop((last, before));
         keeper.join().unwrap();
     }

@@ -35,13 +35,22 @@ unsafe impl<T: Sync> Sync for Zeroed<T> {}
 impl<T: Zeroable> Zeroed<T> {
     /// `len` of `T`, all zero. Panics when there is no address space for them, as a `Vec` would.
     pub fn new(len: usize) -> Self {
+        Zeroed::mapped(len, true)
+    }
+
+    /// The same in pages as small as the system has: of a table of which little comes into use.
+    pub fn sparse(len: usize) -> Self {
+        Zeroed::mapped(len, false)
+    }
+
+    fn mapped(len: usize, huge: bool) -> Self {
         const { assert!(align_of::<T>() <= 4096 && !std::mem::needs_drop::<T>()) };
         let bytes = len
             .checked_mul(size_of::<T>())
             .expect("a table within the address space")
             .max(1);
         // Room to begin at a huge page, where one would be filled.
-        let spare = if bytes >= PAGE { PAGE } else { 0 };
+        let spare = if huge && bytes >= PAGE { PAGE } else { 0 };
         let mapped = bytes + spare;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.

@@ -84,7 +84,7 @@ families! {
     NIC_MIRROR_LOST = Counter "butterfly_nic_mirror_lost_frames" ("nic") "Those of them that were lost: no room in the queue, or not taken by the host's network.";
     NIC_DROPPED = Counter "butterfly_nic_dropped_frames" ("nic", "direction") "Frames from this guest (egress) and on their way to it (ingress) that were dropped.";
     NIC_DROPPED_BY = Counter "butterfly_nic_dropped_frames_by_reason" ("nic", "direction", "reason") "The same by reason, once it has happened; docs/drops.md explains the reasons.";
-    DROPPED = Counter "butterfly_dropped_frames" ("direction", "reason") "Frames of all NICs, deleted ones included, that were dropped since the daemon started.";
+    DROPPED = Counter "butterfly_dropped_frames" ("direction", "reason") "Frames of all NICs, deleted ones included, that were dropped; docs/state.md says over what ends of the daemon.";
 
     RULE_FRAMES = Counter "butterfly_rule_frames" ("group", "rule") "Frames that passed because this rule allowed them, over all NICs.";
     RULE_BYTES = Counter "butterfly_rule_bytes" ["bytes"] ("group", "rule") "Their bytes.";

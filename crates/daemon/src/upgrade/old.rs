@@ -176,6 +176,11 @@ impl Upgrade {
         let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
         let (ours, theirs) = pair.map_err(|e| failed(&e))?;
         tracing::info!("upgrade: {} is to take over", program.display());
+        // Who stops the daemon meanwhile finds it, or has it not started.
+        let mut started = lock(&self.child);
+        if self.stopping.load(Ordering::SeqCst) {
+            return Err("this daemon is about to end".into());
+        }
         let child = Command::new(&program)
             .args(&self.arguments)
             .arg(ARGUMENT)
@@ -189,7 +194,8 @@ impl Upgrade {
             child,
             line: Line::new(ours),
         };
-        *lock(&self.child) = Pid::from_raw(next.child.id() as i32);
+        *started = Pid::from_raw(next.child.id() as i32);
+        drop(started);
         let handed = self.hand_over(app, &mut next);
         *lock(&self.child) = None;
         match handed {

@@ -409,3 +409,126 @@ async fn changes_wait_and_none_that_was_answered_is_lost() {
         );
     }
 }
+
+/// What the daemon tells of NIC `a` (frames and bytes) and `b` (drops), of the one rule (frames, bytes and
+/// flows), and where MACs were learnt.
+async fn told(daemon: &Daemon) -> ([u64; 3], [u64; 3], Vec<(String, String)>) {
+    let mut client = daemon.v1().await;
+    let mut stats = Vec::new();
+    for id in ["a", "b"] {
+        let request = v1::GetNicStatsRequest { id: id.into() };
+        stats.push(
+            within(client.get_nic_stats(request))
+                .await
+                .unwrap()
+                .into_inner(),
+        );
+    }
+    let request = v1::ListRuleCountersRequest::default();
+    let rules = within(client.list_rule_counters(request)).await.unwrap();
+    let rule = rules.into_inner().counters.remove(0);
+    let request = v1::GetNetworkRequest { vni: 7 };
+    let network = within(client.get_network(request)).await.unwrap();
+    let learned = network.into_inner().learned.into_iter().map(|one| {
+        let place = one.place.map(|place| format!("{place:?}"));
+        (one.mac, place.unwrap_or_default())
+    });
+    (
+        [
+            stats[0].egress_frames,
+            stats[0].egress_bytes,
+            stats[1].ingress_drops,
+        ],
+        [rule.frames, rule.bytes, rule.flows],
+        learned.collect(),
+    )
+}
+
+/// NICs and rules go on counting where the daemon before has ended, and MACs stay learnt, in whatever
+/// way it did: to the frame where another program took over, and never fewer where it was killed.
+#[tokio::test(flavor = "multi_thread")]
+async fn counters_and_learnt_macs_outlive_the_daemon() {
+    let mut guests = Guests::new(common::FEATURES).await;
+    let mut client = guests.daemon.as_ref().unwrap().v1().await;
+    let mut nic = super::nic("a", 1);
+    nic.learn_macs = true;
+    let request = v1::PutNicRequest {
+        nic: Some(nic),
+        ..Default::default()
+    };
+    within(client.put_nic(request)).await.unwrap();
+    drop(client);
+    // From a machine behind the guest.
+    let behind = "52:54:00:07:00:77";
+    let mut frame = build::frame(behind.parse().unwrap(), mac(2).parse().unwrap())
+        .ip(Ipv4Addr::new(10, 7, 0, 1), Ipv4Addr::new(10, 7, 0, 2))
+        .udp(40_000, FORBIDDEN)
+        .build();
+    frame.resize(60, 0);
+    assert!(
+        guests
+            .from
+            .send(&frame, Offload::default(), &Shape::whole())
+    );
+    guests.flow(100, "frames before");
+    guests.ended_whole("before");
+    let (mut nic, mut rule, learned) = told(guests.daemon.as_ref().unwrap()).await;
+    assert_eq!(nic[0], u64::from(guests.taken_back));
+    assert_eq!(rule[0], guests.came.len() as u64);
+    assert!(nic[2] > 0 && rule[2] > 0);
+    assert_eq!(learned.len(), 1, "{learned:?}");
+    assert_eq!(learned[0].0, behind);
+    for turn in 0..2 {
+        guests.upgraded("");
+        assert_eq!(guests.ended_whole("upgraded"), (0, 0));
+        let now = told(guests.daemon.as_ref().unwrap()).await;
+        assert_eq!(now.0[0], u64::from(guests.taken_back), "upgrade {turn}");
+        assert_eq!(now.1[0], guests.came.len() as u64, "upgrade {turn}");
+        assert_eq!(now.2, learned, "upgrade {turn}");
+        (nic, rule) = (now.0, now.1);
+    }
+    for turn in 0..4 {
+        guests.replaced(move |mut daemon, args| {
+            if turn % 2 == 0 {
+                return daemon.killed_and_started_again(args);
+            }
+            daemon.signal(Signal::TERM);
+            daemon.wait();
+            let (dir, v0) = daemon.ended();
+            Daemon::start_in(dir, v0, args)
+        });
+        guests.ended_whole("killed");
+        let now = told(guests.daemon.as_ref().unwrap()).await;
+        let before = nic.iter().chain(&rule);
+        let after = now.0.iter().chain(&now.1);
+        let log = guests.daemon.as_ref().unwrap().log();
+        assert!(
+            before.zip(after).all(|(before, after)| after >= before),
+            "{turn}: {log}"
+        );
+        assert!(
+            now.0[0] > nic[0] && now.1[0] > rule[0],
+            "{turn}: {now:?} {log}"
+        );
+        assert_eq!(now.2, learned, "{turn}: {log}");
+        assert!(!log.contains("cannot be"), "{turn}: {log}");
+        (nic, rule) = (now.0, now.1);
+    }
+    // A NIC that is made anew begins anew.
+    let mut client = guests.daemon.as_ref().unwrap().v1().await;
+    let request = v1::DeleteNicRequest { id: "a".into() };
+    within(client.delete_nic(request)).await.unwrap();
+    let request = v1::PutNicRequest {
+        nic: Some(super::nic("a", 1)),
+        ..Default::default()
+    };
+    within(client.put_nic(request)).await.unwrap();
+    drop(client);
+    let daemon = guests.daemon.take().unwrap();
+    let args: Vec<&str> = guests.args.iter().map(String::as_str).collect();
+    let daemon = daemon.killed_and_started_again(&args);
+    let now = told(&daemon).await;
+    assert_eq!(now.0[..2], [0; 2]);
+    assert!(now.0[2] >= nic[2] && now.1 >= rule, "{now:?}");
+    guests.daemon = Some(daemon);
+}

@@ -170,7 +170,7 @@ impl FlowMemory {
 /// What was written before is written before what follows, as far as the compiler goes: a process
 /// that is killed has done all that comes before the instruction at which it was.
 #[inline(always)]
-pub(super) fn before_what_follows() {
+pub(crate) fn before_what_follows() {
     std::sync::atomic::compiler_fence(std::sync::atomic::Ordering::SeqCst);
 }
 

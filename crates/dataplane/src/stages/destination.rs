@@ -36,7 +36,8 @@ pub(crate) fn run(round: &mut Round) {
             let now_secs = round.now.secs();
             let learned = &mut round.tables.learned;
             let before = learned.len();
-            learned.learn(round.nic.network, src, location, now_secs);
+            let at = (round.nic.network, round.nic.vni);
+            learned.learn(at, src, location, now_secs);
             // Looked for before anybody here answers. Not where a MAC was only heard elsewhere
             // before: one that comes from many places would have us look for all of them.
             if let Location::Host(host) = location

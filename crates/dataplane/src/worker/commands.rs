@@ -1,5 +1,6 @@
 //! What other threads ask of a worker, carried out between two batches.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, TryRecvError};
 
@@ -9,6 +10,8 @@ use super::Worker;
 use crate::dump::{self, Dump};
 use crate::handle::{Arrival, Command};
 use crate::handoff::RING;
+use crate::ids::NetworkIdx;
+use crate::learned::{Heard, News};
 use crate::load::{QueueLoad, WorkerLoad};
 use crate::queue::QueueId;
 use crate::report;
@@ -179,12 +182,18 @@ impl Worker {
                 Command::Ports(of, answer) => {
                     let _ = answer.send(report::ports(&self.ports, of, now.mono_ns));
                 }
+                Command::Learn(heard, notes, answer) => {
+                    let _ = answer.send(self.learn(&heard, notes));
+                }
                 Command::Learned(vni, answer) => {
-                    let network = self.path.view.by_vni(vni);
+                    let mut networks = self.path.view.networks();
+                    let network = networks.find(|(_, is)| *is == vni);
                     let learned = &self.path.tables.learned;
-                    let _ = answer.send(
-                        network.map_or(Vec::new(), |network| learned.of(network, now.secs())),
-                    );
+                    let _ =
+                        answer
+                            .send(network.map_or(Vec::new(), |(network, _)| {
+                                learned.of(network, now.secs())
+                            }));
                 }
                 Command::Trial(mut trial, answer) => {
                     let report = trial::run(&mut trial, &self.path, &self.ports, now);
@@ -193,6 +202,26 @@ impl Worker {
                 Command::Stop => self.stopped = true,
             }
         }
+    }
+
+    fn learn(&mut self, heard: &[Heard], notes: bool) -> usize {
+        let (view, learned) = (&self.path.view, &mut self.path.tables.learned);
+        let networks: HashMap<u32, NetworkIdx> = view
+            .networks()
+            .map(|(index, vni)| (vni.id(), index))
+            .collect();
+        let taken = heard.iter().filter(|one| {
+            let Some(&network) = networks.get(&one.vni.id()) else {
+                return false;
+            };
+            let news = News {
+                network,
+                mac: one.mac,
+                location: one.location,
+            };
+            learned.take_up(&news, one.vni, one.heard_secs, notes)
+        });
+        taken.count()
     }
 
     /// Lets a queue go as soon as its batches are back: mostly at once.
