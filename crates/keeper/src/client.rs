@@ -119,8 +119,10 @@ impl Keeper {
     /// here. An error: nobody is its client, and what the daemon before had held still is; `mend`
     /// tries again.
     pub fn enter(&self) -> Result<(), Error> {
+        // Who watches waits until it is known what came of it.
+        let entered = self.connect_if(|state| state.socket.is_none());
         self.lock().apart = false;
-        self.mend()
+        entered
     }
 
     /// Ends the connection for good, so that the next daemon can have it. All stays held.
@@ -216,7 +218,10 @@ impl Keeper {
 
     /// Connects anew, and gives the keeper that is there now all that is this daemon's.
     pub fn mend(&self) -> Result<(), Error> {
-        let is_needed = |state: &State| state.socket.is_none() && !state.apart;
+        self.connect_if(|state| state.socket.is_none() && !state.apart)
+    }
+
+    fn connect_if(&self, is_needed: impl Fn(&State) -> bool) -> Result<(), Error> {
         if !is_needed(&self.lock()) {
             return Ok(());
         }
@@ -245,6 +250,7 @@ impl Keeper {
                 .map_err(|why| refused(&self.path, name, why))?;
         }
         state.socket = Some(socket);
+        state.apart = false;
         Ok(())
     }
 
