@@ -52,9 +52,10 @@ impl Epochs {
         self.config.words()[BEAT].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// What is decided from now on may be remembered, and is forwarded whatever the beat was: the tables
-    /// are in step, and there may be packets before the next look at the beat. When the numbers are used up all flows are
-    /// forgotten: one that was not looked up since a number was last in use would hold again.
+    /// What is decided from now on may be remembered, and is forwarded whatever the beat was: the
+    /// tables are in step, and there may be packets before the next look at the beat. When the
+    /// numbers are used up all flows are forgotten: one that was not looked up since a number was
+    /// last in use would hold again.
     pub fn begin(&mut self) {
         self.last += 1;
         if self.last == CACHE_EPOCHS {

@@ -189,11 +189,8 @@ impl Worker {
                     let mut networks = self.path.view.networks();
                     let network = networks.find(|(_, is)| *is == vni);
                     let learned = &self.path.tables.learned;
-                    let _ =
-                        answer
-                            .send(network.map_or(Vec::new(), |(network, _)| {
-                                learned.of(network, now.secs())
-                            }));
+                    let heard = network.map(|(network, _)| learned.of(network, now.secs()));
+                    let _ = answer.send(heard.unwrap_or_default());
                 }
                 Command::Trial(mut trial, answer) => {
                     let report = trial::run(&mut trial, &self.path, &self.ports, now);

@@ -231,6 +231,7 @@ mod tests {
         };
         assert_eq!((status.time_ns, status.interfaces), (9, vec![expected]));
     }
+
     #[test]
     fn an_access_list_is_its_rules_and_what_none_takes() {
         let list = List::parse("default deny\nallow proto tcp\n").expect("it is right");
