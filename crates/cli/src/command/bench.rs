@@ -77,10 +77,7 @@ struct Row {
 
 impl Row {
     fn median(&self) -> f64 {
-        self.windows
-            .get(self.windows.len() / 2)
-            .copied()
-            .unwrap_or_default()
+        median(&self.windows)
     }
 
     /// What the switch itself does: the rest is the bench NICs'.
@@ -416,6 +413,13 @@ fn text(rows: &[Row], findings: &[Finding]) -> String {
         ]);
     }
     table.render() + &limits(findings)
+}
+
+/// The middle one of some windows, the higher one of two; 0 of none.
+pub(super) fn median(windows: &[f64]) -> f64 {
+    let mut sorted = windows.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied().unwrap_or_default()
 }
 
 /// What limits the host.

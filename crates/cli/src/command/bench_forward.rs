@@ -131,14 +131,8 @@ struct Measured {
 }
 
 impl Rates {
-    fn median(samples: &[f64]) -> f64 {
-        let mut sorted = samples.to_vec();
-        sorted.sort_by(f64::total_cmp);
-        sorted.get(sorted.len() / 2).copied().unwrap_or_default()
-    }
-
     fn frames(&self) -> f64 {
-        Self::median(&self.arrived)
+        bench::median(&self.arrived)
     }
 
     fn gbit(&self, size: u32) -> f64 {
@@ -370,7 +364,7 @@ impl Measured {
                     row.size.to_string(),
                     number(rates.frames()),
                     format!("{:.2}", rates.gbit(row.size)),
-                    number(Rates::median(&rates.offered)),
+                    number(bench::median(&rates.offered)),
                 ]);
             }
             text += &table.render();
@@ -396,7 +390,7 @@ impl Measured {
                     number(ours.frames()),
                     format!("{:.2}", ours.gbit(row.size)),
                     format!("{:.2}", row.ratio().unwrap_or_default()),
-                    number(Rates::median(&ours.offered)),
+                    number(bench::median(&ours.offered)),
                 ]);
             }
             text += &table.render();
