@@ -1,5 +1,5 @@
-//! Collectors get what a host sees: mirrored frames by a kernel's own VXLAN device and as ERSPAN that
-//! Wireshark's dissector reads, samples as sFlow.
+//! Collectors get what a host sees: mirrored frames by a kernel's own VXLAN device and as ERSPAN
+//! that Wireshark's dissector reads, samples as sFlow.
 
 use butterfly_tests::Daemon;
 use butterfly_tests::lab::check;
@@ -18,9 +18,9 @@ fn main() {
     ])
 }
 
-/// Two namespaces on one host: `left` 10.1.0.1, which may send, and `right` 10.1.0.2, whose TCP port
-/// 81 and UDP port 53 are open. A collector on a wire of the host's: it has 192.0.2.9, the host
-/// 192.0.2.1.
+/// Two namespaces on one host: `left` 10.1.0.1, which may send, and `right` 10.1.0.2, whose TCP
+/// port 81 and UDP port 53 are open. A collector on a wire of the host's: it has 192.0.2.9, the
+/// host 192.0.2.1.
 struct Host {
     left: Namespace,
     right: Namespace,

@@ -1,6 +1,7 @@
 //! A daemon that is killed under a guest of QEMU, with a store and a keeper: QEMU keeps its
-//! connections, TAP devices stay where they are, and so does TCP, in a group that takes nothing amid
-//! a connection. One guest with two NICs, `split` and `packed`, each in a network with a namespace.
+//! connections, TAP devices stay where they are, and so does TCP, in a group that takes nothing
+//! amid a connection. One guest with two NICs, `split` and `packed`, each in a network with a
+//! namespace.
 
 use std::path::Path;
 use std::time::Instant;

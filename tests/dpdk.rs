@@ -1,6 +1,6 @@
 //! Uplinks that DPDK drives: two hosts joined by a cable, of which one or both have the cable's end
-//! by a virtual device of DPDK's, which is a real driver with real queues. `make test-dpdk` builds a
-//! daemon that has DPDK; with any other this skips.
+//! by a virtual device of DPDK's, which is a real driver with real queues. `make test-dpdk` builds
+//! a daemon that has DPDK; with any other this skips.
 
 use std::process::Command;
 

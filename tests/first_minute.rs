@@ -1,5 +1,5 @@
-//! `make demo` runs to its end: it checks each of its own steps, so what is left to see here is that
-//! it says so and that the reasons it shows are those of the security groups.
+//! `make demo` runs to its end: it checks each of its own steps, so what is left to see here is
+//! that it says so and that the reasons it shows are those of the security groups.
 
 use butterfly_tests::daemon::program;
 use butterfly_tests::lab::check;

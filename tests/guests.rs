@@ -442,7 +442,8 @@ fn a_nic_goes_and_returns_under_its_guest(lab: &mut Lab) -> Result<()> {
     Ok(())
 }
 
-/// Its sockets are left behind; the guests find the new ones. Nobody tells the next daemon anything.
+/// Its sockets are left behind; the guests find the new ones. Nobody tells the next daemon
+/// anything.
 fn the_daemon_is_killed_and_returns(lab: &mut Lab) -> Result<()> {
     open(lab)?;
     check(pings(lab.a(), B4)?, "b answers")?;

@@ -872,9 +872,9 @@ fn an_uplink_is_named_while_it_runs() -> Result<()> {
         .map(drop)
 }
 
-/// Another process takes a daemon's place, five times in a row, and between them one that fails when
-/// it has all: a download over the overlay goes on by the same sockets, and of what the kernel sends
-/// and receives by the same interface nothing is lost.
+/// Another process takes a daemon's place, five times in a row, and between them one that fails
+/// when it has all: a download over the overlay goes on by the same sockets, and of what the kernel
+/// sends and receives by the same interface nothing is lost.
 fn an_upgrade_under_load() -> Result<()> {
     let options = ["--store", "{dir}/store", "--keeper", "{dir}/keeper"];
     let mut hosts = Hosts::start(Family::V4, &options)?;

@@ -13,7 +13,8 @@ fn main() {
     run_each(trials![the_journal_has_fields, syslog_has_lines])
 }
 
-/// Runs a shell script where /run is empty, with the daemon's program and a folder as `$1` and `$2`.
+/// Runs a shell script where /run is empty, with the daemon's program and a folder as `$1` and
+/// `$2`.
 fn apart(script: &str, folder: &Path) -> Result<String> {
     let begin = "set -e; exec 2>&1; mount -t tmpfs tmpfs /run; ";
     let folder = folder.display().to_string();

@@ -266,8 +266,8 @@ fn tcp_keeps_to_what_its_nic_may_send(pair: &Pair) -> Result<()> {
     Ok(())
 }
 
-/// What a NIC is sent beyond its limit waits a little, so that TCP fills the limit, too; what is more is
-/// dropped, whoever sends.
+/// What a NIC is sent beyond its limit waits a little, so that TCP fills the limit, too; what is
+/// more is dropped, whoever sends.
 fn tcp_keeps_to_what_its_nic_may_be_sent(pair: &Pair) -> Result<()> {
     pair.daemon.cli(
         "sg rule add right --ip-proto tcp --port 5201 + sg rule add right --ip-proto udp --port 5201",

@@ -1,5 +1,5 @@
-//! The README and the tutorials against the tree: their commands are run as they stand there and say
-//! what the page shows, and the README's folders are those that there are.
+//! The README and the tutorials against the tree: their commands are run as they stand there and
+//! say what the page shows, and the README's folders are those that there are.
 
 use butterfly_tests::daemon::program;
 use butterfly_tests::lab::check;

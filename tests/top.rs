@@ -1,5 +1,5 @@
-//! `butterfly top` as somebody at a terminal sees it: tmux is the terminal, bench NICs in the daemon
-//! make what moves.
+//! `butterfly top` as somebody at a terminal sees it: tmux is the terminal, bench NICs in the
+//! daemon make what moves.
 
 use butterfly_tests::Daemon;
 use butterfly_tests::lab::check;

@@ -1,6 +1,6 @@
 //! API v0 spoken by a client that shares nothing with ours (`v0_client.py`): libzmq, a protobuf
-//! written by hand, another AES. It ends with the request that stops the daemon. And what a guest may
-//! do on a NIC that was made over v0.
+//! written by hand, another AES. It ends with the request that stops the daemon. And what a guest
+//! may do on a NIC that was made over v0.
 
 use butterfly_tests::Daemon;
 use butterfly_tests::daemon::program;

@@ -148,7 +148,8 @@ impl Shape {
             nic: number % self.nics,
             mac: Mac([2, 1, 0, 0, b, c]),
             ip: Ipv4Addr::new(10, 1, b, c),
-            // All hosts have one, and neighbours in the order of machines are none in that of hosts.
+            // All hosts have one, and neighbours in the order of machines are none in that of
+            // hosts.
             host: number * 7919 % self.hosts,
         }
     }

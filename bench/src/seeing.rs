@@ -1,11 +1,11 @@
-//! What looking costs: a stream between two guests, in turn with nobody looking and with the metrics
-//! scraped, connections told, another guest's frames captured, or traced as they pass.
+//! What looking costs: a stream between two guests, in turn with nobody looking and with the
+//! metrics scraped, connections told, another guest's frames captured, or traced as they pass.
 //!
 //! A third guest begins ten thousand connections a second, so that there is something to tell, to
 //! capture and to trace; the stream itself is nobody's subject. Windows with and without a watcher
-//! follow each other. What is compared is the worker's own time a frame, from its counters of frames
-//! and of nanoseconds in turns that found one: who looks runs on the driver's core, and what that
-//! takes of the driver's time is not the path's.
+//! follow each other. What is compared is the worker's own time a frame, from its counters of
+//! frames and of nanoseconds in turns that found one: who looks runs on the driver's core, and what
+//! that takes of the driver's time is not the path's.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

@@ -1,10 +1,9 @@
 //! This switch and its peers on one core, compared window by window.
 //!
 //! A round starts all switches anew, connects two guests to each, halts them, and runs test after
-//! test in [`passes`]; for 64 KiB frames, for many rules and for a third guest once more with guests
-//! and configurations made for them.
-//! Between passes the distance of the two cores is measured, and a pass counts for the regime that
-//! held at both its ends.
+//! test in [`passes`]; for 64 KiB frames, for many rules and for a third guest once more with
+//! guests and configurations made for them. Between passes the distance of the two cores is
+//! measured, and a pass counts for the regime that held at both its ends.
 
 use std::path::PathBuf;
 use std::time::Duration;

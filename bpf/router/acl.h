@@ -503,8 +503,8 @@ __attribute__((noinline)) int acl_has_ways(context *ctx, __u32 l3)
 	return path && path->kind == PATH_FORWARD && !path->ifindex;
 }
 
-// Whether the kernel may not cut a packet of IPv4 that is longer than its route takes: the sender is
-// told so. bpf_fib_lookup() looks at the device's MTU alone.
+// Whether the kernel may not cut a packet of IPv4 that is longer than its route takes: the sender
+// is told so. bpf_fib_lookup() looks at the device's MTU alone.
 __attribute__((noinline)) int acl_is_beyond_route(context *ctx, __u32 l3)
 {
 	struct iphdr *ip = at(ctx, l3, sizeof(*ip));
@@ -557,8 +557,8 @@ __attribute__((noinline)) int acl_source_is_refused(context *ctx, __u32 l3, __u3
 	return back && back->kind == PATH_PASS && back->reason == COUNT_LOCAL;
 }
 
-// Whether the kernel forwards it no further whatever its firewall says: its hop limit is used up, it
-// tells of more bytes than came, or IPv4's checksum, over all options, is wrong.
+// Whether the kernel forwards it no further whatever its firewall says: its hop limit is used up,
+// it tells of more bytes than came, or IPv4's checksum, over all options, is wrong.
 __attribute__((noinline)) int acl_is_at_end(context *ctx, __u32 l3)
 {
 	struct iphdr *ip = at(ctx, l3, sizeof(*ip));

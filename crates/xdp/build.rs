@@ -1,7 +1,7 @@
 //! Compiles every `bpf/NAME.bpf.c` to `$OUT_DIR/NAME.bpf.o`, for XDP, and those of [`AT_TC`] a
-//! second time to `NAME.tc.o`, for tc ingress (`bpf/lib/context.h`); those of [`ONLY_AT_TC`] for that
-//! alone. `src/objects.rs` embeds them,
-//! so that nobody needs clang who only runs what was built. `CLANG` names another compiler.
+//! second time to `NAME.tc.o`, for tc ingress (`bpf/lib/context.h`); those of [`ONLY_AT_TC`] for
+//! that alone. `src/objects.rs` embeds them, so that nobody needs clang who only runs what was
+//! built. `CLANG` names another compiler.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,5 +1,5 @@
-//! Messages as JSON, by their descriptors, for logs and browsers: fields are named as in the `.proto`, those
-//! that have their default are left out, and 64-bit numbers are numbers.
+//! Messages as JSON, by their descriptors, for logs and browsers: fields are named as in the
+//! `.proto`, those that have their default are left out, and 64-bit numbers are numbers.
 
 use std::sync::LazyLock;
 

@@ -158,7 +158,8 @@ mod tests {
             for member in &members {
                 let fair = MAGLEV_SIZE * usize::from(member.weight) / total;
                 let has = shares.get(&member.number).copied().unwrap_or_default();
-                // Turns of `largest` rounds give each its weight; the last ones are cut off somewhere.
+                // Turns of `largest` rounds give each its weight; the last ones are cut off
+                // somewhere.
                 let cut = usize::from(member.weight);
                 prop_assert!(has.abs_diff(fair) <= cut, "{member:?} has {has} slots of {fair}");
             }

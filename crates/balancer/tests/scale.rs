@@ -1,5 +1,5 @@
-//! As many connections as xvs was seen with, 700,000 of them to one address, in trial frames: each is
-//! opened, and its packets go on to its server while servers come, drain, die and go.
+//! As many connections as xvs was seen with, 700,000 of them to one address, in trial frames: each
+//! is opened, and its packets go on to its server while servers come, drain, die and go.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;

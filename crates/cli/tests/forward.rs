@@ -158,8 +158,8 @@ fn what_it_cannot_do_it_says() {
 }
 
 /// What a shell runs with a folder of query sockets of its own: other tests have theirs. All of
-/// `/run` is its own: were it that folder alone, the last `forward` of another test would remove it,
-/// and what is mounted on it here.
+/// `/run` is its own: were it that folder alone, the last `forward` of another test would remove
+/// it, and what is mounted on it here.
 const ALONE: &str = "mount -t tmpfs tmpfs /run && mkdir /run/butterfly-alone";
 
 /// netmap-fwd had a socket that its commands ask; so has a router without a daemon, and the

@@ -1,4 +1,5 @@
-//! A network's configuration: what administrators write (docs/containers.md), and what runtimes add.
+//! A network's configuration: what administrators write (docs/containers.md), and what runtimes
+//! add.
 
 use std::net::IpAddr;
 use std::path::PathBuf;

@@ -9,8 +9,8 @@
 //! answer or the error goes to standard output ([`result`]). An interface is a NIC of type veth,
 //! put and deleted over API v1 ([`daemon`]); its id is made of the network's name, the container's
 //! id and the interface's name, so that whatever was added can be found again by those alone. Its
-//! addresses are given by another plugin (`host-local`, `dhcp`), or by [`ipam`], which keeps them in
-//! a file.
+//! addresses are given by another plugin (`host-local`, `dhcp`), or by [`ipam`], which keeps them
+//! in a file.
 //!
 //! What fails half way is taken back: a failed ADD leaves neither a NIC nor a lease.
 

@@ -228,9 +228,9 @@ pub trait Attachments: Send {
     }
 
     /// The NIC keeps its attachment, and its MAC, its MTU, its link or (bench and veth only) its
-    /// addresses changed, or where a veth leads to. What a guest that is connected learns of it is the implementation's matter; a guest
-    /// that connects later sees the new values. Called when the change is in force in the data
-    /// plane. Does nothing by default.
+    /// addresses changed, or where a veth leads to. What a guest that is connected learns of it is
+    /// the implementation's matter; a guest that connects later sees the new values. Called when
+    /// the change is in force in the data plane. Does nothing by default.
     fn reconfigure(&mut self, request: &OpenRequest<'_>) {
         let _ = request;
     }

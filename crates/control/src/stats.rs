@@ -1,6 +1,7 @@
 //! Counters for people: since the NIC or the rule was created, directions from the guest's view.
 //! The data plane counts by slot and never resets; a slot that was used before starts from a
-//! baseline, which is subtracted here. What a process before has counted is in the baseline as well.
+//! baseline, which is subtracted here. What a process before has counted is in the baseline as
+//! well.
 
 use crate::model::{GroupId, NicId, Rule};
 use dataplane::counters::{PortCounters, RuleCounters};

@@ -58,8 +58,8 @@ impl Changing<'_> {
     }
 }
 
-/// The controller, held. When it is let go, others have it first; then whoever had it waits for what
-/// goes on of their operation (an interface's removal).
+/// The controller, held. When it is let go, others have it first; then whoever had it waits for
+/// what goes on of their operation (an interface's removal).
 pub struct ControlGuard<'a>(Option<MutexGuard<'a, Controller>>);
 
 const HELD: &str = "held until it is dropped";
@@ -122,8 +122,8 @@ impl Operations {
         }
     }
 
-    /// The controller, for one operation of the daemon's own. It waits for the workers: not to be called on a runtime's
-    /// thread without `spawn_blocking`, and never by a worker.
+    /// The controller, for one operation of the daemon's own. It waits for the workers: not to be
+    /// called on a runtime's thread without `spawn_blocking`, and never by a worker.
     pub fn control(&self) -> ControlGuard<'_> {
         self.control_by(Author::Daemon)
     }

@@ -113,8 +113,9 @@ fn cable(name: &str) -> String {
 }
 
 impl HostAttachments {
-    /// Starts the vhost-user server; `workers` is where all ports wait until it is opened. Packet traces are written beneath `trace_dir` alone; no other
-    /// daemon has `socket_dir`. The kernel may forward so many flows between containers itself.
+    /// Starts the vhost-user server; `workers` is where all ports wait until it is opened. Packet
+    /// traces are written beneath `trace_dir` alone; no other daemon has `socket_dir`. The kernel
+    /// may forward so many flows between containers itself.
     pub fn start(
         workers: Arc<StartGate>,
         states: PortStates,

@@ -1,6 +1,6 @@
 //! Connections as bytes, a NIC's for its migration and all for a restart: identities of this daemon
-//! become ids of NICs on the way out, and identities of the other daemon on the way in. Those that a
-//! daemon which was killed has left in memory come in the same way.
+//! become ids of NICs on the way out, and identities of the other daemon on the way in. Those that
+//! a daemon which was killed has left in memory come in the same way.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

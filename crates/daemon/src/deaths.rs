@@ -1,14 +1,14 @@
-//! Daemons that end of themselves, one soon after the other: what the one before has left may be what
-//! ends them all.
+//! Daemons that end of themselves, one soon after the other: what the one before has left may be
+//! what ends them all.
 //!
 //! A guest whose frame ends a worker, or a VMM's session whose record does, would end each next
 //! daemon in the same way, since the next one takes all of it up. So a daemon that panics, or ends
-//! itself since a thread of it hangs, notes when in a file in memory, which the keeper holds for the
-//! next one. The start behind [`MOST`] such ends within [`WITHIN`] leaves what guests have a hand in:
-//! VMMs connect anew, and connections are judged anew.
+//! itself since a thread of it hangs, notes when in a file in memory, which the keeper holds for
+//! the next one. The start behind [`MOST`] such ends within [`WITHIN`] leaves what guests have a
+//! hand in: VMMs connect anew, and connections are judged anew.
 //!
-//! A daemon that is killed notes nothing: whoever kills it has a reason of his own. Nor does one that
-//! the system ends (SIGSEGV).
+//! A daemon that is killed notes nothing: whoever kills it has a reason of his own. Nor does one
+//! that the system ends (SIGSEGV).
 
 use std::fs::File;
 use std::io;

@@ -1,12 +1,12 @@
 //! From a daemon that ends to the one that is started next: connections, and TAP devices by the
 //! keeper. So neither a restart nor a crash breaks a connection.
 //!
-//! Connections of a daemon that is *stopped* are in a file beside the sockets, made when no frame is
-//! on its way any more, so that it is exact, and gone when it was read. Its format is that of the
-//! API, which every version reads. Connections of a daemon that is *killed* are in memory that the
-//! keeper holds ([`FlowMemory`](dataplane::flow::FlowMemory)): the daemon has its table of flows in
-//! it. Of both the same is made, and is judged by the rules that are in force when its next packet
-//! comes.
+//! Connections of a daemon that is *stopped* are in a file beside the sockets, made when no frame
+//! is on its way any more, so that it is exact, and gone when it was read. Its format is that of
+//! the API, which every version reads. Connections of a daemon that is *killed* are in memory that
+//! the keeper holds ([`FlowMemory`](dataplane::flow::FlowMemory)): the daemon has its table of
+//! flows in it. Of both the same is made, and is judged by the rules that are in force when its
+//! next packet comes.
 //!
 //! What was counted and which MACs were learnt is in memory that the keeper holds, too
 //! ([`StateMemory`](dataplane::StateMemory)), whichever way the daemon ends.
@@ -122,8 +122,8 @@ pub fn is_readable(memory: &OwnedFd) -> std::io::Result<()> {
     Left::open(memory.as_fd()).map(drop)
 }
 
-/// Goes on counting where the daemon before has ended, learns what it had learnt, and has this one's
-/// memory of both held instead.
+/// Goes on counting where the daemon before has ended, learns what it had learnt, and has this
+/// one's memory of both held instead.
 pub fn take_state(controller: &mut Controller, switch: &Switch, held: &Held) {
     match held.state() {
         Ok(None) => (),
@@ -200,8 +200,8 @@ fn say_untrue(untrue: u64, what: &str) {
     }
 }
 
-/// Becomes the keeper's client, which the daemon before was, and has this one's memory of connections
-/// and of counters held in the place of that one's.
+/// Becomes the keeper's client, which the daemon before was, and has this one's memory of
+/// connections and of counters held in the place of that one's.
 pub fn enter(held: &Held, switch: &Switch) {
     held.enter();
     if let Some(memory) = switch.flow_memory() {

@@ -1,7 +1,6 @@
-//! TAP devices outlive the daemon, and so do VMMs' connections and the memory that the table of flows
-//! is in: a keeper (the crate says what that is) has descriptors of each, and the next daemon takes
-//! them up. Also the keeper's own process, which is this program with
-//! `--as-keeper`.
+//! TAP devices outlive the daemon, and so do VMMs' connections and the memory that the table of
+//! flows is in: a keeper (the crate says what that is) has descriptors of each, and the next daemon
+//! takes them up. Also the keeper's own process, which is this program with `--as-keeper`.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -245,8 +244,8 @@ impl Held {
         }
     }
 
-    /// Whether the daemons before have ended of themselves too often: then what guests have a hand in
-    /// is not taken up. To be called before anything is.
+    /// Whether the daemons before have ended of themselves too often: then what guests have a hand
+    /// in is not taken up. To be called before anything is.
     pub fn look_at_deaths(&self) {
         let looked = self.notes().and_then(deaths::begin);
         let often = looked.unwrap_or_else(|e| {
@@ -321,7 +320,8 @@ impl Held {
     }
 
     /// Lets the memory of connections go: they are elsewhere, or to be forgotten. And the notes of
-    /// ends: this daemon ends as it was told to. And counters, unless the next daemon is to find all.
+    /// ends: this daemon ends as it was told to. And counters, unless the next daemon is to find
+    /// all.
     pub fn release_flows(&self) {
         let state = (!self.is_staying()).then_some(STATE);
         for name in [FLOWS, DEATHS].into_iter().chain(state) {

@@ -2,8 +2,8 @@
 //!
 //! Workers put frames into one bounded queue for all mirrors of the host ([`io::trace::capture`]);
 //! one thread takes them out, cuts those of many segments, completes checksums, and sends. Where it
-//! or the network is too slow frames are lost to the collector, and counted by NIC; no worker waits.
-//! It begins with the first mirror.
+//! or the network is too slow frames are lost to the collector, and counted by NIC; no worker
+//! waits. It begins with the first mirror.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};

@@ -135,8 +135,9 @@ pub struct Options {
     /// umask]
     #[arg(long, value_name = "MODE", value_parser = mode)]
     pub(crate) vhost_mode: Option<u32>,
-    /// Take memory of guests only as far as its emulator has populated it (QEMU: prealloc=on): a NIC
-    /// that has the daemon use a page that is not there stops, and the daemon is never charged for it
+    /// Take memory of guests only as far as its emulator has populated it (QEMU: prealloc=on): a
+    /// NIC that has the daemon use a page that is not there stops, and the daemon is never charged
+    /// for it
     #[arg(long)]
     pub(crate) guest_memory_populated: bool,
     /// Seconds after which a thread of the daemon that does not move ends it, to be started again;
@@ -151,12 +152,12 @@ pub struct Options {
     /// SIGHUP
     #[arg(long, value_name = "FILE")]
     pub(crate) audit: Option<PathBuf>,
-    /// Append connections that begin and end, and what is refused, to this file, JSON (docs/flows.md);
-    /// opened again on SIGHUP
+    /// Append connections that begin and end, and what is refused, to this file, JSON
+    /// (docs/flows.md); opened again on SIGHUP
     #[arg(long, value_name = "FILE")]
     pub(crate) flow_log: Option<PathBuf>,
-    /// Send connections that are over, and what is refused, to this collector, IPFIX over UDP; may be
-    /// repeated
+    /// Send connections that are over, and what is refused, to this collector, IPFIX over UDP; may
+    /// be repeated
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub(crate) ipfix: Vec<String>,
     /// Send samples of frames, and what interfaces have counted, to this collector, sFlow version 5

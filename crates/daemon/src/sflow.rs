@@ -1,5 +1,5 @@
-//! sFlow: samples of frames and counters of interfaces, sent to collectors as datagrams of version 5
-//! ([`wire::sflow`]).
+//! sFlow: samples of frames and counters of interfaces, sent to collectors as datagrams of version
+//! 5 ([`wire::sflow`]).
 //!
 //! Workers put samples into bounded rings ([`dataplane::sampling`]); one thread takes them out ten
 //! times a second and sends them, and of all interfaces in turn what they have counted. It may wait

@@ -4,25 +4,25 @@
 //!
 //! The running daemon starts the new program beside itself, with its own arguments and one more,
 //! and a socket as its standard input ([`words`]). The new one prepares all that it can while the
-//! old one forwards: settings, listening sockets (handed over, so that no client ever finds nobody),
-//! the objects of the store, groups compiled, workers, TAP devices and the interfaces of containers.
-//! Its ports wait at the [gate](crate::start_gate) meanwhile, and its vhost-user server serves nobody.
-//! Then, in this order:
+//! old one forwards: settings, listening sockets (handed over, so that no client ever finds
+//! nobody), the objects of the store, groups compiled, workers, TAP devices and the interfaces of
+//! containers. Its ports wait at the [gate](crate::start_gate) meanwhile, and its vhost-user server
+//! serves nobody. Then, in this order:
 //!
 //! 1. the old one closes the store, and the new one opens it;
-//! 2. the old one takes all ports from its workers, between two batches: from here on frames wait in
-//!    rings and devices. It says what is left of each VMM's session, and where each queue of an uplink
-//!    stands, whose socket and memory the new one has; its table of flows is in memory of which the
-//!    new one has a descriptor;
-//! 3. the new one takes up sessions and flows as it would those of a daemon that was killed, and says
-//!    so. It has touched no ring and read no frame by then. On interfaces its programs are in the
-//!    place of the old one's, with tables of their own: frames go to the same sockets;
+//! 2. the old one takes all ports from its workers, between two batches: from here on frames wait
+//!    in rings and devices. It says what is left of each VMM's session, and where each queue of an
+//!    uplink stands, whose socket and memory the new one has; its table of flows is in memory of
+//!    which the new one has a descriptor;
+//! 3. the new one takes up sessions and flows as it would those of a daemon that was killed, and
+//!    says so. It has touched no ring and read no frame by then. On interfaces its programs are in
+//!    the place of the old one's, with tables of their own: frames go to the same sockets;
 //! 4. the old one says go, which is the commit: it leaves the keeper to the new one, and will not
 //!    come back. The new one opens its gate.
 //!
 //! Until the commit the old one goes on as if nothing had been, whatever becomes of the new one: it
-//! cannot be executed, ends, says no, or says nothing for too long. What it gave away it takes back,
-//! and puts its programs back.
+//! cannot be executed, ends, says no, or says nothing for too long. What it gave away it takes
+//! back, and puts its programs back.
 //!
 //! Changes by clients wait from the moment at which the objects are read ([`Changes`]). After the
 //! commit those that wait are refused, and asked anew of the new daemon.

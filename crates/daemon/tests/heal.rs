@@ -24,8 +24,8 @@ fn nic(id: String, number: u32, kind: v1::NicKind) -> v1::Nic {
     v1::Nic {
         id,
         mac: format!("52:54:00:00:{high:02x}:{low:02x}"),
-        // Each alone in its network: all of them here, with this host's stack at each, would talk to
-        // each other without an end.
+        // Each alone in its network: all of them here, with this host's stack at each, would talk
+        // to each other without an end.
         vni: 42 + number,
         kind: kind.into(),
         ..Default::default()

@@ -1,6 +1,6 @@
 //! What outlives the daemon beside what is declared: TAP devices in the containers that they were
-//! moved to, connections, and VMMs' sessions. Real daemons are killed and stopped under load; iperf3
-//! and ping are the guests, and rings in this process.
+//! moved to, connections, and VMMs' sessions. Real daemons are killed and stopped under load;
+//! iperf3 and ping are the guests, and rings in this process.
 
 mod common;
 #[path = "held/upgrade.rs"]
@@ -419,8 +419,8 @@ fn nic(id: &str, last: u32) -> v1::Nic {
 }
 
 impl Guests {
-    /// The VMMs' connections are whole, and nothing is sent any more: how many frames were lost, and
-    /// how many came twice.
+    /// The VMMs' connections are whole, and nothing is sent any more: how many frames were lost,
+    /// and how many came twice.
     fn ended_whole(&mut self, kind: &str) -> (usize, usize) {
         // It is the same connection, and nothing is half said on it.
         for vmm in &mut self.vmms {

@@ -488,7 +488,8 @@ fn rules_and_dashboard_ask_for_what_is_there() {
 }
 
 /// 16,000 NICs in one page, with frames between two of them: how long it takes, and what the worker
-/// did meanwhile. `cargo test --release -p butterfly-daemon --test metrics -- --ignored --nocapture`.
+/// did meanwhile. `cargo test --release -p butterfly-daemon --test metrics -- --ignored
+/// --nocapture`.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "a measurement, which takes an optimised build"]
 async fn a_scrape_of_16000_nics() {

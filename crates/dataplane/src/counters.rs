@@ -52,7 +52,8 @@ pub struct PortCounters {
     pub tx_frames: u64,
     /// Their bytes.
     pub tx_bytes: u64,
-    /// Of the frames received, those that the kernel has forwarded ([`flow::kernel`](crate::flow::kernel)).
+    /// Of the frames received, those that the kernel has forwarded
+    /// ([`flow::kernel`](crate::flow::kernel)).
     pub kernel_frames: u64,
     /// Frames from this guest that were dropped, by `DropReason as usize`.
     pub drops_from: [u64; REASONS],

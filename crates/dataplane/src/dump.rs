@@ -43,8 +43,8 @@ pub(crate) struct Dump {
 }
 
 impl Dump {
-    /// Goes on; true when all entries were looked at or the page is full. Each worker dumps the flows
-    /// that it has made.
+    /// Goes on; true when all entries were looked at or the page is full. Each worker dumps the
+    /// flows that it has made.
     pub(crate) fn step(&mut self, flows: &Flows, epoch: u32, now: Now) -> bool {
         let end = flows.high().min(self.page.at.saturating_add(STEP));
         for id in self.page.at..end {

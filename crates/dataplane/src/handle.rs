@@ -30,8 +30,8 @@ pub struct WorkerGone;
 
 /// What a worker is asked to do. Each carries where the answer goes.
 pub(crate) enum Command {
-    /// Put a view in force, in which the NICs of these slots are gone, and the generation of what the
-    /// kernel forwards; the answer: the view before.
+    /// Put a view in force, in which the NICs of these slots are gone, and the generation of what
+    /// the kernel forwards; the answer: the view before.
     Publish(Arc<View>, Arc<[PortSlot]>, u32, Sender<Arc<View>>),
     /// The kernel may forward flows from now on.
     Kernel(Box<KernelPart>, Sender<()>),
@@ -50,8 +50,8 @@ pub(crate) enum Command {
     Move(QueueId, usize, Sender<bool>),
     /// Tell those of a NIC's network whose queues are here where the NIC is.
     Announce(PortSlot, Sender<()>),
-    /// The flows that it has made, of all or of one NIC: so many from an entry on at most. The answer
-    /// says which entry is next, if any is.
+    /// The flows that it has made, of all or of one NIC: so many from an entry on at most. The
+    /// answer says which entry is next, if any is.
     Flows(
         Option<PortUid>,
         FlowPage,
@@ -66,8 +66,8 @@ pub(crate) enum Command {
     Sample(Option<Box<Sampler>>, Sender<()>),
     Load(Sender<WorkerLoad>),
     Ports(Option<PortSlot>, Sender<Vec<PortReport>>),
-    /// Learn what a process before has heard, and, with `true`, note it for the next one; the answer:
-    /// how many were taken.
+    /// Learn what a process before has heard, and, with `true`, note it for the next one; the
+    /// answer: how many were taken.
     Learn(Arc<[Heard]>, bool, Sender<usize>),
     /// The MACs that it has learnt in a network.
     Learned(Vni, Sender<Vec<LearnedMac>>),

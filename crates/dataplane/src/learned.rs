@@ -191,7 +191,8 @@ impl MacRecords {
         }
     }
 
-    /// Writes a record, in place of the one before or at an index of its own; `None`: there is no room.
+    /// Writes a record, in place of the one before or at an index of its own; `None`: there is no
+    /// room.
     fn write(&mut self, at: Option<u32>, what: &MacRecord) -> Option<u32> {
         let at = at.or_else(|| self.free.pop()).unwrap_or(self.used);
         let record = self.record(at)?;
@@ -288,8 +289,8 @@ impl LearnedMacs {
         noted.is_new
     }
 
-    /// Takes up what a process before has heard, unless something newer is known. With `notes` it is
-    /// noted for the next one, too.
+    /// Takes up what a process before has heard, unless something newer is known. With `notes` it
+    /// is noted for the next one, too.
     pub(crate) fn take_up(&mut self, news: &News, vni: Vni, heard_secs: u32, notes: bool) -> bool {
         let known = self.macs.get(&(news.network, news.mac));
         let is_newer = |known: &Learned| heard_secs.wrapping_sub(known.heard_secs) > AGING_SECS;

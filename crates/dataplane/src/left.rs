@@ -342,8 +342,8 @@ mod tests {
         assert!(Left::open(SharedMemory::new("test", 8).unwrap().as_fd()).is_err());
     }
 
-    /// An entry as bytes, and the memory's number of the layout with it: whoever changes one changes
-    /// the other.
+    /// An entry as bytes, and the memory's number of the layout with it: whoever changes one
+    /// changes the other.
     #[test]
     fn the_layout_is_the_one_that_its_number_says() {
         let flow = connection(&golden(), NOW).ok().flatten().unwrap();

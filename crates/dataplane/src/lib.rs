@@ -60,11 +60,11 @@
 //!
 //! Every worker finds every flow: the table is shared, without locks. Its entries are plain numbers
 //! of fixed size addressed by index, so that the slab can lie in memory that the process leaves to
-//! the next one (`flow/memory.rs`). What the packets of one side write is on a line of its own, and a side's packets come
-//! from one queue of a NIC, that is by one worker. Who makes a flow keeps it in its lists and takes
-//! its entry back, once the others have let go of it (`flow/table.rs`). Counters are per worker,
-//! and so are fragments, which come by one queue. Learnt MACs are per worker as well, and told to
-//! the others through the same rings.
+//! the next one (`flow/memory.rs`). What the packets of one side write is on a line of its own, and
+//! a side's packets come from one queue of a NIC, that is by one worker. Who makes a flow keeps it
+//! in its lists and takes its entry back, once the others have let go of it (`flow/table.rs`).
+//! Counters are per worker, and so are fragments, which come by one queue. Learnt MACs are per
+//! worker as well, and told to the others through the same rings.
 
 #![forbid(unsafe_code)]
 

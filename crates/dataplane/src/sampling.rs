@@ -39,7 +39,8 @@ pub struct Sample {
     pub head_len: u8,
 }
 
-/// Where a frame went to, as far as the step is concerned that says who gets it: a ring may be full.
+/// Where a frame went to, as far as the step is concerned that says who gets it: a ring may be
+/// full.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Output {
     /// It came from an uplink, or it waits for something.

@@ -1,25 +1,26 @@
-//! What was counted and learnt, in memory that outlives the process: what a daemon leaves to the next
-//! one beside its [flows](crate::flow::FlowMemory).
+//! What was counted and learnt, in memory that outlives the process: what a daemon leaves to the
+//! next one beside its [flows](crate::flow::FlowMemory).
 //!
 //! # How it works
 //!
-//! The counters of all workers lie in a file in memory ([`SharedMemory`]), and each worker notes there
-//! which MACs it has heard, and where: workers write where they would write anyway, so that counting
-//! costs the path nothing more, and what is there at any instant is what is known. A keeper holds a
-//! descriptor of it.
+//! The counters of all workers lie in a file in memory ([`SharedMemory`]), and each worker notes
+//! there which MACs it has heard, and where: workers write where they would write anyway, so that
+//! counting costs the path nothing more, and what is there at any instant is what is known. A
+//! keeper holds a descriptor of it.
 //!
 //! Counters are by slot, which the next process gives anew. So whose a slot is, and what it had
-//! counted when it got it, is in the memory as well ([`note_port`](StateMemory::note_port)): a [key](Key)
-//! that says the same in every process and every version. Drop reasons are in it by their names.
+//! counted when it got it, is in the memory as well ([`note_port`](StateMemory::note_port)): a
+//! [key](Key) that says the same in every process and every version. Drop reasons are in it by
+//! their names.
 //!
-//! The next process reads the memory ([`LeftState`](crate::LeftState)) and does not map it. What was
-//! counted it takes into its baselines, in a new memory; the keeper lets the old one go when that is
-//! done.
+//! The next process reads the memory ([`LeftState`](crate::LeftState)) and does not map it. What
+//! was counted it takes into its baselines, in a new memory; the keeper lets the old one go when
+//! that is done.
 //!
 //! # What may be in it
 //!
-//! A process is killed between two instructions, and all that it wrote before is there: a record that
-//! is being written is nobody's. Apart from that it is read as if an enemy had written it.
+//! A process is killed between two instructions, and all that it wrote before is there: a record
+//! that is being written is nobody's. Apart from that it is read as if an enemy had written it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -39,8 +40,8 @@ use crate::learned::{MAC_WORDS, MacRecords};
 
 /// What the memory begins with: "bflystat".
 pub(crate) const MAGIC: u64 = u64::from_be_bytes(*b"bflystat");
-/// The layout of all that is in it. Another number for whatever is changed: the daemon before may be
-/// of another version. New drop reasons are no such change.
+/// The layout of all that is in it. Another number for whatever is changed: the daemon before may
+/// be of another version. New drop reasons are no such change.
 pub(crate) const LAYOUT: u64 = 1;
 
 /// Words at the beginning: magic, layout, workers, MACs of each, drop reasons.

@@ -91,8 +91,8 @@ impl Switch {
         Switch::with_memory(count, None, configure)
     }
 
-    /// [`new`](Switch::new) with flows that outlive the process, as many as `memory` was made for. So
-    /// do counters and learnt MACs then.
+    /// [`new`](Switch::new) with flows that outlive the process, as many as `memory` was made for.
+    /// So do counters and learnt MACs then.
     pub fn with_memory(
         count: usize,
         memory: Option<FlowMemory>,
@@ -193,8 +193,8 @@ impl Switch {
     /// by it. Snapshots are to be published in the order of their epochs.
     ///
     /// What follows from it and is the same for all workers is worked out here, once. An error
-    /// means that a worker has ended: others may use the snapshot; none that comes after it is handed to
-    /// anybody.
+    /// means that a worker has ended: others may use the snapshot; none that comes after it is
+    /// handed to anybody.
     pub fn publish(&self, snapshot: Arc<Snapshot>) -> Result<(), WorkerGone> {
         let mut published = self
             .published
@@ -350,9 +350,9 @@ impl Switch {
             .try_for_each(|answer| answer.wait().map(drop))
     }
 
-    /// Has no worker receive anything any more; returns when what was received is delivered, also by
-    /// workers to which it was handed. So all ports can be taken away, one after the other, and no
-    /// frame is lost between them. What a shaper holds back stays with its worker.
+    /// Has no worker receive anything any more; returns when what was received is delivered, also
+    /// by workers to which it was handed. So all ports can be taken away, one after the other, and
+    /// no frame is lost between them. What a shaper holds back stays with its worker.
     pub fn pause(&self) -> Result<(), WorkerGone> {
         self.ask_all(|answer| Command::Pause(true, answer))?;
         for _ in 0..SETTLE_MAX {
@@ -382,8 +382,8 @@ impl Switch {
         Ok(port.map(|port| *port))
     }
 
-    /// Takes all of these ports away from their workers, as [`detach`](Self::detach) does one: those
-    /// that were there.
+    /// Takes all of these ports away from their workers, as [`detach`](Self::detach) does one:
+    /// those that were there.
     pub fn detach_all(&self, gone: &[QueueId]) -> Result<Vec<(QueueId, Port)>, WorkerGone> {
         let mut queues = self.queues();
         let mut asked = Vec::with_capacity(gone.len());
@@ -501,8 +501,8 @@ impl Switch {
         self.state.as_ref()
     }
 
-    /// Has all workers learn what a process before has heard, in the order in which it was: how many
-    /// MACs were taken. What this process has heard itself is newer.
+    /// Has all workers learn what a process before has heard, in the order in which it was: how
+    /// many MACs were taken. What this process has heard itself is newer.
     pub fn learn(&self, heard: Vec<Heard>) -> Result<usize, WorkerGone> {
         let heard: Arc<[Heard]> = heard.into();
         let mut taken = 0;
@@ -518,9 +518,9 @@ impl Switch {
         self.flows.high().into()
     }
 
-    /// Gives the memory of flows huge pages, of those in use and of `ahead` more, up to where `done`
-    /// says: to be called many times a second where the system does not by itself. How many were in
-    /// use at most.
+    /// Gives the memory of flows huge pages, of those in use and of `ahead` more, up to where
+    /// `done` says: to be called many times a second where the system does not by itself. How many
+    /// were in use at most.
     pub fn collapse_flow_memory(&self, done: &mut usize, ahead: usize) -> usize {
         self.flows.collapse(done, ahead);
         self.flows.high() as usize
@@ -624,8 +624,8 @@ impl Switch {
     }
 
     /// What all workers together have dropped of all NICs, those that are gone included, by
-    /// `DropReason as usize`: frames from guests, and frames on their way to guests. With those of the
-    /// processes before whose counts were taken up.
+    /// `DropReason as usize`: frames from guests, and frames on their way to guests. With those of
+    /// the processes before whose counts were taken up.
     pub fn dropped_frames(&self) -> [[u64; REASONS]; 2] {
         let carried = self.state.as_ref().map(StateMemory::carried_drops);
         let mut sums = carried.unwrap_or([[0; REASONS]; 2]);

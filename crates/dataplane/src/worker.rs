@@ -221,8 +221,9 @@ impl Worker {
             return 0;
         }
         // A broadcast costs as much as the frames that it becomes, a large frame more than a small
-        // one, and one of which nothing is known as much as several of known flows. Who costs much waits while the others have their turns, so that each sender
-        // gets the same part of the worker and not of the frames.
+        // one, and one of which nothing is known as much as several of known flows. Who costs much
+        // waits while the others have their turns, so that each sender gets the same part of the
+        // worker and not of the frames.
         if attached.debt.waits(self.senders_before < 2) {
             self.senders += 1;
             self.owing = true;

@@ -7,8 +7,8 @@
 //!
 //! Making a check is [`probe::run`]: a sentence that says why it failed, or nothing. Its sockets
 //! come from a [`probe::Path`], which knows how to reach one server through the service's address;
-//! in tests that is loopback. All that does I/O is behind the feature `probe`: who only holds checks
-//! and what is known of servers (`control`) takes this crate without it.
+//! in tests that is loopback. All that does I/O is behind the feature `probe`: who only holds
+//! checks and what is known of servers (`control`) takes this crate without it.
 //!
 //! One monitor, in the controller, for all services; the daemon's task makes the checks.
 

@@ -15,10 +15,10 @@
 //!    completed here. `target.flush()` publishes what was written, `port.complete(&mut batch)`
 //!    gives the buffers back.
 //!
-//! With `sys` and `dpdk`, all `unsafe` of the project is in this crate. What is safe about its face: a
-//! [`frame::Frame`]'s body can be read only through a batch that keeps the sender's memory mapped;
-//! a guest can change body bytes while they are copied, and the worst that comes of it is that the
-//! receiver gets those bytes.
+//! With `sys` and `dpdk`, all `unsafe` of the project is in this crate. What is safe about its
+//! face: a [`frame::Frame`]'s body can be read only through a batch that keeps the sender's memory
+//! mapped; a guest can change body bytes while they are copied, and the worst that comes of it is
+//! that the receiver gets those bytes.
 
 pub mod bench;
 mod copy;

@@ -4,11 +4,11 @@
 //! A file is taken only if it is in memory and as long as what is to be mapped of it. One that is
 //! cut short *after* that makes its pages fault: see `fault_guard`.
 //!
-//! A page of such a file that nobody has used yet is made by the kernel for who touches it first, and
-//! charged to that one. So a VMM that shares much and uses little has the daemon pay for its guest's
-//! memory; and it can give back pages at any time, which a look at the file would not tell of. With
-//! [`MissingPages::Refused`] the kernel is asked to fault instead, by userfaultfd(2): no page is ever
-//! made for us, whoever touches it, an instruction or a system call.
+//! A page of such a file that nobody has used yet is made by the kernel for who touches it first,
+//! and charged to that one. So a VMM that shares much and uses little has the daemon pay for its
+//! guest's memory; and it can give back pages at any time, which a look at the file would not tell
+//! of. With [`MissingPages::Refused`] the kernel is asked to fault instead, by userfaultfd(2): no
+//! page is ever made for us, whoever touches it, an instruction or a system call.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};

@@ -132,8 +132,8 @@ impl Trace {
         })
     }
 
-    /// The file and the mirror of `trace`, as far as they are there, and these captures; `None` when
-    /// that is nothing.
+    /// The file and the mirror of `trace`, as far as they are there, and these captures; `None`
+    /// when that is nothing.
     pub fn tapped(trace: Option<&Trace>, taps: &Arc<[Tap]>) -> Option<Trace> {
         let file = trace.and_then(|trace| trace.file.clone());
         let mirror = trace.and_then(|trace| trace.mirror.clone());

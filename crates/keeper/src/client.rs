@@ -14,11 +14,11 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use crate::message::{Message, Verb, receive, send};
 use crate::{Error, FDS_MAX, NOTE_MAX};
 
-/// How long the keeper may take until it is there for this daemon. Another daemon that is ending has as
-/// long.
+/// How long the keeper may take until it is there for this daemon. Another daemon that is ending
+/// has as long.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// How long it may take to answer then. Threads of the daemon's wait for it; one that takes longer is
-/// given up until it is [mended](Keeper::mend).
+/// How long it may take to answer then. Threads of the daemon's wait for it; one that takes longer
+/// is given up until it is [mended](Keeper::mend).
 const ANSWERS_WITHIN: Duration = Duration::from_millis(300);
 
 /// Descriptors, and what was noted beside them.
@@ -84,7 +84,8 @@ impl Keeper {
     }
 
     /// The keeper of a daemon that is about to give way to this one: nothing is said to it before
-    /// [`enter`](Keeper::enter). What that daemon has held comes by [`leave_here`](Keeper::leave_here).
+    /// [`enter`](Keeper::enter). What that daemon has held comes by
+    /// [`leave_here`](Keeper::leave_here).
     pub fn handed(path: &Path) -> Keeper {
         let state = State {
             socket: None,
@@ -103,8 +104,8 @@ impl Keeper {
         self.lock().left.insert(name, held);
     }
 
-    /// All that this daemon has held, to be handed on; also what a daemon before has left and this one
-    /// has not taken up: the next one may.
+    /// All that this daemon has held, to be handed on; also what a daemon before has left and this
+    /// one has not taken up: the next one may.
     ///
     /// # Errors
     /// There are no descriptors to be had.

@@ -2,10 +2,10 @@
 //!
 //! # Theory of operation
 //!
-//! What a daemon holds goes with it, when it is killed: a TAP device, with its addresses and routes,
-//! is there for as long as a descriptor of it is open anywhere. So a second process has another
-//! descriptor of each. That is all it does: it parses nothing, touches no frame and knows of no
-//! NIC, so that there is next to nothing that it could end of ([`serve`]).
+//! What a daemon holds goes with it, when it is killed: a TAP device, with its addresses and
+//! routes, is there for as long as a descriptor of it is open anywhere. So a second process has
+//! another descriptor of each. That is all it does: it parses nothing, touches no frame and knows
+//! of no NIC, so that there is next to nothing that it could end of ([`serve`]).
 //!
 //! The daemon is its one client at a time ([`Keeper`]): it says what is to be held, by a name and
 //! with a note of its own, and what is not any more. When it is gone the next one gets all of it,

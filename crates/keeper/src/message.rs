@@ -1,6 +1,6 @@
-//! Messages between daemon and keeper: one datagram each (SOCK_SEQPACKET), of a byte that says
-//! what it is, the length of a name, the name and a note; with descriptors or none. Daemons speak so
-//! to each other, too ([`Parts`]), with words of their own.
+//! Messages between daemon and keeper: one datagram each (SOCK_SEQPACKET), of a byte that says what
+//! it is, the length of a name, the name and a note; with descriptors or none. Daemons speak so to
+//! each other, too ([`Parts`]), with words of their own.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;

@@ -148,8 +148,8 @@ impl Changes {
         })
     }
 
-    /// Makes a pair of which the other end is in another namespace. Both are down: the kernel opens no
-    /// end before it has both.
+    /// Makes a pair of which the other end is in another namespace. Both are down: the kernel opens
+    /// no end before it has both.
     ///
     /// # Errors
     /// [`io::ErrorKind::AlreadyExists`] when either name is taken; the caller may not change the

@@ -126,8 +126,8 @@ pub fn compute_checksums(interface: &str) -> Option<()> {
     unsafe { ask(interface, (&raw mut off).cast()) }
 }
 
-/// Has the kernel merge packets that an interface receives (GRO), as NICs have it at the start and a
-/// veth has not. `None`: its driver does not let us.
+/// Has the kernel merge packets that an interface receives (GRO), as NICs have it at the start and
+/// a veth has not. `None`: its driver does not let us.
 pub fn merge_received(interface: &str) -> Option<()> {
     let mut on = Value {
         cmd: SET_GRO,

@@ -177,7 +177,8 @@ impl<T> Deref for Zeroed<T> {
 
 impl<T> Drop for Zeroed<T> {
     fn drop(&mut self) {
-        // SAFETY: mapped once in `new` or `shared`, with this length; nothing refers to it any more.
+        // SAFETY: mapped once in `new` or `shared`, with this length; nothing refers to it any
+        // more.
         let unmapped = unsafe { rustix::mm::munmap(self.mapping, self.mapped) };
         debug_assert!(unmapped.is_ok(), "{unmapped:?}");
     }

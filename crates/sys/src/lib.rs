@@ -10,8 +10,8 @@
 //! - [`confine`]: a child process without rights; [`trim_memory`]: freed memory back to the system.
 //! - [`held_name`]: a name that one process of a network namespace holds. [`handed`]: what one
 //!   process hands over to the next.
-//! - [`ethtool`]: a NIC's offloads. [`huge`]: zeroed memory in huge pages. [`shared_memory`]: memory
-//!   that outlives the process. [`cycles`]: the cycle counter.
+//! - [`ethtool`]: a NIC's offloads. [`huge`]: zeroed memory in huge pages. [`shared_memory`]:
+//!   memory that outlives the process. [`cycles`]: the cycle counter.
 //!
 //! With `io`, which holds what touches guest memory and frames, this is all `unsafe` of the
 //! project.

@@ -91,8 +91,9 @@ impl RoutedHosts {
         .map(drop)
     }
 
-    /// Runs `meanwhile` with the hosts joined by a cable of their own, a veth pair with the kernel's
-    /// default offloads: what no router between them can be better than. The addresses stay.
+    /// Runs `meanwhile` with the hosts joined by a cable of their own, a veth pair with the
+    /// kernel's default offloads: what no router between them can be better than. The addresses
+    /// stay.
     pub fn without_router<T>(&self, meanwhile: impl FnOnce() -> T) -> Result<T> {
         self.east.ok(&format!(
             "ip link add direct address 02:00:00:00:00:01 type veth peer name direct \

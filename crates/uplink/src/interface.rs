@@ -205,8 +205,8 @@ fn joined_packet(port: PacketPort, why: String) -> Joined {
     }
 }
 
-/// Goes on with the sockets by which another process has joined the interface; its program is put in
-/// the place of that one's when `interfaces` [take over](Interfaces::take_over).
+/// Goes on with the sockets by which another process has joined the interface; its program is put
+/// in the place of that one's when `interfaces` [take over](Interfaces::take_over).
 ///
 /// # Errors
 /// What was handed over is no such socket, or the kernel refuses.

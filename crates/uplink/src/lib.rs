@@ -6,8 +6,8 @@
 //! addresses to an AF_XDP socket on each receive queue; ssh, storage and the API's own connections
 //! go on as before. Each socket is an [`io::uplink::UplinkPort`] owned by one worker. Where an
 //! interface takes no program or no socket, a packet socket does the same more slowly. Where no
-//! interface has our address, a TAP device is made that does, with a [`Station`] on it. A device that
-//! DPDK drives and the kernel does not see has a TAP device beside it ([`DpdkUplink`]).
+//! interface has our address, a TAP device is made that does, with a [`Station`] on it. A device
+//! that DPDK drives and the kernel does not see has a TAP device beside it ([`DpdkUplink`]).
 //!
 //! [`Engine`] keeps what is in line with what is wanted: `plan` says from the kernel's tables which
 //! interfaces are uplinks and where our addresses are, [`join`] and [`leave`] do it, and whatever

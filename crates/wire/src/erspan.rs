@@ -1,5 +1,5 @@
-//! ERSPAN type II (draft-foschiano-erspan, section 4.2): a mirrored frame in GRE, as collectors take
-//! it: version 1 of the header, protocol 0x88BE, with GRE's sequence number (RFC 2890).
+//! ERSPAN type II (draft-foschiano-erspan, section 4.2): a mirrored frame in GRE, as collectors
+//! take it: version 1 of the header, protocol 0x88BE, with GRE's sequence number (RFC 2890).
 
 /// GRE with a sequence number, and ERSPAN's header behind it.
 pub const HEADER_LEN: usize = 16;

@@ -9,8 +9,8 @@
 //! - completing what a sender left undone: [`offload`], [`virtio_net`], [`checksum`], [`segment`],
 //!   and its opposite [`merge`]
 //! - between hosts: [`vxlan`], [`membership`]
-//! - making: [`build`] (frames), [`pcap`] and [`pcapng`] (capture files), [`ipfix`] (records of flows),
-//!   [`erspan`] (mirrored frames), [`sflow`] (samples)
+//! - making: [`build`] (frames), [`pcap`] and [`pcapng`] (capture files), [`ipfix`] (records of
+//!   flows), [`erspan`] (mirrored frames), [`sflow`] (samples)
 
 mod addr;
 pub mod bpf;

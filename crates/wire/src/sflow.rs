@@ -1,6 +1,6 @@
-//! sFlow version 5 (<https://sflow.org/sflow_version_5.txt>) as an agent sends it: flow samples with
-//! the packet's first bytes, and counter samples of interfaces, in XDR. One [`Datagram`] is one UDP
-//! datagram.
+//! sFlow version 5 (<https://sflow.org/sflow_version_5.txt>) as an agent sends it: flow samples
+//! with the packet's first bytes, and counter samples of interfaces, in XDR. One [`Datagram`] is
+//! one UDP datagram.
 
 use std::net::IpAddr;
 

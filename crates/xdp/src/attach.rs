@@ -139,8 +139,8 @@ impl Attachment {
         })
     }
 
-    /// Puts a program of this process in the place of the one that is there, of whatever process. An
-    /// interface that is gone has none.
+    /// Puts a program of this process in the place of the one that is there, of whatever process.
+    /// An interface that is gone has none.
     ///
     /// # Errors
     /// The driver refuses.

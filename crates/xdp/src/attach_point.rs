@@ -54,9 +54,9 @@ impl AttachPoint {
     /// packets are the kernel's buffers, and else native where all of it can.
     ///
     /// # Errors
-    /// It has somebody else's program or, at tc ingress, filter; its driver refuses the mode; it takes VLAN tags out of
-    /// frames and cannot be kept from it; it is a bond with VLANs, on which another feature runs in
-    /// generic mode.
+    /// It has somebody else's program or, at tc ingress, filter; its driver refuses the mode; it
+    /// takes VLAN tags out of frames and cannot be kept from it; it is a bond with VLANs, on which
+    /// another feature runs in generic mode.
     pub fn take(
         layers: &LinkLayers,
         programs: &mut Interfaces,

@@ -85,8 +85,8 @@ impl Interfaces {
     }
 
     /// Interfaces that another process runs programs on and [hands over](Self::hand_over). Features
-    /// that are [added](Self::add) there have the modes that they had; packets are the other's until
-    /// this one [takes over](Self::take_over).
+    /// that are [added](Self::add) there have the modes that they had; packets are the other's
+    /// until this one [takes over](Self::take_over).
     pub fn handed(items: Items) -> Self {
         let mut interfaces = Self::default();
         for (name, item) in items {
@@ -137,8 +137,8 @@ impl Interfaces {
     }
 
     /// Puts the programs of this process into all points, in the place of another's; no packet
-    /// passes between them without one. For whoever was [handed](Self::handed) them, and for whoever
-    /// has [handed them over](Self::hand_over) to a process that does not go on.
+    /// passes between them without one. For whoever was [handed](Self::handed) them, and for
+    /// whoever has [handed them over](Self::hand_over) to a process that does not go on.
     ///
     /// # Errors
     /// A driver refuses.

@@ -45,8 +45,8 @@ pub fn program(id: u32) -> Occupant {
     Occupant::program(id)
 }
 
-/// Whether a program is one of ours, by the map that the next in its chain is in. False where we may
-/// not look.
+/// Whether a program is one of ours, by the map that the next in its chain is in. False where we
+/// may not look.
 pub fn is_ours(program: u32) -> bool {
     let options = ProgInfoQueryOptions::default().include_map_ids(true);
     let info = ProgInfoIter::with_query_opts(options).find(|info| info.id == program);

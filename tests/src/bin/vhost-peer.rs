@@ -1,5 +1,5 @@
-//! A guest for the test of a whole system (`tools/test-packages.py`): a vhost-user frontend with a ring
-//! driver, which pings a machine of its network once a second until it is answered.
+//! A guest for the test of a whole system (`tools/test-packages.py`): a vhost-user frontend with a
+//! ring driver, which pings a machine of its network once a second until it is answered.
 //!
 //! usage: vhost-peer SOCKET MAC ADDRESS TO-MAC TO-ADDRESS SECONDS
 

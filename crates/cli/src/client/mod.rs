@@ -86,8 +86,8 @@ impl Client {
         }
     }
 
-    /// Creates a NIC, or replaces it if told to, as API v0 always does; what came of it, over API v0
-    /// its path alone.
+    /// Creates a NIC, or replaces it if told to, as API v0 always does; what came of it, over API
+    /// v0 its path alone.
     pub async fn put_nic(
         &mut self,
         nic: proto::Nic,

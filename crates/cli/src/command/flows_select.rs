@@ -41,7 +41,8 @@ pub struct Which {
     /// In this state, as the column has it; several: one of them
     #[arg(long, value_name = "STATE")]
     state: Vec<String>,
-    /// allowed by the rules in force, or undecided: they have changed, and its next packet asks them
+    /// allowed by the rules in force, or undecided: they have changed, and its next packet asks
+    /// them
     #[arg(long, value_name = "VERDICT")]
     verdict: Option<Verdict>,
 }

@@ -147,7 +147,8 @@ pub enum Command {
     Drops(flows::DropsArgs),
     /// Tracked connections: list, watch and kill them, and take them to another host (API v1)
     Flows(flows::FlowsCommand),
-    /// Would it pass? Says what becomes of a frame and what would let it pass; or --live what does happen (API v1)
+    /// Would it pass? Says what becomes of a frame and what would let it pass; or --live what does
+    /// happen (API v1)
     Trace(Box<trace::TraceArgs>),
     /// Capture frames of NICs and uplinks as pcapng, those that are dropped too (API v1)
     Capture(capture::CaptureArgs),

@@ -286,8 +286,8 @@ fn is_secret(name: &str) -> bool {
         )
 }
 
-/// Takes secrets out of a document: by their names, arguments of check programs (whose first word is
-/// the program), and what stands behind `?` in a path.
+/// Takes secrets out of a document: by their names, arguments of check programs (whose first word
+/// is the program), and what stands behind `?` in a path.
 fn redact(value: &mut Value) {
     match value {
         Value::Object(fields) => {

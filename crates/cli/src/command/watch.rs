@@ -24,8 +24,8 @@ Examples:
 pub struct WatchArgs {
     #[command(flatten)]
     events: EventArgs,
-    /// changes: of the configuration and of NICs. flows: connections that begin and end, and what is
-    /// refused. services: health of servers, and addresses that come and go. router: interfaces,
+    /// changes: of the configuration and of NICs. flows: connections that begin and end, and what
+    /// is refused. services: health of servers, and addresses that come and go. router: interfaces,
     /// routes and neighbours
     #[arg(
         long,

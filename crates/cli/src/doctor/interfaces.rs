@@ -16,8 +16,8 @@ const OVERHEAD_V4: u32 = 50;
 const OVERHEAD_V6: u32 = 70;
 
 /// Drivers that run XDP programs themselves, and those whose sockets need no copy (the kernel's
-/// drivers that have ndo_bpf, and XDP_SETUP_XSK_POOL). Which kernel each came with differs: what the
-/// daemon says of an uplink counts.
+/// drivers that have ndo_bpf, and XDP_SETUP_XSK_POOL). Which kernel each came with differs: what
+/// the daemon says of an uplink counts.
 const NATIVE: &[&str] = &[
     "bnxt_en",
     "bonding",

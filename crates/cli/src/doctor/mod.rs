@@ -2,8 +2,8 @@
 //!
 //! [`host`] looks at the kernel, the process and the machine by files of /proc and /sys;
 //! [`interfaces`] at the interfaces that carry our frames, by netlink, ethtool and BPF. Each check
-//! has a name that stays, for scripts. `butterfly doctor` calls [`examine`], `butterfly bench` what is in
-//! [`speed`].
+//! has a name that stays, for scripts. `butterfly doctor` calls [`examine`], `butterfly bench` what
+//! is in [`speed`].
 
 mod host;
 mod interfaces;

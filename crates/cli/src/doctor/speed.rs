@@ -1,5 +1,5 @@
-//! What of the machine decides how fast it is, for `butterfly bench`: clock rates, idle states, cores
-//! that are shared, memory.
+//! What of the machine decides how fast it is, for `butterfly bench`: clock rates, idle states,
+//! cores that are shared, memory.
 
 use std::fs;
 

@@ -125,8 +125,8 @@ pub struct Nic {
     /// of the VNI (frames go to the one that sent from it last), or that of nobody; its IPs may be
     /// such as are no host's, which are given back and stand for nothing. Default no.
     pub lenient: bool,
-    /// Its IPs may be those of other NICs of the VNI that say so, too: an address that moves between
-    /// machines, or that several answer for (anycast). Default no.
+    /// Its IPs may be those of other NICs of the VNI that say so, too: an address that moves
+    /// between machines, or that several answer for (anycast). Default no.
     pub shared: bool,
 }
 

@@ -1,5 +1,5 @@
-//! What a NIC of kind veth is in its container: where, under which name, and what the kernel there is
-//! told of it.
+//! What a NIC of kind veth is in its container: where, under which name, and what the kernel there
+//! is told of it.
 
 use super::nic::{Nic, is_host};
 use super::parse::unmapped;

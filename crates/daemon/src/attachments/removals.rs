@@ -1,7 +1,8 @@
-//! Interfaces that go. The kernel takes some 20 ms for one, most of it waiting for whoever may still
-//! use it, and for many together hardly longer: so they are left to a thread here, which removes at
-//! once all that have come meanwhile. Nobody waits for it but who has asked for the removal
-//! ([`Removals::ending`]), and who wants an interface of the same name ([`Removals::wait_for`]).
+//! Interfaces that go. The kernel takes some 20 ms for one, most of it waiting for whoever may
+//! still use it, and for many together hardly longer: so they are left to a thread here, which
+//! removes at once all that have come meanwhile. Nobody waits for it but who has asked for the
+//! removal ([`Removals::ending`]), and who wants an interface of the same name
+//! ([`Removals::wait_for`]).
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

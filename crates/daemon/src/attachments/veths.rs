@@ -1,6 +1,6 @@
-//! NICs of kind veth: the model's words into those of the crate `container`, and a thread that hears
-//! when a container's namespace has gone, makes its interface again when it is back, and leaves the
-//! state where the controller finds it.
+//! NICs of kind veth: the model's words into those of the crate `container`, and a thread that
+//! hears when a container's namespace has gone, makes its interface again when it is back, and
+//! leaves the state where the controller finds it.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicBool;
@@ -188,8 +188,8 @@ impl VethNics {
         watched.veths.as_ref()?.name(slot.0).map(str::to_owned)
     }
 
-    /// Nothing passes any more by the container's interface. The index of its end on the host, which
-    /// is to be removed.
+    /// Nothing passes any more by the container's interface. The index of its end on the host,
+    /// which is to be removed.
     pub fn close(&mut self, slot: PortSlot) -> Option<u32> {
         let mut watched = self.shared.lock();
         let near = watched.veths.as_mut().and_then(|veths| veths.close(slot.0));

@@ -3,9 +3,9 @@
 //! Files are anybody's who can connect; what they ask for passes the gate as a request of API v1,
 //! in the name of who connected. Over loopback in clear text that is whoever has the token. That
 //! another site's page in the same browser asks nothing in that name: requests are JSON by their
-//! content type, which a form cannot send and a script of another site may not (fetch.spec.whatwg.org,
-//! CORS-safelisted request-header), and where there is no TLS the host's name has to be this host's
-//! own, so that no name of somebody else's leads here.
+//! content type, which a form cannot send and a script of another site may not
+//! (fetch.spec.whatwg.org, CORS-safelisted request-header), and where there is no TLS the host's
+//! name has to be this host's own, so that no name of somebody else's leads here.
 
 use std::net::IpAddr;
 use std::time::Duration;

@@ -20,8 +20,8 @@ impl AclFile {
     }
 
     /// Reads it again; packets are judged by what it says when this returns. A sentence that says
-    /// what was read; the error is one, too, and the rules in force stay. Waits: not for a runtime's
-    /// thread.
+    /// what was read; the error is one, too, and the rules in force stay. Waits: not for a
+    /// runtime's thread.
     pub fn reload(&self) -> Result<String, String> {
         let file = self.path.display();
         let list = List::read(&self.path)?;

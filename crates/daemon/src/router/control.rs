@@ -28,8 +28,8 @@ pub struct Control {
 }
 
 impl Control {
-    /// Starts the thread; the router has no interface yet, and will go by `acl`. What becomes of its interfaces is left in
-    /// `states`. The error is a sentence.
+    /// Starts the thread; the router has no interface yet, and will go by `acl`. What becomes of
+    /// its interfaces is left in `states`. The error is a sentence.
     pub fn start(
         options: Options,
         acl: Option<List>,

@@ -8,8 +8,9 @@
 //! answered between two changes of the kernel's. Nothing is loaded until it gets its first
 //! interface, nor after it has lost its last one. Which interfaces it is to have the
 //! [controller](control::Controller) knows, and calls it by `crate::features`. What happens to the
-//! kernel's tables comes by the thousand: it is told as [`event`]s of its own. The API is [`service`], a thin decoder:
-//! [`router::messages`] and [`render`] make messages, [`watch`] the stream of events.
+//! kernel's tables comes by the thousand: it is told as [`event`]s of its own. The API is
+//! [`service`], a thin decoder: [`router::messages`] and [`render`] make messages, [`watch`] the
+//! stream of events.
 
 mod acl;
 mod control;

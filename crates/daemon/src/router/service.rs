@@ -37,7 +37,8 @@ impl Service {
         Service { app, control }
     }
 
-    /// Runs an operation of the controller's where it may wait for the router's thread, for who asks.
+    /// Runs an operation of the controller's where it may wait for the router's thread, for who
+    /// asks.
     async fn operate<T: Send + 'static>(
         &self,
         caller: Caller,

@@ -84,8 +84,8 @@ impl Predecessor {
     }
 
     /// The store is open. Returns when no frame moves any more, with what is left then.
-    /// `reads_flows`: the memory of flows can be read; else they come in another way. How many places
-    /// of that memory were ever used.
+    /// `reads_flows`: the memory of flows can be read; else they come in another way. How many
+    /// places of that memory were ever used.
     pub fn opened(&self, reads_flows: bool) -> Result<u64, String> {
         let flows = if reads_flows {
             "flows=memory"

@@ -35,8 +35,8 @@ use crate::watchdog::Pause;
 /// The argument that makes a daemon the next one of another. Its standard input is the socket.
 pub const ARGUMENT: &str = "--take-over";
 
-/// How long the next program may take for each step. To prepare, it reads what is declared; while it
-/// does the rest no frame moves, or clients wait.
+/// How long the next program may take for each step. To prepare, it reads what is declared; while
+/// it does the rest no frame moves, or clients wait.
 const PREPARES_WITHIN: Duration = Duration::from_secs(60);
 const OPENS_WITHIN: Duration = Duration::from_secs(5);
 const TAKES_WITHIN: Duration = Duration::from_secs(5);
@@ -132,8 +132,8 @@ impl Upgrade {
         self.changes.are_over()
     }
 
-    /// The daemon is about to stop: an upgrade that is under way is given up, unless this daemon has
-    /// given all away already. Waits for it.
+    /// The daemon is about to stop: an upgrade that is under way is given up, unless this daemon
+    /// has given all away already. Waits for it.
     pub fn stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
         if let Some(child) = *lock(&self.child) {

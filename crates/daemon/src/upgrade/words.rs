@@ -27,8 +27,8 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
 /// The hand-over that this version speaks: another number for whatever is changed in it.
 pub const NUMBER: u32 = 2;
-/// The one before, which it speaks too: the same, without interfaces that programs run on and without
-/// uplinks.
+/// The one before, which it speaks too: the same, without interfaces that programs run on and
+/// without uplinks.
 pub const WITHOUT_LINKS: u32 = 1;
 
 /// Bytes of a sentence at the most.

@@ -182,8 +182,8 @@ pub fn stream(app: Arc<App>, begun: Begun) -> mpsc::Receiver<Result<v1::CaptureP
     })
 }
 
-/// What a thread of its own writes, `ahead` of its reader at most. `make` gives what runs there; the
-/// flag is set when the daemon stops.
+/// What a thread of its own writes, `ahead` of its reader at most. `make` gives what runs there;
+/// the flag is set when the daemon stops.
 pub(super) fn written<T: Send + 'static, W: FnOnce(&mpsc::Sender<T>) + Send + 'static>(
     app: &Arc<App>,
     ahead: usize,

@@ -15,8 +15,8 @@ pub fn config(control: &Permitted) -> v1::Config {
 /// Makes all parts that are given what is given, and tries again what is broken.
 ///
 /// # Errors
-/// A part is not well-formed, too large or impossible, or the caller has not the whole host; nothing
-/// has changed then.
+/// A part is not well-formed, too large or impossible, or the caller has not the whole host;
+/// nothing has changed then.
 pub fn apply(
     control: &mut Permitted,
     config: v1::Config,

@@ -1,5 +1,5 @@
-//! `grpc.health.v1.Health`, as probes of orchestrators and load balancers ask for it: the daemon as a
-//! whole (the empty name), and each of its services, all in one state.
+//! `grpc.health.v1.Health`, as probes of orchestrators and load balancers ask for it: the daemon as
+//! a whole (the empty name), and each of its services, all in one state.
 
 use api::v1::balancer_server::SERVICE_NAME as BALANCER;
 use api::v1::butterfly_server::SERVICE_NAME as BUTTERFLY;

@@ -234,7 +234,8 @@ impl Daemon {
         (dir, v0)
     }
 
-    /// Stops one thread of it, as one that hangs, and waits until the daemon has ended of that; how.
+    /// Stops one thread of it, as one that hangs, and waits until the daemon has ended of that;
+    /// how.
     pub fn hangs(&mut self, thread: &str) -> ExitStatus {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/hang_thread.py");
         let mut hang = Command::new("python3")

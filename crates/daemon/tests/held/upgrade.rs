@@ -410,8 +410,8 @@ async fn changes_wait_and_none_that_was_answered_is_lost() {
     }
 }
 
-/// What the daemon tells of NIC `a` (frames and bytes) and `b` (drops), of the one rule (frames, bytes and
-/// flows), and where MACs were learnt.
+/// What the daemon tells of NIC `a` (frames and bytes) and `b` (drops), of the one rule (frames,
+/// bytes and flows), and where MACs were learnt.
 async fn told(daemon: &Daemon) -> ([u64; 3], [u64; 3], Vec<(String, String)>) {
     let mut client = daemon.v1().await;
     let mut stats = Vec::new();
@@ -444,8 +444,9 @@ async fn told(daemon: &Daemon) -> ([u64; 3], [u64; 3], Vec<(String, String)>) {
     )
 }
 
-/// NICs and rules go on counting where the daemon before has ended, and MACs stay learnt, in whatever
-/// way it did: to the frame where another program took over, and never fewer where it was killed.
+/// NICs and rules go on counting where the daemon before has ended, and MACs stay learnt, in
+/// whatever way it did: to the frame where another program took over, and never fewer where it was
+/// killed.
 #[tokio::test(flavor = "multi_thread")]
 async fn counters_and_learnt_macs_outlive_the_daemon() {
     let mut guests = Guests::new(common::FEATURES).await;

@@ -20,11 +20,11 @@
 //! that was delivered a moment before.
 //!
 //! **A state that changes** ([`Flows::set_state`](super::Flows)) takes the marks of both directions
-//! away, before and behind, and so does the end of a flow. Before a state is looked at by a segment that may
-//! change it, and before a flow is taken to have been idle, what the kernel has seen is *folded*
-//! in: frames and bytes into the flow's, the NICs' and the rules' counters, the time of the last
-//! packet, and how far each side of TCP has come. Else that is done twice a second, and whenever
-//! flows are listed.
+//! away, before and behind, and so does the end of a flow. Before a state is looked at by a segment
+//! that may change it, and before a flow is taken to have been idle, what the kernel has seen is
+//! *folded* in: frames and bytes into the flow's, the NICs' and the rules' counters, the time of
+//! the last packet, and how far each side of TCP has come. Else that is done twice a second, and
+//! whenever flows are listed.
 //!
 //! **Who does what.** Workers make no system call for it. A worker asks, through a ring of its own
 //! that may be full, for a direction that has sent [`ENOUGH`] frames to be entered; a thread of the
@@ -431,9 +431,9 @@ impl KernelPart {
         }
     }
 
-    /// Another worker may change the flow's state or end it meanwhile: it takes the mark away behind
-    /// that, and here is looked behind the mark whether that has happened. One of the two sees the
-    /// other (each has a fence between its store and its load).
+    /// Another worker may change the flow's state or end it meanwhile: it takes the mark away
+    /// behind that, and here is looked behind the mark whether that has happened. One of the two
+    /// sees the other (each has a fence between its store and its load).
     fn permit(&self, place: u32, offer: &Offer, devices: u64) {
         let Offer {
             entry,

@@ -2,33 +2,33 @@
 //!
 //! # How it works
 //!
-//! The entries of the table of flows lie in a file in memory ([`SharedMemory`]), from the first flow
-//! on: workers write there what they would write anyway, so that it costs the path nothing, and what
-//! is there at any instant is what is known. A keeper holds a descriptor of it. The index, the lists
-//! and the numbers of the table are this process's own: the next one makes its own.
+//! The entries of the table of flows lie in a file in memory ([`SharedMemory`]), from the first
+//! flow on: workers write there what they would write anyway, so that it costs the path nothing,
+//! and what is there at any instant is what is known. A keeper holds a descriptor of it. The index,
+//! the lists and the numbers of the table are this process's own: the next one makes its own.
 //!
-//! An entry names its two NICs by their [`PortUid`]s, which the next process gives anew. So who they
-//! are is in the memory as well ([`FlowMemory::note`]): a record a slot, written by the thread that
-//! publishes before any worker sees the NIC, and wiped before a worker sees that it is gone.
+//! An entry names its two NICs by their [`PortUid`]s, which the next process gives anew. So who
+//! they are is in the memory as well ([`FlowMemory::note`]): a record a slot, written by the thread
+//! that publishes before any worker sees the NIC, and wiped before a worker sees that it is gone.
 //!
-//! The next process reads the memory ([`Left`](crate::Left)) and does not map it: it makes a [`FlowInfo`] of each
-//! entry, as a dump does, and takes those up as it takes those of a planned stop, into a table of its
-//! own in a new memory. Only when that has all of them does the keeper let the old one go, so that
-//! who is killed amid this has taken nothing away. What was taken up has the mark of no snapshot:
-//! rules judge it with its next packet.
+//! The next process reads the memory ([`Left`](crate::Left)) and does not map it: it makes a
+//! [`FlowInfo`] of each entry, as a dump does, and takes those up as it takes those of a planned
+//! stop, into a table of its own in a new memory. Only when that has all of them does the keeper
+//! let the old one go, so that who is killed amid this has taken nothing away. What was taken up
+//! has the mark of no snapshot: rules judge it with its next packet.
 //!
 //! # What may be in it
 //!
 //! A process is killed between two instructions, and all that it wrote before is there. An entry is
 //! named while its state is 0, which is set last and taken away first, so that one with a state is
-//! whole. Packets that were being followed at that instant have told a part of what they say: counts
-//! and windows are behind by one packet at the most, or by what the kernel has forwarded itself
-//! ([`kernel`](super::kernel)) since that was last folded in.
+//! whole. Packets that were being followed at that instant have told a part of what they say:
+//! counts and windows are behind by one packet at the most, or by what the kernel has forwarded
+//! itself ([`kernel`](super::kernel)) since that was last folded in.
 //!
 //! Apart from that it is read as if an enemy had written it. An entry that no table makes (a state
-//! that its protocol has not, a key that is not what its parts make, a time-out that nobody has set)
-//! is left out and counted. One that is well-formed and a lie is as good as the truth to who can
-//! write there, who is this daemon's user; it still passes nothing that the rules do not.
+//! that its protocol has not, a key that is not what its parts make, a time-out that nobody has
+//! set) is left out and counted. One that is well-formed and a lie is as good as the truth to who
+//! can write there, who is this daemon's user; it still passes nothing that the rules do not.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -46,8 +46,8 @@ use crate::snapshot::Snapshot;
 
 /// What the memory begins with: "bflyflow".
 pub(crate) const MAGIC: u64 = u64::from_be_bytes(*b"bflyflow");
-/// The layout of all that is in it. Another number for whatever is changed: the daemon before may be
-/// of another version.
+/// The layout of all that is in it. Another number for whatever is changed: the daemon before may
+/// be of another version.
 pub(crate) const LAYOUT: u64 = 1;
 
 /// The most entries that it can be of.

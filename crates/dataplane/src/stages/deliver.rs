@@ -152,8 +152,8 @@ fn send(
     count
 }
 
-/// Puts those jobs of one target from `first` on first that its limits let pass now, in their order.
-/// The others wait in the target's queue, or say that they are dropped. Gives how many pass.
+/// Puts those jobs of one target from `first` on first that its limits let pass now, in their
+/// order. The others wait in the target's queue, or say that they are dropped. Gives how many pass.
 #[cold]
 fn within(round: &mut Round, nic: &PortConfig, meter: &Meter, first: usize) -> usize {
     let target = nic.slot;

@@ -1,7 +1,8 @@
 //! Step 12: what passed and is for other hosts gets its next hops, one for each host that it is
-//! for. What is too large for the way there, or for the NIC of this host that it is for, goes back to its sender as an error that says how large
-//! it may be (path MTU discovery: RFC 1191, RFC 8201). What is for a host whose next hop is not
-//! known yet is left to [`wait`](crate::stages::wait).
+//! for. What is too large for the way there, or for the NIC of this host that it is for, goes back
+//! to its sender as an error that says how large it may be (path MTU discovery: RFC 1191, RFC
+//! 8201). What is for a host whose next hop is not known yet is left to
+//! [`wait`](crate::stages::wait).
 
 use std::net::IpAddr;
 

@@ -6,8 +6,8 @@
 //! packet of this side of the flow has passed under the snapshot in force, or its first packet has
 //! and this side answers ([`open`], [`begin`](crate::stages::begin)), every check of the whole path
 //! would say the same of this one: the key holds all that they look at. What is left is to follow
-//! the flow: amid a TCP connection that is a few numbers. Between two NICs that allow everything there is no flow;
-//! for those the fast path remembers who they are.
+//! the flow: amid a TCP connection that is a few numbers. Between two NICs that allow everything
+//! there is no flow; for those the fast path remembers who they are.
 //!
 //! What may take the fast path is chosen first, its flows are followed then (`runs.rs`), and those
 //! begun that are not known (`first.rs`). Everything else, faulty packets included, is left to the

@@ -110,8 +110,8 @@ impl Switch {
         self.hand_out_again()
     }
 
-    /// A live trace begins to look at the frames that a NIC sends, of which a capture is to be begun
-    /// behind it. One for a NIC at a time: false when there is one.
+    /// A live trace begins to look at the frames that a NIC sends, of which a capture is to be
+    /// begun behind it. One for a NIC at a time: false when there is one.
     pub fn begin_live(&self, (slot, uid): (PortSlot, PortUid), live: &Arc<Live>) -> bool {
         let mut lives = self.taps.lives();
         if lives.iter().any(|(of, its, _)| (*of, *its) == (slot, uid)) {

@@ -1,10 +1,11 @@
 //! What does happen: frames of one NIC as they pass, each with what the path found out about it.
 //!
-//! For each frame that a [`Live`] wants, the worker runs a [`Trial`] at the moment at which it judges
-//! the frame, with the same tables, and judges and delivers the frame by itself then: the report says
-//! why, and what became of the frame is what really did. Who reads hands in the trials that are used
-//! up, so that a worker makes nothing large and a reader that is slow, or wants few, costs little;
-//! what passes while there is none is counted as lost. A NIC without a [`Live`] is not looked at.
+//! For each frame that a [`Live`] wants, the worker runs a [`Trial`] at the moment at which it
+//! judges the frame, with the same tables, and judges and delivers the frame by itself then: the
+//! report says why, and what became of the frame is what really did. Who reads hands in the trials
+//! that are used up, so that a worker makes nothing large and a reader that is slow, or wants few,
+//! costs little; what passes while there is none is counted as lost. A NIC without a [`Live`] is
+//! not looked at.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};

@@ -100,8 +100,8 @@ fn what_is_to_be_cut_fits_by_its_segments() {
     }
 }
 
-/// ARP passes all rules: padded to 64 KiB it would be a way to keep a worker busy. Nobody is told of
-/// what many would get.
+/// ARP passes all rules: padded to 64 KiB it would be a way to keep a worker busy. Nobody is told
+/// of what many would get.
 #[test]
 fn a_frame_that_is_no_ip_packet_is_measured_too() {
     let (mut lab, a, b) = Lab::pair(vec![]);

@@ -87,8 +87,8 @@ impl Queue {
         Some(unsafe { std::slice::from_raw_parts(frame.data, frame.length as usize) })
     }
 
-    /// Copies one of them to `out`, wherever its bytes lie. Gives how many it has; of a longer frame
-    /// than `out` the first ones are copied.
+    /// Copies one of them to `out`, wherever its bytes lie. Gives how many it has; of a longer
+    /// frame than `out` the first ones are copied.
     pub fn copy(&self, index: usize, out: &mut [u8]) -> usize {
         let Some(frame) = self.frames[..self.count].get(index) else {
             return 0;
@@ -122,8 +122,8 @@ impl Queue {
         }
     }
 
-    /// Writes a frame: `fill` gets so many bytes of a buffer, whatever is in them, and writes all of
-    /// them.
+    /// Writes a frame: `fill` gets so many bytes of a buffer, whatever is in them, and writes all
+    /// of them.
     ///
     /// # Errors
     /// There is no buffer for it; nothing has changed.

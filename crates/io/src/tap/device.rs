@@ -74,10 +74,11 @@ pub(super) struct Device {
 
 /// Makes the interface, sets it up as the options say and, if that is wanted, brings it up.
 ///
-/// It is not persistent: it goes when its last descriptor is closed, wherever it was moved. It is *up*
-/// in the namespace where it was made, so that it works at once when it stays there; moving it to
-/// another namespace takes it down (the kernel does), and whoever moves it sets it up there. While
-/// it stays here, this host's own stack is the guest: router advertisements are not taken from it.
+/// It is not persistent: it goes when its last descriptor is closed, wherever it was moved. It is
+/// *up* in the namespace where it was made, so that it works at once when it stays there; moving it
+/// to another namespace takes it down (the kernel does), and whoever moves it sets it up there.
+/// While it stays here, this host's own stack is the guest: router advertisements are not taken
+/// from it.
 pub(super) fn open(options: &TapOptions, up: bool) -> Result<Device, TapError> {
     let name = options.name.as_str();
     if !is_valid_name(name) {

@@ -2,8 +2,8 @@
 //! memory stay as they are, and the driver notices nothing.
 //!
 //! What is fixed is handed over while the other process still uses the queue: socket, memory, and
-//! how it is [cut](Cut). The port made of it ([`XskPort::adopt`]) touches no ring before it has been
-//! told where the other one has stopped ([`XskPort::left`], [`XskPort::take_up`]).
+//! how it is [cut](Cut). The port made of it ([`XskPort::adopt`]) touches no ring before it has
+//! been told where the other one has stopped ([`XskPort::left`], [`XskPort::take_up`]).
 
 use std::os::fd::AsFd;
 use std::sync::Arc;

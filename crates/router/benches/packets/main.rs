@@ -2,11 +2,11 @@
 //!
 //! Nanoseconds a packet by BPF_PROG_TEST_RUN, net of an empty program in the same place, by routes
 //! and destinations (`lookup.rs`); live frames over veths (`live.rs`); UDP round trips
-//! (`roundtrip.rs`); real sockets over veths as the kernel sets them (`sockets.rs`); access lists by
-//! the number of their rules (`acl.rs`); two CPUs beside one (`cpus.rs`). Peers alternate in one
-//! run; medians of all rounds. The last line is the ratios as `name=value` pairs.
-//! `--quick`: fewer rounds; `--out DIR`: where the table and the data go; `lookup`, `live`,
-//! `roundtrip`, `sockets`, `acl` or `cpus`: that part alone.
+//! (`roundtrip.rs`); real sockets over veths as the kernel sets them (`sockets.rs`); access lists
+//! by the number of their rules (`acl.rs`); two CPUs beside one (`cpus.rs`). Peers alternate in one
+//! run; medians of all rounds. The last line is the ratios as `name=value` pairs. `--quick`: fewer
+//! rounds; `--out DIR`: where the table and the data go; `lookup`, `live`, `roundtrip`, `sockets`,
+//! `acl` or `cpus`: that part alone.
 
 mod acl;
 mod cpus;

@@ -1,7 +1,7 @@
 //! `TraceFrames`: what does happen. Frames that a NIC sends come from a live trace of the workers
 //! ([`dataplane::trial::live`]), with the report of each; those for it from a capture. A thread of
-//! its own gives them names, for one reader. What is over the rate, or not read in time, is lost and
-//! counted.
+//! its own gives them names, for one reader. What is over the rate, or not read in time, is lost
+//! and counted.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -93,8 +93,8 @@ impl Listener {
         Ok(listener)
     }
 
-    /// Goes on listening by the socket of a process that gives way to this one. Its file is not ours
-    /// before [`own`](Listener::own).
+    /// Goes on listening by the socket of a process that gives way to this one. Its file is not
+    /// ours before [`own`](Listener::own).
     pub fn handed(path: &Path, socket: OwnedFd) -> Listener {
         Listener {
             socket,

@@ -1,4 +1,5 @@
-//! A session as it is left to the next process: what its VMM has set up, as numbers and descriptors.
+//! A session as it is left to the next process: what its VMM has set up, as numbers and
+//! descriptors.
 //!
 //! # How it works
 //!

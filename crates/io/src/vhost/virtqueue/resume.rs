@@ -180,8 +180,8 @@ impl Slots<'_> {
         Some(at)
     }
 
-    /// Slots on offer that somebody has passed over, who has given back what comes behind them: what
-    /// is to be given back in their stead, and the place behind all of it.
+    /// Slots on offer that somebody has passed over, who has given back what comes behind them:
+    /// what is to be given back in their stead, and the place behind all of it.
     fn passed_over(&self) -> Option<(Position, Vec<GivenBack>)> {
         let ends = self.ends_of_used().into_iter();
         ends.chain(self.oldest_of_full()).find_map(|end| {
