@@ -11,7 +11,7 @@ TMPFILESDIR ?= /usr/lib/tmpfiles.d
 HOLD ?=
 
 .DEFAULT_GOAL := build
-.PHONY: packages test-packages test-arm64 test-libvirt test-page test-dpdk build demo check test lint test-devices docs performance-page setup guest-image bench-switch bench-overlay bench-containers bench-workers bench-control bench-hosts bench-neighbours bench-seeing bench-balancer bench-router soak-router soak-balancer soak-cni fuzz miri go-objects install uninstall clean help soak-store
+.PHONY: packages test-packages test-arm64 test-libvirt test-page test-dpdk build demo check test lint test-devices docs performance-page setup guest-image bench-switch bench-overlay bench-containers bench-workers bench-control bench-hosts bench-neighbours bench-seeing bench-restart bench-balancer bench-router soak-router soak-balancer soak-cni fuzz miri go-objects install uninstall clean help soak-store
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | awk -F '|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -133,6 +133,12 @@ bench-hosts: setup ## qperf, iperf3 and ping of containers on one host and on tw
 bench-seeing: setup ## what metrics, a log of connections, a capture and a live trace cost a stream of others; QUICK=1 for a short one
 	cargo build --quiet --release -p butterfly-daemon -p butterfly-cli -p butterfly-bench
 	target/release/butterfly-bench seeing $(QUICK_FLAG)
+
+bench-restart: ## how long no frame passes, and which connections are lost, when the switch is killed, upgraded or restarted, beside OVS-DPDK (25 minutes at the most); QUICK=1 for a short one
+	@tools/setup.sh bench
+	cargo build --quiet --release -p butterfly-daemon -p butterfly-cli -p butterfly-bench
+	target/release/butterfly-bench restart $(QUICK_FLAG) --out $(BENCH_OUT)
+	$(PAGE)
 
 # Real-time priority, where it is allowed, keeps what else runs out of the numbers.
 REAL_TIME = $(shell chrt -r 1 true 2>/dev/null && echo chrt -r 1)

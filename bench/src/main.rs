@@ -4,8 +4,8 @@
 //! from another day, nor from another minute: all switches are up at once, have short windows in
 //! turn ([`passes`]), and what is reported are medians, their spread and the ratio to the peer of
 //! windows that follow each other. `switch` measures frames from guest to guest, `path` where the
-//! cycles of a frame go, `control` the time a request takes. The last line of each is its ratios as
-//! `name=value` pairs.
+//! cycles of a frame go, `control` the time a request takes, `restart` how long nothing passes when
+//! the switch itself goes. The last line of each is its ratios as `name=value` pairs.
 
 mod aims;
 mod beside;
@@ -35,6 +35,7 @@ mod plot;
 mod rate;
 mod regime;
 mod report;
+mod restart;
 mod results;
 mod ring;
 mod scale;
@@ -129,6 +130,9 @@ enum Command {
     /// Frames a second to another host and from there, over a veth: this switch, OVS-DPDK, the
     /// kernel.
     Overlay(overlay::Options),
+    /// How long no frame passes, and which connections are lost, when the switch is killed, upgraded
+    /// or restarted, beside OVS-DPDK's restart.
+    Restart(restart::Options),
     /// Two containers that talk: this switch with a hundred rules, the kernel's bridge without and
     /// with nftables, a bare veth pair; idle cost.
     Containers(containers::Options),
@@ -162,6 +166,7 @@ fn main() -> std::process::ExitCode {
         Command::Tunnel { quick, only } => tunnel::run(quick, &only),
         Command::Scale { quick } => scale::run(quick),
         Command::Overlay(options) => overlay::run(&options),
+        Command::Restart(options) => restart::run(&options),
         Command::Containers(options) => containers::run(&options),
         Command::Control { changes: true, .. } => changes::run(),
         Command::Control { quick, .. } => control::run(if quick { 200 } else { 2000 }),

@@ -198,7 +198,11 @@ fn write(table: &Table, data: &Data, page: &mut String) -> Result<(), String> {
         for (index, (peer, _)) in table.columns.iter().enumerate() {
             *page += &match data.cell(row, peer) {
                 Some(cell) if index == 0 => {
-                    format!("| **{}** ±{} % ", short(cell.median), cell.spread())
+                    format!("| **{}**{} ", short(cell.median), cell.spread())
+                }
+                // Nothing is a part of nothing.
+                Some(cell) if own.median == 0.0 => {
+                    format!("| {}{} ", short(cell.median), cell.spread())
                 }
                 Some(cell) => {
                     let ours_over_it = data.ratio(row, peer).unwrap_or(own.median / cell.median);
@@ -208,7 +212,7 @@ fn write(table: &Table, data: &Data, page: &mut String) -> Result<(), String> {
                         1.0 / ours_over_it
                     };
                     format!(
-                        "| {} ±{} % ({}) ",
+                        "| {}{} ({}) ",
                         short(cell.median),
                         cell.spread(),
                         short(times)
@@ -228,6 +232,7 @@ fn write(table: &Table, data: &Data, page: &mut String) -> Result<(), String> {
 /// Three digits that count.
 fn short(value: f64) -> String {
     match value.abs() {
+        0.0 => "0".to_owned(),
         value if value >= 100.0 => format!("{value:.0}"),
         value if value >= 10.0 => format!("{value:.1}"),
         value if value >= 1.0 => format!("{value:.2}"),
@@ -252,13 +257,18 @@ struct Cell {
     median: f64,
     least: f64,
     most: f64,
+    /// It is a number of a whole run, such as its 99th percentile, and has no spread.
+    once: bool,
 }
 
 impl Cell {
     /// Half the way from the least to the most, in percent of the median.
     fn spread(&self) -> String {
+        if self.once {
+            return String::new();
+        }
         format!(
-            "{:.0}",
+            " ±{:.0} %",
             (self.most - self.least) / self.median / 2.0 * 100.0
         )
     }
@@ -289,7 +299,7 @@ impl Data {
                 .iter()
                 .filter_map(|number| number.parse().ok())
                 .collect();
-            let [median, least, most, ..] = numbers[..] else {
+            let [median, least, most, ref samples @ ..] = numbers[..] else {
                 return Err(wrong(line));
             };
             let key = ((*row).to_owned(), (*peer).to_owned());
@@ -305,6 +315,7 @@ impl Data {
                     median,
                     least,
                     most,
+                    once: samples.first() == Some(&1.0),
                 },
             );
         }
@@ -341,6 +352,7 @@ mod tests {
             median,
             least: median * 0.9,
             most: median * 1.1,
+            once: false,
         };
         let mut data = Data {
             machine: None,
@@ -376,5 +388,19 @@ mod tests {
         page.clear();
         write(&table(false), &data, &mut page).unwrap();
         assert!(page.ends_with("| 50.0 ±10 % (2.00) | – |\n"), "{page}");
+        // Of what has no spread none is shown, and nothing is compared with 0.
+        for (who, median) in [("us", 0.0), ("them", 50.0)] {
+            let once = Cell {
+                once: true,
+                ..cell(median)
+            };
+            data.cells.insert(("row".to_owned(), who.to_owned()), once);
+        }
+        page.clear();
+        write(&table(false), &data, &mut page).unwrap();
+        assert!(
+            page.ends_with("| a row, ns | **0** | 50.0 | – |\n"),
+            "{page}"
+        );
     }
 }

@@ -1,6 +1,7 @@
 //! This project's own daemon, driven by its own command as a user would.
 
 use std::net::IpAddr;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -29,7 +30,6 @@ pub fn daemon_in(
     let log = dir.join("butterflyd.log");
     let mut command = Process::command_in(holder, sibling("butterflyd")?);
     command
-        .args(options)
         .arg("-s")
         .arg(dir)
         .args(["--api", &api(dir), "--no-syslog"]);
@@ -38,6 +38,8 @@ pub fn daemon_in(
     if let Some(cores) = cores {
         command.args(["-u", cores]);
     }
+    // Of what is said twice the last one counts.
+    command.args(options);
     let daemon = Process::start(&mut command, &log)?;
     wait_for(&[&dir.join("api.sock"), &dir.join("v0.sock")], &log)?;
     Ok(daemon)
@@ -105,18 +107,35 @@ fn add_pairs(
 
 /// A NIC with a guest's addresses.
 fn add_nic(dir: &Path, nic: usize, guest: usize, vni: usize, rules: bool) -> Result<(), PeerError> {
+    butterfly(dir, &nic_line(nic, guest, vni, rules)?).map(drop)
+}
+
+/// NICs of these guests in one network, under the rules of [`add_rules`]; ` more` is what else is
+/// said of each.
+pub fn add_nics(
+    dir: &Path,
+    guests: Range<usize>,
+    more: impl Fn(usize) -> String,
+) -> Result<(), PeerError> {
+    let line = |guest| Ok(nic_line(guest, guest, 1, true)? + &more(guest));
+    let lines: Vec<String> = guests.map(line).collect::<Result<_, PeerError>>()?;
+    butterfly(dir, &lines.join(" + ")).map(drop)
+}
+
+fn nic_line(nic: usize, guest: usize, vni: usize, rules: bool) -> Result<String, PeerError> {
     let filter = if rules {
         "--sg bench"
     } else {
         "--bypass-filtering"
     };
     let (mac, ip) = (super::guest_mac(guest)?, super::guest_ip(guest));
-    let line = format!("nic add --id nic{nic} --mac {mac} --vni {vni} --ip {ip} {filter}");
-    butterfly(dir, &line).map(drop)
+    Ok(format!(
+        "nic add --id nic{nic} --mac {mac} --vni {vni} --ip {ip} {filter}"
+    ))
 }
 
 /// Where the guest of a NIC is connected.
-fn socket(dir: &Path, nic: usize) -> PathBuf {
+pub fn socket(dir: &Path, nic: usize) -> PathBuf {
     dir.join(format!("qemu-vhost-nic{nic}"))
 }
 
@@ -169,7 +188,7 @@ pub fn butterfly(dir: &Path, line: &str) -> Result<String, PeerError> {
 const AT_ONCE: usize = 500;
 
 /// So many rules of the group.
-fn add_rules(dir: &Path, rules: u16) -> Result<(), PeerError> {
+pub fn add_rules(dir: &Path, rules: u16) -> Result<(), PeerError> {
     let rule = |protocol: &str, from: u16, to: u16| {
         let ports = format!("--port-start {from} --port-end {to}");
         format!("sg rule add bench --ip-proto {protocol} {ports} --cidr 10.0.0.0/24")

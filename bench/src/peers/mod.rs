@@ -2,6 +2,7 @@
 //! sockets.
 
 pub mod butterfly;
+pub mod lasting;
 pub mod ovs;
 pub mod process;
 mod testpmd;

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 pub use pipeline::Pipeline;
+use rustix::process::Signal;
 
 use super::process::{PeerError, Process, run, wait_for};
 use super::{Listens, Running, Setup};
@@ -43,9 +44,55 @@ pub fn start(
     Ok(server.running(&sockets, pipeline != Pipeline::Normal))
 }
 
+/// Two guests of a bridge with rules, whose switch is ended and started again over the same
+/// database. Frames that no rule has allowed pass at no moment (`fail_mode=secure`); the rules are
+/// said anew as soon as the switch takes them, as its controller would.
+pub struct Lasting {
+    server: Server,
+    rules: String,
+}
+
+impl Lasting {
+    /// Starts it; the guests have to listen on their [`sockets`](Lasting::sockets) before.
+    pub fn start(dir: &Path, core: usize) -> Result<Lasting, PeerError> {
+        let server = Server::launch(dir, core, false, None)?;
+        let rules = pipeline::flows(Pipeline::ZonePerGuest, Setup::Small)?;
+        server.add_bridge(BRIDGE, "fail_mode=secure")?;
+        for guest in 0..Setup::Small.guests() {
+            server.add_guest(BRIDGE, guest)?;
+        }
+        server.wait_for_ports(&[("p0", 1), ("p1", 2)])?;
+        server.add_flows(BRIDGE, &rules)?;
+        Ok(Lasting { server, rules })
+    }
+
+    /// Where guests listen.
+    pub fn sockets(dir: &Path) -> Vec<PathBuf> {
+        let of = |guest| dir.join(format!("p{guest}"));
+        (0..Setup::Small.guests()).map(of).collect()
+    }
+
+    /// Ends the switch by this signal, and starts it again.
+    pub fn ended_and_started(&mut self, signal: Signal) -> Result<(), PeerError> {
+        self.server.processes.remove(0).end(signal)?;
+        // What one that was killed has left would be taken for the next one's.
+        let management = self.server.dir.join(format!("{BRIDGE}.mgmt"));
+        let _ = std::fs::remove_file(&management);
+        let switch = self.server.switch()?;
+        self.server.processes.insert(0, switch);
+        wait_for(&[&management], &self.server.log())?;
+        self.server.add_flows(BRIDGE, &self.rules)
+    }
+}
+
+/// Of [`Lasting`].
+const BRIDGE: &str = "br0";
+
 /// A database and a switch without bridges.
 struct Server {
     dir: PathBuf,
+    /// Whose network namespace the switch runs in.
+    holder: Option<u32>,
     /// The switch first: that is how they are ended.
     processes: Vec<Process>,
 }
@@ -60,6 +107,7 @@ impl Server {
     ) -> Result<Server, PeerError> {
         let mut server = Server {
             dir: dir.to_owned(),
+            holder,
             processes: Vec::new(),
         };
         run(server
@@ -93,21 +141,29 @@ impl Server {
                 &format!("other_config:userspace-tso-enable={large}"),
                 "other_config:dpdk-extra=--no-pci --in-memory --file-prefix=butterfly-bench-ovs",
             ]))?;
-        let mut command = match holder {
+        server.processes = vec![server.switch()?, db];
+        Ok(server)
+    }
+
+    /// Starts the switch.
+    fn switch(&self) -> Result<Process, PeerError> {
+        let mut command = match self.holder {
             None => Process::command("unshare"),
-            Some(_) => Process::command_in(holder, VSWITCHD),
+            Some(_) => Process::command_in(self.holder, VSWITCHD),
         };
-        if holder.is_none() {
+        if self.holder.is_none() {
             command.args(["--net", VSWITCHD]);
         }
-        let mut command = at_home(command, dir);
+        let mut command = at_home(command, &self.dir);
         command
-            .arg(server.database())
-            .arg(format!("--unixctl={}", server.path("vs.ctl")))
-            .arg(format!("--pidfile={}", server.path("vs.pid")));
-        let switch = Process::start(&mut command, &dir.join("vswitchd.log"))?;
-        server.processes = vec![switch, db];
-        Ok(server)
+            .arg(self.database())
+            .arg(format!("--unixctl={}", self.path("vs.ctl")))
+            .arg(format!("--pidfile={}", self.path("vs.pid")));
+        Process::start(&mut command, &self.log())
+    }
+
+    fn log(&self) -> PathBuf {
+        self.dir.join("vswitchd.log")
     }
 
     fn path(&self, name: &str) -> String {
@@ -139,7 +195,7 @@ impl Server {
             "add-br {name} -- set bridge {name} datapath_type=netdev {settings}"
         ))?;
         let management = self.dir.join(format!("{name}.mgmt"));
-        wait_for(&[&management], &self.dir.join("vswitchd.log"))
+        wait_for(&[&management], &self.log())
     }
 
     /// Adds port `p{index}` for a guest: OpenFlow port `index` + 1.
@@ -166,7 +222,7 @@ impl Server {
             ]);
         }
         run(&mut command).map(drop).map_err(|error| {
-            let log = std::fs::read_to_string(self.dir.join("vswitchd.log")).unwrap_or_default();
+            let log = std::fs::read_to_string(self.log()).unwrap_or_default();
             let errors: Vec<&str> = log.lines().filter(|line| line.contains("|ERR|")).collect();
             PeerError(format!("{error}; {}", errors.join(" | ")))
         })

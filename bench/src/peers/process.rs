@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::io;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
@@ -25,8 +25,19 @@ impl fmt::Display for PeerError {
     }
 }
 
+/// No process takes so long to end.
+const END: Duration = Duration::from_secs(10);
+
+/// How often it is looked whether it has.
+const LOOK: Duration = Duration::from_micros(200);
+
 /// A running child. Its standard input stays open: testpmd ends when that closes.
-pub struct Process(Child);
+pub struct Process {
+    pid: Pid,
+    /// Nobody is asked any more of what has ended.
+    ended: bool,
+    _stdin: Option<ChildStdin>,
+}
 
 impl Process {
     /// A command for [`Process::start`] that ends with the benchmark, even if that is killed.
@@ -51,14 +62,14 @@ impl Process {
 
     /// Its process ID.
     pub fn pid(&self) -> u32 {
-        self.0.id()
+        self.pid.as_raw_nonzero().get().unsigned_abs()
     }
 
     /// Halts all of its threads, and waits until they are.
     pub fn halt(&self) -> Result<(), PeerError> {
         self.signal(Signal::STOP)?;
         // SIGSTOP takes effect a moment later: the parent is told.
-        waitpid(Some(Pid::from_child(&self.0)), WaitOptions::UNTRACED)
+        waitpid(Some(self.pid), WaitOptions::UNTRACED)
             .map(drop)
             .map_err(|errno| PeerError(format!("process {}: {errno}", self.pid())))
     }
@@ -69,8 +80,43 @@ impl Process {
     }
 
     fn signal(&self, signal: Signal) -> Result<(), PeerError> {
-        kill_process(Pid::from_child(&self.0), signal)
+        kill_process(self.pid, signal)
             .map_err(|errno| PeerError(format!("process {}: {errno}", self.pid())))
+    }
+
+    /// Ends it by this signal, and waits until it has ended.
+    pub fn end(mut self, signal: Signal) -> Result<(), PeerError> {
+        self.signal(signal)?;
+        self.wait_end(END)
+    }
+
+    /// Process `pid`, which this one has started in its place, is it from now on: waits until this
+    /// one has ended. The other is our child then, as far as this process takes orphans
+    /// ([`inherit`]).
+    pub fn succeeded_by(&mut self, pid: u32) -> Result<(), PeerError> {
+        let next = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let next = next.ok_or_else(|| PeerError(format!("{pid} is no process")))?;
+        self.wait_end(END)?;
+        self.pid = next;
+        self.ended = false;
+        Ok(())
+    }
+
+    fn wait_end(&mut self, patience: Duration) -> Result<(), PeerError> {
+        let deadline = Instant::now() + patience;
+        while !self.has_ended() {
+            if Instant::now() > deadline {
+                return Err(PeerError(format!("process {} does not end", self.pid())));
+            }
+            std::thread::sleep(LOOK);
+        }
+        Ok(())
+    }
+
+    fn has_ended(&mut self) -> bool {
+        // Whoever is nobody's child has ended as well.
+        self.ended |= !matches!(waitpid(Some(self.pid), WaitOptions::NOHANG), Ok(None));
+        self.ended
     }
 
     /// Starts `command` with its output in `log`.
@@ -79,30 +125,39 @@ impl Process {
         let fail = |error: io::Error| PeerError(format!("{name}: {error}"));
         let out = std::fs::File::create(log).map_err(fail)?;
         let err = out.try_clone().map_err(fail)?;
-        command
+        let mut child = command
             .stdin(Stdio::piped())
             .stdout(out)
             .stderr(err)
             .spawn()
-            .map(Process)
-            .map_err(fail)
+            .map_err(fail)?;
+        Ok(Process {
+            pid: Pid::from_child(&child),
+            ended: false,
+            _stdin: child.stdin.take(),
+        })
     }
+}
+
+/// From now on what children leave behind is this process's to hear of
+/// (PR_SET_CHILD_SUBREAPER): daemons that daemons have started in their place.
+pub fn inherit() -> Result<(), PeerError> {
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
+        .map_err(|errno| PeerError(format!("orphans: {errno}")))
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
+        if self.ended {
+            return;
+        }
         let _ = self.signal(Signal::TERM);
         // One that is halted would not see it.
         let _ = self.resume();
-        let deadline = Instant::now() + Duration::from_secs(5);
-        while Instant::now() < deadline {
-            if matches!(self.0.try_wait(), Ok(Some(_)) | Err(_)) {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(10));
+        if self.wait_end(Duration::from_secs(5)).is_err() {
+            let _ = self.signal(Signal::KILL);
+            let _ = waitpid(Some(self.pid), WaitOptions::empty());
         }
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 
