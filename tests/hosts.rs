@@ -7,7 +7,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use butterfly_tests::Daemon;
 use butterfly_tests::daemon::number;
 use butterfly_tests::hosts::{
-    Family, Host, Hosts, UPLINK, address, answers, cable, mac, serve, tool,
+    Family, Host, Hosts, UPLINK, address, answers, cable, kernel_vxlan, mac, serve, tool,
 };
 use butterfly_tests::lab::check;
 use butterfly_tests::trials;
@@ -427,18 +427,6 @@ fn the_kernel_s_own_vxlan() -> Result<()> {
         exchange(&right, &a, 1).map_err(told)?;
     }
     Ok(())
-}
-
-/// A vxlan device of the kernel's over `device`, for VNI 42, and 10.1.0.2 behind it.
-fn kernel_vxlan(host: &Namespace, device: &str, local: &str, remote: &str) -> Result<()> {
-    host.ok(&format!(
-        "ip link add vx type vxlan id 42 dstport 4789 local {local} remote {remote} dev {device}; \
-         ip link add br0 type bridge; ip link set vx master br0; ip link set vx up; \
-         sysctl -q -w net.ipv6.conf.br0.accept_dad=0; ip link set br0 address {} mtu 1430 up; \
-         ip addr add 10.1.0.2/24 dev br0; ip addr add fd01::2/64 dev br0 nodad",
-        mac(2)
-    ))
-    .map(drop)
 }
 
 /// No interface has our address: the daemon makes one, as the original did, and the kernel at its

@@ -36,6 +36,7 @@ fn link() {
         "rte_ethdev",
         "rte_mbuf",
         "rte_mempool",
+        "rte_net",
         "rte_ring",
         "rte_eal",
     ] {

@@ -160,6 +160,18 @@ pub fn answers(from: &Namespace, to: &str) -> Result<()> {
     })
 }
 
+/// A vxlan device of the kernel's over `device`, for VNI 42, and 10.1.0.2 behind it.
+pub fn kernel_vxlan(host: &Namespace, device: &str, local: &str, remote: &str) -> Result<()> {
+    host.ok(&format!(
+        "ip link add vx type vxlan id 42 dstport 4789 local {local} remote {remote} dev {device}; \
+         ip link add br0 type bridge; ip link set vx master br0; ip link set vx up; \
+         sysctl -q -w net.ipv6.conf.br0.accept_dad=0; ip link set br0 address {} mtu 1430 up; \
+         ip addr add 10.1.0.2/24 dev br0; ip addr add fd01::2/64 dev br0 nodad",
+        mac(2)
+    ))
+    .map(drop)
+}
+
 /// The command line of the program of our own that speaks protocols for which there is no other.
 pub fn tool(words: &str) -> String {
     format!("{} {words}", crate::daemon::program("guest"))

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -40,8 +41,10 @@ struct bf_counters {
 };
 
 struct bf_device {
-	uint16_t queues_most;  // receive and send queues that are used alike
+	uint16_t queues_least; // receive and send queues that are used alike
+	uint16_t queues_most;
 	uint8_t mac[6];
+	uint8_t sums;          // TCP and UDP behind any headers
 	uint16_t mtu;
 	char driver[64];
 	char name[RTE_ETH_NAME_MAX_LEN];
@@ -82,6 +85,24 @@ static void show_stdout(int saved)
 	}
 }
 
+// Bonds get their members, their address and what they can do when they are configured first.
+static int join_members(void)
+{
+	struct rte_eth_conf config = {0};
+	struct rte_eth_dev_info info;
+	int error;
+	uint16_t port;
+
+	RTE_ETH_FOREACH_DEV(port) {
+		if (rte_eth_dev_info_get(port, &info) || strcmp(info.driver_name, "net_bonding"))
+			continue;
+		error = rte_eth_dev_configure(port, 1, 1, &config);
+		if (error)
+			return -error;
+	}
+	return 0;
+}
+
 // Starts DPDK, on a thread that is for this alone: it is pinned. Zero, or a number of rte_errno.
 int bf_start(int argc, char **argv, bf_log *to)
 {
@@ -100,16 +121,63 @@ int bf_start(int argc, char **argv, bf_log *to)
 	saved = hide_stdout();
 	done = rte_eal_init(argc, argv);
 	show_stdout(saved);
+	if (done < 0)
+		done = rte_errno ? rte_errno : EINVAL;
+	else
+		done = join_members();
+	// What the kernel says of devices that are taken out. Some drivers say it themselves.
+	if (!done)
+		rte_dev_event_monitor_start();
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
-	return done < 0 ? (rte_errno ? rte_errno : EINVAL) : 0;
+	return done;
 }
 
-// The first port from `port` on that is nobody's part. Less than zero: there is none.
+// The first port from `port` on that is nobody's part, a bond's neither. Less than zero: there is
+// none.
 int bf_next_port(uint16_t port)
 {
-	uint64_t next = rte_eth_find_next_owned_by(port, RTE_ETH_DEV_NO_OWNER);
+	struct rte_eth_dev_info info;
+	uint64_t next = port;
 
-	return next < RTE_MAX_ETHPORTS ? (int)next : -1;
+	for (;; next++) {
+		next = rte_eth_find_next_owned_by(next, RTE_ETH_DEV_NO_OWNER);
+		if (next >= RTE_MAX_ETHPORTS)
+			return -1;
+		if (rte_eth_dev_info_get(next, &info) ||
+		    !(*info.dev_flags & RTE_ETH_DEV_BONDED_SLAVE))
+			return (int)next;
+	}
+}
+
+// Drivers whose devices have the queues that they were made with, and get frames on all of them,
+// by a hash of the kernel's or of the other side's: one that is not emptied loses its share.
+static bool fills_all_queues(const char *driver)
+{
+	static const char *const drivers[] = {
+		"net_af_packet", "net_af_xdp", "net_pcap", "net_virtio_user",
+	};
+	unsigned int i;
+
+	for (i = 0; i < RTE_DIM(drivers); i++)
+		if (!strcmp(driver, drivers[i]))
+			return true;
+	return false;
+}
+
+// What a device offers to sum, if it does from where it is told to: by what is said of the headers
+// in front, however many there are. One that looks for headers itself sums behind the outermost.
+static uint64_t sums(const struct rte_eth_dev_info *info)
+{
+	static const char *const drivers[] = {"net_tap", "net_virtio", "net_virtio_user"};
+	const uint64_t both = RTE_ETH_TX_OFFLOAD_TCP_CKSUM | RTE_ETH_TX_OFFLOAD_UDP_CKSUM;
+	unsigned int i;
+
+	if ((info->tx_offload_capa & both) != both)
+		return 0;
+	for (i = 0; i < RTE_DIM(drivers); i++)
+		if (!strcmp(info->driver_name, drivers[i]))
+			return info->tx_offload_capa & (both | RTE_ETH_TX_OFFLOAD_IPV4_CKSUM);
+	return 0;
 }
 
 int bf_describe(uint16_t port, struct bf_device *device)
@@ -126,22 +194,43 @@ int bf_describe(uint16_t port, struct bf_device *device)
 		error = rte_eth_dev_get_name_by_port(port, device->name);
 	if (error)
 		return -error;
+	// A ring has none.
+	if (rte_is_zero_ether_addr(&mac)) {
+		rte_eth_random_addr(mac.addr_bytes);
+		rte_eth_dev_default_mac_addr_set(port, &mac);
+	}
 	memcpy(device->mac, mac.addr_bytes, sizeof(device->mac));
 	snprintf(device->driver, sizeof(device->driver), "%s", info.driver_name);
 	device->queues_most = RTE_MIN(info.max_rx_queues, info.max_tx_queues);
-	// Without a hash to spread frames by, only the first queue would get any.
-	if (!(info.flow_type_rss_offloads & (RTE_ETH_RSS_IP | RTE_ETH_RSS_UDP)))
-		device->queues_most = RTE_MIN(device->queues_most, 1);
+	device->sums = sums(&info) != 0;
+	device->queues_least = fills_all_queues(info.driver_name) ? device->queues_most : 1;
 	return 0;
 }
 
 static volatile uint8_t removed[RTE_MAX_ETHPORTS];
 
+// The driver says so.
 static int note_removed(uint16_t port, enum rte_eth_event_type event, void *argument, void *result)
 {
 	(void)event, (void)argument, (void)result;
 	removed[port] = 1;
 	return 0;
+}
+
+// The kernel does.
+static void note_taken_out(const char *name, enum rte_dev_event_type event, void *port)
+{
+	(void)name;
+	if (event == RTE_DEV_EVENT_REMOVE)
+		removed[(uintptr_t)port] = 1;
+}
+
+// Has both told to us.
+static void watch(uint16_t port, const struct rte_eth_dev_info *info)
+{
+	rte_eth_dev_callback_register(port, RTE_ETH_EVENT_INTR_RMV, note_removed, NULL);
+	rte_dev_event_callback_register(rte_dev_name(info->device), note_taken_out,
+					(void *)(uintptr_t)port);
 }
 
 // A pool of `count` buffers for frames of this MTU. There it stays.
@@ -171,11 +260,16 @@ int bf_open(uint16_t port, uint16_t queues, uint16_t frames, uint32_t mtu, void 
 	error = rte_eth_dev_info_get(port, &info);
 	if (error)
 		return -error;
-	if (queues > 1) {
+	// What VXLAN differs by is the UDP source port. A device without a hash has frames come by
+	// its first queue, and sends by all.
+	config.rx_adv_conf.rss_conf.rss_hf =
+		info.flow_type_rss_offloads & (RTE_ETH_RSS_IP | RTE_ETH_RSS_UDP | RTE_ETH_RSS_TCP);
+	if (queues > 1 && config.rx_adv_conf.rss_conf.rss_hf)
 		config.rxmode.mq_mode = RTE_ETH_MQ_RX_RSS;
-		config.rx_adv_conf.rss_conf.rss_hf = info.flow_type_rss_offloads &
-			(RTE_ETH_RSS_IP | RTE_ETH_RSS_UDP | RTE_ETH_RSS_TCP);
-	}
+	else
+		config.rx_adv_conf.rss_conf.rss_hf = 0;
+	config.txmode.offloads = sums(&info);
+	config.intr_conf.rmv = !!(*info.dev_flags & RTE_ETH_DEV_INTR_RMV);
 	*step = "asking for its MTU";
 	error = rte_eth_dev_get_mtu(port, &now);
 	if (error)
@@ -204,7 +298,7 @@ int bf_open(uint16_t port, uint16_t queues, uint16_t frames, uint32_t mtu, void 
 		if (error)
 			return -error;
 	}
-	rte_eth_dev_callback_register(port, RTE_ETH_EVENT_INTR_RMV, note_removed, NULL);
+	watch(port, &info);
 	*step = "starting it";
 	error = rte_eth_dev_start(port);
 	// Groups that the kernel hears are not told to the device. Not all have a filter of them.
@@ -220,7 +314,12 @@ void bf_stop(uint16_t port)
 
 void bf_close(uint16_t port)
 {
+	struct rte_eth_dev_info info;
+
 	rte_eth_dev_callback_unregister(port, RTE_ETH_EVENT_INTR_RMV, note_removed, NULL);
+	if (!rte_eth_dev_info_get(port, &info))
+		rte_dev_event_callback_unregister(rte_dev_name(info.device), note_taken_out,
+						  (void *)(uintptr_t)port);
 	rte_eth_dev_close(port);
 }
 
@@ -321,6 +420,19 @@ void bf_fill(void *mbuf, uint32_t length)
 
 	filled->data_len = length;
 	filled->pkt_len = length;
+}
+
+// The checksum of what was written is the device's to make: so many bytes are in front of the IP
+// header, and so long are that and the one behind it.
+void bf_leave_sum(void *mbuf, uint16_t front, uint16_t ip, uint16_t l4, int is_ipv4, int is_tcp)
+{
+	struct rte_mbuf *filled = mbuf;
+
+	filled->l2_len = front;
+	filled->l3_len = ip;
+	filled->l4_len = l4;
+	filled->ol_flags |= is_ipv4 ? RTE_MBUF_F_TX_IPV4 : RTE_MBUF_F_TX_IPV6;
+	filled->ol_flags |= is_tcp ? RTE_MBUF_F_TX_TCP_CKSUM : RTE_MBUF_F_TX_UDP_CKSUM;
 }
 
 // Hands filled buffers to the device: how many it has taken, from the first on.

@@ -11,8 +11,9 @@
 //! frames, which stay in the device's buffers until they are given back, and writes frames into
 //! buffers that it hands over together.
 //!
-//! Offloads are not asked of a device: what it sends is complete, cut and summed by who writes it,
-//! so that every driver does (the original left them out for enic alone).
+//! What a device sends is cut by who writes it, and summed, so that every driver does (the original
+//! left offloads out for enic alone). The checksum of a TCP or UDP packet may be left to a device
+//! that makes it wherever it is told to, behind outer headers as well ([`Device::sums`]).
 //!
 //! Pools of buffers stay until the process ends, also when their device is closed, so that no frame
 //! in one can lose its memory.
@@ -30,7 +31,7 @@ mod types;
 pub use absent::{Device, Queue, ports, start};
 #[cfg(feature = "link")]
 pub use linked::{Device, Queue, ports, start};
-pub use types::{Counters, Error, QueueOptions, WriteError};
+pub use types::{Counters, Error, LeftSum, QueueOptions, WriteError};
 
 /// DPDK is in this build.
 pub const AVAILABLE: bool = cfg!(feature = "link");

@@ -42,13 +42,34 @@ pub enum Error {
 /// How a device's queues are made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueOptions {
-    /// So many in each direction, if the device has as many and a hash to spread frames by; else
-    /// fewer, at least one.
+    /// So many in each direction, if the device has as many; else fewer, at least one. More where
+    /// it gets frames on all that it was made with.
     pub queues: u16,
     /// Frames that wait in each of them, as far as the device has room.
     pub frames: u16,
     /// Bytes of an IP packet.
     pub mtu: u16,
+}
+
+/// A checksum of TCP or UDP that is left to the device. Its field has the sum of the pseudo header
+/// (virtio 1.2, section 5.1.6.2, has the same).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LeftSum {
+    /// Bytes in front of the IP header: [`LeftSum::FRONT_MAX`] at the most.
+    pub front: u16,
+    /// Bytes of the IP header.
+    pub ip: u16,
+    /// Bytes of the TCP or UDP header.
+    pub l4: u16,
+    /// IPv4, or else IPv6.
+    pub is_ipv4: bool,
+    /// TCP, or else UDP.
+    pub is_tcp: bool,
+}
+
+impl LeftSum {
+    /// DPDK has 7 bits for it.
+    pub const FRONT_MAX: u16 = 127;
 }
 
 /// What a device has counted since it was opened.

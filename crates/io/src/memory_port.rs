@@ -121,7 +121,7 @@ impl MemoryPort {
         index: usize,
         outer: &Outer,
     ) -> Result<(), TransmitError> {
-        outer::deliver(batch, index, Some(outer), self)
+        outer::deliver(batch, index, Some(outer), Accepts::default(), self)
     }
 
     pub(crate) fn flush(&mut self) {

@@ -33,21 +33,17 @@ impl<S: OuterSink> Sink for Behind<'_, S> {
     }
 }
 
-/// Hands frame `index` of the batch to `sink`, cut and complete, each part behind `outer`. No
-/// receiver out on the wire takes anything that is left to do.
+/// Hands frame `index` of the batch to `sink`, cut, each part behind `outer`. No receiver out on
+/// the wire takes anything that is left to do: `accepts` is what the sink itself does.
 #[inline]
 pub(crate) fn deliver(
     batch: &Batch,
     index: usize,
     outer: Option<&Outer>,
+    accepts: Accepts,
     sink: &mut impl OuterSink,
 ) -> Result<(), TransmitError> {
-    deliver::deliver(
-        batch,
-        index,
-        Accepts::default(),
-        &mut Behind { outer, sink },
-    )
+    deliver::deliver(batch, index, accepts, &mut Behind { outer, sink })
 }
 
 /// How long a piece is behind these headers.
@@ -229,7 +225,7 @@ mod tests {
             let mut batch = Batch::new();
             batch.push_bytes(&frame, offload).unwrap();
             let mut written = Written::default();
-            prop_assert_eq!(deliver(&batch, 0, Some(&outer), &mut written), Ok(()));
+            prop_assert_eq!(deliver(&batch, 0, Some(&outer), Accepts::default(), &mut written), Ok(()));
             let inner: Vec<&[u8]> =
                 written.0.iter().map(|frame| unwrap(frame, outer_v6, checksum)).collect();
             prop_assert_eq!(inner, expected);

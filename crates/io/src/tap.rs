@@ -192,7 +192,7 @@ impl TapPort {
         if self.broken.is_some() {
             return Err(TransmitError::Down);
         }
-        outer::deliver(batch, index, Some(outer), self)
+        outer::deliver(batch, index, Some(outer), Accepts::default(), self)
     }
 
     pub(crate) fn flush(&mut self) -> Result<(), PortError> {

@@ -9,6 +9,7 @@ use std::os::fd::BorrowedFd;
 
 use wire::vxlan::Outer;
 
+use crate::deliver::Accepts;
 use crate::dpdk::DpdkPort;
 use crate::error::{PortError, TransmitError};
 use crate::frame::Batch;
@@ -62,11 +63,12 @@ impl UplinkPort {
         if !self.is_up() {
             return Err(TransmitError::Down);
         }
+        let nothing = Accepts::default();
         match self {
-            UplinkPort::Xsk(port) => outer::deliver(batch, index, outer, port),
-            UplinkPort::Packet(port) => outer::deliver(batch, index, outer, port),
-            UplinkPort::Tap(port) => outer::deliver(batch, index, outer, port),
-            UplinkPort::Dpdk(port) => outer::deliver(batch, index, outer, port),
+            UplinkPort::Xsk(port) => outer::deliver(batch, index, outer, nothing, port),
+            UplinkPort::Packet(port) => outer::deliver(batch, index, outer, nothing, port),
+            UplinkPort::Tap(port) => outer::deliver(batch, index, outer, nothing, port),
+            UplinkPort::Dpdk(port) => port.transmit(batch, index, outer),
         }
     }
 
@@ -82,9 +84,10 @@ impl UplinkPort {
     pub(crate) fn arm(&mut self) -> bool {
         match self {
             UplinkPort::Xsk(port) => port.arm(),
-            UplinkPort::Dpdk(port) => port.arm(),
             // Its descriptor is readable whenever there is a frame.
             UplinkPort::Packet(_) | UplinkPort::Tap(_) => false,
+            // Nobody wakes us: it is looked at when `next_tick` says.
+            UplinkPort::Dpdk(_) => false,
         }
     }
 

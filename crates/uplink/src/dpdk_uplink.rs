@@ -66,10 +66,9 @@ impl DpdkUplink {
             .device
             .open(options)
             .map_err(|error| error.to_string())?;
-        let mac = Mac(self.device.mac());
         let made = |queue: Queue| {
             let link = request.link.clone();
-            DpdkPort::new(queue, self.beside.clone(), link, mac, port).into()
+            DpdkPort::new(queue, &self.device, self.beside.clone(), link, port).into()
         };
         self.follow_link();
         Ok(Joined {
@@ -79,6 +78,7 @@ impl DpdkUplink {
             mode: Mode::Dpdk {
                 driver: self.device.driver().to_owned(),
                 device: self.device.name().to_owned(),
+                sums: self.device.sums(),
             },
             mtu_max: mtu.into(),
         })

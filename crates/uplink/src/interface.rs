@@ -67,6 +67,8 @@ pub enum Mode {
         driver: String,
         /// DPDK's name of it.
         device: String,
+        /// It makes the checksums of inner packets.
+        sums: bool,
     },
     /// By a TAP device: there is no interface.
     Tap {
@@ -91,7 +93,14 @@ impl fmt::Display for Mode {
         let (xdp, sockets, busy_polls) = match self {
             Mode::Packet { .. } => return f.write_str("packet socket"),
             Mode::Tap { .. } => return f.write_str("TAP"),
-            Mode::Dpdk { driver, device } => return write!(f, "DPDK, {driver}, {device}"),
+            Mode::Dpdk {
+                driver,
+                device,
+                sums,
+            } => {
+                let sums = if *sums { ", checksum offload" } else { "" };
+                return write!(f, "DPDK, {driver}, {device}{sums}");
+            }
             Mode::Xdp {
                 xdp,
                 sockets,

@@ -1,6 +1,8 @@
 //! A port of DPDK's.
 
 use std::ffi::{CStr, c_char, c_void};
+use std::ops::RangeInclusive;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::ffi;
@@ -29,10 +31,13 @@ pub struct Device {
     driver: String,
     mac: [u8; 6],
     mtu: u16,
-    queues_most: u16,
+    queues: RangeInclusive<u16>,
+    sums: bool,
     /// By queue.
     pools: Mutex<Vec<Pool>>,
     opened: Mutex<Weak<Opened>>,
+    /// Frames that it did not take.
+    discarded: AtomicU64,
 }
 
 /// Buffers for frames of this MTU.
@@ -49,6 +54,13 @@ unsafe impl Send for Pool {}
 /// A device that runs: stopped when its last queue is dropped.
 #[derive(Debug)]
 pub(super) struct Opened(pub Arc<Device>);
+
+impl Opened {
+    /// So many frames were given up.
+    pub(super) fn discarded(&self, count: usize) {
+        self.0.discarded.fetch_add(count as u64, Ordering::Relaxed);
+    }
+}
 
 impl Drop for Opened {
     fn drop(&mut self) {
@@ -96,9 +108,11 @@ impl Device {
             driver: text(&described.driver),
             mac: described.mac,
             mtu: described.mtu,
-            queues_most: described.queues_most.max(1),
+            sums: described.sums != 0,
+            queues: described.queues_least.max(1)..=described.queues_most.max(1),
             pools: Mutex::new(Vec::new()),
             opened: Mutex::new(Weak::new()),
+            discarded: AtomicU64::new(0),
         })
     }
 
@@ -127,6 +141,11 @@ impl Device {
         self.mtu
     }
 
+    /// Whether a frame's checksum may be left to it: see [`LeftSum`](crate::LeftSum).
+    pub fn sums(&self) -> bool {
+        self.sums
+    }
+
     /// Sets it up and starts it. Its queues run until the last of them is dropped.
     ///
     /// # Errors
@@ -142,7 +161,9 @@ impl Device {
         if opened.strong_count() > 0 {
             return Err(failed("opening it", "its queues are in use".to_owned()));
         }
-        let queues = options.queues.clamp(1, self.queues_most);
+        let queues = options
+            .queues
+            .clamp(*self.queues.start(), *self.queues.end());
         // What waits in both directions, in the cache of a thread or two, and on the way.
         let count = (2 * u32::from(options.frames) + 16 * BURST as u32).next_power_of_two() - 1;
         let pools: Result<Vec<Pool>, Error> = (0..queues)
@@ -207,7 +228,7 @@ impl Device {
             missed: counted.missed,
             errors: counted.errors,
             no_buffer: counted.no_buffer,
-            unsent: counted.unsent,
+            unsent: counted.unsent + self.discarded.load(Ordering::Relaxed),
         }
     }
 
@@ -237,8 +258,10 @@ impl Device {
 
 fn describe(number: u16) -> Result<ffi::Described, i32> {
     let mut described = ffi::Described {
+        queues_least: 0,
         queues_most: 0,
         mac: [0; 6],
+        sums: 0,
         mtu: 0,
         driver: [0; 64],
         name: [0; 64],

@@ -28,8 +28,10 @@ pub struct Counted {
 #[derive(Debug)]
 #[repr(C)]
 pub struct Described {
+    pub queues_least: u16,
     pub queues_most: u16,
     pub mac: [u8; 6],
+    pub sums: u8,
     pub mtu: u16,
     pub driver: [c_char; 64],
     pub name: [c_char; 64],
@@ -62,5 +64,13 @@ unsafe extern "C" {
     pub fn bf_free(mbuf: *mut c_void);
     pub fn bf_buffer(pool: *mut c_void, data: *mut *mut u8, room: *mut u32) -> *mut c_void;
     pub fn bf_fill(mbuf: *mut c_void, length: u32);
+    pub fn bf_leave_sum(
+        mbuf: *mut c_void,
+        front: u16,
+        ip: u16,
+        l4: u16,
+        is_ipv4: c_int,
+        is_tcp: c_int,
+    );
     pub fn bf_send(port: u16, queue: u16, mbufs: *mut *mut c_void, count: u16) -> u16;
 }

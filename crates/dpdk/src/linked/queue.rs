@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::device::{Opened, Pool};
 use super::ffi::{self, Frame};
 use super::process::enter_thread;
-use crate::{BURST, WriteError};
+use crate::{BURST, LeftSum, WriteError};
 
 /// A receive queue of a device and the send queue beside it. Any thread may have it, one at a time.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub struct Queue {
     /// Written, and not the device's yet.
     written: Vec<*mut c_void>,
     /// The last, so that the device runs while buffers are given back.
-    _opened: Arc<Opened>,
+    opened: Arc<Opened>,
 }
 
 /// A buffer that is ours.
@@ -51,7 +51,7 @@ impl Queue {
             count: 0,
             kept: VecDeque::new(),
             written: Vec::with_capacity(BURST),
-            _opened: opened,
+            opened,
         }
     }
 
@@ -123,12 +123,17 @@ impl Queue {
     }
 
     /// Writes a frame: `fill` gets so many bytes of a buffer, whatever is in them, and writes all
-    /// of them.
+    /// of them. `left` is for a device that [sums](crate::Device::sums).
     ///
     /// # Errors
     /// There is no buffer for it; nothing has changed.
     #[inline]
-    pub fn write(&mut self, length: usize, fill: impl FnOnce(&mut [u8])) -> Result<(), WriteError> {
+    pub fn write(
+        &mut self,
+        length: usize,
+        left: Option<LeftSum>,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> Result<(), WriteError> {
         if self.written.len() >= BURST {
             self.flush();
         }
@@ -151,6 +156,18 @@ impl Queue {
         fill(unsafe { std::slice::from_raw_parts_mut(data, length) });
         // SAFETY: it has room for so many.
         unsafe { ffi::bf_fill(buffer, length as u32) };
+        if let Some(LeftSum {
+            front,
+            ip,
+            l4,
+            is_ipv4,
+            is_tcp,
+        }) = left
+        {
+            // SAFETY: the buffer is ours alone. What is wrong in it makes a wrong frame: a driver
+            // looks at no byte beyond the buffer for it.
+            unsafe { ffi::bf_leave_sum(buffer, front, ip, l4, is_ipv4.into(), is_tcp.into()) };
+        }
         self.written.push(buffer);
         Ok(())
     }
@@ -170,6 +187,20 @@ impl Queue {
             unsafe { ffi::bf_send(self.port, self.index, self.written.as_mut_ptr(), count) };
         self.written.drain(..usize::from(taken.min(count)));
         self.written.is_empty()
+    }
+
+    /// How many frames were written and are not handed over yet.
+    #[inline]
+    pub fn waiting(&self) -> usize {
+        self.written.len()
+    }
+
+    /// Gives those up: they are counted as unsent.
+    pub fn discard(&mut self) {
+        self.opened.discarded(self.written.len());
+        for buffer in self.written.drain(..) {
+            free(buffer);
+        }
     }
 
     fn release(&mut self) {
