@@ -46,6 +46,7 @@ pub(crate) struct Watch {
     left: u32,
     /// When the last step ended; 0: this batch is not timed.
     at: u64,
+    began: u64,
     steps: [StepLoad; STEPS.len()],
 }
 
@@ -54,6 +55,7 @@ impl Watch {
     #[inline]
     pub(crate) fn begin(&mut self) {
         self.at = if self.left == 0 { cycles::now() } else { 0 };
+        self.began = self.at;
     }
 
     /// A step is over.
@@ -66,18 +68,20 @@ impl Watch {
         }
     }
 
-    /// The batch is done.
+    /// The batch is done: the cycles that it took, if it was timed.
     #[inline]
-    pub(crate) fn end(&mut self, frames: usize) {
+    pub(crate) fn end(&mut self, frames: usize) -> Option<u64> {
         if self.at == 0 {
             self.left -= 1;
-            return;
+            return None;
         }
         self.left = EVERY - 1;
+        let took = self.at.wrapping_sub(self.began);
         self.at = 0;
         for step in &mut self.steps {
             step.frames += frames as u64;
         }
+        Some(took)
     }
 
     /// What was measured so far.
@@ -92,15 +96,16 @@ mod tests {
 
     #[test]
     fn one_batch_of_many_is_timed_and_looks_that_find_nothing_are_not() {
-        let mut watch = Watch::default();
+        let (mut watch, mut timed) = (Watch::default(), 0);
         for _ in 0..2 * EVERY {
             watch.begin();
             // Nothing had come.
             watch.begin();
             watch.mark(Step::Receive);
             watch.mark(Step::Deliver);
-            watch.end(32);
+            timed += usize::from(watch.end(32).is_some());
         }
+        assert_eq!(timed, 2);
         let steps = watch.steps();
         assert!(steps.iter().all(|step| step.frames == 64));
         assert!(
