@@ -579,7 +579,7 @@ static __always_inline int long_way(context *ctx, const struct router_config *co
 		return leave(ctx, &t, COUNT_TOO_BIG);
 #ifndef BUTTERFLY_TC
 	// Nor what the kernel has yet to finish.
-	if (t.in->flags & INTERFACE_BEGUN && is_begun(ctx, &t.packet))
+	if (t.in->flags & INTERFACE_BEGUN && is_begun(ctx, t.packet.l3, t.packet.family))
 		return leave(ctx, &t, COUNT_BEGUN);
 #endif
 

@@ -165,11 +165,10 @@ static __always_inline bool cache_takes(context *ctx, const struct ethhdr *link,
 #else
 	// The address and the flags are one word, and most interfaces have no such flag.
 	__u64 own = *(const __u64 *)in, differs = (own ^ *(const __u64 *)link) << 16;
-	struct packet packet = {.l3 = sizeof(*link), .family = family};
 
 	if (!(differs | (own & (__u64)INTERFACE_BEGUN << 48)))
 		return true;
-	return !differs && !is_begun(ctx, &packet);
+	return !differs && !is_begun(ctx, sizeof(*link), family);
 #endif
 }
 
