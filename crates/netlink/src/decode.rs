@@ -26,6 +26,7 @@ pub fn link(message: &Message) -> Option<Link> {
         up: flags & IFF_UP != 0,
         carrier: flags & IFF_LOWER_UP != 0,
         loopback: flags & IFF_LOOPBACK != 0,
+        no_arp: flags & IFF_NOARP != 0,
         ethernet: u16_at(message.body, 2)? == ARPHRD_ETHER,
         kind: None,
         vlan: None,

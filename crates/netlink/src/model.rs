@@ -171,6 +171,8 @@ pub struct Link {
     pub carrier: bool,
     /// IFF_LOOPBACK.
     pub loopback: bool,
+    /// Nobody is asked for hardware addresses (IFF_NOARP): the kernel sends to the interface's own.
+    pub no_arp: bool,
     /// Frames are Ethernet (ARPHRD_ETHER).
     pub ethernet: bool,
     /// `veth`, `vlan`, `bond`, `bridge`, …; none for hardware.

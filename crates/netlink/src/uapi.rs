@@ -48,6 +48,7 @@ pub const GROUPS: [u32; 11] = [1, 3, 5, 7, 8, 9, 11, 19, 24, 25, 32];
 // linux/if.h, if_link.h, if_arp.h.
 pub const IFF_UP: u32 = 0x1;
 pub const IFF_LOOPBACK: u32 = 0x8;
+pub const IFF_NOARP: u32 = 0x80;
 pub const IFF_LOWER_UP: u32 = 0x1_0000;
 pub const ARPHRD_ETHER: u16 = 1;
 pub const IFLA_ADDRESS: u16 = 1;

@@ -212,11 +212,13 @@ impl Reach for View<'_> {
             .link(self.snapshot)
             .filter(|link| link.up && link.carrier);
         let link = link.ok_or(Counter::Neighbour)?;
-        let known = self
-            .snapshot
-            .neighbour(ifindex, neighbour)
-            .filter(|known| known.is_valid());
-        let (Some(to), Some(from)) = (known.and_then(|known| known.mac), link.mac) else {
+        let known = || {
+            let known = self.snapshot.neighbour(ifindex, neighbour)?;
+            known.mac.filter(|_| known.is_valid())
+        };
+        // As arp_constructor() and ndisc_constructor() have it.
+        let to = if link.no_arp { link.mac } else { known() };
+        let (Some(to), Some(from)) = (to, link.mac) else {
             return Err(Counter::Neighbour);
         };
         let egress = interface.egress();

@@ -154,27 +154,46 @@ impl Paths {
             Spec::Pass(reason) => path.reason = *reason as u8,
             Spec::Drop => path.kind = kind::DROP,
             Spec::Ask => path.kind = kind::ASK,
-            Spec::OnLink { .. } => path.reason = Counter::Neighbour as u8,
-            Spec::Via { members, mtu } => {
-                let reached: Vec<_> = members
-                    .iter()
-                    .map(|via| reach.hop(via.ifindex, via.neighbour, *mtu))
-                    .collect();
-                hops = reached.iter().map(|hop| self.hop(hop)).collect();
-                let known = hops.iter().any(|hop| *hop != 0);
-                path.kind = if known { kind::FORWARD } else { kind::PASS };
-                path.reason = reached
-                    .iter()
-                    .find_map(|hop| hop.err())
-                    .unwrap_or(Counter::Neighbour) as u8;
-                path.count = members.len() as u8;
-                path.member = shares(members, &hops);
+            Spec::OnLink { ifindex, mtu } => {
+                // Whoever it is for, on an interface without ARP.
+                let anybody = Via {
+                    ifindex: *ifindex,
+                    neighbour: IpAddr::from([0, 0, 0, 0]),
+                    weight: 1,
+                };
+                hops = self.lead(&mut path, &[anybody], *mtu, reach);
+                path.reason = Counter::Neighbour as u8;
             }
+            Spec::Via { members, mtu } => hops = self.lead(&mut path, members, *mtu, reach),
         }
         self.paths.write(number, &path);
         for old in self.members.insert(number, hops).unwrap_or_default() {
             self.hops.release_if_any(old);
         }
+    }
+
+    /// Has a path lead to its members, or to the kernel where none is reached. Their hops' numbers.
+    fn lead(
+        &mut self,
+        path: &mut Path,
+        members: &[Via],
+        mtu: Option<u32>,
+        reach: &impl Reach,
+    ) -> Vec<u32> {
+        let reached: Vec<_> = members
+            .iter()
+            .map(|via| reach.hop(via.ifindex, via.neighbour, mtu))
+            .collect();
+        let hops: Vec<u32> = reached.iter().map(|hop| self.hop(hop)).collect();
+        let known = hops.iter().any(|hop| *hop != 0);
+        path.kind = if known { kind::FORWARD } else { kind::PASS };
+        path.reason = reached
+            .iter()
+            .find_map(|hop| hop.err())
+            .unwrap_or(Counter::Neighbour) as u8;
+        path.count = members.len() as u8;
+        path.member = shares(members, &hops);
+        hops
     }
 
     /// A hop's number, held; 0 if there is none.

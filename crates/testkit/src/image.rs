@@ -27,10 +27,17 @@ impl Image {
     /// The image, made first when it is missing or older than its sources. Asks once per process.
     pub fn ready() -> Result<Self> {
         static IMAGE: OnceLock<Result<Image>> = OnceLock::new();
-        IMAGE.get_or_init(Self::make).clone()
+        IMAGE
+            .get_or_init(|| Self::make("target/guest", None))
+            .clone()
     }
 
-    fn make() -> Result<Self> {
+    /// With the kernel of another release of Debian's ("trixie").
+    pub fn of_suite(suite: &str) -> Result<Self> {
+        Self::make(&format!("target/guest-{suite}"), Some(suite))
+    }
+
+    fn make(folder: &str, suite: Option<&str>) -> Result<Self> {
         // `make check` promises that none boots.
         if std::env::var_os("BUTTERFLY_NO_GUESTS").is_some() {
             return Err(
@@ -39,8 +46,10 @@ impl Image {
             );
         }
         let root = repository();
-        process::run(&["bash", path(&root.join("tools/guest-image.sh"))?])?;
-        let guest = root.join("target/guest");
+        let tool = root.join("tools/guest-image.sh");
+        let words = ["bash", path(&tool)?].into_iter().chain(suite);
+        process::run(&words.collect::<Vec<_>>())?;
+        let guest = root.join(folder);
         let mut image = Self {
             kernel: guest.join("vmlinuz"),
             initramfs: guest.join("initrd.img"),

@@ -35,6 +35,7 @@ fn link(index: u32, vlan: Option<Vlan>) -> Arc<Link> {
         up: true,
         carrier: true,
         loopback: false,
+        no_arp: false,
         ethernet: true,
         kind: None,
         vlan,

@@ -17,6 +17,7 @@ fn kernel() -> Snapshot {
             up: true,
             carrier: true,
             loopback: false,
+            no_arp: false,
             ethernet: true,
             kind: None,
             vlan: None,
