@@ -1,6 +1,7 @@
 //! `butterfly-cni` as a runtime calls it: by the project's own cnitool where it is installed
 //! (`tools/setup.sh`), and directly.
 
+use butterfly_tests::hosts::{Family, Hosts};
 use butterfly_tests::lab::check;
 use butterfly_tests::{Daemon, program, trials};
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -20,13 +21,14 @@ type Body = fn() -> Result<()>;
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials: [(&str, Body); 7] = trials![
+    let trials: [(&str, Body); 8] = trials![
         a_pod_is_added_checked_and_deleted,
         a_second_interface_and_what_was_there_before,
         groups_and_network_by_arguments,
         what_fails_leaves_nothing,
         what_no_container_uses_is_collected,
         by_cnitool_and_host_local,
+        pods_on_two_hosts_under_groups,
         many_come_and_go_and_leave_nothing,
     ];
     let trials = trials.map(|(name, body)| Trial::test(name, move || body().map_err(Failed::from)));
@@ -39,26 +41,35 @@ struct Host {
     dir: tempfile::TempDir,
 }
 
+/// Pods may ping each other.
+const PODS: &str = "sg add pods + sg rule add pods --ip-proto icmp --sg-members pods";
+
+/// The configuration of the network `pods`: addresses from these ranges, leases in `dir`.
+fn network(daemon: &Daemon, dir: &Path, name: &str, version: &str, ranges: &Value) -> Value {
+    json!({
+        "cniVersion": version, "name": name, "type": "butterfly-cni",
+        "socket": daemon.endpoint(), "vni": 42, "groups": ["pods"], "mtu": 1400,
+        "ipam": {
+            "type": "butterfly",
+            "dataDir": dir,
+            "ranges": ranges,
+            "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
+        },
+    })
+}
+
 impl Host {
     fn new() -> Result<Host> {
         let daemon = Daemon::start(&[])?;
-        daemon.cli("sg add pods + sg rule add pods --ip-proto icmp --sg-members pods")?;
+        daemon.cli(PODS)?;
         let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
         Ok(Host { daemon, dir })
     }
 
     /// A network of ours with our own addresses.
     fn network(&self, name: &str, version: &str) -> Value {
-        json!({
-            "cniVersion": version, "name": name, "type": "butterfly-cni",
-            "socket": self.daemon.endpoint(), "vni": 42, "groups": ["pods"], "mtu": 1400,
-            "ipam": {
-                "type": "butterfly",
-                "dataDir": self.dir.path(),
-                "ranges": [[{"subnet": "10.4.0.0/16"}], [{"subnet": "fd04::/64"}]],
-                "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
-            },
-        })
+        let ranges = json!([[{"subnet": "10.4.0.0/16"}], [{"subnet": "fd04::/64"}]]);
+        network(&self.daemon, self.dir.path(), name, version, &ranges)
     }
 
     fn nics(&self) -> Result<Vec<String>> {
@@ -73,8 +84,8 @@ impl Host {
     fn leases(&self, network: &str) -> Result<usize> {
         let file = self.dir.path().join(network).join("leases.json");
         let text = std::fs::read_to_string(&file).unwrap_or_else(|_| r#"{"leases":{}}"#.into());
-        let book: Value = serde_json::from_str(&text).map_err(|e| e.to_string())?;
-        Ok(book["leases"].as_object().map_or(0, serde_json::Map::len))
+        let list: Value = serde_json::from_str(&text).map_err(|e| e.to_string())?;
+        Ok(list["leases"].as_object().map_or(0, serde_json::Map::len))
     }
 }
 
@@ -379,6 +390,79 @@ fn by_cnitool_and_host_local() -> Result<()> {
     line("del")?;
     check(!pod.succeeds("ip link show dev eth0")?, "it is gone")?;
     assert_eq!(host.nics()?.len(), 0);
+    Ok(())
+}
+
+/// Each host has a part of the network's addresses; what is a pod of the other's its group is told.
+fn pods_on_two_hosts_under_groups() -> Result<()> {
+    let hosts = Hosts::start(Family::V4, &[])?;
+    let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
+    let pods = [Namespace::new()?, Namespace::new()?];
+    let (mut addresses, mut networks) = (Vec::new(), Vec::new());
+    for (n, (host, pod)) in [&hosts.left, &hosts.right]
+        .into_iter()
+        .zip(&pods)
+        .enumerate()
+    {
+        host.daemon.cli(PODS)?;
+        let part = 128 * n;
+        let ranges = json!([[{
+            "subnet": "10.4.0.0/24", "rangeStart": format!("10.4.0.{}", part + 2),
+            "rangeEnd": format!("10.4.0.{}", part + 100),
+        }]]);
+        let leases = dir.path().join(n.to_string());
+        let config = network(&host.daemon, &leases, "pods", "1.1.0", &ranges);
+        let added = told(call(
+            "ADD",
+            &format!("pod{n}"),
+            &netns(pod),
+            "eth0",
+            &[],
+            &config,
+        ))?;
+        let address = added["ips"][0]["address"].as_str().unwrap_or_default();
+        addresses.push(address.trim_end_matches("/24").to_owned());
+        networks.push(config);
+    }
+    let [left, right] = &pods;
+    let ping = |from: &Namespace, to: &str| from.succeeds(&format!("ping -q -c 1 -W 1 {to}"));
+    check(
+        !ping(left, &addresses[1])?,
+        "who is not known to be a member is not let in",
+    )?;
+    for (host, other) in [(&hosts.left, &addresses[1]), (&hosts.right, &addresses[0])] {
+        host.daemon.cli(&format!("sg member add pods {other}"))?;
+    }
+    for (from, to) in [(left, &addresses[1]), (right, &addresses[0])] {
+        wait_for("pods to talk", PATIENCE, || {
+            Ok(ping(from, to)?.then_some(()))
+        })
+        .map_err(|e| format!("{e}\n{}", hosts.dump()))?;
+    }
+    let _server = right.start("httpd", "busybox httpd -f -p 80 -h /etc")?;
+    wait_for("a server", PATIENCE, || {
+        Ok(right
+            .succeeds("busybox nc -w 1 127.0.0.1 80 -e true")?
+            .then_some(()))
+    })?;
+    check(
+        !left.succeeds(&format!("busybox nc -w 2 {} 80 -e true", addresses[1]))?,
+        "what no rule allows does not come from another host either",
+    )?;
+    for (n, host) in [&hosts.left, &hosts.right].into_iter().enumerate() {
+        told(call(
+            "DEL",
+            &format!("pod{n}"),
+            &netns(&pods[n]),
+            "eth0",
+            &[],
+            &networks[n],
+        ))?;
+        check(
+            host.daemon.cli("nic list")?.trim().is_empty(),
+            "nothing is left",
+        )?;
+    }
     Ok(())
 }
 
