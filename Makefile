@@ -44,7 +44,8 @@ test: guest-image lint ## all of check, and the tests with real guests
 	tools/check-unit.sh
 	tools/run-tests.py all
 
-test-devices: guest-image ## router, overlay and load balancer over VLANs and bonds, and a link that loses frames, in guests with Debian's kernel (six minutes)
+test-devices: guest-image ## router, overlay and load balancer over VLANs and bonds, a link that loses frames, netkit, in guests with Debian's kernels (ten minutes)
+	@tools/guest-image.sh trixie
 	tools/run-tests.py devices
 
 # ARCH="amd64 arm64": for both kinds of machine.

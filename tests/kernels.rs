@@ -5,15 +5,17 @@ use butterfly_tests::daemon::program;
 use butterfly_tests::lab::{check, says};
 use butterfly_tests::trials;
 use butterfly_tests::trials::run_each;
-use testkit::Result;
+use std::time::Duration;
 use testkit::image::Image;
 use testkit::netns::Namespace;
 use testkit::qemu::{Guest, Machine, Nic, Wire};
+use testkit::{Result, wait_for};
 
 fn main() {
     run_each(trials![
         a_peer_with_its_own_kernel,
         our_programs_on_its_kernel,
+        a_virtio_nic_of_buffers_is_at_tc_ingress,
     ])
 }
 
@@ -100,4 +102,57 @@ fn our_programs_on_its_kernel() -> Result<()> {
         host.ok("kill -9 $(cat /run/pid)")?;
     }
     Ok(())
+}
+
+/// A router whose two NICs are virtio's, with TAP devices of this machine behind them: they receive
+/// what its sockets send, segments that are not cut and checksums that are only begun.
+fn a_virtio_nic_of_buffers_is_at_tc_ingress() -> Result<()> {
+    let hosts = [Namespace::new()?, Namespace::new()?];
+    let mut machine = Machine::named("router")
+        .with_tools()
+        .with_programs(&[&program("butterfly")]);
+    for (n, host) in (1..).zip(&hosts) {
+        let wire = Wire::tap(host, "cable");
+        machine = machine.with(Nic::new(wire, &format!("52:54:00:00:00:0{n}")));
+    }
+    let router = Guest::start(&Image::ready()?, &machine)?;
+    router.ok(
+        "set -e; sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1
+         for n in 1 2; do
+             nic=eth$((n - 1)); ip link set $nic up
+             ip addr add 10.$n.0.1/24 dev $nic; ip addr add fd0$n::1/64 dev $nic nodad
+         done",
+    )?;
+    for (n, host) in (1..).zip(&hosts) {
+        host.ok(&format!(
+            "ip addr add 10.{n}.0.2/24 dev cable && ip addr add fd0{n}::2/64 dev cable nodad &&
+             ip route add default via 10.{n}.0.1 && ip -6 route add default via fd0{n}::1"
+        ))?;
+    }
+    router.ok(": >/run/said; butterfly forward eth0 eth1 >/run/said 2>&1 & echo $! >/run/pid")?;
+    says(&router, "/run/said", "are followed")?;
+    let [near, far] = &hosts;
+    let server = far.start("iperf3", "iperf3 -s --forceflush")?;
+    wait_for("iperf3 to listen", Duration::from_secs(30), || {
+        Ok(server.log().contains("listening").then_some(()))
+    })?;
+    for to in ["10.2.0.2", "fd02::2"] {
+        near.ok(&format!("ping -q -c 3 -i 0.2 -W 5 {to}"))?;
+        near.ok(&format!("iperf3 -c {to} -n 20M"))?;
+    }
+    router.ok("kill $(cat /run/pid)")?;
+    let said = says(&router, "/run/said", "forwarded")?;
+    for nic in ["eth0", "eth1"] {
+        let line = format!("taking over {nic}: at tc ingress (virtio_net).");
+        check(said.contains(&line), &format!("it says '{line}':\n{said}"))?;
+    }
+    // Segments of at least some of 40 MB, in each family.
+    let forwarded = said.lines().filter(|line| line.contains("forwarded "));
+    let counts: Vec<u64> = forwarded
+        .flat_map(|line| line.split_whitespace().flat_map(str::parse))
+        .collect();
+    check(
+        counts.len() == 4 && counts.iter().all(|count| *count > 100),
+        &format!("they went the fast way:\n{said}"),
+    )
 }
