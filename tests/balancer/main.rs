@@ -13,6 +13,7 @@ mod interfaces;
 mod library;
 mod paths;
 mod stage;
+mod upgrade;
 
 use butterfly_tests::web::serve_if_asked;
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -23,7 +24,7 @@ use testkit::Result;
 type Session = fn(&mut Stage) -> Result<()>;
 
 /// In the order in which they run, with the mode of the balancer's interface.
-const TRIALS: [(&str, &str, Session); 31] = [
+const TRIALS: [(&str, &str, Session); 34] = [
     (
         "flows_are_spread_and_counted",
         "native",
@@ -49,6 +50,13 @@ const TRIALS: [(&str, &str, Session); 31] = [
         "native",
         health::keeps_connections_over_a_restart,
     ),
+    ("an_upgrade_keeps_flows", "native", upgrade::keeps_flows),
+    (
+        "an_upgrade_keeps_flows_in_generic_mode",
+        "generic",
+        upgrade::keeps_flows,
+    ),
+    ("an_upgrade_keeps_flows_at_tc", "tc", upgrade::keeps_flows),
     (
         "every_kind_of_check_tells",
         "generic",

@@ -174,7 +174,7 @@ impl Stage {
 }
 
 /// Where clients connect to.
-fn service() -> Result<SocketAddr> {
+pub fn service() -> Result<SocketAddr> {
     SERVICE.parse().map_err(|e| format!("{SERVICE}: {e}"))
 }
 

@@ -1,5 +1,6 @@
 //! The balancer: a loaded program, the configuration that is in force, and the operations on it.
-//! Every operation either is in force when it returns or has changed nothing.
+//! Every operation either is in force when it returns or has changed nothing; while another
+//! process's balancer is about to go on in this one's place, it waits ([`Balancer::is_held`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -10,11 +11,12 @@ use wire::Mac;
 use xdp::{Interfaces, Program, Table, objects};
 
 use crate::attached_interface::AttachedInterface;
-use crate::compile::{self, Register};
+use crate::compile::{self, Image, Register};
 use crate::counters::Meters;
 use crate::error::Error;
 use crate::flows::{Memory, now_ns};
 use crate::halves::Halves;
+use crate::handover::Maps;
 use crate::hop::Hop;
 use crate::layout::{self, LINKS};
 use crate::numbers::Numbers;
@@ -59,7 +61,9 @@ pub struct Balancer {
     pub(crate) settle: Duration,
     pub(crate) register: Register,
     pub(crate) services: Services,
-    hops: BTreeMap<IpAddr, Hop>,
+    pub(crate) hops: BTreeMap<IpAddr, Hop>,
+    /// What is in force stays so: `services` and `hops` wait ([`is_held`](Self::is_held)).
+    pub(crate) held: bool,
     pub(crate) known: BTreeMap<u32, Interface>,
 }
 
@@ -70,12 +74,20 @@ impl Balancer {
     /// An option is out of its range; the kernel refuses (older than 5.18, no CAP_BPF and
     /// CAP_NET_ADMIN, no memory).
     pub fn new(options: &Options) -> Result<Self, Error> {
+        Self::load(options, None)
+    }
+
+    /// With maps of its own, or some of another process's.
+    pub(crate) fn load(options: &Options, others: Option<&Maps>) -> Result<Self, Error> {
         let settings = options::settings(options)?;
         let program = Program::load_both(
             "balancer",
             objects::BALANCER,
             objects::tc::BALANCER,
-            |object| options::configure(object, &settings),
+            |object| {
+                options::configure(object, &settings)?;
+                others.map_or(Ok(()), |maps| maps.put_into(object))
+            },
         )?;
         Ok(Balancer {
             attached: Interfaces::new(),
@@ -92,6 +104,7 @@ impl Balancer {
             },
             services: Services::new(),
             hops: BTreeMap::new(),
+            held: false,
             known: BTreeMap::new(),
             program,
         })
@@ -178,6 +191,21 @@ impl Balancer {
         services: Services,
         hops: BTreeMap<IpAddr, Hop>,
     ) -> Result<(), Error> {
+        self.put_in_force(services, hops, None)
+    }
+
+    /// [`apply_with`](Self::apply_with), with the tables of `before` in the place of those in
+    /// force.
+    pub(crate) fn put_in_force(
+        &mut self,
+        services: Services,
+        hops: BTreeMap<IpAddr, Hop>,
+        before: Option<&Image>,
+    ) -> Result<(), Error> {
+        if self.held {
+            (self.services, self.hops) = (services, hops);
+            return Ok(());
+        }
         let keys: BTreeSet<_> = services.iter().map(Service::key).collect();
         let servers: BTreeSet<_> = services
             .iter()
@@ -204,7 +232,7 @@ impl Balancer {
             &services,
             &hops,
             &register,
-            self.halves.image(),
+            before.unwrap_or(self.halves.image()),
             now_ns(),
         )?;
         for (owner, number) in register.servers.iter() {
@@ -299,7 +327,8 @@ impl Balancer {
     /// # Errors
     /// The kernel refuses to write the maps.
     pub fn set_hops(&mut self, hops: BTreeMap<IpAddr, Hop>) -> Result<(), Error> {
-        if hops == self.hops {
+        if hops == self.hops || self.held {
+            self.hops = hops;
             return Ok(());
         }
         let image = compile::compile(

@@ -52,11 +52,11 @@ impl Image {
 /// A service's Maglev table and whom it was made for: it is kept while they stay the same.
 #[derive(Debug, Clone)]
 pub(crate) struct Table {
-    key: ServiceKey,
-    members: Vec<Member>,
+    pub(crate) key: ServiceKey,
+    pub(crate) members: Vec<Member>,
     /// Packets may have gone by it, or by one before: some server could be reached. No flow can be
     /// other than by the next one else.
-    used: bool,
+    pub(crate) used: bool,
     /// The words of [`layout::Maglev::slot`].
     pub(crate) slots: Vec<u32>,
     /// Tick of the first change that `slots` tells of.

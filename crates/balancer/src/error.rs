@@ -71,6 +71,12 @@ pub enum Error {
         /// Its name.
         name: String,
     },
+    /// What another process's balancer hands over is not this one's to go on with.
+    #[error("the load balancer of the process before cannot be gone on with: {why}")]
+    Handed {
+        /// Why not.
+        why: String,
+    },
     /// The kernel's tables cannot be followed.
     #[error(transparent)]
     Netlink(#[from] netlink::Error),

@@ -52,6 +52,10 @@
 //! ([`compile`]), what differs is written to the half that is not in force, one word switches, and
 //! the call returns when no CPU is using the old half any more. No packet sees half a change.
 //! Servers keep their numbers for as long as they are in the set, so the flow table is never swept.
+//!
+//! **Handing over.** Another process's balancer goes on with the flow table, the counters, the
+//! numbers and the Maglev tables of this one ([`Balancer::hand_over`], [`Balancer::leave`]): no
+//! flow and no packet notices.
 
 mod attach;
 mod attached_interface;
@@ -62,6 +66,7 @@ mod error;
 mod flows;
 mod follow;
 mod halves;
+mod handover;
 mod hash;
 mod hop;
 pub mod layout;

@@ -25,6 +25,32 @@ impl<K: Ord + Copy> Numbers<K> {
         }
     }
 
+    /// Numbers as they were given out elsewhere, by [`iter`](Self::iter) and [`next`](Self::next).
+    /// `None`: that cannot be.
+    pub(crate) fn left(
+        room: u16,
+        next: u16,
+        taken: impl IntoIterator<Item = (K, u16)>,
+    ) -> Option<Self> {
+        let mut numbers = Numbers {
+            next,
+            ..Numbers::new(room)
+        };
+        let in_room = |number: u16| (1..room).contains(&number);
+        for (key, number) in taken {
+            let new = numbers.used.insert(number) && numbers.taken.insert(key, number).is_none();
+            if !new || !in_room(number) {
+                return None;
+            }
+        }
+        in_room(next).then_some(numbers)
+    }
+
+    /// The number that is looked at first for who comes next.
+    pub(crate) fn next(&self) -> u16 {
+        self.next
+    }
+
     /// Takes numbers from those who are not in `present`, gives numbers to those who have none.
     /// False, and nothing has changed: there are more than numbers.
     pub(crate) fn assign(&mut self, present: &BTreeSet<K>) -> bool {

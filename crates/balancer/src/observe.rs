@@ -60,8 +60,10 @@ impl Balancer {
         let Some(service) = self.service_of(tuple) else {
             return Ok(None);
         };
-        let number = self.register.services.of(&service.key());
-        let number = number.expect("what is in force is registered");
+        // One that waits to be in force has none.
+        let Some(number) = self.register.services.of(&service.key()) else {
+            return Ok(None);
+        };
         let owner = |number| {
             let mut all = self.register.servers.iter();
             let owner = all.find(|(owner, its)| *its == number && owner.0 == service.key());

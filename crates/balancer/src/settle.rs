@@ -22,6 +22,9 @@ impl Balancer {
     /// # Errors
     /// The kernel refuses to read or write the maps.
     pub fn settle(&mut self) -> Result<(), Error> {
+        if self.held {
+            return Ok(());
+        }
         let now = now_ns();
         let settle = self.settle.as_nanos() as u64;
         let overdue = |table: &Table| {

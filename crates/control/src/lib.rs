@@ -60,6 +60,6 @@ pub use error::{Error, ErrorKind};
 pub use event::{Event, EventKind, NicState, Part};
 pub use features::{Features, InterfaceStatus};
 pub use journal::{Author, BeforeAfter, Change, Journal, ObjectChange};
-pub use services::{Probe, Standing, Target};
+pub use services::{KnownHealth, Probe, Standing, Target};
 pub use state::NetworkMode;
 pub use stats::{GroupStats, NicStats, RuleStats};

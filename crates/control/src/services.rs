@@ -21,6 +21,16 @@ pub struct Probe {
     pub subject: Subject,
 }
 
+/// What checks have found out, as another process's controller [goes
+/// on](crate::Controller::take_up_health) with it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct KnownHealth {
+    /// Services whose first round of checks is over.
+    pub open: BTreeSet<ServiceKey>,
+    /// What is known of each server, and when it is checked next.
+    pub servers: Vec<(Target, health::State, Duration)>,
+}
+
 /// A service as it stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Standing {
@@ -81,6 +91,27 @@ impl Checks {
     /// The addresses that are announced.
     pub fn addresses(&self) -> BTreeSet<IpAddr> {
         self.in_service.iter().map(|key| key.vip()).collect()
+    }
+
+    /// All that checks have found out.
+    pub fn known(&self) -> KnownHealth {
+        let servers = self.monitor.known();
+        KnownHealth {
+            open: self.open.clone(),
+            servers: servers
+                .map(|(target, state, next)| (*target, state.clone(), next))
+                .collect(),
+        }
+    }
+
+    /// Goes on with what another one has found out of these services.
+    pub fn take_up(&mut self, now: Duration, known: KnownHealth, services: &Services) {
+        for (target, state, next) in known.servers {
+            self.monitor.take_up(now, &target, state, next);
+        }
+        let open = known.open.into_iter();
+        self.open
+            .extend(open.filter(|key| services.contains_key(key)));
     }
 
     /// When the next check is due.

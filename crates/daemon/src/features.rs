@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use control::model::{Feature, Mode};
 use control::{Features, InterfaceStatus};
@@ -13,6 +13,7 @@ use rustix::net::{AddressFamily, SocketType};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
+use crate::app::monotonic_ns;
 use crate::{balancer, router, uplinks};
 
 /// What the controller's features are.
@@ -24,7 +25,6 @@ pub struct HostFeatures {
     pub programs: Programs,
     /// Told when a check may be due earlier than was thought.
     pub due: Arc<Notify>,
-    pub began: Instant,
     /// While the daemon starts, an interface that is declared and not there is waited for: the
     /// service may start before it. Later it is refused: its name is most likely a mistake.
     pub starting: Arc<AtomicBool>,
@@ -63,7 +63,8 @@ fn is_there(interface: &str) -> bool {
 
 impl Features for HostFeatures {
     fn now(&self) -> Duration {
-        self.began.elapsed()
+        // The same in the daemon that takes this one's place.
+        Duration::from_nanos(monotonic_ns())
     }
 
     fn admit(&self, check: &Check) -> Result<(), CheckError> {

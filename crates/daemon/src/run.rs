@@ -272,6 +272,7 @@ async fn serve(
         interfaces.clone(),
         kernel.clone(),
         interface_states.clone(),
+        handed("balancer"),
     ));
     let setup = uplinks::Setup {
         dpdk: dpdk_uplink(settings)?,
@@ -346,7 +347,6 @@ async fn serve(
         uplinks: uplinks.clone(),
         programs: programs.clone(),
         due: due.clone(),
-        began: Instant::now(),
         starting: starting.clone(),
     };
     let controller = Controller::new(settings_of_control, Box::new(attachments), switch.clone())
@@ -362,9 +362,10 @@ async fn serve(
         Some(old) => {
             let (old, held, vhost) = (old.clone(), held.clone(), vhost.clone());
             let (gate, interfaces) = (start_gate.clone(), interfaces.clone());
+            let balancer = engine.clone();
             let switch = switch.clone();
             let taking = move || {
-                let links = || take_links(&old, &gate, &interfaces);
+                let links = || take_links(&old, &gate, &balancer, &interfaces);
                 let planes = (&*vhost, &*switch);
                 take_over(controller, open_store, &old, held.as_deref(), planes, links)
             };
@@ -793,6 +794,11 @@ fn take_over(
     if let Some(left) = &counted {
         handover::take_macs(&controller, switch, left);
     }
+    if let Some(known) = old.bytes("health")? {
+        let known = balancer::handover::read(&known)?;
+        let taken = controller.take_up_health(known);
+        taken.map_err(|e| format!("servers' health: {e}"))?;
+    }
     tracing::info!(
         "{taken} connections and {sessions} sessions of VMMs are taken up, in {} us",
         start.elapsed().as_micros()
@@ -807,14 +813,16 @@ fn take_over(
     Ok((controller, stored, counted))
 }
 
-/// Goes on with uplinks where the daemon before has left them, and has the programs of this one run
-/// where that one's do.
+/// Goes on with uplinks and the load balancer where the daemon before has left them, and has the
+/// programs of this one run where that one's do.
 fn take_links(
     old: &Predecessor,
     gate: &StartGate,
+    balancer: &balancer::Engine,
     interfaces: &Mutex<Interfaces>,
 ) -> Result<(), String> {
     gate.take_up(old.all_bytes("left")?)?;
+    balancer.take_up(old.bytes("tables")?.as_deref())?;
     let mut interfaces = interfaces.lock().unwrap_or_else(PoisonError::into_inner);
     interfaces.take_over().map_err(|e| e.to_string())
 }

@@ -16,7 +16,8 @@
 //!    which the new one has a descriptor;
 //! 3. the new one takes up sessions and flows as it would those of a daemon that was killed, and
 //!    says so. It has touched no ring and read no frame by then. On interfaces its programs are in
-//!    the place of the old one's, with tables of their own: frames go to the same sockets;
+//!    the place of the old one's, with tables of their own: frames go to the same sockets, and to
+//!    the same servers, by the load balancer's one table of flows;
 //! 4. the old one says go, which is the commit: it leaves the keeper to the new one, and will not
 //!    come back. The new one opens its gate.
 //!

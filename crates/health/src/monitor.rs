@@ -98,6 +98,28 @@ impl<T: Ord + Clone> Monitor<T> {
         self.targets.keys()
     }
 
+    /// All that is known of each target, and when its next check begins.
+    pub fn known(&self) -> impl Iterator<Item = (&T, &State, Duration)> {
+        let targets = self.targets.iter();
+        targets.map(|(name, target)| (name, &target.state, target.next))
+    }
+
+    /// Goes on with a target as another monitor of the same clock [knew](Monitor::known) it, if it
+    /// is one of this one's and no check of it has begun.
+    pub fn take_up(&mut self, now: Duration, name: &T, state: State, next: Duration) {
+        let Some(target) = self.targets.get_mut(name).filter(|one| !one.checked) else {
+            return;
+        };
+        self.due.remove(&(target.next, name.clone()));
+        target.next = next.min(now + target.policy.interval);
+        self.due.insert((target.next, name.clone()));
+        target.checked = state.health != Health::Unknown;
+        target.state = State {
+            since: state.since.min(now),
+            ..state
+        };
+    }
+
     /// When the next check is due; none while all of them are out.
     pub fn next(&self) -> Option<Duration> {
         self.due.first().map(|(at, _)| *at)
@@ -268,6 +290,48 @@ mod tests {
         assert_eq!(monitor.state(&"a").unwrap().health, Health::Healthy);
         let changes = run(&mut monitor, SECOND, SECOND * 4, |_| false);
         assert_eq!(changes.len(), 1);
+    }
+
+    #[test]
+    fn another_monitor_goes_on_as_if_it_had_been_there_all_the_time() {
+        let mut before = Monitor::default();
+        for name in ["a", "b"] {
+            before.add(Duration::ZERO, name, policy(), Health::Unknown);
+        }
+        run(&mut before, Duration::ZERO, SECOND * 9, |name| name == "a");
+        // One more failure of three.
+        let at = before.next().unwrap();
+        run(&mut before, at, at + SECOND * 2, |_| false);
+        let now = at + SECOND * 2;
+        let mut after = Monitor::default();
+        for name in ["a", "b", "new"] {
+            after.add(now, name, policy(), Health::Unknown);
+        }
+        for (name, state, next) in before.known() {
+            after.take_up(now, name, state.clone(), next);
+        }
+        after.take_up(now, &"gone", State::new(now, Health::Healthy), now);
+        assert!(after.targets().eq(&["a", "b", "new"]));
+        assert_eq!(after.state(&"new").unwrap().health, Health::Unknown);
+        after.remove(&"new");
+        assert!(after.known().eq(before.known()));
+        let late = now + SECOND * 60;
+        let works = |name: &str| name == "b";
+        assert_eq!(
+            run(&mut after, now, late, works),
+            run(&mut before, now, late, works)
+        );
+        // What cannot be: a check in a year, a turn that is to come.
+        let mut other = Monitor::default();
+        other.add(now, "a", policy(), Health::Unknown);
+        other.take_up(
+            now,
+            &"a",
+            State::new(late, Health::Healthy),
+            late * 1_000_000,
+        );
+        assert_eq!(other.next(), Some(now + policy().interval));
+        assert_eq!(other.state(&"a").unwrap().since, now);
     }
 
     #[test]

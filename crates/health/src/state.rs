@@ -26,7 +26,7 @@ pub struct State {
     /// What the last check took.
     pub took: Duration,
     /// Results in a row that speak against `health`.
-    against: u32,
+    pub against: u32,
 }
 
 impl State {

@@ -1,11 +1,11 @@
 //! Operations on services and their servers, and what checks of them come to.
 
-use super::Controller;
+use super::{Controller, of};
 use crate::diff::Diff;
 use crate::error::Error;
 use crate::event::EventKind;
 use crate::model::{Feature, Interface, Server, Service, ServiceKey, Services};
-use crate::services::{Probe, Standing, Target};
+use crate::services::{KnownHealth, Probe, Standing, Target};
 use crate::stage::Change;
 use health::{Health, Job};
 use std::collections::BTreeSet;
@@ -122,6 +122,21 @@ impl Controller {
         self.checks.start(self.features.now(), &self.state.services)
     }
 
+    /// What checks have found out.
+    pub fn known_health(&self) -> KnownHealth {
+        self.checks.known()
+    }
+
+    /// Goes on with what another process's controller of the same services has found out, by a
+    /// clock that both have. Before the first check.
+    pub fn take_up_health(&mut self, known: KnownHealth) -> Result<(), Error> {
+        let services = &self.state.services;
+        self.checks.take_up(self.features.now(), known, services);
+        let applied = self.features.balance(&self.checks.now(services));
+        self.settle();
+        applied.map_err(of(Feature::Balancer))
+    }
+
     /// What a check came to. An error: the data plane has not taken what follows, and will with the
     /// next change.
     pub fn checked(&mut self, job: Job<Target>, outcome: Result<(), String>) -> Result<(), Error> {
@@ -143,10 +158,7 @@ impl Controller {
             applied = applied.and_then(|()| self.features.balance(&step));
         }
         self.settle();
-        applied.map_err(|why| Error::Feature {
-            feature: Feature::Balancer,
-            why,
-        })
+        applied.map_err(of(Feature::Balancer))
     }
 
     /// Tells what came into service or went out of it.

@@ -388,6 +388,44 @@ fn a_service_opens_whole_after_its_first_round_of_checks() {
 }
 
 #[test]
+fn another_controller_goes_on_with_what_is_known() {
+    let mut before = Session::new();
+    before.put(checked(80, &[1, 2])).unwrap();
+    before.run(SECOND * 3, "1");
+    // Nobody has asked its server yet.
+    before.put(checked(81, &[3])).unwrap();
+    let (known, now) = (before.controller.known_health(), before.controller.now());
+    let after = |services: &[Service]| {
+        let mut after = Session::new();
+        after.host.plane().now = now;
+        for service in services {
+            after.put(service.clone()).unwrap();
+        }
+        after.events();
+        after.controller.take_up_health(known.clone()).unwrap();
+        after
+    };
+    let mut same = after(&[checked(80, &[1, 2]), checked(81, &[3])]);
+    assert_eq!(same.told(), before.told());
+    assert_eq!(same.controller.known_health(), known);
+    assert_eq!(
+        same.events(),
+        ["in service: true, 1 of 1", "192.0.2.1 announced: true"]
+    );
+    // What is turned by checks from now on is the same, too.
+    before.events();
+    for session in [&mut before, &mut same] {
+        session.run(SECOND * 20, "23");
+    }
+    assert_eq!(same.events(), before.events());
+    assert_eq!(same.told(), before.told());
+    // Of what one does not have it takes nothing.
+    let other = after(&[checked(82, &[1])]);
+    assert_eq!(other.told(), "192.0.2.1:82/tcp 10.0.0.1*1 down");
+    assert!(other.controller.known_health().open.is_empty());
+}
+
+#[test]
 fn an_address_is_announced_while_one_of_its_services_is() {
     let mut session = Session::new();
     session.put(service(80, &[1])).unwrap();

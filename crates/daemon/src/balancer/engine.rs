@@ -11,6 +11,7 @@ use balancer::{Balancer, Follower, Options, Reason, ServerCounters, ServiceKey, 
 use control::{InterfaceStatus, Target};
 use netlink::Kinds;
 use rustix::net::{AddressFamily, SocketType, netdevice};
+use sys::handed::{Handed, Items};
 use tokio::runtime::Handle;
 use xdp::{Interfaces, Mode};
 
@@ -20,6 +21,9 @@ use super::probe::Door;
 use crate::kernel::Kernel;
 use crate::states::InterfaceStates;
 
+/// The name of what is handed over.
+const MAPS: &str = "maps";
+
 /// The balancer, once somebody has asked for it.
 pub struct Engine {
     options: Options,
@@ -27,6 +31,8 @@ pub struct Engine {
     kernel: Arc<Kernel>,
     states: InterfaceStates,
     running: Mutex<Option<Arc<Running>>>,
+    /// What the daemon before has run by, until it is loaded here.
+    handed: Mutex<Option<Handed>>,
     /// The way of health checks into the room: opened by the first check.
     door: Arc<Mutex<Option<Arc<Door>>>>,
 }
@@ -39,12 +45,14 @@ pub struct Running {
 }
 
 impl Engine {
-    /// Nothing is loaded yet. What becomes of its interfaces is left in `states`.
+    /// Nothing is loaded yet. What becomes of its interfaces is left in `states`. `handed` is what
+    /// the daemon [hands over](Self::hand_over) whose place this one takes, if there is one.
     pub fn new(
         max_flows: u32,
         programs: Arc<Mutex<Interfaces>>,
         kernel: Arc<Kernel>,
         states: InterfaceStates,
+        mut handed: Items,
     ) -> Engine {
         Engine {
             options: Options {
@@ -55,6 +63,7 @@ impl Engine {
             kernel,
             states,
             running: Mutex::new(None),
+            handed: Mutex::new(handed.remove(MAPS)),
             door: Arc::default(),
         }
     }
@@ -84,8 +93,12 @@ impl Engine {
         }
         let failed = |e: balancer::Error| format!("the load balancer cannot be started: {e}");
         let mirror = Handle::current().block_on(self.kernel.mirror())?;
+        let loaded = match lock(&self.handed).take() {
+            Some(handed) => Balancer::handed(&self.options, handed),
+            None => Balancer::new(&self.options),
+        };
         let started = Arc::new(Running {
-            balancer: Mutex::new(Balancer::new(&self.options).map_err(failed)?),
+            balancer: Mutex::new(loaded.map_err(failed)?),
             follower: Follower::new(mirror).map_err(failed)?,
             interfaces: Mutex::new(Attached::new(self.programs.clone(), self.states.clone())),
         });
@@ -102,6 +115,46 @@ impl Engine {
             self.options.max_flows
         );
         Ok(running.insert(started).clone())
+    }
+
+    /// What the daemon that takes this one's place runs by.
+    pub fn hand_over(&self) -> Result<Items, String> {
+        let Some(running) = self.running() else {
+            return Ok(Items::new());
+        };
+        let maps = lock(&running.balancer).hand_over();
+        let maps = maps.map_err(|e| e.to_string())?;
+        Ok(Items::from([(MAPS.to_owned(), maps)]))
+    }
+
+    /// What that daemon goes on with; nothing changes here from now on. `None`: nothing runs.
+    pub fn leave(&self) -> Option<Vec<u8>> {
+        let running = self.running()?;
+        Some(lock(&running.balancer).leave())
+    }
+
+    /// It has not taken this one's place.
+    pub fn go_on(&self) {
+        if let Some(running) = self.running()
+            && let Err(e) = lock(&running.balancer).go_on()
+        {
+            tracing::error!("the load balancer is as it was before the upgrade: {e}");
+        }
+    }
+
+    /// Goes on with what the daemon before has [left](Self::leave). The error is a sentence.
+    pub fn take_up(&self, left: Option<&[u8]>) -> Result<(), String> {
+        let Some(running) = self.running() else {
+            return Ok(());
+        };
+        let mut balancer = lock(&running.balancer);
+        match left {
+            Some(left) => balancer.take_up(left).map_err(|e| e.to_string()),
+            None if balancer.is_held() => {
+                Err("the daemon before does not say where flows go".to_owned())
+            }
+            None => Ok(()),
+        }
     }
 
     /// Makes the services these, all or nothing. The error is a sentence.

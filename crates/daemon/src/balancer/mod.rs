@@ -13,6 +13,7 @@ pub mod bgp;
 mod checks;
 pub mod convert;
 mod engine;
+pub mod handover;
 pub mod hook;
 mod log;
 mod plane;

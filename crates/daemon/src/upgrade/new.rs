@@ -54,7 +54,7 @@ impl Predecessor {
             apart: Arc::new(AtomicBool::new(true)),
             items: Mutex::default(),
         };
-        let known = [words::WITHOUT_LINKS, words::NUMBER];
+        let known = [words::WITHOUT_LINKS, words::WITHOUT_BALANCER, words::NUMBER];
         if known.iter().all(|known| known.to_string() != number) {
             let why = format!(
                 "it is handed over to by number {number}, and knows number {}",

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use control::Controller;
-use control::model::{Feature, NicKind};
+use control::model::NicKind;
 use dataplane::{QueueId, Switch};
 use io::port::Port;
 use io::vhost::{Server, Yielded};
@@ -27,6 +27,7 @@ use super::changes::Changes;
 use super::words::{self, Line, Silence, Word, file_of};
 use crate::app::App;
 use crate::attachments::LeftBehind;
+use crate::balancer;
 use crate::connections;
 use crate::held::Held;
 use crate::unix_socket;
@@ -229,11 +230,7 @@ impl Upgrade {
             ports: Vec::new(),
             vhost: None,
         };
-        let links = has_links(app);
-        let number = match links {
-            true => words::NUMBER,
-            false => words::WITHOUT_LINKS,
-        };
+        let number = number(app);
         next.say(Word::Offer, "", number.to_string().as_bytes(), &[])?;
         next.hear(Word::Hello, PREPARES_WITHIN)?;
         self.changes.hold();
@@ -242,8 +239,8 @@ impl Upgrade {
         if let Some(why) = cannot_now(app) {
             return Err(why);
         }
-        if has_links(app) != links {
-            return Err("interfaces were taken or left meanwhile: ask again".into());
+        if self::number(app) != number {
+            return Err("interfaces or services came or went meanwhile: ask again".into());
         }
         self.left_behind.settle();
         given.joined = true;
@@ -266,6 +263,7 @@ impl Upgrade {
         give_all(next, "uplink", app.uplinks.hand_over()?)?;
         let points = lock(&self.interfaces).hand_over();
         give_all(next, "point", points.map_err(|e| e.to_string())?)?;
+        give_all(next, "balancer", app.balancer.hand_over()?)?;
         next.say(Word::All, "", b"", &[])?;
         let ready = next.hear(Word::Ready, PREPARES_WITHIN)?;
         let version = String::from_utf8_lossy(&ready.note).into_owned();
@@ -293,6 +291,13 @@ impl Upgrade {
                 let file = file_of(&left).map_err(failed)?;
                 let name = format!("left {}", port.name());
                 next.say(Word::Item, &name, b"", &[file.as_fd()])?;
+            }
+        }
+        if let Some(tables) = app.balancer.leave() {
+            let health = balancer::handover::write(&control.known_health());
+            for (name, bytes) in [("tables", tables), ("health", health)] {
+                let file = file_of(&bytes).map_err(failed)?;
+                next.say(Word::Item, name, b"", &[file.as_fd()])?;
             }
         }
         let used = app.workers.switch().flows_used().to_string();
@@ -348,7 +353,6 @@ pub const NEEDS: &str = "an upgrade needs --store and --keeper: what is declared
 
 /// Why what is declared now leaves none.
 fn cannot_now(app: &App) -> Option<String> {
-    let config = app.control().config();
     if !Uid::effective().is_root()
         && app
             .control()
@@ -362,23 +366,20 @@ fn cannot_now(app: &App) -> Option<String> {
                 .into(),
         );
     }
-    let taken = config.interfaces.iter().find_map(|(feature, interfaces)| {
-        let first = interfaces
-            .first()
-            .filter(|_| *feature == Feature::Balancer)?;
-        Some((*feature, first.name.clone()))
-    });
-    taken.map(|(feature, name)| {
-        format!(
-            "interface {name} ({feature}) cannot be handed over yet: restart the daemon instead"
-        )
-    })
+    None
 }
 
-/// Programs of ours run on interfaces, or an uplink's sockets are open.
-fn has_links(app: &App) -> bool {
+/// The hand-over that has room for all that there is.
+fn number(app: &App) -> u32 {
     let config = app.control().config();
-    config.interfaces.values().any(|list| !list.is_empty()) || !app.uplinks.queues().is_empty()
+    let are_taken = config.interfaces.values().any(|list| !list.is_empty());
+    if app.balancer.running().is_some() {
+        words::NUMBER
+    } else if are_taken || !app.uplinks.queues().is_empty() {
+        words::WITHOUT_BALANCER
+    } else {
+        words::WITHOUT_LINKS
+    }
 }
 
 /// Gives items of a kind.
@@ -549,6 +550,7 @@ impl Drop for Given<'_> {
             // Until then it may put its programs there.
             wait_for_end(&self.child);
             self.app.uplinks.go_on();
+            self.app.balancer.go_on();
             if let Err(why) = lock(self.interfaces).take_over() {
                 tracing::error!("{why}");
             }

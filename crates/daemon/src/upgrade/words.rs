@@ -26,9 +26,10 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
 /// The hand-over that this version speaks: another number for whatever is changed in it.
-pub const NUMBER: u32 = 2;
-/// The one before, which it speaks too: the same, without interfaces that programs run on and
-/// without uplinks.
+pub const NUMBER: u32 = 3;
+/// The one before, which it speaks too: the same, without the load balancer.
+pub const WITHOUT_BALANCER: u32 = 2;
+/// The one before that: without interfaces that programs run on and without uplinks either.
 pub const WITHOUT_LINKS: u32 = 1;
 
 /// Bytes of a sentence at the most.

@@ -244,7 +244,7 @@ p.wait()
         (
             "speaks-otherwise",
             Some(other_number),
-            "number 77, and knows number 2",
+            "number 77, and knows number 3",
         ),
     ];
     for (name, text, said) in cases {

@@ -1,0 +1,252 @@
+//! Another program takes the daemon's place: flows, counters and checks go on.
+
+use std::os::unix::fs::PermissionsExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use butterfly_tests::Daemon;
+use butterfly_tests::daemon::{number, program};
+use butterfly_tests::lab::check;
+use butterfly_tests::web::Connections;
+use serde_json::Value;
+use testkit::netns::Namespace;
+use testkit::{PATIENCE, Result};
+
+use crate::stage::{SERVICE, Stage, VIP, service};
+
+/// How often another program takes over, and how often one fails to.
+const TURNS: usize = 3;
+/// What nft says of a rule that no packet has met.
+const NONE: &str = "counter packets 0 bytes 0";
+
+/// Under requests on connections from before and after a change of servers, new connections and
+/// echo requests: none is lost, none goes to another server, and none is left to the kernel. Neither
+/// when a program takes over, nor when one fails that has put its programs in place already.
+pub fn keeps_flows(stage: &mut Stage) -> Result<()> {
+    stage.restart(&["--store", "{dir}/store", "--keeper", "{dir}/keeper"])?;
+    stage.tell(&format!(
+        "service add {SERVICE} --server 10.1.2.10 10.1.2.11 10.1.2.12 --check tcp \
+         --check-interval 500"
+    ))?;
+    stage.healths_become(&["HEALTHY"; 3])?;
+    let mut old = stage.open(200)?;
+    // From now on flows are remembered: old ones and new ones have other servers by the same slots.
+    stage.tell(&format!("service server add {SERVICE} 10.1.2.13"))?;
+    stage.healths_become(&["HEALTHY"; 4])?;
+    let mut new = stage.open(200)?;
+    old.ask_all()?;
+    check(new.to("s3") > 20, "the newcomer has its share")?;
+    stage.balancer.ok(&format!(
+        "nft 'add table ip seen; \
+         add chain ip seen vip {{ type filter hook prerouting priority -300; }}; \
+         add rule ip seen vip iifname eth0 ip daddr {VIP} counter'"
+    ))?;
+    let mut ping = stage
+        .client
+        .start("ping", &format!("ping -q -i 0.002 {VIP}"))?;
+    let stop = AtomicBool::new(false);
+    let Stage {
+        daemon,
+        client,
+        balancer,
+        ..
+    } = &mut *stage;
+    let mut opened = std::thread::scope(|scope| {
+        let asking = scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                old.ask_all().map_err(|e| format!("an old one: {e}"))?;
+                new.ask_all().map_err(|e| format!("a new one: {e}"))?;
+            }
+            Ok::<_, String>(())
+        });
+        let opening = scope.spawn(|| {
+            let mut opened = Connections::open(client, service()?, 1)?;
+            while !stop.load(Ordering::Relaxed) {
+                let more = opened.open_more(client, service()?, 5);
+                more.map_err(|e| format!("one that is opened: {e}"))?;
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            Ok::<_, String>(opened)
+        });
+        let done = upgrades(daemon, balancer);
+        stop.store(true, Ordering::Relaxed);
+        let asked = asking.join().map_err(|_| "who asks panicked")?;
+        let opened = opening.join().map_err(|_| "who opens panicked")?;
+        done.and(asked).and(opened)
+    })?;
+    ping.signal("INT")?;
+    ping.wait(PATIENCE)?;
+    check(
+        ping.log().contains(" 0% packet loss"),
+        &format!("echo requests were lost:\n{}", ping.log()),
+    )?;
+    // Exactly: no counter began anew, and none counts for another server.
+    let servers = (0..4).map(|n| (format!("s{n}"), format!("10.1.2.1{n}")));
+    for (name, address) in servers {
+        let all = [&old, &new, &opened];
+        let flows: usize = all.iter().map(|connections| connections.to(&name)).sum();
+        let counted = stage.counter(&address, "flows")?;
+        check(
+            counted == flows as u64,
+            &format!("{name} has {flows} flows, of which {counted} are counted"),
+        )?;
+    }
+    // What is checked goes on, and so do numbers: flows stay when servers change again.
+    stage.servers[1].web = None;
+    stage.healths_become(&["HEALTHY", "UNHEALTHY", "HEALTHY", "HEALTHY"])?;
+    stage.tell(&format!("service server drain {SERVICE} 10.1.2.12"))?;
+    for connections in [&mut old, &mut new, &mut opened] {
+        connections.give_up("s1");
+        connections.ask_all()?;
+    }
+    let last = stage.open(100)?;
+    check(
+        last.to("s1") + last.to("s2") == 0 && last.to("s3") > 10,
+        "new ones go to servers that take them",
+    )?;
+    // A service that is not well stays so, too.
+    let before = stage
+        .daemon
+        .json(&format!("service server list {SERVICE}"))?;
+    stage.daemon.upgrade()?;
+    let now = stage
+        .daemon
+        .json(&format!("service server list {SERVICE}"))?;
+    for name in ["health", "detail"] {
+        let of = |servers: &Value| {
+            servers
+                .as_array()
+                .map(|all| all.iter().map(|one| one[name].clone()).collect::<Vec<_>>())
+        };
+        check(
+            of(&before) == of(&now),
+            &format!("{name} stays:\n{before}\n{now}"),
+        )?;
+    }
+    old.ask_all()?;
+    stage.daemon.cli("service interface del eth0")?;
+    let answered = stage.client.succeeds(&format!("ping -q -c 1 -W 1 {VIP}"))?;
+    let seen = seen_by_kernel(&stage.balancer)?;
+    check(
+        !answered && !seen.contains(NONE),
+        &format!("the interface is the kernel's again:\n{seen}"),
+    )
+}
+
+fn upgrades(daemon: &mut Daemon, balancer: &Namespace) -> Result<()> {
+    let fails = failing(daemon)?;
+    let interfaces = daemon.cli("service interface list")?;
+    let mut before = servers(daemon)?;
+    for turn in 0..TURNS {
+        let refused = daemon.cli(&format!("upgrade {fails}")).err();
+        let refused = refused.unwrap_or_default();
+        check(
+            refused.contains("it had taken up all"),
+            &format!("the other program's words are passed on: {refused}"),
+        )?;
+        goes_on(daemon, balancer, &mut before).map_err(|e| format!("failure {turn}: {e}"))?;
+        daemon.upgrade()?;
+        goes_on(daemon, balancer, &mut before).map_err(|e| format!("upgrade {turn}: {e}"))?;
+        let now = daemon.cli("service interface list")?;
+        check(
+            now == interfaces,
+            &format!("modes stay:\n{interfaces}\n{now}"),
+        )?;
+    }
+    // Nobody's health has turned, nor was asked for as for the first time.
+    for (said, times) in [
+        (" is healthy", 4),
+        (" is in service", 1),
+        (" is announced", 1),
+    ] {
+        let log = daemon.log();
+        let count = log.matches(said).count();
+        check(count == times, &format!("'{said}', {count} times:\n{log}"))?;
+    }
+    Ok(())
+}
+
+/// Of packets to the service.
+fn seen_by_kernel(balancer: &Namespace) -> Result<String> {
+    balancer.ok("nft list table ip seen")
+}
+
+/// All servers are well, for longer than before, and have got more packets; the kernel none for
+/// them.
+fn goes_on(daemon: &Daemon, balancer: &Namespace, before: &mut Vec<[u64; 3]>) -> Result<()> {
+    let now = servers(daemon)?;
+    let grown =
+        |(old, new): (&[u64; 3], &[u64; 3])| old.iter().zip(new).all(|(old, new)| old <= new);
+    check(
+        before.iter().zip(&now).all(grown),
+        &format!("packets, flows and age grow: {before:?}, {now:?}"),
+    )?;
+    *before = now;
+    let seen = seen_by_kernel(balancer)?;
+    check(
+        seen.contains(NONE),
+        &format!("the kernel has seen packets to the service:\n{seen}"),
+    )
+}
+
+/// Packets, flows and how long it has been healthy, for each server: all of them are.
+fn servers(daemon: &Daemon) -> Result<Vec<[u64; 3]>> {
+    let servers = daemon.json(&format!("service server list {SERVICE}"))?;
+    let read = |one: &Value| {
+        let counters = &one["counters"];
+        let age = number(&one["since_ms"]);
+        let numbers = (
+            number(&counters["packets"]),
+            number(&counters["flows"]),
+            age,
+        );
+        match (one["health"].as_str(), numbers) {
+            (Some("HEALTH_HEALTHY"), (Some(packets), Some(flows), Some(age))) => {
+                Ok([packets, flows, age])
+            }
+            _ => Err(format!("a server is {one}")),
+        }
+    };
+    servers
+        .as_array()
+        .ok_or("no list")?
+        .iter()
+        .map(read)
+        .collect()
+}
+
+/// A program that goes between the daemon and the next one, and kills that one when it has taken up
+/// all, before it is told that it is the daemon.
+fn failing(daemon: &Daemon) -> Result<String> {
+    let path = daemon.dir().join("fails");
+    let text = format!(
+        "#!/usr/bin/env python3
+import array, select, socket, subprocess, sys
+TAKEN = 9
+old = socket.socket(fileno=0)
+ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+new = subprocess.Popen(['{}'] + sys.argv[1:], stdin=theirs)
+theirs.close()
+while True:
+    for source in select.select([old, ours], [], [])[0]:
+        said, parts, _, _ = source.recvmsg(1 << 17, socket.CMSG_SPACE(4 * 253))
+        if not said:
+            new.kill()
+            sys.exit('gone')
+        if source is ours and said[0] == TAKEN:
+            new.kill()
+            new.wait()
+            old.sendall(bytes([13, 0]) + b'it had taken up all')
+            sys.exit(1)
+        (ours if source is old else old).sendmsg([said], parts)
+        for _, _, data in parts:
+            for fd in array.array('i', data):
+                socket.close(fd)
+",
+        program("butterflyd")
+    );
+    let failed = |e: std::io::Error| format!("{}: {e}", path.display());
+    std::fs::write(&path, text).map_err(failed)?;
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).map_err(failed)?;
+    Ok(path.display().to_string())
+}
