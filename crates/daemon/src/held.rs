@@ -353,10 +353,13 @@ impl Held {
 
 /// VMMs' connections outlive the daemon, too.
 impl SessionKeeper for Held {
-    fn hold(&self, nic: &str, record: &[u8], fds: &[BorrowedFd<'_>]) {
-        if let Err(e) = self.keeper.hold(&session_name(nic), record, fds) {
+    fn hold(&self, nic: &str, record: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
+        let held = self.keeper.hold(&session_name(nic), record, fds);
+        if let Err(e) = &held {
             tracing::error!(nic, "its VMM's connection goes with this daemon: {e}");
         }
+        // A keeper that is gone comes back, and an upgrade does not ask it.
+        !matches!(held, Err(keeper::Error::Refused { .. }))
     }
 
     fn release(&self, nic: &str) {

@@ -39,6 +39,8 @@ pub const ARGUMENT: &str = "--take-over";
 /// How long the next program may take for each step. To prepare, it reads what is declared; while
 /// it does the rest no frame moves, or clients wait.
 const PREPARES_WITHIN: Duration = Duration::from_secs(60);
+/// How long a VMM may be in the midst of a message.
+const VMMS_WITHIN: Duration = Duration::from_secs(1);
 const OPENS_WITHIN: Duration = Duration::from_secs(5);
 const TAKES_WITHIN: Duration = Duration::from_secs(5);
 const SERVES_WITHIN: Duration = Duration::from_secs(10);
@@ -268,6 +270,8 @@ impl Upgrade {
         let ready = next.hear(Word::Ready, PREPARES_WITHIN)?;
         let version = String::from_utf8_lossy(&ready.note).into_owned();
 
+        // While frames move still.
+        app.vhost.settle(VMMS_WITHIN);
         given.store = true;
         stored.give_way()?;
         next.say(Word::Store, "", b"", &[])?;
@@ -487,7 +491,7 @@ impl Given<'_> {
             pause.begin();
         }
         switch.pause().map_err(gone)?;
-        self.vhost = Some(vhost.give_way().map_err(|busy| busy.to_string())?);
+        self.vhost = Some(vhost.give_way().map_err(|stays| stays.to_string())?);
         if let Some(kernel) = switch.kernel_flows() {
             kernel.close();
         }

@@ -1,7 +1,12 @@
 //! Another program takes the daemon's place under load, or fails to in every way there is.
 
+use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
+
+use io::vhost::request::{SET_VRING_CALL, SET_VRING_KICK};
+use rustix::event::EventfdFlags;
+use testkit::vhost_frontend::message;
 
 use super::*;
 
@@ -299,6 +304,48 @@ p.wait()
     guests.receive();
     let twice = guests.came.values().filter(|times| **times > 1).count();
     assert_eq!((guests.sent as usize - guests.came.len(), twice), (0, 0));
+}
+
+/// A VMM whose session cannot be held keeps the daemon, which says so; one that stops amid a message
+/// is hung up on. Neither harms others.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vmm_that_cannot_go_along_keeps_the_daemon_or_is_hung_up_on() {
+    let mut guests = Guests::new(common::FEATURES).await;
+    guests.flow(100, "frames before");
+    let daemon = guests.daemon.as_mut().unwrap();
+    let put = v1::PutNicRequest {
+        nic: Some(nic("c", 3)),
+        create_only: true,
+    };
+    within(daemon.v1().await.put_nic(put)).await.unwrap();
+    let path = daemon.path("qemu-vhost-c");
+    let features = common::FEATURES | PROTOCOL_FEATURES;
+    let mut vmm = Frontend::connect(&path).unwrap();
+    vmm.negotiate(features).unwrap();
+    let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    for ring in 0..128 {
+        for request in [SET_VRING_KICK, SET_VRING_CALL] {
+            vmm.ring_fd(request, ring, bell.as_fd()).unwrap();
+        }
+    }
+    let pid = daemon.pid();
+    let refused = upgrade(daemon, "").await.unwrap_err();
+    let why = "the session of NIC 'c' cannot be handed over: the keeper does not hold it";
+    assert!(refused.message().contains(why), "{refused}");
+    assert_eq!(daemon.pid(), pid);
+    vmm.get(GET_FEATURES).unwrap();
+    guests.flow(100, "frames behind the refusal");
+    drop(vmm);
+    let mut vmm = Frontend::connect(&path).unwrap();
+    vmm.get(GET_FEATURES).unwrap();
+    let half = &message(GET_FEATURES, 1, &[])[..7];
+    vmm.send_bytes(half, &[]).unwrap();
+    guests.upgraded("");
+    assert!(vmm.wait_closed().unwrap());
+    guests.flow(100, "frames behind the upgrade");
+    let mut vmm = Frontend::connect(&path).unwrap();
+    vmm.negotiate(features).unwrap();
+    assert_eq!(guests.ended_whole("beside one that is hung up on"), (0, 0));
 }
 
 /// A change that comes meanwhile waits, and is made by whoever is the daemon then, or is refused

@@ -16,7 +16,7 @@ pub use nic_options::NicOptions;
 pub use protocol::listener::SocketFile;
 pub use protocol::ring_state::RingInfo;
 pub use protocol::saved::{LeftError, LeftSession, SessionKeeper};
-pub use protocol::server::{NicInfo, Server, Yielded};
+pub use protocol::server::{NicInfo, Server, Stays, Yielded};
 pub use protocol::server_error::ServerError;
 pub use protocol::session::SessionInfo;
 pub use protocol::sink::{PortKey, PortSink, PortState};

@@ -50,11 +50,16 @@ pub(in crate::vhost) enum Progress {
 }
 
 impl Connection {
+    /// A message is half read or half answered.
+    pub fn is_amid(&self) -> bool {
+        self.reader.is_partial() || !self.out.is_empty() || self.closing
+    }
+
     /// Bytes and descriptors of it that the next process needs to go on; `None`: there is a message
     /// half read or half answered, or the session does not outlive this process. `path`: where the
     /// connection was made.
     pub fn saved(&self, path: &[u8]) -> Option<(Vec<u8>, Vec<BorrowedFd<'_>>)> {
-        if self.reader.is_partial() || !self.out.is_empty() || self.closing {
+        if self.is_amid() {
             return None;
         }
         let channel = self.channel.as_ref().map(AsFd::as_fd);

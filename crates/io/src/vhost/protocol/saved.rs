@@ -60,8 +60,8 @@ const TURNED_OFF: u64 = 64;
 /// meanwhile.
 pub trait SessionKeeper: Send + Sync {
     /// Holds the session of a NIC, by the name that its options have, instead of what was held of
-    /// it.
-    fn hold(&self, nic: &str, record: &[u8], fds: &[BorrowedFd<'_>]);
+    /// it. False: it cannot be held, and ends with this process.
+    fn hold(&self, nic: &str, record: &[u8], fds: &[BorrowedFd<'_>]) -> bool;
 
     /// What is held of a NIC's session is not valid any more.
     fn release(&self, nic: &str);

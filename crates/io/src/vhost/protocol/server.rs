@@ -11,7 +11,7 @@
 //! is out of descriptors, or a VMM has broken the protocol or gone without a word, its listener is
 //! left alone for a moment, so that neither makes the thread spin.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -39,6 +39,8 @@ const PAUSE_EXHAUSTED: Duration = Duration::from_secs(1);
 /// ring ran: one that wants what there is not (more queues than there are) comes again as fast as
 /// it can.
 const PAUSE_BROKEN: Duration = Duration::from_millis(100);
+/// Between two looks at who is amid a message.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// One NIC of the server, for dumps.
 #[derive(Clone, Debug)]
@@ -74,19 +76,30 @@ enum Command {
     Nics(mpsc::Sender<Vec<NicInfo>>),
     Nic(PortKey, mpsc::Sender<Option<NicInfo>>),
     Listeners(mpsc::Sender<io::Result<Vec<(PathBuf, OwnedFd)>>>),
-    Yield(mpsc::Receiver<()>, mpsc::Sender<Result<(), Busy>>),
+    Amid(mpsc::Sender<BTreeSet<PortKey>>),
+    HangUp(BTreeSet<PortKey>, mpsc::Sender<()>),
+    Yield(mpsc::Receiver<()>, mpsc::Sender<Result<(), Stays>>),
     TakeUp(PortKey, LeftSession, mpsc::Sender<Result<(), LeftError>>),
     Begin,
     Stop,
 }
 
-/// Why sessions cannot be given to another process now.
+/// Why sessions cannot be given to another process.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error(
-    "the session of NIC '{0}' cannot be handed over now: its VMM is in the midst of a message, or \
-     moves its guest"
-)]
-pub struct Busy(pub String);
+pub enum Stays {
+    /// That of this NIC is to be asked for again.
+    #[error(
+        "the session of NIC '{0}' cannot be handed over now: its VMM is in the midst of a message, \
+         or moves its guest"
+    )]
+    Now(String),
+    /// That of this NIC ends with this process.
+    #[error(
+        "the session of NIC '{0}' cannot be handed over: the keeper does not hold it, as none of \
+         more than 253 descriptors, some sixty queue pairs"
+    )]
+    ForGood(String),
+}
 
 /// All ports are with the server's thread, which does nothing else until this is dropped: then it
 /// gives them back to the workers, and goes on.
@@ -202,12 +215,28 @@ impl Server {
         self.ask(Command::Listeners).ok_or_else(stopped)?
     }
 
+    /// Waits so long, if need be, until each VMM has said what it is in the midst of saying, and
+    /// has taken its answer. Who has not by then is hung up on, and has to connect anew: it may
+    /// never.
+    pub fn settle(&self, patience: Duration) {
+        let until = Instant::now() + patience;
+        let mut amid = self.ask(Command::Amid).unwrap_or_default();
+        while !amid.is_empty() && Instant::now() < until {
+            std::thread::sleep(LOOK);
+            let now = self.ask(Command::Amid).unwrap_or_default();
+            amid.retain(|key| now.contains(key));
+        }
+        if !amid.is_empty() {
+            self.ask(|answer| Command::HangUp(amid, answer));
+        }
+    }
+
     /// Takes all ports back from the workers and stands still, so that another process can go on
     /// with the sessions, by what was held of them last.
     ///
     /// # Errors
     /// A session cannot be gone on with now; nothing has changed.
-    pub fn give_way(&self) -> Result<Yielded, Busy> {
+    pub fn give_way(&self) -> Result<Yielded, Stays> {
         let (go_on, wait) = mpsc::channel();
         self.ask(|answer| Command::Yield(wait, answer))
             .unwrap_or(Ok(()))?;
@@ -442,6 +471,21 @@ impl Thread {
                 drop(answer.send(self.nics.get(&key).map(|nic| nic.info(key))));
             }
             Command::Listeners(answer) => drop(answer.send(self.listeners())),
+            Command::Amid(answer) => {
+                let amid = |nic: &Nic| nic.connection.as_ref().is_some_and(Connection::is_amid);
+                let nics = self.nics.iter().filter(|(_, nic)| amid(nic));
+                let _ = answer.send(nics.map(|(key, _)| *key).collect());
+            }
+            Command::HangUp(keys, answer) => {
+                for key in keys {
+                    if let Some(nic) = self.nics.get(&key) {
+                        let name = &nic.options.name;
+                        warn!(nic = name, "its VMM is hung up on: it stops amid a message");
+                    }
+                    self.hang_up(key, PAUSE_BROKEN);
+                }
+                let _ = answer.send(());
+            }
             Command::Yield(go_on, answer) => self.give_way(&go_on, &answer),
             Command::TakeUp(key, left, answer) => {
                 let _ = answer.send(self.go_on(key, left));
@@ -470,17 +514,21 @@ impl Thread {
     }
 
     /// Takes all ports back, says so, and stands still until the other side is dropped.
-    fn give_way(&mut self, go_on: &mpsc::Receiver<()>, answer: &mpsc::Sender<Result<(), Busy>>) {
+    fn give_way(&mut self, go_on: &mpsc::Receiver<()>, answer: &mpsc::Sender<Result<(), Stays>>) {
         let busy = self.nics.values().find(|nic| {
             let connection = nic.connection.as_ref();
             connection.is_some_and(|connection| connection.saved(b"").is_none())
         });
         if let Some(nic) = busy {
-            let _ = answer.send(Err(Busy(nic.options.name.clone())));
+            let _ = answer.send(Err(Stays::Now(nic.options.name.clone())));
             return;
         }
         // Also of who has connected and said nothing yet.
-        self.nics.keys().for_each(|key| self.hold_session(*key));
+        let ends = |(key, _): &(&PortKey, &Nic)| !self.hold_session(**key);
+        if let Some((_, nic)) = self.nics.iter().find(ends) {
+            let _ = answer.send(Err(Stays::ForGood(nic.options.name.clone())));
+            return;
+        }
         let connections = self.nics.values_mut();
         for connection in connections.filter_map(|nic| nic.connection.as_mut()) {
             connection.take_ports();
@@ -591,16 +639,15 @@ impl Thread {
         connection.resume(saved, channel, &self.poller, channel_token(key))
     }
 
-    /// Has a session held as it is now, if it outlives the process.
-    fn hold_session(&self, key: PortKey) {
+    /// Has a session held as it is now, if it outlives the process. False: it cannot be held.
+    fn hold_session(&self, key: PortKey) -> bool {
         let (Some(keeper), Some(nic)) = (&self.keeper, self.nics.get(&key)) else {
-            return;
+            return true;
         };
         let path = nic.end.path().as_os_str().as_bytes();
         let saved = nic.connection.as_ref();
-        if let Some((record, fds)) = saved.and_then(|connection| connection.saved(path)) {
-            keeper.hold(&nic.options.name, &record, &fds);
-        }
+        let saved = saved.and_then(|connection| connection.saved(path));
+        saved.is_none_or(|(record, fds)| keeper.hold(&nic.options.name, &record, &fds))
     }
 
     fn release(&self, nic: &str) {
