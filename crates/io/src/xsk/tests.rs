@@ -395,6 +395,51 @@ fn rings_that_lie_stop_the_port_once() {
 }
 
 #[test]
+fn a_queue_is_gone_on_with_by_what_can_be_and_by_nothing_else() {
+    let (mut port, mut peer) = XskPort::in_memory(FRAMES, 1500).unwrap();
+    let queue = &mut port.queue;
+    assert!(peer.inject(&pattern(100), 256));
+    assert_eq!(queue.filled(1), 1);
+    let filled = queue.peek(0, 0).unwrap();
+    queue.take(&filled);
+    queue.release(1);
+    let left = queue.left();
+    let (own, sent) = (8, 12);
+    let other = |at: usize, bytes: &[u8]| {
+        let mut other = left.clone();
+        other[at..at + bytes.len()].copy_from_slice(bytes);
+        other
+    };
+    let chunks = queue.umem.count().to_le_bytes();
+    let mut twice = other(4, &2u32.to_le_bytes());
+    twice.splice(own..own, left[own..sent].to_vec());
+    for (what, left) in [
+        ("more than all chunks", other(4, &u32::MAX.to_le_bytes())),
+        ("none, with one", other(4, &0u32.to_le_bytes())),
+        ("a chunk behind the last", other(own, &chunks)),
+        ("a chunk that is nowhere", other(own, &[255; 4])),
+        ("a chunk twice", twice),
+        (
+            "a frame of more chunks than a slot",
+            other(sent, &[queue.slot_chunks() as u8 + 1]),
+        ),
+        ("one slot more", [&left[..], &[0]].concat()),
+    ] {
+        assert_eq!(queue.take_up(&left), None, "{what}");
+    }
+    for len in 0..left.len() {
+        assert_eq!(queue.take_up(&left[..len]), None, "{len} bytes of it");
+    }
+    // None of these has changed anything.
+    assert_eq!(queue.left(), left);
+    assert_eq!(queue.take_up(&left), Some(()));
+    assert_eq!(queue.left(), left);
+    // A window wider than all chunks is one of all chunks.
+    assert_eq!(queue.take_up(&other(0, &[255; 4])), Some(()));
+    assert_eq!(queue.left()[..4], chunks);
+}
+
+#[test]
 fn a_frame_longer_than_any_can_be_is_lost_and_its_buffers_are_not() {
     let (mut port, mut peer) = port(9000);
     peer.inject(&pattern(FRAME_MAX + 1), 256);
