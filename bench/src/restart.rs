@@ -94,6 +94,8 @@ impl Plan {
 /// What an event has cost each time.
 #[derive(Default)]
 struct Costs {
+    /// How often it happened.
+    events: usize,
     /// In milliseconds.
     blackouts: Samples,
     fate: Fate,
@@ -103,6 +105,7 @@ struct Costs {
 
 impl Costs {
     fn add(&mut self, cost: &Cost) {
+        self.events += 1;
         for blackout in &cost.seen.blackouts {
             self.blackouts.push(blackout.as_secs_f64() * 1e3);
         }
@@ -202,6 +205,7 @@ fn text(rows: &[Row]) -> String {
             fate,
             asked,
             lost,
+            ..
         } = &row.costs;
         let [middle, late, most] = row.costs.quantiles();
         let _ = writeln!(
@@ -270,10 +274,12 @@ fn ratios(rows: &[Row]) -> Ratios {
 
 /// The page and the data.
 fn write(dir: &Path, rows: &[Row], connections: usize) -> Result<(), PeerError> {
+    let events = rows.iter().map(|row| row.costs.events).max();
     let head = format!(
-        "{}; {}; {connections} connections between two guests",
+        "{}; {}; {connections} connections between two guests; at most {} events of each kind",
         table::machine(),
-        table::date()
+        table::date(),
+        events.unwrap_or(0)
     );
     let mut page = format!(
         "# bench-restart\n\n{head}. Milliseconds without a frame, of all streams and events. As data: \
@@ -289,6 +295,7 @@ fn write(dir: &Path, rows: &[Row], connections: usize) -> Result<(), PeerError> 
             fate,
             asked,
             lost,
+            ..
         } = &row.costs;
         let [middle, late, most] = row.costs.quantiles();
         let count = blackouts.count();
@@ -392,7 +399,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         write(dir.path(), &rows, 10).unwrap();
         let data = std::fs::read_to_string(dir.path().join("restart.tsv")).unwrap();
-        assert!(data.starts_with("# "), "{data}");
+        let head = "; 10 connections between two guests; at most 3 events of each kind\n";
+        assert!(data.starts_with("# ") && data.contains(head), "{data}");
         for line in [
             "kill_split_p50\tbutterfly\tms\t30.0000\t20.0000\t40.0000\t3\n",
             "kill_split_p99\tovs\tms\t4000.0000\t4000.0000\t4000.0000\t1\n",
