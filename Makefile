@@ -99,6 +99,7 @@ bench-switch: ## rates, connections, round trips beside testpmd and OVS-DPDK, in
 bench-overlay: ## rates to another host and from there beside OVS-DPDK and the kernel, over veth (10 minutes); QUICK=1 for a short one
 	@tools/setup.sh bench
 	cargo build --quiet --release -p butterfly-daemon -p butterfly-cli -p butterfly-bench
+	! pkg-config --exists libdpdk || cargo build --quiet --release -p butterfly-daemon --features dpdk --target-dir target/dpdk
 	target/release/butterfly-bench overlay $(QUICK_FLAG) --out $(BENCH_OUT)
 	$(PAGE)
 

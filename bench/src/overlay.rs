@@ -54,6 +54,8 @@ impl results::Row for Row {
 pub enum Peer {
     /// This switch, 100 stateful rules, AF_XDP.
     Butterfly,
+    /// This switch, built with DPDK, on DPDK's packet socket.
+    ButterflyDpdk,
     /// OVS-DPDK with the same rules, on a packet socket.
     OvsAfPacket,
     /// OVS-DPDK with the same rules, on AF_XDP.
@@ -66,8 +68,9 @@ pub enum Peer {
 
 impl Peer {
     /// All of them, ours first.
-    pub const ALL: [Peer; 5] = [
+    pub const ALL: [Peer; 6] = [
         Peer::Butterfly,
+        Peer::ButterflyDpdk,
         Peer::OvsAfXdp,
         Peer::OvsAfPacket,
         Peer::Kernel,
@@ -78,7 +81,7 @@ impl Peer {
     fn takes(self, row: Row) -> bool {
         match (self, row) {
             (Peer::Sender, Row::ToWire(_)) => false,
-            (_, Row::ToWire(Load::Tso)) => matches!(self, Peer::Butterfly | Peer::Kernel),
+            (_, Row::ToWire(Load::Tso)) => !matches!(self, Peer::OvsAfPacket | Peer::OvsAfXdp),
             _ => true,
         }
     }
@@ -90,6 +93,7 @@ impl Column for Peer {
     fn name(self) -> &'static str {
         match self {
             Peer::Butterfly => "butterfly",
+            Peer::ButterflyDpdk => "butterfly-dpdk",
             Peer::OvsAfPacket => "ovs-afpacket",
             Peer::OvsAfXdp => "ovs-afxdp",
             Peer::Kernel => "kernel",

@@ -259,6 +259,12 @@ fn start(peer: Peer, cable: &Cable, dir: &Path, core: usize) -> Result<Option<Ru
     };
     Ok(match peer {
         Peer::Butterfly => Some(butterfly::start_host(dir, core, holder, UPLINK, ADDRESSES)?),
+        Peer::ButterflyDpdk => {
+            let [_, far] = &ends.macs;
+            Some(butterfly::start_host_by_dpdk(
+                dir, core, holder, UPLINK, ADDRESSES, far,
+            )?)
+        }
         Peer::OvsAfPacket => Some(ovs::start(dir, core, Wire::AfPacket, &ends)?),
         Peer::OvsAfXdp => Some(ovs::start(dir, core, Wire::AfXdp, &ends)?),
         Peer::Kernel | Peer::Sender => None,

@@ -27,8 +27,18 @@ pub fn daemon_in(
     cores: Option<&str>,
     options: &[&str],
 ) -> Result<Process, PeerError> {
+    launch(&sibling("butterflyd")?, holder, dir, cores, options)
+}
+
+fn launch(
+    program: &Path,
+    holder: Option<u32>,
+    dir: &Path,
+    cores: Option<&str>,
+    options: &[&str],
+) -> Result<Process, PeerError> {
     let log = dir.join("butterflyd.log");
-    let mut command = Process::command_in(holder, sibling("butterflyd")?);
+    let mut command = Process::command_in(holder, program);
     command
         .arg("-s")
         .arg(dir)
@@ -150,6 +160,55 @@ pub fn start_host(
 ) -> Result<Running, PeerError> {
     let options = ["-i", &here.to_string(), "--uplink", uplink];
     let daemon = daemon_in(Some(holder), dir, Some(&core.to_string()), &options)?;
+    host_of(daemon, dir, there)
+}
+
+/// The same by DPDK's `net_af_packet` on `uplink`, of a daemon that has DPDK. `far` is the other
+/// host's MAC.
+pub fn start_host_by_dpdk(
+    dir: &Path,
+    core: usize,
+    holder: u32,
+    uplink: &str,
+    [here, there]: [IpAddr; 2],
+    far: &str,
+) -> Result<Running, PeerError> {
+    let program = with_dpdk()?;
+    let devices = format!("--no-pci -m 128 --vdev=net_af_packet0,iface={uplink}");
+    let options = ["-i", &here.to_string(), "--dpdk-args", &devices];
+    let daemon = launch(
+        &program,
+        Some(holder),
+        dir,
+        Some(&core.to_string()),
+        &options,
+    )?;
+    let address = format!(
+        "ip addr add {here}/24 dev dpdk0 && \
+         ip neigh replace {there} lladdr {far} dev dpdk0 nud permanent"
+    );
+    // The kernel's end is there when the daemon has answered.
+    let running = host_of(daemon, dir, there)?;
+    run(Process::command_in(Some(holder), "sh").args(["-c", &address]))?;
+    Ok(running)
+}
+
+/// A daemon that has DPDK: `make bench-overlay` builds one where DPDK is.
+fn with_dpdk() -> Result<PathBuf, PeerError> {
+    let own = sibling("butterflyd")?;
+    let target = own.ancestors().nth(2).unwrap_or(Path::new("."));
+    let program = target.join("dpdk/release/butterflyd");
+    let said = Command::new(&program).arg("--dpdk-help").output();
+    let has = said.is_ok_and(|said| said.stdout.starts_with(b"This daemon has DPDK"));
+    has.then_some(program).ok_or_else(|| {
+        PeerError(
+            "no daemon was built with DPDK: libdpdk-dev is needed, see docs/install.md".to_owned(),
+        )
+    })
+}
+
+/// What a host has: guest 0, the way to guest 1, and the rules.
+fn host_of(daemon: Process, dir: &Path, there: IpAddr) -> Result<Running, PeerError> {
     let [mac, far] = GUEST_MACS;
     let [ip, far_ip] = [0, 1].map(super::guest_ip);
     butterfly(
