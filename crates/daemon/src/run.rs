@@ -10,13 +10,14 @@ use std::time::{Duration, Instant};
 use ::router::acl::List;
 use api::encrypted::Key;
 use control::model::{Config, Feature, Interface, NicKind};
-use control::{Controller, NicState};
+use control::{Controller, NicState, Reach};
 use dataplane::Switch;
 use dataplane::flow::FlowMemory;
 use io::vhost::{PortKey, Server};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use sys::handed::Items;
+use tokio::runtime::Handle;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
@@ -351,12 +352,16 @@ async fn serve(
     };
     let controller = Controller::new(settings_of_control, Box::new(attachments), switch.clone())
         .with_features(Box::new(features));
+    let mut next_hops = next_hops(settings, &uplinks, &switch)?;
     let (controller, stored, counted) = match &predecessor {
         None => {
             let stored = open_store()?;
             let (held, switch) = (held.clone(), switch.clone());
             let folder = settings.socket_dir.clone();
             let controller = load(controller, stored.clone(), held, switch, folder).await?;
+            if let Some(next_hops) = &mut next_hops {
+                next_hops.prepare(controller.reach()).await;
+            }
             (controller, stored, None)
         }
         Some(old) => {
@@ -364,12 +369,22 @@ async fn serve(
             let (gate, interfaces) = (start_gate.clone(), interfaces.clone());
             let balancer = engine.clone();
             let switch = switch.clone();
+            let runtime = Handle::current();
             let taking = move || {
+                let find = |reach| {
+                    if let Some(next_hops) = &mut next_hops {
+                        runtime.block_on(next_hops.prepare(reach));
+                    }
+                };
                 let links = || take_links(&old, &gate, &balancer, &interfaces);
                 let planes = (&*vhost, &*switch);
-                take_over(controller, open_store, &old, held.as_deref(), planes, links)
+                let held = held.as_deref();
+                let taken = take_over(controller, open_store, &old, held, planes, find, links)?;
+                Ok::<_, Refusal>((taken, next_hops))
             };
-            waiting(taking).await?
+            let taken;
+            (taken, next_hops) = waiting(taking).await?;
+            taken
         }
     };
     let sockets = v1.iter().filter_map(v1::server::Listener::path);
@@ -429,7 +444,6 @@ async fn serve(
     tasks.spawn(states.deliver(app.clone(), tell_port));
     tasks.spawn(balancer::log(app.clone(), events));
     tasks.spawn(interface_states.deliver(app.clone(), tell_interface));
-    let next_hops = next_hops(settings, &app, &switch)?;
     tasks.spawn(follow_next_hops(
         next_hops,
         underlay_options(settings),
@@ -464,7 +478,7 @@ async fn serve(
         tasks.spawn(listener.serve(app.clone()));
     }
     let mut watched = workers.watched();
-    watched.extend(Watched::runtime("API", &tokio::runtime::Handle::current()));
+    watched.extend(Watched::runtime("API", &Handle::current()));
     watched.push(Watched::vhost(&app.vhost)?);
     let watchdog = Watchdog::start(watched, settings.hang_secs, app.health.clone())?;
     app.upgrade.set_pause(watchdog.pause());
@@ -645,13 +659,13 @@ fn underlay_options(settings: &Settings) -> underlay::UnderlayOptions {
 /// What finds the next hops to other hosts, if there is an uplink by now.
 fn next_hops(
     settings: &Settings,
-    app: &Arc<App>,
+    uplinks: &uplinks::Control,
     switch: &Arc<Switch>,
 ) -> Result<Option<NextHopTask>, String> {
-    let Some(uplinks) = app.uplinks.running() else {
-        return Ok(None);
-    };
-    NextHopTask::new(underlay_options(settings), app, switch.clone(), uplinks).map(Some)
+    let made = uplinks
+        .running()
+        .map(|uplinks| NextHopTask::new(underlay_options(settings), switch.clone(), uplinks));
+    made.transpose()
 }
 
 /// Follows the next hops to other hosts, from the first uplink on.
@@ -664,16 +678,14 @@ fn follow_next_hops(
     let (uplinks, app) = (app.uplinks.clone(), Arc::downgrade(app));
     async move {
         if let Some(next_hops) = now {
-            return next_hops.follow().await;
+            return next_hops.follow(app).await;
         }
         uplinks.begun().await;
-        let (Some(app), Some(uplinks)) = (app.upgrade(), uplinks.running()) else {
+        let Some(uplinks) = uplinks.running() else {
             return;
         };
-        let made = NextHopTask::new(options, &app, switch, uplinks);
-        drop(app);
-        match made {
-            Ok(next_hops) => next_hops.follow().await,
+        match NextHopTask::new(options, switch, uplinks) {
+            Ok(next_hops) => next_hops.follow(app).await,
             Err(why) => tracing::error!("other hosts are not reached: {why}"),
         }
     }
@@ -749,6 +761,7 @@ fn take_over(
     old: &Predecessor,
     held: Option<&Held>,
     (vhost, switch): (&Server, &Switch),
+    find_next_hops: impl FnOnce(Reach),
     take_links: impl FnOnce() -> Result<(), String>,
 ) -> Result<TakenOver, Refusal> {
     let start = Instant::now();
@@ -758,6 +771,7 @@ fn take_over(
         "{objects} objects are there from the daemon before, in {} ms",
         start.elapsed().as_millis()
     );
+    find_next_hops(controller.reach());
     let held = held.ok_or(upgrade::NEEDS)?;
     let flows = held
         .flows()

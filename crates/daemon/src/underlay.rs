@@ -75,7 +75,6 @@ pub struct UnderlayOptions {
 /// The task's own.
 pub struct NextHopTask {
     settings: UnderlayOptions,
-    app: Weak<App>,
     switch: Arc<Switch>,
     kernel: netlink::Watch,
     facts: watch::Receiver<Arc<[Fact]>>,
@@ -107,16 +106,6 @@ impl NextHopTask {
     /// Nothing is known yet. To be made in the network namespace of the uplinks.
     pub fn new(
         settings: UnderlayOptions,
-        app: &Arc<App>,
-        switch: Arc<Switch>,
-        uplinks: &Uplinks,
-    ) -> Result<NextHopTask, String> {
-        NextHopTask::of(settings, Arc::downgrade(app), switch, uplinks)
-    }
-
-    fn of(
-        settings: UnderlayOptions,
-        app: Weak<App>,
         switch: Arc<Switch>,
         uplinks: &Uplinks,
     ) -> Result<NextHopTask, String> {
@@ -126,7 +115,6 @@ impl NextHopTask {
         switch.on_wanted(move || call.notify_one());
         Ok(NextHopTask {
             settings,
-            app,
             switch,
             kernel: uplinks.kernel().watch(),
             facts: uplinks.watch(),
@@ -142,22 +130,32 @@ impl NextHopTask {
         })
     }
 
+    /// Finds the next hops to what is to be reached before the first frame moves: until then none
+    /// is known, and the frames that are under way in an upgrade would be dropped.
+    pub async fn prepare(&mut self, reach: Reach) {
+        // On a TAP device it is for the daemon to ask, which this process may not be yet.
+        if tap(&self.facts.borrow()).is_none() {
+            self.reach = reach;
+            self.renew().await;
+        }
+    }
+
     /// Follows until the daemon stops.
-    pub async fn follow(mut self) {
-        let Some(mut events) = self
-            .app
+    pub async fn follow(mut self, app: Weak<App>) {
+        let Some(mut events) = app
             .upgrade()
             .map(|app| block_in_place(|| app.control().subscribe()))
         else {
             return;
         };
         loop {
-            let Some(app) = self.app.upgrade() else {
-                return;
-            };
-            self.reach = block_in_place(|| app.control().reach());
-            self.follow_mtu(&app);
-            drop(app);
+            {
+                let Some(app) = app.upgrade() else {
+                    return;
+                };
+                self.reach = block_in_place(|| app.control().reach());
+                self.follow_mtu(&app);
+            }
             // Until the model changes.
             loop {
                 self.renew().await;

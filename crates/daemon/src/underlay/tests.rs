@@ -337,7 +337,7 @@ async fn whom_workers_ask_for_is_looked_for_whatever_woke_us() {
         encapsulation: Encapsulation::default(),
         follow_mtu: false,
     };
-    let mut task = NextHopTask::of(settings, Weak::new(), sim.switch(), &uplinks).unwrap();
+    let mut task = NextHopTask::new(settings, sim.switch(), &uplinks).unwrap();
     // Nothing is to be published: no thread runs the worker.
     task.published = Some(Known {
         addresses: BTreeSet::new(),
