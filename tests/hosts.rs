@@ -881,6 +881,17 @@ fn upgrades(hosts: &mut Hosts) -> Result<()> {
         check(said.contains(&mode), &format!("'{mode}' is said:\n{said}"))
     };
     is_joined(&hosts.left)?;
+    // It knows its own addresses and the next hops before a frame moves.
+    let knows_the_way = |host: &Host| {
+        let drops = host.daemon.cli("drops")?;
+        let lost = ["not_ours", "next_hop"]
+            .iter()
+            .any(|why| drops.contains(why));
+        check(
+            !lost,
+            &format!("nothing is lost for want of a way:\n{drops}"),
+        )
+    };
     let _guests = serve(&b, "tcp-serve 80")?;
     let _hosts = serve(&hosts.right.namespace, "tcp-serve 22")?;
     let mut download = a.start("download", &tool("tcp-get 10.1.0.2 80 0 120"))?;
@@ -928,6 +939,7 @@ say(13, 'I have it all, and do not want it')
         hosts.left.daemon.upgrade()?;
         is_joined(&hosts.left)?;
         passes(&format!("the download after upgrade {turn}"))?;
+        knows_the_way(&hosts.left)?;
         // The other end's too.
         hosts.right.daemon.upgrade()?;
         passes(&format!(
