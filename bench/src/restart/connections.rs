@@ -18,8 +18,10 @@ use crate::{TRAFFIC_PORT, interrupt};
 const BLOCK: usize = 64;
 
 /// How often a segment is said at the most, and how long nothing is said in between: it may be lost
-/// as any frame.
-const TIMES: usize = 3;
+/// as any frame. Where a connection is opened, it is the machine that has other things to do, and
+/// the more patience the better.
+const TIMES: usize = 5;
+const OPENING_TIMES: usize = 100;
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// A segment that has not come by then is said again.
@@ -101,7 +103,8 @@ impl Segments {
     fn open(&self, numbers: &[u32], ends: &mut [End]) -> Result<(), PeerError> {
         for step in 0..3 {
             let frame = |number| Ok(self.exchange.frame(step, number));
-            let silent = insist(ends, self.exchange.speaker(step), numbers, frame)?;
+            let speaker = self.exchange.speaker(step);
+            let silent = insist(ends, speaker, numbers, OPENING_TIMES, frame)?;
             if let Some(number) = silent.first() {
                 let what = format!("step {step} of connection {number} does not pass");
                 return Err(PeerError(what));
@@ -111,7 +114,7 @@ impl Segments {
     }
 
     fn lost(&self, ends: &mut [End]) -> Result<usize, PeerError> {
-        let lost = insist(ends, 1, &self.asked, amid)?;
+        let lost = insist(ends, 1, &self.asked, TIMES, amid)?;
         self.open(&lost, ends)?;
         Ok(lost.len())
     }
@@ -137,10 +140,11 @@ fn insist(
     ends: &mut [End],
     from: usize,
     numbers: &[u32],
+    times: usize,
     frame: impl Fn(u32) -> Result<[u8; FRAME], PeerError>,
 ) -> Result<Vec<u32>, PeerError> {
     let mut silent = numbers.to_vec();
-    for time in 0..TIMES {
+    for time in 0..times {
         if silent.is_empty() {
             break;
         }
