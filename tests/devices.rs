@@ -342,8 +342,9 @@ fn a_veth_may_hide_tags(pair: &mut Pair) -> Result<()> {
          ip -n a addr add 10.5.0.2/24 dev far5; ip -n a route add default via 10.5.0.1")?;
     peer.ok("ip route add 10.5.0.0/24 via 192.0.2.1 proto static")?;
     daemon(host)?;
+    // None at tc, where tags are never hidden.
     host.ok(&format!(
-        "{BUTTERFLY} router add near0 near5 --mode generic && {BUTTERFLY} router add vlan6"
+        "{BUTTERFLY} router add near0 near5 --mode generic && {BUTTERFLY} router add vlan6 --mode native"
     ))?;
     let status = host.ok(&format!("{BUTTERFLY} router status"))?;
     check(
