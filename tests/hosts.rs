@@ -883,7 +883,7 @@ fn upgrades(hosts: &mut Hosts) -> Result<()> {
     is_joined(&hosts.left)?;
     // It knows its own addresses and the next hops before a frame moves.
     let knows_the_way = |host: &Host| {
-        let drops = host.daemon.cli("drops")?;
+        let drops = host.daemon.cli(&format!("uplink show {UPLINK}"))?;
         let lost = ["not_ours", "next_hop"]
             .iter()
             .any(|why| drops.contains(why));
