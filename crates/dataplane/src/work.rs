@@ -64,76 +64,17 @@ pub(crate) fn cost(frames: usize, bytes: usize, pieces: usize) -> u64 {
     frames as u64 * FRAME + bytes as u64 + pieces as u64 * PIECE
 }
 
-/// Batches of fewer frames tell nothing: much of what they take is taken by empty ones too.
-const TELLING: usize = 32;
-
-/// What [`Cost::judged`] is multiplied by, in so many parts: from a quarter to eight times.
-const PARTS: u64 = 256;
-const LEAST: u64 = PARTS / 4;
-const MOST: u64 = 8 * PARTS;
-
-/// How long a worker takes for what it charges, by the batches that are timed.
-///
-/// What is not known of a frame costs by what its flow's memory costs, and that is known to nobody
-/// beforehand: a SYN of a flood that fills the table of flows waits for eight lines of memory and
-/// takes three times as long as one whose lines are in the cache.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Pace {
-    /// Cycles for a [`TURN`] of known flows; 0: none was timed yet.
-    turn: u64,
-}
-
-impl Pace {
-    /// A batch has taken so many cycles. What its sender's [`Cost::judged`] is to be multiplied by
-    /// (of [`PARTS`]), if that can be told from it.
-    pub(crate) fn learn(&mut self, cost: Cost, frames: usize, cycles: u64) -> Option<u64> {
-        if frames < TELLING || cost.carried == 0 {
-            return None;
-        }
-        if cost.judged == 0 {
-            let turn = cycles * TURN / cost.carried;
-            self.turn = match self.turn {
-                0 => turn,
-                // Another process may have had the core.
-                before => (7 * before + turn.min(2 * before)) / 8,
-            };
-            return None;
-        }
-        let took = (cycles * TURN).checked_div(self.turn)?;
-        let judged = took.saturating_sub(cost.carried);
-        Some((judged * PARTS / cost.judged).clamp(LEAST, MOST))
-    }
-}
-
 /// What a sender has cost.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Debt {
     /// What it has not waited for yet.
     owed: u64,
-    /// What [`Cost::judged`] is multiplied by, of [`PARTS`].
-    factor: u64,
     /// What its dearest batch has cost for each frame, if that was dear, and when that was.
     dearest: u64,
     dearest_ns: u64,
 }
 
-impl Default for Debt {
-    fn default() -> Debt {
-        Debt {
-            owed: 0,
-            factor: PARTS,
-            dearest: 0,
-            dearest_ns: 0,
-        }
-    }
-}
-
 impl Debt {
-    /// What a timed batch of this sender says of the others.
-    pub(crate) fn learn(&mut self, factor: u64) {
-        self.factor = (3 * self.factor + factor) / 4;
-    }
-
     /// The sender has to wait in this turn; not when it is alone.
     #[inline]
     pub(crate) fn waits(&mut self, is_alone: bool) -> bool {
@@ -164,8 +105,7 @@ impl Debt {
     /// Charges a batch.
     #[inline]
     pub(crate) fn charge(&mut self, cost: Cost, frames: usize, now: Now) {
-        let judged = cost.judged * self.factor / PARTS;
-        self.owed += (cost.carried + judged).saturating_sub(TURN);
+        self.owed += (cost.carried + cost.judged).saturating_sub(TURN);
         let each = cost.carried / frames.max(1) as u64;
         if each > CHEAP && each >= self.dearest {
             (self.dearest, self.dearest_ns) = (each, now.mono_ns);
@@ -240,42 +180,5 @@ mod tests {
         debt.charge(Cost { carried, judged }, 64, at(0));
         let turns = std::iter::from_fn(|| debt.waits(false).then_some(())).count();
         assert_eq!((turns, debt.room(64, at(1))), (11, 64));
-    }
-
-    #[test]
-    fn what_is_not_known_is_charged_by_the_time_that_it_took() {
-        let known = carried(64, 64 * 64, 0);
-        let begun = Cost {
-            judged: 64 * ENTER,
-            ..known
-        };
-        let mut pace = Pace::default();
-        // Nothing to compare with, too few frames.
-        assert_eq!(pace.learn(begun, 64, 100_000), None);
-        assert_eq!(pace.learn(known, 31, 5_000), None);
-        assert_eq!(pace.learn(begun, 64, 100_000), None);
-        assert_eq!(pace.learn(known, 64, 5_000), None);
-        let expected = 5_000 + 5_000 * begun.judged / TURN;
-        for (cycles, factor) in [
-            (expected, PARTS),
-            (2 * expected - 5_000, 2 * PARTS),
-            (5_000, LEAST),
-            // Another process had the core.
-            (u64::from(u32::MAX), MOST),
-        ] {
-            let learnt = pace.learn(begun, 64, cycles);
-            assert!(
-                learnt.is_some_and(|learnt| learnt.abs_diff(factor) <= 1),
-                "{learnt:?}"
-            );
-        }
-        // The sender's turns follow, and forget one that was odd.
-        let mut debt = Debt::default();
-        for _ in 0..16 {
-            debt.learn(2 * PARTS);
-        }
-        debt.charge(begun, 64, at(0));
-        let turns = std::iter::from_fn(|| debt.waits(false).then_some(())).count();
-        assert_eq!(turns, 22);
     }
 }

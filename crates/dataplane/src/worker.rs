@@ -32,7 +32,7 @@ use crate::time::Now;
 use crate::view::View;
 use crate::wanted::Wanted;
 use crate::watch::{Step, Stopwatch};
-use crate::work::{self, Pace};
+use crate::work;
 use commands::Leaving;
 use polling::Polling;
 
@@ -83,7 +83,6 @@ pub struct Worker {
     /// Ports that have sent in this turn or had to skip it, and in the turn before.
     senders: usize,
     senders_before: usize,
-    pace: Pace,
 }
 
 /// A worker's ends of what joins it to the others.
@@ -144,7 +143,6 @@ impl Worker {
             publishing: None,
             senders: 0,
             senders_before: 0,
-            pace: Pace::default(),
         })
     }
 
@@ -294,12 +292,7 @@ impl Worker {
             }
         }
         self.path.watch.mark(Step::Complete);
-        if let Some(cycles) = self.path.watch.end(frames)
-            && let Some(factor) = self.pace.learn(cost, frames, cycles)
-            && let Some(attached) = self.ports.find(queue)
-        {
-            attached.debt.learn(factor);
-        }
+        self.path.watch.end(frames);
         frames
     }
 
