@@ -132,6 +132,22 @@ impl Row {
     fn name(&self) -> String {
         format!("{}_{}", self.event.name(), self.kind.name())
     }
+
+    /// What stands behind its name, in the printed table as on the page.
+    fn cells(&self) -> [String; 9] {
+        let Costs {
+            blackouts,
+            fate,
+            asked,
+            lost,
+            ..
+        } = &self.costs;
+        let [middle, late, most] = self.costs.quantiles().map(|ms| format!("{ms:.2}"));
+        let [of, asked, lost] = [blackouts.count(), *asked, *lost].map(|count| count.to_string());
+        let [sent, missing, twice] =
+            [fate.sent, fate.lost, fate.twice].map(|count| count.to_string());
+        [middle, late, most, of, sent, missing, twice, asked, lost]
+    }
 }
 
 /// Runs it and prints the table.
@@ -200,22 +216,11 @@ fn text(rows: &[Row]) -> String {
         "", "p50", "p99", "max", "of", "sent", "lost", "twice", "asked", "lost"
     );
     for row in rows {
-        let Costs {
-            blackouts,
-            fate,
-            asked,
-            lost,
-            ..
-        } = &row.costs;
-        let [middle, late, most] = row.costs.quantiles();
+        let [middle, late, most, count, sent, lost, twice, asked, gone] = row.cells();
         let _ = writeln!(
             out,
-            "{:<18} {middle:>9.2} {late:>9.2} {most:>9.2} {:>6} {:>9} {:>7} {:>7} {asked:>9} {lost:>7}",
+            "{:<18} {middle:>9} {late:>9} {most:>9} {count:>6} {sent:>9} {lost:>7} {twice:>7} {asked:>9} {gone:>7}",
             row.name(),
-            blackouts.count(),
-            fate.sent,
-            fate.lost,
-            fate.twice,
         );
     }
     out
@@ -293,20 +298,12 @@ fn write(dir: &Path, rows: &[Row], connections: usize) -> Result<(), PeerError> 
         let Costs {
             blackouts,
             fate,
-            asked,
             lost,
             ..
         } = &row.costs;
         let [middle, late, most] = row.costs.quantiles();
         let count = blackouts.count();
-        let _ = writeln!(
-            page,
-            "| {} | {middle:.2} | {late:.2} | {most:.2} | {count} | {} | {} | {} | {asked} | {lost} |",
-            row.name(),
-            fate.sent,
-            fate.lost,
-            fate.twice
-        );
+        let _ = writeln!(page, "| {} | {} |", row.name(), row.cells().join(" | "));
         // Of what stands in one column the rows have one name.
         let (peer, kind) = match row.kind {
             Kind::Ovs => ("ovs", Kind::ALL[0]),
