@@ -1,9 +1,11 @@
 //! Announcing: packaging/balance-hook puts a service's address into the kernel's routes, from where
 //! a routing daemon, BIRD or FRR, tells a router about it; and takes it out again. Or the daemon
-//! has a BIRD of its own (`--balance-bgp`), and a router that is BIRD or FRR hears it.
+//! has a BIRD of its own (`--balance-bgp`), and a router that is BIRD or FRR hears it. When another
+//! program takes the daemon's place, nothing is withdrawn, nor announced anew.
 
 use butterfly_tests::bird::{self, Bird};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use butterfly_tests::lab::check;
@@ -12,6 +14,10 @@ use testkit::image::repository;
 use testkit::{PATIENCE, Result, wait_for};
 
 use crate::stage::{SERVICE, Stage, VIP};
+use crate::upgrade::failing;
+
+/// What an upgrade needs.
+const LASTING: [&str; 4] = ["--store", "{dir}/store", "--keeper", "{dir}/keeper"];
 
 /// What the balancer's host tells: routes of the hook, and nothing else.
 const TELLER: &str = r#"
@@ -54,8 +60,17 @@ pub fn by_frr(stage: &mut Stage) -> Result<()> {
 /// An address comes into the routers' tables with its service, and leaves them when too few servers
 /// are left.
 fn announces(stage: &mut Stage) -> Result<()> {
-    let hook = repository().join("packaging/balance-hook");
-    stage.restart(&["--balance-hook", &hook.display().to_string()])?;
+    let dir = tempfile::tempdir().map_err(|e| format!("cannot make a folder: {e}"))?;
+    let (hook, said) = (dir.path().join("hook"), dir.path().join("said"));
+    let real = repository().join("packaging/balance-hook");
+    let (noted, real) = (said.display(), real.display());
+    let text = format!("#!/bin/sh\necho \"$@\" >> {noted}\nexec {real} \"$@\"\n");
+    let written = std::fs::write(&hook, text)
+        .and_then(|()| std::fs::set_permissions(&hook, PermissionsExt::from_mode(0o755)));
+    written.map_err(|e| format!("{}: {e}", hook.display()))?;
+    let said = || std::fs::read_to_string(&said).unwrap_or_default();
+    let path = hook.display().to_string();
+    stage.restart(&[&["--balance-hook", &path][..], &LASTING].concat())?;
     // Nobody told the client by hand.
     stage.client.ok(&format!("ip route del {VIP}"))?;
     let heard = |stage: &Stage, expected: bool| {
@@ -78,6 +93,15 @@ fn announces(stage: &mut Stage) -> Result<()> {
         stage.open(20)?.len() == 20,
         "clients reach the service by the route they heard of",
     )?;
+    // The next program knows what is announced: it says nothing of it, and withdraws it in time.
+    let fails = failing(&stage.daemon)?;
+    for _ in 0..2 {
+        let refused = stage.daemon.cli(&format!("upgrade {fails}")).err();
+        let refused = refused.unwrap_or_default();
+        check(refused.contains("it had taken up all"), &refused)?;
+        stage.daemon.upgrade()?;
+    }
+    check(said() == format!("announce {VIP}\n"), &said())?;
     stage
         .daemon
         .cli(&format!("service server drain {SERVICE} 10.1.2.10"))?;
@@ -164,6 +188,14 @@ pub fn of_its_own_to_bird(stage: &mut Stage) -> Result<()> {
     }
     has("BGP.med: 50")?;
 
+    over_an_upgrade(stage, &router)?;
+    drain(stage, "10.1.2.10")?;
+    has("BGP.med: 60")?;
+    stage.daemon.cli(&format!(
+        "service server set {SERVICE} 10.1.2.10 --state up"
+    ))?;
+    has("BGP.med: 50")?;
+
     // BIRD itself is gone: another one.
     let first = bird_of(stage)?;
     testkit::process::run(&["kill", "-KILL", &first.to_string()])?;
@@ -199,6 +231,37 @@ pub fn of_its_own_to_bird(stage: &mut Stage) -> Result<()> {
         !stage.daemon.dir().join("bgp").exists(),
         "and the files of it, one of which has a password",
     )
+}
+
+/// Another program takes the daemon's place, or fails to when it had taken up all: its BIRD goes on,
+/// and so does the session with the router, which hears of nothing.
+fn over_an_upgrade(stage: &mut Stage, router: &Bird) -> Result<()> {
+    let heard = || -> Result<Vec<String>> {
+        let all = router.tell("show protocols all daemon")?;
+        // Since when it is up, and what was heard of routes.
+        let telling = |line: &&str| line.starts_with("daemon") || line.contains("Import ");
+        Ok(all.lines().filter(telling).map(str::to_owned).collect())
+    };
+    let (bird, before) = (bird_of(stage)?, heard()?);
+    check(
+        before.len() >= 3 && before[0].contains("Established"),
+        &format!("the router tells of its session: {before:?}"),
+    )?;
+    let fails = failing(&stage.daemon)?;
+    for _ in 0..3 {
+        let refused = stage.daemon.cli(&format!("upgrade {fails}")).err();
+        let refused = refused.unwrap_or_default();
+        check(refused.contains("it had taken up all"), &refused)?;
+        stage.daemon.upgrade()?;
+        check(bird_of(stage)? == bird, "BIRD goes on")?;
+        let now = heard()?;
+        check(
+            now == before,
+            &format!("the router has heard something:\n{before:?}\n{now:?}"),
+        )?;
+    }
+    let log = stage.daemon.log();
+    check(!log.contains("BGP: "), &format!("nothing failed:\n{log}"))
 }
 
 /// A router that is FRR.
@@ -266,9 +329,9 @@ struct Told {
 }
 
 impl Told {
-    fn options(&self) -> [&str; 2] {
+    fn options(&self) -> Vec<&str> {
         let path = self.file.path().to_str().unwrap_or_default();
-        ["--balance-bgp", path]
+        [&["--balance-bgp", path][..], &LASTING].concat()
     }
 }
 
@@ -304,11 +367,13 @@ fn hears(stage: &Stage, expected: bool) -> Result<()> {
     })
 }
 
-/// The daemon's BIRD: its child of that name.
+/// The daemon's BIRD: who listens on its control socket.
 fn bird_of(stage: &Stage) -> Result<u32> {
-    let parent = stage.daemon.pid().to_string();
-    let found = testkit::process::run(&["pgrep", "-P", &parent, "-x", "bird"])?;
-    found.trim().parse().map_err(|e| format!("{found}: {e}"))
+    let control = stage.daemon.dir().join("bgp/control");
+    let failed = |e: &dyn std::fmt::Display| format!("{}: {e}", control.display());
+    let stream = UnixStream::connect(&control).map_err(|e| failed(&e))?;
+    let peer = rustix::net::sockopt::socket_peercred(&stream).map_err(|e| failed(&e))?;
+    Ok(peer.pid.as_raw_nonzero().get().unsigned_abs())
 }
 
 fn running(pid: u32) -> bool {

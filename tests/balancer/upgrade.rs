@@ -217,7 +217,7 @@ fn servers(daemon: &Daemon) -> Result<Vec<[u64; 3]>> {
 
 /// A program that goes between the daemon and the next one, and kills that one when it has taken up
 /// all, before it is told that it is the daemon.
-fn failing(daemon: &Daemon) -> Result<String> {
+pub fn failing(daemon: &Daemon) -> Result<String> {
     let path = daemon.dir().join("fails");
     let text = format!(
         "#!/usr/bin/env python3

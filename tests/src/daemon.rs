@@ -201,6 +201,13 @@ impl Daemon {
 
     /// Asks it to stop and waits until it has, with success.
     pub fn stop(&mut self) -> Result<()> {
+        if let Some(pid) = self.successor {
+            process::run(&["kill", "-TERM", &pid.to_string()])?;
+            // Nobody here hears how.
+            return wait_for("butterflyd to end", PATIENCE, || {
+                Ok(has_ended(pid).then_some(()))
+            });
+        }
         let status = self.process.terminate(PATIENCE)?;
         if status.success() {
             return Ok(());

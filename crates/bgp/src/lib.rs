@@ -13,14 +13,15 @@
 //! does. BIRD brings the TCP MD5 signature (RFC 2385), communities (RFC 1997, 8092), BFD (RFC 5880)
 //! and the hold timer.
 //!
-//! **It ends with us.** BIRD is started through `setpriv --pdeathsig TERM`: whatever ends this
-//! process, the kernel then ends BIRD, which closes its sessions with a notification, and the
-//! neighbours drop the routes at once. Where the host itself is gone, BFD or the hold time tells
-//! them. Nothing but announced routes goes out, nothing comes in, and the kernel's tables are not
-//! touched.
+//! **It ends with us.** BIRD runs beside a shell that reads from a pipe, whose other end this
+//! process has: whatever ends this process, the shell then ends BIRD, which closes its sessions
+//! with a notification, and the neighbours drop the routes at once. Where the shell is killed the
+//! kernel ends BIRD (`setpriv --pdeathsig TERM`). Where the host itself is gone, BFD or the hold
+//! time tells them. Nothing but announced routes goes out, nothing comes in, and the kernel's
+//! tables are not touched.
 //!
-//! The thread that starts BIRD waits for it until it ends: the signal above is sent at the end of
-//! the thread that is its parent (prctl(2)), and threads of a runtime end when they like.
+//! **Or with the next one.** A process that hands [its end of the pipe](Pipes) to another one
+//! leaves it BIRD as it is: no session ends, and no route is withdrawn.
 
 mod configuration;
 mod error;
@@ -30,4 +31,4 @@ mod speaker;
 pub use configuration::{Routes, configuration};
 pub use error::Error;
 pub use settings::{Community, Family, Neighbour, Password, Settings};
-pub use speaker::Speaker;
+pub use speaker::{Pipes, Speaker};

@@ -1,17 +1,21 @@
-//! BIRD as our child: started, told, ended.
+//! BIRD as our child: started, told, ended; or handed to the next process, and gone on with there.
 
+use std::fs::File;
 use std::io::{self, BufRead, BufReader};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, chown};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use nix::unistd::User;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use rustix::thread::{CapabilitySet, capabilities};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 
 use crate::configuration::{Routes, configuration};
 use crate::error::Error;
@@ -24,12 +28,30 @@ const USER: &str = "bird";
 /// What it may do beside what every program may: the port below 1024, the signature of TCP, BFD.
 const CAPABILITIES: &str = "net_admin,+net_bind_service,+net_raw";
 
+/// Runs the program that is said, and ends it when nobody has the other end of the standard input
+/// any more. Should the shell be killed, what runs is sent a signal by the kernel (`setpriv`); so
+/// is what the shell may not signal, since it is another user.
+const ATTENDED: &str =
+    r#""$@" </dev/null 2>&1 & exec >/dev/null; read -r end; kill -TERM $! && wait $!"#;
+
+/// What ties BIRD to the process that tells it what to announce, as descriptors: whoever has them
+/// can [go on](Speaker::adopt) with it.
+#[derive(Debug)]
+pub struct Pipes {
+    /// BIRD ends when no process has this open any more.
+    pub lifeline: OwnedFd,
+    /// What BIRD says, to its end.
+    pub output: OwnedFd,
+}
+
 /// A BIRD that runs. Dropped, it is ended, and its neighbours forget what it has told.
 #[derive(Debug)]
 pub struct Speaker {
     settings: Settings,
     folder: PathBuf,
-    pid: Pid,
+    /// `None`: it has ended, or is about to.
+    lifeline: Arc<Mutex<Option<OwnedFd>>>,
+    output: OwnedFd,
     ended: watch::Receiver<Option<String>>,
 }
 
@@ -43,26 +65,66 @@ impl Speaker {
         prepare(folder, owner.as_ref())?;
         write(&settings, folder, owner.as_ref(), &Routes::new())?;
         check(&settings, folder)?;
-        let (told, pid) = oneshot::channel();
-        let (tell_end, ended) = watch::channel(None);
-        let command = command(&settings, folder, owner.as_ref());
-        std::thread::Builder::new()
-            .name("bgp".into())
-            .spawn(move || attend(command, told, tell_end))
-            .map_err(|source| program(&settings, source))?;
-        let pid = match pid.await {
-            Ok(Ok(pid)) => pid,
-            Ok(Err(source)) => return Err(program(&settings, source)),
-            Err(_) => return Err(Error::Silent(io::ErrorKind::BrokenPipe.into())),
+        let failed = |source| program(&settings, source);
+        let mut child = command(&settings, folder, owner.as_ref())
+            .spawn()
+            .map_err(failed)?;
+        let (Some(lifeline), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err(failed(io::ErrorKind::BrokenPipe.into()));
         };
+        let pipes = Pipes {
+            lifeline: lifeline.into(),
+            output: output.into(),
+        };
+        Speaker::over(settings, folder, pipes, Some(child)).await
+    }
+
+    /// Goes on with the BIRD of another process, which has [handed](Speaker::pipes) it over and
+    /// tells it nothing any more. Its sessions and routes stay as they are until
+    /// [`announce`](Speaker::announce).
+    ///
+    /// # Errors
+    /// It does not answer; it is ended then.
+    pub async fn adopt(settings: Settings, folder: &Path, pipes: Pipes) -> Result<Speaker, Error> {
+        Speaker::over(settings, folder, pipes, None).await
+    }
+
+    async fn over(
+        settings: Settings,
+        folder: &Path,
+        pipes: Pipes,
+        child: Option<Child>,
+    ) -> Result<Speaker, Error> {
+        let output = pipes.output.try_clone().map_err(Error::Silent)?;
+        let (tell_end, ended) = watch::channel(None);
         let speaker = Speaker {
             settings,
             folder: folder.to_owned(),
-            pid,
+            lifeline: Arc::new(Mutex::new(Some(pipes.lifeline))),
+            output: pipes.output,
             ended,
         };
+        let lifeline = speaker.lifeline.clone();
+        std::thread::Builder::new()
+            .name("bgp".into())
+            .spawn(move || attend(output, &lifeline, child, &tell_end))
+            .map_err(|source| program(&speaker.settings, source))?;
         speaker.answers().await?;
         Ok(speaker)
+    }
+
+    /// Others of the same pipes, for a process that is to go on with this BIRD.
+    ///
+    /// # Errors
+    /// It has ended, or there are no descriptors to be had.
+    pub fn pipes(&self) -> io::Result<Pipes> {
+        let lifeline = self.lifeline.lock();
+        let lifeline = lifeline.unwrap_or_else(PoisonError::into_inner);
+        let ended = || io::Error::other("BIRD has ended");
+        Ok(Pipes {
+            lifeline: lifeline.as_ref().ok_or_else(ended)?.try_clone()?,
+            output: self.output.try_clone()?,
+        })
     }
 
     /// Announces these routes and no others. When it returns, BIRD has taken them over, and tells
@@ -83,27 +145,46 @@ impl Speaker {
         self.ask("show protocols").await
     }
 
-    /// Waits until BIRD has ended of itself, and says how.
-    pub async fn ended(&mut self) -> String {
-        let ended = self.ended.wait_for(Option::is_some).await;
-        ended
-            .ok()
-            .and_then(|how| how.clone())
-            .unwrap_or_else(|| "nobody knows how".to_owned())
+    /// Waits until BIRD has ended, and says how.
+    pub fn ended(&self) -> impl Future<Output = String> + Send + use<> {
+        let mut ended = self.ended.clone();
+        async move {
+            let ended = ended.wait_for(Option::is_some).await;
+            ended
+                .ok()
+                .and_then(|how| how.clone())
+                .unwrap_or_else(|| "nobody knows how".to_owned())
+        }
     }
 
     /// Withdraws all routes, gives the neighbours [`Settings::grace`] to choose others, and ends
     /// BIRD, which closes its sessions.
-    pub async fn stop(mut self) {
+    pub async fn stop(self) {
         match self.announce(&Routes::new()).await {
             Ok(()) => tokio::time::sleep(self.settings.grace).await,
             Err(error) => tracing::warn!("BGP: {error}"),
         }
-        let _ = kill_process(self.pid, Signal::TERM);
+        let bird = self.process().await;
+        self.let_go();
         if tokio::time::timeout(PATIENCE, self.ended()).await.is_err() {
             tracing::warn!("BGP: BIRD does not end and is killed");
-            let _ = kill_process(self.pid, Signal::KILL);
+            if let Ok(bird) = bird {
+                let _ = pidfd_send_signal(&bird, Signal::KILL);
+            }
         }
+    }
+
+    fn let_go(&self) {
+        let mut lifeline = self.lifeline.lock().unwrap_or_else(PoisonError::into_inner);
+        *lifeline = None;
+    }
+
+    /// BIRD itself, who listens on its control socket.
+    async fn process(&self) -> io::Result<OwnedFd> {
+        let stream = UnixStream::connect(self.folder.join("control")).await?;
+        let pid = stream.peer_cred()?.pid().and_then(Pid::from_raw);
+        let pid = pid.ok_or(io::ErrorKind::NotFound)?;
+        Ok(pidfd_open(pid, PidfdFlags::empty())?)
     }
 
     /// Waits for its control socket.
@@ -150,10 +231,7 @@ impl Speaker {
 
 impl Drop for Speaker {
     fn drop(&mut self) {
-        // Its number is not another's as long as nobody has waited for it.
-        if self.ended.borrow().is_none() {
-            let _ = kill_process(self.pid, Signal::TERM);
-        }
+        self.let_go();
         let _ = std::fs::remove_dir_all(&self.folder);
     }
 }
@@ -270,8 +348,9 @@ fn program(settings: &Settings, source: io::Error) -> Error {
 }
 
 fn command(settings: &Settings, folder: &Path, owner: Option<&User>) -> Command {
-    let mut command = Command::new("setpriv");
-    command.args(["--pdeathsig", "TERM", "--no-new-privs"]);
+    let mut command = Command::new("sh");
+    command.args(["-c", ATTENDED, "sh"]);
+    command.args(["setpriv", "--pdeathsig", "TERM", "--no-new-privs"]);
     if let Some(user) = owner {
         command.args(["--bounding-set", &format!("-all,+{CAPABILITIES}")]);
         command.args(["--reuid", &user.uid.to_string()]);
@@ -283,34 +362,32 @@ fn command(settings: &Settings, folder: &Path, owner: Option<&User>) -> Command 
     // From where it is: what its folder lies in may be closed to its user.
     command.args(["conf", "-s", "control"]).current_dir(folder);
     command
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped());
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        // A signal to our group does not end it before routes are withdrawn.
+        .process_group(0);
     command
 }
 
-/// The life of the thread that is BIRD's parent.
+/// Hears what BIRD says until it has ended, and tells how.
 fn attend(
-    mut command: Command,
-    told: oneshot::Sender<io::Result<Pid>>,
-    ended: watch::Sender<Option<String>>,
+    output: OwnedFd,
+    lifeline: &Mutex<Option<OwnedFd>>,
+    child: Option<Child>,
+    ended: &watch::Sender<Option<String>>,
 ) {
-    let mut child: Child = match command.spawn() {
-        Ok(child) => child,
-        Err(error) => {
-            let _ = told.send(Err(error));
-            return;
-        }
-    };
-    let _ = told.send(Ok(Pid::from_child(&child)));
-    if let Some(said) = child.stderr.take() {
-        for line in BufReader::new(said).lines().map_while(Result::ok) {
-            tracing::info!("BIRD: {line}");
-        }
+    let lines = BufReader::new(File::from(output)).lines();
+    for line in lines.map_while(Result::ok) {
+        tracing::info!("BIRD: {line}");
     }
-    let how = match child.wait() {
-        Ok(status) => status.to_string(),
-        Err(error) => error.to_string(),
+    // The shell ends, too.
+    *lifeline.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    let how = child.map(|mut child| child.wait());
+    let how = match how {
+        Some(Ok(status)) => status.to_string(),
+        Some(Err(error)) => error.to_string(),
+        None => "as the child of another process".to_owned(),
     };
     ended.send_replace(Some(how));
 }
@@ -327,21 +404,40 @@ mod tests {
         Some(line.trim().to_owned())
     }
 
+    async fn pid(folder: &Path) -> Pid {
+        let stream = UnixStream::connect(folder.join("control")).await;
+        let credentials = stream.expect("BIRD listens").peer_cred();
+        let pid = credentials.expect("it is known who").pid();
+        pid.and_then(Pid::from_raw).expect("it is here")
+    }
+
+    fn settings(port: u16) -> Settings {
+        let text = format!(
+            "[local]\nas = 65001\nrouter-id = 127.0.0.1\nport = {port}\ngrace = 0\n\
+             [neighbour 127.0.0.2]\nas = 65002\nport = {port}\npassword = secret\n"
+        );
+        text.parse().expect("it is right")
+    }
+
+    fn is_here() -> bool {
+        let is_here = Command::new("bird").arg("--version").output().is_ok();
+        if !is_here {
+            eprintln!("skipped: there is no BIRD here (tools/setup.sh installs Debian's)");
+        }
+        is_here
+    }
+
     /// What BIRD has, that nobody else reads its files, and that nothing of it is left.
     #[tokio::test]
     async fn bird_has_little_and_ends_with_its_speaker() {
-        if Command::new("bird").arg("--version").output().is_err() {
-            eprintln!("skipped: there is no BIRD here (tools/setup.sh installs Debian's)");
+        if !is_here() {
             return;
         }
-        let settings: Settings = "[local]\nas = 65001\nrouter-id = 127.0.0.1\nport = 17979\n\
-             grace = 0\n[neighbour 127.0.0.2]\nas = 65002\nport = 17979\npassword = secret\n"
-            .parse()
-            .expect("it is right");
+        let settings = settings(17979);
         let dir = tempfile::tempdir().expect("a folder");
         let folder = dir.path().join("bgp");
         let speaker = Speaker::start(settings, &folder).await.expect("BIRD runs");
-        let pid = speaker.pid;
+        let pid = pid(&folder).await;
         assert_eq!(status(pid, "NoNewPrivs:").as_deref(), Some("1"));
         if let Some(user) = owner() {
             let (uid, own) = (status(pid, "Uid:").expect("it runs"), user.uid.to_string());
@@ -372,5 +468,32 @@ mod tests {
             "it has ended, and was waited for"
         );
         assert!(!folder.exists(), "nothing is left");
+    }
+
+    /// The one who has started it is not who ends it.
+    #[tokio::test]
+    async fn bird_goes_on_with_whoever_has_its_pipes() {
+        if !is_here() {
+            return;
+        }
+        let dir = tempfile::tempdir().expect("a folder");
+        let folder = dir.path().join("bgp");
+        let settings = settings(17980);
+        let first = Speaker::start(settings.clone(), &folder).await;
+        let first = first.expect("BIRD runs");
+        let bird = pid(&folder).await;
+        let pipes = first.pipes().expect("it runs still");
+        let next = Speaker::adopt(settings, &folder, pipes).await;
+        let next = next.expect("it answers");
+        first.let_go();
+        let routes = Routes::from([("192.0.2.1".parse().expect("an address"), 7)]);
+        next.announce(&routes).await.expect("BIRD takes it");
+        assert_eq!(pid(&folder).await, bird);
+        // Both hear of its end.
+        next.let_go();
+        next.ended().await;
+        assert_eq!(first.ended().await, "exit status: 0");
+        assert!(first.pipes().is_err() && next.pipes().is_err());
+        assert_eq!(status(bird, "Uid:"), None);
     }
 }

@@ -28,6 +28,9 @@ use crate::app::{App, Features, Operations, unix_secs};
 use crate::attachments::{HostAttachments, Others};
 use crate::audit::Audit;
 use crate::balancer;
+use crate::balancer::announcing::{self, Announcing};
+use crate::balancer::bgp::Announcer;
+use crate::balancer::hook::Hook;
 use crate::connections;
 use crate::deaths;
 use crate::features::HostFeatures;
@@ -179,9 +182,16 @@ async fn serve(
         .transpose()
         .map_err(|e| e.to_string())?;
     let certificates = v1::tls::Certificates::new(&settings.tls)?.map(Arc::new);
+    let bgp = settings.balance_bgp.as_deref().map(bgp::Settings::load);
+    let bgp = bgp.transpose().map_err(|e| e.to_string())?;
     if let Some(old) = predecessor.clone() {
         waiting(move || old.greet()).await?;
     }
+    let announced = predecessor.as_ref().map(|old| {
+        let items = old.items("announcing");
+        announcing::Left::of(items, bgp.is_some(), settings.balance_hook.is_some())
+    });
+    let announced = announced.transpose()?.unwrap_or_default();
     let mut listeners = Handed::new(predecessor.clone());
     let mut v1 = Vec::new();
     for endpoint in &settings.v1_endpoints {
@@ -452,12 +462,26 @@ async fn serve(
     ));
     let prober = balancer::Prober(engine);
     tasks.spawn(balancer::check(app.clone(), due, programs, prober));
-    if let Some(hook) = settings.balance_hook.clone() {
-        let app = app.clone();
-        let announced = balancer::hook::Announced::take(&settings.socket_dir);
-        tasks.spawn(async move { balancer::hook::announce(app, &hook, announced).await });
+    let hook = settings.balance_hook.as_deref().map(|program| {
+        let announced = announced.announced;
+        let take = || balancer::hook::Announced::take(&settings.socket_dir);
+        Hook::new(program, announced.unwrap_or_else(take))
+    });
+    if let Some(hook) = hook.clone() {
+        tasks.spawn(hook.announce(app.clone()));
     }
-    let announcer = announcer(settings, &app).await?;
+    let announcer = match (bgp, &predecessor) {
+        (None, _) => None,
+        (Some(bgp), None) => Some(Announcer::start(app.clone(), bgp, &settings.socket_dir).await?),
+        (Some(bgp), Some(_)) => {
+            let (app, folder) = (app.clone(), &settings.socket_dir);
+            Some(Announcer::go_on(app, bgp, folder, announced.pipes))
+        }
+    };
+    app.upgrade.set_announcing(Announcing {
+        speaker: announcer.as_ref().map(Announcer::speaker),
+        hook: hook.as_ref().map(Hook::announced),
+    });
     for listener in scraped {
         let metrics = metrics::server::Metrics::new(app.clone(), gate.clone());
         tasks.spawn(listener.serve(app.clone(), access.clone(), gate.clone(), metrics));
@@ -525,8 +549,8 @@ async fn serve(
     // What they hold, the file of what is announced among it, is free then.
     let ended = async { while tasks.join_next().await.is_some() {} };
     let _ = tokio::time::timeout(GRACE, ended).await;
-    if let Some(hook) = &settings.balance_hook {
-        balancer::hook::withdraw(&app, hook, &settings.socket_dir).await;
+    if let Some(hook) = hook {
+        hook.withdraw(&app).await;
     }
     let sflow = app.sflow.clone();
     let stopped = tokio::task::spawn_blocking(move || {
@@ -540,19 +564,6 @@ async fn serve(
     take_down(app, &workers, held, leave, settings.socket_dir.clone()).await;
     tracing::info!("stopped");
     Ok(())
-}
-
-/// Who announces services' addresses by BGP, if that was asked for.
-async fn announcer(
-    settings: &Settings,
-    app: &Arc<App>,
-) -> Result<Option<balancer::bgp::Announcer>, String> {
-    let Some(file) = &settings.balance_bgp else {
-        return Ok(None);
-    };
-    let folder = &settings.socket_dir;
-    let announcer = balancer::bgp::Announcer::start(app.clone(), file, folder).await?;
-    Ok(Some(announcer))
 }
 
 /// Starts DPDK and takes the device that was asked for.
@@ -739,12 +750,6 @@ fn no_upgrade(settings: &Settings) -> Option<String> {
     let restart = "cannot be handed over: restart the daemon instead";
     if settings.dpdk.is_some() {
         return Some(format!("a device that DPDK drives (--dpdk-args) {restart}"));
-    }
-    if settings.balance_bgp.is_some() {
-        return Some(format!("BIRD (--balance-bgp) {restart}"));
-    }
-    if settings.balance_hook.is_some() {
-        return Some(format!("what --balance-hook has announced {restart}"));
     }
     (settings.store.is_none() || settings.keeper.is_none()).then(|| upgrade::NEEDS.to_owned())
 }

@@ -7,7 +7,7 @@
 //! old one forwards: settings, listening sockets (handed over, so that no client ever finds
 //! nobody), the objects of the store, groups compiled, workers, TAP devices and the interfaces of
 //! containers. Its ports wait at the [gate](crate::start_gate) meanwhile, and its vhost-user server
-//! serves nobody. Then, in this order:
+//! serves nobody; neither of the two announces or withdraws an address. Then, in this order:
 //!
 //! 1. the old one closes the store, and the new one opens it;
 //! 2. the old one takes all ports from its workers, between two batches: from here on frames wait

@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bgp::{Routes, Settings, Speaker};
+use bgp::{Pipes, Routes, Settings, Speaker};
 use control::{Controller, Event, Part};
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
-use tokio::sync::watch;
+use tokio::sync::{Mutex, watch};
 use tokio::task::JoinHandle;
 
 use crate::app::App;
@@ -16,27 +16,75 @@ use crate::app::App;
 /// Before a speaker that has ended is started again, and before what failed is tried again.
 const PAUSE: Duration = Duration::from_secs(1);
 
+/// The speaker, if it runs. Who has the lock alone tells it something, starts another one, or hands
+/// it to the next daemon.
+pub type Shared = Arc<Mutex<Option<Speaker>>>;
+
 /// An announcer that runs beside the rest of the daemon.
 pub struct Announcer {
+    speaker: Shared,
     stop: watch::Sender<()>,
     task: JoinHandle<()>,
 }
 
 impl Announcer {
-    /// Starts a speaker by the settings in `file`, with a folder for it in `socket_dir`.
-    pub async fn start(app: Arc<App>, file: &Path, socket_dir: &Path) -> Result<Announcer, String> {
-        let settings = Settings::load(file).map_err(|e| e.to_string())?;
-        let folder = socket_dir.join("bgp");
-        let speaker = Speaker::start(settings.clone(), &folder)
-            .await
-            .map_err(|e| e.to_string())?;
+    /// Starts a speaker by these settings, with a folder for it in `socket_dir`.
+    pub async fn start(
+        app: Arc<App>,
+        settings: Settings,
+        socket_dir: &Path,
+    ) -> Result<Announcer, String> {
+        let folder = folder(socket_dir);
+        let speaker = Speaker::start(settings.clone(), &folder).await;
+        let speaker = speaker.map_err(|e| e.to_string())?;
         for neighbour in &settings.neighbours {
             let (address, asn) = (neighbour.address, neighbour.asn);
             tracing::info!("service addresses are announced to {address} (AS {asn}) by BGP");
         }
+        let speaker = Arc::new(Mutex::new(Some(speaker)));
+        Ok(Announcer::over(app, settings, folder, speaker, None))
+    }
+
+    /// Goes on with the speaker of the daemon before, or starts one beside the rest of the daemon
+    /// where that one had none.
+    pub fn go_on(
+        app: Arc<App>,
+        settings: Settings,
+        socket_dir: &Path,
+        pipes: Option<Pipes>,
+    ) -> Announcer {
+        Announcer::over(app, settings, folder(socket_dir), Shared::default(), pipes)
+    }
+
+    fn over(
+        app: Arc<App>,
+        settings: Settings,
+        folder: PathBuf,
+        speaker: Shared,
+        pipes: Option<Pipes>,
+    ) -> Announcer {
         let (stop, stopped) = watch::channel(());
-        let task = tokio::spawn(announce(app, settings, speaker, folder, stopped));
-        Ok(Announcer { stop, task })
+        let shared = speaker.clone();
+        let task = tokio::spawn(async move {
+            if let Some(pipes) = pipes {
+                let adopted = Speaker::adopt(settings.clone(), &folder, pipes).await;
+                match adopted {
+                    Ok(speaker) => *shared.lock().await = Some(speaker),
+                    Err(error) => tracing::error!("BGP: {error}"),
+                }
+            }
+            announce(app, settings, shared, folder, stopped).await;
+        });
+        Announcer {
+            speaker,
+            stop,
+            task,
+        }
+    }
+
+    /// For an upgrade.
+    pub fn speaker(&self) -> Shared {
+        self.speaker.clone()
     }
 
     /// Withdraws all addresses and closes the sessions: nobody will balance them any more.
@@ -48,26 +96,32 @@ impl Announcer {
     }
 }
 
+fn folder(socket_dir: &Path) -> PathBuf {
+    socket_dir.join("bgp")
+}
+
 /// Keeps what is announced the same as what is in service, until `stop` says so.
 async fn announce(
     app: Arc<App>,
     settings: Settings,
-    speaker: Speaker,
+    shared: Shared,
     folder: PathBuf,
     mut stop: watch::Receiver<()>,
 ) {
     let mut events = app.control().subscribe();
-    let mut speaker = Some(speaker);
-    let mut announced = Some(Routes::new());
+    // What was announced by another daemon is what that one knew.
+    let mut announced = None;
     loop {
+        // Another daemon that takes this one's place has it, for a moment or for good.
+        let mut speaker = shared.lock().await;
         if speaker.is_none() {
             match Speaker::start(settings.clone(), &folder).await {
-                Ok(new) => speaker = Some(new),
+                Ok(new) => *speaker = Some(new),
                 Err(error) => tracing::error!("BGP: {error}"),
             }
         }
         let wanted = tokio::task::block_in_place(|| routes(&app.control(), &settings));
-        if let Some(speaker) = &speaker
+        if let Some(speaker) = &*speaker
             && announced.as_ref() != Some(&wanted)
         {
             match speaker.announce(&wanted).await {
@@ -79,9 +133,11 @@ async fn announce(
             }
         }
         let behind = speaker.is_none() || announced.is_none();
+        let end = speaker.as_ref().map(Speaker::ended);
+        drop(speaker);
         let ended = async {
-            match &mut speaker {
-                Some(speaker) => speaker.ended().await,
+            match end {
+                Some(end) => end.await,
                 None => std::future::pending().await,
             }
         };
@@ -93,12 +149,13 @@ async fn announce(
             () = tokio::time::sleep(PAUSE), if behind => {}
             how = ended => {
                 tracing::error!("BGP: BIRD has ended ({how}) and is started again");
-                speaker = None;
+                *shared.lock().await = None;
                 announced = None;
                 tokio::time::sleep(PAUSE).await;
             }
         }
     }
+    let speaker = shared.lock().await.take();
     if let Some(speaker) = speaker {
         speaker.stop().await;
     }

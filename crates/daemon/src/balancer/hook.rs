@@ -3,19 +3,22 @@
 //! is its own affair; packaging/balance-hook is one for FRR and BIRD.
 //!
 //! What is announced stands in a file of the folder of sockets, so that a daemon that starts after
-//! a crash withdraws what nobody balances any more.
+//! a crash withdraws what nobody balances any more. A daemon that gives way to the next one hands
+//! it that file, with its lock.
 
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::net::IpAddr;
-use std::path::Path;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
 use control::EventKind;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
+use tokio::sync::Mutex;
 use tokio::sync::broadcast::error::RecvError;
 
 use crate::app::App;
@@ -58,12 +61,10 @@ impl Announced {
                 };
             }
         };
-        let mut text = String::new();
-        if let Err(e) = (&file).take(FILE_MAX).read_to_string(&mut text) {
+        let addresses = read(&file).unwrap_or_else(|e| {
             tracing::warn!("{} cannot be read: {e}", path.display());
-        }
-        let addresses: BTreeSet<IpAddr> =
-            text.lines().filter_map(|line| line.parse().ok()).collect();
+            BTreeSet::new()
+        });
         if !addresses.is_empty() {
             tracing::info!(
                 "{} addresses are announced still by a daemon that did not end well",
@@ -74,6 +75,26 @@ impl Announced {
             file: Some(file),
             addresses,
         }
+    }
+
+    /// Goes on with the file of the daemon before, which announces and withdraws nothing any more.
+    pub fn handed(file: OwnedFd) -> std::io::Result<Announced> {
+        let mut file = File::from(file);
+        file.rewind()?;
+        let addresses = read(&file)?;
+        Ok(Announced {
+            file: Some(file),
+            addresses,
+        })
+    }
+
+    /// Its file, for the next daemon; with it goes the lock.
+    ///
+    /// # Errors
+    /// It has none.
+    pub fn file(&self) -> std::io::Result<OwnedFd> {
+        let none = || std::io::Error::other("it is in no file");
+        Ok(self.file.as_ref().ok_or_else(none)?.try_clone()?.into())
     }
 
     /// Announces and withdraws until these are announced. The file has an address before it is
@@ -106,33 +127,65 @@ impl Announced {
     }
 }
 
-/// Keeps what is announced the same as what is in service, for ever.
-pub async fn announce(app: Arc<App>, program: &Path, mut announced: Announced) {
-    let (mut events, mut wanted) = {
-        let control = app.control();
-        (control.subscribe(), control.announced_addresses())
-    };
-    loop {
-        announced.settle(program, wanted).await;
-        // Whatever happened, and however much of it was missed: what counts is how it is now.
-        loop {
-            match events.recv().await {
-                Ok(event) if !matches!(event.kind, EventKind::Address { .. }) => (),
-                Err(RecvError::Closed) => return,
-                _ => break,
-            }
+/// What is announced. Who has the lock alone changes it, or hands it to the next daemon.
+pub type Shared = Arc<Mutex<Announced>>;
+
+/// Who announces addresses by a program.
+#[derive(Clone)]
+pub struct Hook {
+    program: PathBuf,
+    announced: Shared,
+}
+
+impl Hook {
+    pub fn new(program: &Path, announced: Announced) -> Hook {
+        Hook {
+            program: program.to_owned(),
+            announced: Arc::new(Mutex::new(announced)),
         }
-        wanted = tokio::task::block_in_place(|| app.control().announced_addresses());
+    }
+
+    /// For an upgrade.
+    pub fn announced(&self) -> Shared {
+        self.announced.clone()
+    }
+
+    /// Keeps what is announced the same as what is in service, for ever.
+    pub async fn announce(self, app: Arc<App>) {
+        let (mut events, mut wanted) = {
+            let control = app.control();
+            (control.subscribe(), control.announced_addresses())
+        };
+        loop {
+            // Another daemon that takes this one's place has it, for a moment or for good.
+            let mut announced = self.announced.lock().await;
+            announced.settle(&self.program, wanted).await;
+            drop(announced);
+            // Whatever happened, and however much of it was missed: what counts is how it is now.
+            loop {
+                match events.recv().await {
+                    Ok(event) if !matches!(event.kind, EventKind::Address { .. }) => (),
+                    Err(RecvError::Closed) => return,
+                    _ => break,
+                }
+            }
+            wanted = tokio::task::block_in_place(|| app.control().announced_addresses());
+        }
+    }
+
+    /// Withdraws all that is announced: nobody will balance it any more. What announces has ended.
+    pub async fn withdraw(&self, app: &App) {
+        let known = tokio::task::block_in_place(|| app.control().announced_addresses());
+        let mut announced = self.announced.lock().await;
+        announced.addresses.extend(known);
+        announced.settle(&self.program, BTreeSet::new()).await;
     }
 }
 
-/// Withdraws all that is announced: nobody will balance it any more. What announces has ended, and
-/// with it the file's lock.
-pub async fn withdraw(app: &App, program: &Path, folder: &Path) {
-    let mut announced = Announced::take(folder);
-    let known = tokio::task::block_in_place(|| app.control().announced_addresses());
-    announced.addresses.extend(known);
-    announced.settle(program, BTreeSet::new()).await;
+fn read(file: &File) -> std::io::Result<BTreeSet<IpAddr>> {
+    let mut text = String::new();
+    file.take(FILE_MAX).read_to_string(&mut text)?;
+    Ok(text.lines().filter_map(|line| line.parse().ok()).collect())
 }
 
 async fn run(program: &Path, what: &str, vip: IpAddr) {
@@ -188,8 +241,17 @@ mod tests {
         announced.settle(&program, BTreeSet::new()).await;
         assert_eq!(said(), "withdraw 192.0.2.1\nwithdraw 2001:db8::2\n");
         announced.settle(&program, [two].into()).await;
-        announced.settle(&program, BTreeSet::new()).await;
+
+        // One that is handed the file has its lock, too, when the one before is gone.
+        std::fs::remove_file(&log).unwrap();
+        let mut next = Announced::handed(announced.file().unwrap()).unwrap();
         drop(announced);
+        assert!(Announced::take(dir.path()).file.is_none());
+        next.settle(&program, [two, one].into()).await;
+        next.settle(&program, BTreeSet::new()).await;
+        let all = "announce 192.0.2.1\nwithdraw 192.0.2.1\nwithdraw 2001:db8::2\n";
+        assert_eq!(said(), all);
+        drop(next);
         assert!(Announced::take(dir.path()).addresses.is_empty());
     }
 }

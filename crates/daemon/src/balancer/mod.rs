@@ -7,8 +7,10 @@
 //! interfaces; [`plane`] what can be asked of it beside. [`checks`] makes the checks that the
 //! controller asks for, [`probe`] leads them through a service's address to one server. The API is
 //! [`service`], a thin decoder: [`convert`] and [`render`] turn messages into the model and back,
-//! [`watch`] is the stream of events.
+//! [`watch`] is the stream of events. Addresses are announced by [`bgp`] or a program ([`hook`]),
+//! which go along when another program takes the daemon's place ([`announcing`]).
 
+pub mod announcing;
 pub mod bgp;
 mod checks;
 pub mod convert;

@@ -54,8 +54,11 @@ impl Predecessor {
             apart: Arc::new(AtomicBool::new(true)),
             items: Mutex::default(),
         };
-        let known = [words::WITHOUT_LINKS, words::WITHOUT_BALANCER, words::NUMBER];
-        if known.iter().all(|known| known.to_string() != number) {
+        let known = words::WITHOUT_LINKS..=words::NUMBER;
+        if !number
+            .parse()
+            .is_ok_and(|number: u32| known.contains(&number))
+        {
             let why = format!(
                 "it is handed over to by number {number}, and knows number {}",
                 words::NUMBER

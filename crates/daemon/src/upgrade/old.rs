@@ -28,6 +28,7 @@ use super::words::{self, Line, Silence, Word, file_of};
 use crate::app::App;
 use crate::attachments::LeftBehind;
 use crate::balancer;
+use crate::balancer::announcing::{Announcing, Still};
 use crate::connections;
 use crate::held::Held;
 use crate::unix_socket;
@@ -78,6 +79,8 @@ pub struct Upgrade {
     over: watch::Sender<Option<Upgraded>>,
     /// The watchdog, which lets threads alone while they stand still.
     pause: OnceLock<Pause>,
+    /// What announces services' addresses.
+    announcing: OnceLock<Announcing>,
 }
 
 /// What an upgrade needs of the daemon.
@@ -107,12 +110,18 @@ impl Upgrade {
             stopping: AtomicBool::new(false),
             over: watch::Sender::new(None),
             pause: OnceLock::new(),
+            announcing: OnceLock::new(),
         }
     }
 
     /// The watchdog, once there is one.
     pub fn set_pause(&self, pause: Pause) {
         let _ = self.pause.set(pause);
+    }
+
+    /// What announces services' addresses, once that is known.
+    pub fn set_announcing(&self, announcing: Announcing) {
+        let _ = self.announcing.set(announcing);
     }
 
     /// Returns when another daemon has taken this one's place and serves.
@@ -226,22 +235,24 @@ impl Upgrade {
             child: pidfd.map_err(|e| format!("{}: {e}", next.program.display()))?,
             pause: self.pause.get(),
             joined: false,
+            still: None,
             links: false,
             store: false,
             paused: false,
             ports: Vec::new(),
             vhost: None,
         };
-        let number = number(app);
+        let number = self.number(app);
         next.say(Word::Offer, "", number.to_string().as_bytes(), &[])?;
         next.hear(Word::Hello, PREPARES_WITHIN)?;
+        given.still = self.announcing.get().map(Announcing::stand_still);
         self.changes.hold();
         // Who changes something now has begun before, and is done then.
         drop(app.control());
         if let Some(why) = cannot_now(app) {
             return Err(why);
         }
-        if self::number(app) != number {
+        if self.number(app) != number {
             return Err("interfaces or services came or went meanwhile: ask again".into());
         }
         self.left_behind.settle();
@@ -261,6 +272,9 @@ impl Upgrade {
             next.say(Word::Item, &name, b"", &[fd.as_fd()])?;
         }
         give_held(next, held, |name| !Held::is_session(name))?;
+        if let Some(still) = &given.still {
+            give_all(next, "announcing", still.hand_over()?)?;
+        }
         given.links = true;
         give_all(next, "uplink", app.uplinks.hand_over()?)?;
         let points = lock(&self.interfaces).hand_over();
@@ -349,6 +363,21 @@ impl Upgrade {
         self.over.send_replace(Some(upgraded.clone()));
         Ok(upgraded)
     }
+
+    /// The hand-over that has room for all that there is.
+    fn number(&self, app: &App) -> u32 {
+        let config = app.control().config();
+        let are_taken = config.interfaces.values().any(|list| !list.is_empty());
+        if self.announcing.get().is_some_and(Announcing::is_any) {
+            words::NUMBER
+        } else if app.balancer.running().is_some() {
+            words::WITHOUT_ANNOUNCING
+        } else if are_taken || !app.uplinks.queues().is_empty() {
+            words::WITHOUT_BALANCER
+        } else {
+            words::WITHOUT_LINKS
+        }
+    }
 }
 
 /// What has to be there for an upgrade.
@@ -371,19 +400,6 @@ fn cannot_now(app: &App) -> Option<String> {
         );
     }
     None
-}
-
-/// The hand-over that has room for all that there is.
-fn number(app: &App) -> u32 {
-    let config = app.control().config();
-    let are_taken = config.interfaces.values().any(|list| !list.is_empty());
-    if app.balancer.running().is_some() {
-        words::NUMBER
-    } else if are_taken || !app.uplinks.queues().is_empty() {
-        words::WITHOUT_BALANCER
-    } else {
-        words::WITHOUT_LINKS
-    }
 }
 
 /// Gives items of a kind.
@@ -469,6 +485,8 @@ struct Given<'a> {
     /// The next program, which has to let go first.
     child: OwnedFd,
     pause: Option<&'a Pause>,
+    /// It goes on announcing; for good, where this is forgotten.
+    still: Option<Still>,
     /// It may have put its program to containers' interfaces.
     joined: bool,
     /// It has sockets of uplinks, and may have put its programs to interfaces.

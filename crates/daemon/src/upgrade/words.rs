@@ -26,8 +26,10 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
 /// The hand-over that this version speaks: another number for whatever is changed in it.
-pub const NUMBER: u32 = 3;
-/// The one before, which it speaks too: the same, without the load balancer.
+pub const NUMBER: u32 = 4;
+/// The one before, which it speaks too: the same, without what announces addresses.
+pub const WITHOUT_ANNOUNCING: u32 = 3;
+/// The one before that: without the load balancer either.
 pub const WITHOUT_BALANCER: u32 = 2;
 /// The one before that: without interfaces that programs run on and without uplinks either.
 pub const WITHOUT_LINKS: u32 = 1;

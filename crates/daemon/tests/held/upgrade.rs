@@ -249,7 +249,7 @@ p.wait()
         (
             "speaks-otherwise",
             Some(other_number),
-            "number 77, and knows number 3",
+            "number 77, and knows number 4",
         ),
     ];
     for (name, text, said) in cases {
