@@ -11,7 +11,7 @@ TMPFILESDIR ?= /usr/lib/tmpfiles.d
 HOLD ?=
 
 .DEFAULT_GOAL := build
-.PHONY: packages test-packages test-arm64 test-libvirt test-page test-dpdk build demo check test lint test-devices docs performance-page setup guest-image bench-switch bench-overlay bench-containers bench-workers bench-control bench-hosts bench-neighbours bench-seeing bench-restart bench-balancer bench-router soak-router soak-balancer soak-cni fuzz miri go-objects install uninstall clean help soak-store
+.PHONY: packages test-packages test-upgrade test-arm64 test-libvirt test-page test-dpdk build demo check test lint test-devices docs performance-page setup guest-image bench-switch bench-overlay bench-containers bench-workers bench-control bench-hosts bench-neighbours bench-seeing bench-restart bench-balancer bench-router soak-router soak-balancer soak-cni fuzz miri go-objects install uninstall clean help soak-store
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | awk -F '|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -62,6 +62,12 @@ test-packages: guest-image ## a Debian 12 with systemd, booted in QEMU: the .deb
 	tools/packages.py $(if $(QUICK),--quick --out target/packages-quick)
 	cargo build --quiet --workspace --bin vhost-peer
 	tools/test-packages.py $(if $(QUICK),target/packages-quick,target/packages)
+
+# From LAST=PROGRAM, if that is built already.
+test-upgrade: setup ## connections over upgrades from this program to the last release's, which packaging/last-release names, and back
+	cargo build --workspace --bins
+	last=$(if $(LAST),$(abspath $(LAST)),$$(tools/last-release.sh)) && \
+		BUTTERFLY_LAST_RELEASE=$$last cargo test --workspace --test held last_release -- --ignored --nocapture
 
 test-arm64: ## the .deb for arm64, of programs that are not optimised: the README's quickstarts and an uplink in an emulated guest with Debian's kernel
 	@tools/setup.sh arm64

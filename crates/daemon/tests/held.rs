@@ -5,6 +5,8 @@
 mod common;
 #[path = "held/upgrade.rs"]
 mod upgrade;
+#[path = "held/versions.rs"]
+mod versions;
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;

@@ -179,6 +179,12 @@ impl Daemon {
         self.child.1.unwrap_or_else(child)
     }
 
+    /// The program that it runs.
+    pub fn program(&self) -> String {
+        let link = std::fs::read_link(format!("/proc/{}/exe", self.pid())).unwrap();
+        link.into_os_string().into_string().unwrap()
+    }
+
     /// Another process has taken its place: waits until this one has ended.
     pub fn upgraded(&mut self, pid: u32) {
         let before = self.pid();
