@@ -66,6 +66,11 @@ pub fn leave(
     Ok(count)
 }
 
+/// Whether a daemon has left connections in this folder.
+pub fn are_left(folder: &Path) -> bool {
+    folder.join(FILE).exists()
+}
+
 /// Takes up the connections that a daemon has left; how many. The file is gone then.
 pub fn take(controller: &mut Controller, folder: &Path) -> Result<usize, String> {
     let path = folder.join(FILE);

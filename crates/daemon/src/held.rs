@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use control::AttachError;
+use dataplane::Left;
 use io::tap::{TapError, TapOptions, TapPort};
 use io::vhost::{LeftSession, SessionKeeper};
 use keeper::Keeper;
@@ -129,9 +130,12 @@ impl Held {
         self.keeper.leave();
     }
 
-    /// All that is held, by its name.
-    pub fn all(&self) -> std::io::Result<Vec<(String, keeper::Held)>> {
-        self.keeper.all()
+    /// All that is held whose name is such, by its name.
+    pub fn all(
+        &self,
+        which: impl Fn(&str) -> bool,
+    ) -> std::io::Result<Vec<(String, keeper::Held)>> {
+        self.keeper.all(which)
     }
 
     /// Whether something is held as a VMM's session.
@@ -300,6 +304,13 @@ impl Held {
         Ok(self.keeper.take(FLOWS)?.and_then(keeper::Held::into_first))
     }
 
+    /// How many connections a daemon before has left in memory at the most.
+    pub fn flows_left(&self) -> usize {
+        let memory = self.keeper.look(FLOWS).ok().flatten();
+        let room = memory.and_then(|memory| Left::room(memory.as_fd()).ok());
+        room.unwrap_or(0)
+    }
+
     /// Has this daemon's memory of connections held, instead of what was left.
     pub fn hold_flows(&self, memory: BorrowedFd<'_>) {
         if let Err(e) = self.keeper.hold(FLOWS, b"", &[memory]) {
@@ -363,15 +374,19 @@ impl SessionKeeper for Held {
     }
 
     fn release(&self, nic: &str) {
-        if let Err(e) = self.keeper.release(&session_name(nic)) {
-            tracing::error!(nic, "its VMM's connection may still be held: {e}");
-        }
+        say_held(nic, self.keeper.release_soon(&session_name(nic)));
     }
 
     fn ended(&self, nic: &str) {
         if !self.is_staying() {
-            SessionKeeper::release(self, nic);
+            say_held(nic, self.keeper.release(&session_name(nic)));
         }
+    }
+}
+
+fn say_held(nic: &str, released: Result<(), keeper::Error>) {
+    if let Err(e) = released {
+        tracing::error!(nic, "its VMM's connection may still be held: {e}");
     }
 }
 

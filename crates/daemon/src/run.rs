@@ -243,16 +243,13 @@ async fn serve(
             folder.map(open).transpose()
         }
     };
-    if let Some(turn) = turn {
-        match unix_socket::remove_nic_sockets(&settings.socket_dir) {
-            0 => {}
-            count => tracing::info!(
-                "removed {count} sockets of NICs that nobody listens on from {}",
-                settings.socket_dir.display()
-            ),
-        }
-        drop(turn);
-    }
+    // The disk is waited for beside all that is made meanwhile; a daemon that gives way has the
+    // file still.
+    let (opening, open_store) = match predecessor {
+        None => (Some(tokio::task::spawn_blocking(open_store)), None),
+        Some(_) => (None, Some(open_store)),
+    };
+    drop(turn);
     // Signals that come from here on are not lost.
     let mut signals = Signals::new()?;
 
@@ -262,8 +259,19 @@ async fn serve(
     };
     let states = PortStates::default();
     let (breaks, broken) = uplinks::breaks();
+    let held = settings.keeper.as_deref().map(|path| match &predecessor {
+        None => Held::begin(path),
+        Some(old) => {
+            let held = Held::handed(path)?;
+            held.leave_here(old.take_all("held"));
+            Ok(held)
+        }
+    });
+    let held = held.transpose()?;
+    let left = held.as_ref().map_or(0, |held| held.flows_left());
+    let left = left.max(handover::are_left(&settings.socket_dir).into());
     let workers = Arc::new(WorkerThreads::start(worker_options(
-        settings, &states, breaks,
+        settings, &states, breaks, left,
     ))?);
     let switch = workers.switch().clone();
     let start_gate = Arc::new(StartGate::new(switch.clone()));
@@ -300,15 +308,6 @@ async fn serve(
         )
     };
     let uplinks = Arc::new(uplinks::Control::start(setup, broken).await?);
-    let held = settings.keeper.as_deref().map(|path| match &predecessor {
-        None => Held::begin(path),
-        Some(old) => {
-            let held = Held::handed(path)?;
-            held.leave_here(old.take_all("held"));
-            Ok(held)
-        }
-    });
-    let held = held.transpose()?;
     // The daemon that gives way has looked at its start, and notes its own until then.
     if predecessor.is_none() {
         held.iter().for_each(|held| held.look_at_deaths());
@@ -365,7 +364,10 @@ async fn serve(
     let mut next_hops = next_hops(settings, &uplinks, &switch)?;
     let (controller, stored, counted) = match &predecessor {
         None => {
-            let stored = open_store()?;
+            let stored = match opening {
+                Some(opening) => opening.await.map_err(|_| "opening the store panicked")??,
+                None => None,
+            };
             let (held, switch) = (held.clone(), switch.clone());
             let folder = settings.socket_dir.clone();
             let controller = load(controller, stored.clone(), held, switch, folder).await?;
@@ -378,9 +380,10 @@ async fn serve(
             let (old, held, vhost) = (old.clone(), held.clone(), vhost.clone());
             let (gate, interfaces) = (start_gate.clone(), interfaces.clone());
             let balancer = engine.clone();
-            let switch = switch.clone();
+            let (switch, workers) = (switch.clone(), workers.clone());
             let runtime = Handle::current();
             let taking = move || {
+                workers.wait_for_flow_memory();
                 let find = |reach| {
                     if let Some(next_hops) = &mut next_hops {
                         runtime.block_on(next_hops.prepare(reach));
@@ -404,6 +407,10 @@ async fn serve(
     let sockets = sockets.map(|path| reopen_socket(path, &access)).collect();
     let operations = Operations::new(controller, log, unix_secs).with_store(stored);
     start_gate.open().map_err(|e| e.to_string())?;
+    if predecessor.is_none() {
+        let folder = settings.socket_dir.clone();
+        drop(tokio::task::spawn_blocking(move || remove_stale(&folder)));
+    }
     if let Some(old) = &predecessor {
         old.moving();
         // Frames move already: what they count is added.
@@ -631,6 +638,17 @@ fn reopen_socket(path: &Path, access: &Access) -> Box<dyn Fn() + Send + Sync> {
     })
 }
 
+/// What a killed daemon has left of its NICs, but for those that are here again.
+fn remove_stale(folder: &Path) {
+    match unix_socket::remove_nic_sockets(folder) {
+        0 => {}
+        count => tracing::info!(
+            "removed {count} sockets of NICs that nobody listens on from {}",
+            folder.display()
+        ),
+    }
+}
+
 /// Where sockets of ours are made.
 fn folders(settings: &Settings) -> Vec<std::path::PathBuf> {
     let v0 = settings
@@ -762,7 +780,7 @@ type TakenOver = (Controller, Option<Arc<Stored>>, Option<OwnedFd>);
 /// still: with what is returned this process is the daemon.
 fn take_over(
     mut controller: Controller,
-    open_store: impl FnOnce() -> Result<Option<Arc<Stored>>, String>,
+    open_store: Option<impl FnOnce() -> Result<Option<Arc<Stored>>, String>>,
     old: &Predecessor,
     held: Option<&Held>,
     (vhost, switch): (&Server, &Switch),
@@ -782,7 +800,7 @@ fn take_over(
         .flows()
         .map_err(|e| format!("its memory of flows: {e}"))?;
     old.ready()?;
-    let stored = open_store()?;
+    let stored = open_store.map_or(Ok(None), |open| open())?;
     let readable = flows.as_ref().map(handover::is_readable);
     if let Some(Err(why)) = &readable {
         tracing::info!("connections come in the API's format: of its memory of them, {why}");
@@ -796,17 +814,19 @@ fn take_over(
     };
     let taken = taken.map_err(|e| format!("connections are not taken up: {e}"))?;
     held.leave_here(old.take_all("held"));
-    let mut sessions = 0;
-    for status in controller.nics() {
-        let id = &status.nic.id;
-        let left = (status.nic.kind == NicKind::VhostUser).then(|| held.session(id.as_str()));
-        if let Some(left) = left.flatten() {
-            let key = PortKey(status.slot.0);
-            let gone_on = vhost.take_up(key, left);
-            gone_on.map_err(|why| format!("the session of NIC '{id}': {why}"))?;
-            sessions += 1;
-        }
-    }
+    let left = controller.nics().filter_map(|status| {
+        let is_vhost = status.nic.kind == NicKind::VhostUser;
+        let left = is_vhost.then(|| held.session(status.nic.id.as_str()));
+        Some((PortKey(status.slot.0), left.flatten()?))
+    });
+    let left: Vec<_> = left.collect();
+    let sessions = left.len();
+    vhost.take_up(left).map_err(|(key, why)| {
+        let mut nics = controller.nics();
+        let nic = nics.find(|status| status.slot.0 == key.0);
+        let id = nic.map(|status| status.nic.id.to_string());
+        format!("the session of NIC '{}': {why}", id.unwrap_or_default())
+    })?;
     let counted = held
         .state()
         .map_err(|e| format!("its memory of counters: {e}"))?;
@@ -926,12 +946,18 @@ async fn take_interfaces(settings: &Settings, app: &Arc<App>) -> Result<(), Stri
     taken.map_err(|_| "taking the interfaces that options name panicked")?
 }
 
-fn worker_options(settings: &Settings, states: &PortStates, breaks: Breaks) -> WorkerOptions {
+fn worker_options(
+    settings: &Settings,
+    states: &PortStates,
+    breaks: Breaks,
+    left: usize,
+) -> WorkerOptions {
     let states = states.clone();
     WorkerOptions {
         cores: settings.workers.clone(),
         max_flows: settings.max_flows,
         memory: flow_memory(settings),
+        left,
         poll: Duration::from_micros(settings.poll_us),
         on_broken: Arc::new(move |slot, why| {
             if slot.is_uplink() {

@@ -229,31 +229,30 @@ fn nobody_listens(path: &Path) -> bool {
 }
 
 /// Removes the sockets of NICs that a killed daemon of our user has left in this folder; how many.
-/// Those of other daemons are listened on. To be called in the folder's [turn](lock::Turn).
+/// Those of other daemons are listened on; one that is bound meanwhile is left alone. Waits a
+/// moment, which no NIC is to wait for: one that is made anew here replaces its own.
 pub fn remove_nic_sockets(folder: &Path) -> usize {
-    let ours = |path: &PathBuf| {
-        let file = std::fs::symlink_metadata(path);
-        file.is_ok_and(|file| {
-            file.file_type().is_socket() && file.uid() == Uid::effective().as_raw()
-        })
+    // Inodes are used again: another file has another time.
+    let ours = |path: &Path| {
+        let file = std::fs::symlink_metadata(path).ok()?;
+        let ours = file.file_type().is_socket() && file.uid() == Uid::effective().as_raw();
+        ours.then(|| (file.ino(), file.ctime(), file.ctime_nsec()))
     };
     let Ok(entries) = std::fs::read_dir(folder) else {
         return 0;
     };
-    let mut stale: Vec<PathBuf> = entries
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| {
-            let name = path.file_name().and_then(|name| name.to_str());
-            name.is_some_and(|name| name.starts_with(NIC_SOCKETS))
-        })
-        .filter(ours)
-        .filter(|path| nobody_listens(path))
-        .collect();
+    let stale = entries.filter_map(|entry| {
+        let path = entry.ok()?.path();
+        let name = path.file_name()?.to_str()?;
+        let file = ours(&path).filter(|_| name.starts_with(NIC_SOCKETS))?;
+        nobody_listens(&path).then_some((path, file))
+    });
+    let mut stale: Vec<_> = stale.collect();
     if !stale.is_empty() {
         // Another daemon may have been about to listen.
         std::thread::sleep(NOT_YET);
-        stale.retain(|path| {
-            ours(path) && nobody_listens(path) && std::fs::remove_file(path).is_ok()
+        stale.retain(|(path, file)| {
+            ours(path) == Some(*file) && nobody_listens(path) && std::fs::remove_file(path).is_ok()
         });
     }
     stale.len()

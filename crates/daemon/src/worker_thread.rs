@@ -34,6 +34,9 @@ pub struct WorkerOptions {
     pub max_flows: u32,
     /// Where flows are, as many as it was made for; `None`: they end with the process.
     pub memory: Option<FlowMemory>,
+    /// Flows that are to be taken up at the most, of another process: their memory is made ready
+    /// beside all else.
+    pub left: usize,
     /// Polling without work for this long, then sleeping.
     pub poll: Duration,
     /// Called on a worker's thread when a port broke its protocol.
@@ -51,6 +54,8 @@ pub struct WorkerThreads {
     pulses: Vec<Arc<Pulse>>,
     /// Those of the workers, and the balancer's.
     threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Ends when the memory of flows is ready for those that are to be taken up.
+    ready: Mutex<Option<mpsc::Receiver<()>>>,
 }
 
 /// When the loads were last asked for, and how long the worker had slept by then.
@@ -103,8 +108,11 @@ impl WorkerThreads {
         if options.cores.len() > 1 {
             threads.push(start_balancer(&switch)?);
         }
-        if switch.flow_memory().is_some() && !has_huge_shared_memory() {
-            threads.push(start_collapsing(&switch)?);
+        let mut ready = None;
+        if switch.flow_memory().is_some() {
+            let (tell, told) = mpsc::channel();
+            threads.push(start_flow_memory(&switch, options.left, tell)?);
+            ready = Some(told);
         }
         Ok(WorkerThreads {
             switch,
@@ -113,7 +121,16 @@ impl WorkerThreads {
             max_flows,
             pulses,
             threads: Mutex::new(threads),
+            ready: Mutex::new(ready),
         })
+    }
+
+    /// Returns when the memory of flows is ready for those that another process has left.
+    pub fn wait_for_flow_memory(&self) {
+        let ready = self.ready.lock();
+        let ready = ready.unwrap_or_else(PoisonError::into_inner).take();
+        // Nothing is said: the other end goes.
+        let _ = ready.map(|ready| ready.recv());
     }
 
     /// For the watchdog.
@@ -235,14 +252,28 @@ fn has_huge_shared_memory() -> bool {
     setting.is_ok_and(|setting| !setting.contains("[never]"))
 }
 
-/// Starts the thread that makes huge pages of the memory of flows as it comes into use: a lookup at
+/// Starts the thread that has the memory of flows there for those that were left, and drops `ready`
+/// then; and that makes huge pages of it as it comes into use, if the system does not: a lookup at
 /// random would miss the TLB besides the cache. Ends with the workers.
-fn start_collapsing(switch: &Arc<Switch>) -> Result<JoinHandle<()>, String> {
+fn start_flow_memory(
+    switch: &Arc<Switch>,
+    left: usize,
+    ready: mpsc::Sender<()>,
+) -> Result<JoinHandle<()>, String> {
     let switch = switch.clone();
     let run = move || {
-        let (mut done, mut used, mut ahead) = (0, 0, AHEAD_MIN);
+        if left > 0 {
+            switch.populate_flow_index();
+        }
+        if has_huge_shared_memory() {
+            return;
+        }
+        let (mut done, mut used, mut ahead) = (0, 0, AHEAD_MIN.max(left));
+        let mut ready = Some(ready);
         loop {
             let now = switch.collapse_flow_memory(&mut done, ahead);
+            // Its end says so.
+            drop(ready.take());
             // As many as come until the next look but one, if they go on coming as they do.
             ahead = (2 * (now - used)).clamp(AHEAD_MIN, AHEAD_MAX);
             used = now;

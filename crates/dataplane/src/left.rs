@@ -69,6 +69,12 @@ impl<'a> Left<'a> {
         Ok(Left { memory, max, ends })
     }
 
+    /// Of how many connections there is memory at the most, by the system's word: what another
+    /// process has left, or is about to.
+    pub fn room(memory: BorrowedFd<'_>) -> io::Result<usize> {
+        Ok(shared_memory::used(memory)? as usize / ENTRY)
+    }
+
     /// Those alone in the first so many places.
     pub fn first(mut self, places: u64) -> Self {
         self.max = self.max.min(places);

@@ -518,6 +518,12 @@ impl Switch {
         self.flows.high().into()
     }
 
+    /// Has the memory in which flows are looked up there before many are taken up, so that no
+    /// worker waits for it.
+    pub fn populate_flow_index(&self) {
+        self.flows.populate_index();
+    }
+
     /// Gives the memory of flows huge pages, of those in use and of `ahead` more, up to where
     /// `done` says: to be called many times a second where the system does not by itself. How many
     /// were in use at most.

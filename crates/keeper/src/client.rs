@@ -21,6 +21,9 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// is given up until it is [mended](Keeper::mend).
 const ANSWERS_WITHIN: Duration = Duration::from_millis(300);
 
+/// Answers that may wait at the most: of datagrams a socket takes few (net.unix.max_dgram_qlen).
+const OWED_MAX: usize = 4;
+
 /// Descriptors, and what was noted beside them.
 #[derive(Debug)]
 pub struct Held {
@@ -54,6 +57,8 @@ pub struct Keeper {
 struct State {
     /// `None`: the connection is broken, or not made yet.
     socket: Option<OwnedFd>,
+    /// Answers of its that nobody has heard yet.
+    owed: usize,
     /// Another daemon is the client still: what is said is for later.
     apart: bool,
     /// Left by the daemon before, and not taken up by this one.
@@ -73,6 +78,7 @@ impl Keeper {
         answers_soon(&socket).map_err(|error| gone(path, error))?;
         let state = State {
             socket: Some(socket),
+            owed: 0,
             apart: false,
             left,
             ours: BTreeMap::new(),
@@ -89,6 +95,7 @@ impl Keeper {
     pub fn handed(path: &Path) -> Keeper {
         let state = State {
             socket: None,
+            owed: 0,
             apart: true,
             left: BTreeMap::new(),
             ours: BTreeMap::new(),
@@ -104,14 +111,15 @@ impl Keeper {
         self.lock().left.insert(name, held);
     }
 
-    /// All that this daemon has held, to be handed on; also what a daemon before has left and this
-    /// one has not taken up: the next one may.
+    /// All that this daemon has held whose name is such, to be handed on; also what a daemon before
+    /// has left and this one has not taken up: the next one may.
     ///
     /// # Errors
     /// There are no descriptors to be had.
-    pub fn all(&self) -> io::Result<Vec<(String, Held)>> {
+    pub fn all(&self, which: impl Fn(&str) -> bool) -> io::Result<Vec<(String, Held)>> {
         let state = self.lock();
         let all = state.ours.iter().chain(&state.left);
+        let all = all.filter(|(name, _)| which(name));
         all.map(|(name, held)| Ok((name.clone(), held.try_clone()?)))
             .collect()
     }
@@ -142,6 +150,13 @@ impl Keeper {
         let taken = held.try_clone()?;
         state.ours.insert(name.to_owned(), held);
         Ok(Some(taken))
+    }
+
+    /// The first descriptor of what was left under this name, which stays left.
+    pub fn look(&self, name: &str) -> io::Result<Option<OwnedFd>> {
+        let state = self.lock();
+        let first = state.left.get(name).and_then(|held| held.fds.first());
+        first.map(OwnedFd::try_clone).transpose()
     }
 
     /// Has descriptors held, 1 to [`FDS_MAX`](crate::FDS_MAX), instead of what had this name. An
@@ -178,6 +193,30 @@ impl Keeper {
             Some(_) => self.ask(&mut state, Verb::Release, name, None),
             None => Ok(()),
         }
+    }
+
+    /// Has what has this name closed as soon as the keeper gets to it: before anything that is said
+    /// to it from now on, also if this process ends at once.
+    pub fn release_soon(&self, name: &str) -> Result<(), Error> {
+        let mut state = self.lock();
+        let known = state.left.remove(name).or(state.ours.remove(name));
+        if known.is_none() || state.apart {
+            return Ok(());
+        }
+        let Some(socket) = &state.socket else {
+            return Err(gone(&self.path, io::ErrorKind::NotConnected.into()));
+        };
+        let said = send(socket, Verb::Release, name, b"", &[]);
+        state.owed += 1;
+        // More than that find no room.
+        let heard = match state.owed {
+            OWED_MAX.. => state.hear_owed(),
+            _ => Ok(()),
+        };
+        said.and(heard).map_err(|error| {
+            state.socket = None;
+            gone(&self.path, error)
+        })
     }
 
     /// Has all closed that was left and nobody has taken up; their names.
@@ -251,6 +290,7 @@ impl Keeper {
                 .map_err(|why| refused(&self.path, name, why))?;
         }
         state.socket = Some(socket);
+        state.owed = 0;
         state.apart = false;
         Ok(())
     }
@@ -268,7 +308,11 @@ impl Keeper {
         let Some(socket) = &state.socket else {
             return Err(gone(&self.path, io::ErrorKind::NotConnected.into()));
         };
-        match ask(socket, verb, name, held) {
+        let said = say(socket, verb, name, held);
+        let heard = said
+            .and_then(|()| state.hear_owed())
+            .and_then(|()| state.hear());
+        match heard {
             Ok(Ok(())) => Ok(()),
             Ok(Err(why)) => Err(refused(&self.path, name, why)),
             Err(error) => {
@@ -280,6 +324,23 @@ impl Keeper {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Hears what it has answered to what was said before.
+    fn hear_owed(&mut self) -> io::Result<()> {
+        while self.owed > 0 {
+            // It refuses no release.
+            let _ = self.hear()?;
+            self.owed -= 1;
+        }
+        Ok(())
+    }
+
+    fn hear(&self) -> io::Result<Result<(), String>> {
+        let socket = self.socket.as_ref().ok_or(io::ErrorKind::NotConnected)?;
+        heard(socket)
     }
 }
 
@@ -347,10 +408,19 @@ fn ask(
     name: &str,
     held: Option<&Held>,
 ) -> io::Result<Result<(), String>> {
+    say(socket, verb, name, held)?;
+    heard(socket)
+}
+
+fn say(socket: &OwnedFd, verb: Verb, name: &str, held: Option<&Held>) -> io::Result<()> {
     let note = held.map_or(&b""[..], |held| &held.note);
     let fds = held.iter().flat_map(|held| &held.fds);
     let fds: Vec<BorrowedFd<'_>> = fds.map(AsFd::as_fd).collect();
-    send(socket, verb, name, note, &fds)?;
+    send(socket, verb, name, note, &fds)
+}
+
+/// The answer to a question; `Err` within: it refuses.
+fn heard(socket: &OwnedFd) -> io::Result<Result<(), String>> {
     let message = answer(socket)?;
     match message.verb {
         Verb::Done => Ok(Ok(())),
@@ -444,6 +514,44 @@ mod tests {
         keeper.join().unwrap();
     }
 
+    /// Also if it ends at once.
+    #[test]
+    fn what_is_released_soon_is_released_before_what_follows() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("keeper.sock");
+        let listener = bind(&path).unwrap();
+        let keeper = std::thread::spawn(move || serve(&listener, true).unwrap());
+        let (_reader, writer) = std::io::pipe().unwrap();
+        let daemon = Keeper::connect(&path).unwrap();
+        let names: Vec<String> = (0..3 * OWED_MAX).map(|number| number.to_string()).collect();
+        for name in &names {
+            daemon.hold(name, b"", &[writer.as_fd()]).unwrap();
+            daemon.release_soon(name).unwrap();
+            assert!(daemon.lock().owed <= 1);
+        }
+        for name in &names {
+            daemon.hold(name, b"first", &[writer.as_fd()]).unwrap();
+        }
+        for name in &names[1..] {
+            daemon.release_soon(name).unwrap();
+            assert!(daemon.lock().owed < OWED_MAX);
+        }
+        daemon.hold("1", b"second", &[writer.as_fd()]).unwrap();
+        assert_eq!(daemon.lock().owed, 0);
+        daemon.release_soon("0").unwrap();
+        drop(daemon);
+        let next = Keeper::connect(&path).unwrap();
+        let left = next.all(|_| true).unwrap();
+        let left: Vec<_> = left
+            .iter()
+            .map(|(name, held)| (&**name, &*held.note))
+            .collect();
+        assert_eq!(left, [("1", &b"second"[..])]);
+        next.release("1").unwrap();
+        drop(next);
+        keeper.join().unwrap();
+    }
+
     #[test]
     fn a_daemon_hands_all_to_the_next_and_nothing_is_let_go_in_between() {
         let dir = tempfile::tempdir().unwrap();
@@ -458,7 +566,7 @@ mod tests {
         for name in ["stays", "goes"] {
             before.hold(name, b"note", &[writer.as_fd()]).unwrap();
         }
-        for (name, held) in before.all().unwrap() {
+        for (name, held) in before.all(|_| true).unwrap() {
             next.leave_here(name, held);
         }
         assert!(next.take("stays").unwrap().is_some());

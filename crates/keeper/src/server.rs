@@ -85,6 +85,8 @@ fn attend(client: &OwnedFd, all: &mut All) -> io::Result<()> {
                 send(client, Verb::Refused, "", e.to_string().as_bytes(), &[])?;
                 continue;
             }
+            // What it said before that is still to come.
+            Err(e) if has_ended(&e) => continue,
             Err(e) => return Err(e),
         };
         let refused = match message.verb {
@@ -102,11 +104,23 @@ fn attend(client: &OwnedFd, all: &mut All) -> io::Result<()> {
             }
             Verb::Done | Verb::Item | Verb::Refused => Some("a client does not say that"),
         };
-        match refused {
-            None => send(client, Verb::Done, "", b"", &[])?,
-            Some(why) => send(client, Verb::Refused, "", why.as_bytes(), &[])?,
+        let answered = match refused {
+            None => send(client, Verb::Done, "", b"", &[]),
+            Some(why) => send(client, Verb::Refused, "", why.as_bytes(), &[]),
+        };
+        match answered {
+            Err(e) if has_ended(&e) => (),
+            answered => answered?,
         }
     }
+}
+
+/// A client has ended, and has not heard all answers.
+fn has_ended(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe
+    )
 }
 
 fn hold(message: Message, all: &mut All) -> Result<(), &'static str> {
@@ -121,4 +135,31 @@ fn hold(message: Message, all: &mut All) -> Result<(), &'static str> {
     }
     all.insert(message.name, (message.note, message.fds));
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{AddressFamily, SocketType, socketpair};
+
+    use super::*;
+
+    #[test]
+    fn all_is_done_that_was_said_by_one_who_ended_without_hearing_the_answers() {
+        let flags = SocketFlags::CLOEXEC;
+        let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+        let (client, ours) = pair.unwrap();
+        let names = ["a", "b", "c"];
+        let mut all: All = names
+            .into_iter()
+            .map(|name| (name.to_owned(), (Vec::new(), Vec::new())))
+            .collect();
+        // An answer that nobody hears.
+        send(&ours, Verb::Done, "", b"", &[]).unwrap();
+        for name in names {
+            send(&client, Verb::Release, name, b"", &[]).unwrap();
+        }
+        drop(client);
+        attend(&ours, &mut all).unwrap();
+        assert!(all.is_empty(), "{:?}", all.keys());
+    }
 }

@@ -52,6 +52,12 @@ impl AsFd for SharedMemory {
     }
 }
 
+/// How many bytes of it are there, in whole pages: what was never written is not.
+pub fn used(memory: BorrowedFd<'_>) -> io::Result<u64> {
+    // Of blocks of 512 bytes (stat(3type)).
+    Ok(fstat(memory)?.st_blocks.max(0) as u64 * 512)
+}
+
 /// Reads what another process has left from `from` up to `to`, a part of at most `part` bytes after
 /// the other; `each` is given where a part begins. What was never written is left out where the
 /// system knows that, and is zero. An error: it is no such memory, or shorter than `to`.
@@ -117,6 +123,8 @@ mod tests {
         .unwrap();
         assert_eq!(read_back, [(0, 7), (700_001, 9)]);
         assert!(bytes <= 8 << 20);
+        let used = used(memory.as_fd()).unwrap();
+        assert!((8192..8 << 20).contains(&used), "{used}");
     }
 
     #[test]

@@ -415,11 +415,9 @@ fn give_all(next: &mut Next, kind: &str, items: Items) -> Result<(), String> {
 /// Gives items that the keeper has.
 fn give_held(next: &mut Next, held: &Held, which: impl Fn(&str) -> bool) -> Result<(), String> {
     let failed = |e: std::io::Error| format!("nothing can be handed over: {e}");
-    for (name, Kept { note, fds }) in held.all().map_err(failed)? {
-        if which(&name) {
-            let name = format!("held {name}");
-            next.say(Word::Item, &name, &note, &words::borrowed(&fds))?;
-        }
+    for (name, Kept { note, fds }) in held.all(which).map_err(failed)? {
+        let name = format!("held {name}");
+        next.say(Word::Item, &name, &note, &words::borrowed(&fds))?;
     }
     Ok(())
 }
@@ -485,10 +483,10 @@ struct Given<'a> {
     /// The next program, which has to let go first.
     child: OwnedFd,
     pause: Option<&'a Pause>,
-    /// It goes on announcing; for good, where this is forgotten.
-    still: Option<Still>,
     /// It may have put its program to containers' interfaces.
     joined: bool,
+    /// It goes on announcing; for good, where this is forgotten.
+    still: Option<Still>,
     /// It has sockets of uplinks, and may have put its programs to interfaces.
     links: bool,
     store: bool,

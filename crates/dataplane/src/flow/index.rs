@@ -62,6 +62,12 @@ impl Index {
         }
     }
 
+    /// Has all of its memory there: who adds many flows would wait for a page with every few.
+    pub(super) fn populate(&self) {
+        self.buckets.populate();
+        self.spilt.populate();
+    }
+
     /// Fetches the cache line in which a lookup will begin.
     #[inline(always)]
     pub(super) fn fetch(&self, hash: u64) {

@@ -88,6 +88,11 @@ impl FlowTable {
         self.count.load(Ordering::Relaxed)
     }
 
+    /// Has the memory of the index there before many flows are added.
+    pub(crate) fn populate_index(&self) {
+        self.index.populate();
+    }
+
     /// Gives the entries huge pages, those in use and so many that will be in use next, where the
     /// system did not by itself. `done`: up to where that was done.
     pub(crate) fn collapse(&self, done: &mut usize, ahead: usize) {

@@ -79,7 +79,10 @@ enum Command {
     Amid(mpsc::Sender<BTreeSet<PortKey>>),
     HangUp(BTreeSet<PortKey>, mpsc::Sender<()>),
     Yield(mpsc::Receiver<()>, mpsc::Sender<Result<(), Stays>>),
-    TakeUp(PortKey, LeftSession, mpsc::Sender<Result<(), LeftError>>),
+    TakeUp(
+        Vec<(PortKey, LeftSession)>,
+        mpsc::Sender<Result<(), (PortKey, LeftError)>>,
+    ),
     Begin,
     Stop,
 }
@@ -243,13 +246,17 @@ impl Server {
         Ok(Yielded { _go_on: go_on })
     }
 
-    /// Goes on with the session of a process that gives way to this one.
+    /// Goes on with the sessions of a process that gives way to this one.
     ///
     /// # Errors
-    /// It cannot be gone on with; its connection is closed here.
-    pub fn take_up(&self, key: PortKey, left: LeftSession) -> Result<(), LeftError> {
-        self.ask(|answer| Command::TakeUp(key, left, answer))
-            .unwrap_or(Err(LeftError("has nobody to go on with it")))
+    /// This one cannot be gone on with; its connection is closed here.
+    pub fn take_up(&self, left: Vec<(PortKey, LeftSession)>) -> Result<(), (PortKey, LeftError)> {
+        let Some((first, _)) = left.first() else {
+            return Ok(());
+        };
+        let nobody = (*first, LeftError("has nobody to go on with it"));
+        self.ask(|answer| Command::TakeUp(left, answer))
+            .unwrap_or(Err(nobody))
     }
 
     /// Of one that [waits](Server::start_waiting): serves from now on.
@@ -350,6 +357,8 @@ struct Nic {
     options: Arc<NicOptions>,
     end: End,
     connection: Option<Connection>,
+    /// What the keeper has of the session is the session as it is.
+    held: bool,
 }
 
 impl Nic {
@@ -487,8 +496,11 @@ impl Thread {
                 let _ = answer.send(());
             }
             Command::Yield(go_on, answer) => self.give_way(&go_on, &answer),
-            Command::TakeUp(key, left, answer) => {
-                let _ = answer.send(self.go_on(key, left));
+            Command::TakeUp(left, answer) => {
+                let taken = left
+                    .into_iter()
+                    .try_for_each(|(key, left)| self.go_on(key, left).map_err(|why| (key, why)));
+                let _ = answer.send(taken);
             }
             Command::Begin => self.begin_serving(),
             Command::Stop => {
@@ -523,11 +535,15 @@ impl Thread {
             let _ = answer.send(Err(Stays::Now(nic.options.name.clone())));
             return;
         }
-        // Also of who has connected and said nothing yet.
-        let ends = |(key, _): &(&PortKey, &Nic)| !self.hold_session(**key);
-        if let Some((_, nic)) = self.nics.iter().find(ends) {
-            let _ = answer.send(Err(Stays::ForGood(nic.options.name.clone())));
-            return;
+        // Of who has connected and said nothing yet. Nobody else is to wait for the keeper now.
+        let others = self.nics.iter().filter(|(_, nic)| !nic.held);
+        for key in others.map(|(key, _)| *key).collect::<Vec<_>>() {
+            if !self.hold_session(key)
+                && let Some(nic) = self.nics.get(&key)
+            {
+                let _ = answer.send(Err(Stays::ForGood(nic.options.name.clone())));
+                return;
+            }
         }
         let connections = self.nics.values_mut();
         for connection in connections.filter_map(|nic| nic.connection.as_mut()) {
@@ -578,6 +594,7 @@ impl Thread {
                 options: Arc::new(options),
                 end,
                 connection: None,
+                held: false,
             },
         );
         if let Some(left) = left {
@@ -592,11 +609,11 @@ impl Thread {
 
     /// Goes on with the session that a process before has left.
     fn go_on(&mut self, key: PortKey, left: LeftSession) -> Result<(), LeftError> {
-        let Some(nic) = self.nics.get(&key) else {
+        if !self.nics.contains_key(&key) {
             return Err(LeftError("has no NIC here"));
-        };
+        }
         // Should what was left end this process too, the next one does not find it.
-        self.release(&nic.options.name);
+        self.release(key);
         let resumed = self.resume_session(key, left);
         let Some(nic) = self.nics.get(&key) else {
             return resumed;
@@ -640,19 +657,24 @@ impl Thread {
     }
 
     /// Has a session held as it is now, if it outlives the process. False: it cannot be held.
-    fn hold_session(&self, key: PortKey) -> bool {
-        let (Some(keeper), Some(nic)) = (&self.keeper, self.nics.get(&key)) else {
+    fn hold_session(&mut self, key: PortKey) -> bool {
+        let (Some(keeper), Some(nic)) = (&self.keeper, self.nics.get_mut(&key)) else {
             return true;
         };
         let path = nic.end.path().as_os_str().as_bytes();
         let saved = nic.connection.as_ref();
-        let saved = saved.and_then(|connection| connection.saved(path));
-        saved.is_none_or(|(record, fds)| keeper.hold(&nic.options.name, &record, &fds))
+        let Some((record, fds)) = saved.and_then(|connection| connection.saved(path)) else {
+            return true;
+        };
+        nic.held = keeper.hold(&nic.options.name, &record, &fds);
+        nic.held
     }
 
-    fn release(&self, nic: &str) {
-        if let Some(keeper) = &self.keeper {
-            keeper.release(nic);
+    /// What is held of a session is not valid any more.
+    fn release(&mut self, key: PortKey) {
+        if let (Some(keeper), Some(nic)) = (&self.keeper, self.nics.get_mut(&key)) {
+            keeper.release(&nic.options.name);
+            nic.held = false;
         }
     }
 
@@ -666,6 +688,7 @@ impl Thread {
             && nic.connection.is_some()
         {
             keeper.release(&nic.options.name);
+            nic.held = false;
         }
         let connection = nic.connection.as_mut();
         let told =
@@ -824,6 +847,7 @@ impl Thread {
         // What is read now the next process cannot read: see `saved`.
         if let Some(keeper) = &self.keeper {
             keeper.release(&nic.options.name);
+            nic.held = false;
         }
         let interest = match connection.serve(&self.poller, channel_token(key)) {
             Progress::Reading => Interest::Read,
@@ -869,8 +893,9 @@ impl Thread {
             return;
         };
         connection.end(&self.poller);
-        if let (Some(keeper), Some(nic)) = (&self.keeper, self.nics.get(&key)) {
+        if let (Some(keeper), Some(nic)) = (&self.keeper, self.nics.get_mut(&key)) {
             keeper.ended(&nic.options.name);
+            nic.held = false;
         }
         self.pause(key, pause);
     }
