@@ -15,6 +15,7 @@ fn main() {
         a_kernel_takes_mirrored_frames,
         erspan_is_dissected,
         samples_reach_a_collector,
+        a_nic_is_sampled_at_its_own_rate,
     ])
 }
 
@@ -88,6 +89,19 @@ impl Host {
         self.left.ok(&command).map(drop)
     }
 
+    /// A collector that writes what it is told into files of this folder.
+    fn sfcapd(&self, folder: &str) -> Result<Process> {
+        process::run(&["mkdir", folder])?;
+        let command = format!("sfcapd -p 6343 -l {folder}");
+        let sfcapd = self.collector.start("sfcapd", &command)?;
+        wait_for("sfcapd to listen", PATIENCE, || {
+            let listens = "ss -uln | grep -q ':6343 '";
+            Ok(self.collector.succeeds(listens)?.then_some(()))
+        })
+        .map_err(|e| format!("{e}\n{}", sfcapd.log()))?;
+        Ok(sfcapd)
+    }
+
     fn mirrored(&self, nic: &str) -> Result<[u64; 2]> {
         let stats = self.daemon.json(&format!("nic stats {nic}"))?;
         let stats = &stats[0];
@@ -130,6 +144,14 @@ impl Heard {
         let output = process::output(&words)?;
         let text = String::from_utf8_lossy(&output.stdout);
         Ok(text.lines().map(str::to_owned).collect())
+    }
+
+    /// The values of a field: a packet may have several, which tshark puts together.
+    fn values(&self, filter: &str, field: &str) -> Result<Vec<String>> {
+        let lines = self.fields(filter, &[field])?;
+        let values = lines.iter().flat_map(|line| line.split(','));
+        let values = values.filter(|value| !value.is_empty());
+        Ok(values.map(str::to_owned).collect())
     }
 
     fn wait(&self, filter: &str, fields: &[&str], count: usize) -> Result<Vec<String>> {
@@ -296,32 +318,15 @@ fn samples_reach_a_collector() -> Result<()> {
     let to = ["--sflow", "192.0.2.9:6343", "--sflow-rate", "1"];
     let mut host = Host::start(&[&to[..], &["--metrics", "unix:{dir}/metrics.sock"]].concat())?;
     let collected = host.daemon.dir().join("collected").display().to_string();
-    process::run(&["mkdir", &collected])?;
-    let mut sfcapd = host
-        .collector
-        .start("sfcapd", &format!("sfcapd -p 6343 -l {collected}"))?;
-    wait_for("sfcapd to listen", PATIENCE, || {
-        let listens = "ss -uln | grep -q ':6343 '";
-        Ok(host.collector.succeeds(listens)?.then_some(()))
-    })
-    .map_err(|e| format!("{e}\n{}", sfcapd.log()))?;
+    let mut sfcapd = host.sfcapd(&collected)?;
     let heard = host.listen("eth0", "udp port 6343")?;
     for _ in 0..3 {
         host.say(53, "allowed")?;
         host.say(54, "refused")?;
     }
-    // A datagram may have several samples: tshark puts values of each field together.
-    let all = |filter: &str, field: &str| -> Result<Vec<String>> {
-        let lines = heard.fields(filter, &[field])?;
-        let values = lines.iter().flat_map(|line| line.split(','));
-        Ok(values
-            .filter(|value| !value.is_empty())
-            .map(str::to_owned)
-            .collect())
-    };
     // The datagrams of `left`, inside of samples: beside those are the host's own to the collector.
     let ports = wait_for("samples of six datagrams", PATIENCE, || {
-        let ports = all("sflow", "udp.dstport")?;
+        let ports = heard.values("sflow", "udp.dstport")?;
         let of = |port: &str| ports.iter().filter(|one| *one == port).count();
         Ok((of("53") >= 3 && of("54") >= 3).then_some(ports))
     })
@@ -332,7 +337,7 @@ fn samples_reach_a_collector() -> Result<()> {
         ("sflow_245.agent", "192.0.2.1"),
         ("sflow_245.header_protocol", "1"),
     ] {
-        let values = all("sflow", field)?;
+        let values = heard.values("sflow", field)?;
         check(
             !values.is_empty() && values.iter().all(|one| one == value),
             &format!("{field} is {value}: {values:?}"),
@@ -347,7 +352,7 @@ fn samples_reach_a_collector() -> Result<()> {
     let names = wait_for("counters", PATIENCE, || {
         let hex = process::output(&["tshark", "-n", "-r", &heard.file, "-Y", "sflow", "-x"])?;
         let hex = String::from_utf8_lossy(&hex.stdout).into_owned();
-        let octets = all("sflow", "sflow_245.ifinoct")?;
+        let octets = heard.values("sflow", "sflow_245.ifinoct")?;
         Ok((octets.len() >= 2 && hex.contains("left")).then_some(octets))
     })?;
     check(names.len() >= 2, &format!("both NICs are told: {names:?}"))?;
@@ -377,5 +382,101 @@ fn samples_reach_a_collector() -> Result<()> {
         let count = cells.iter().filter(|cells| cells[..] == row).count();
         check(count >= 3, &format!("sfcapd has {row:?}: {flows}"))?;
     }
+    host.daemon.stop()
+}
+
+fn a_nic_is_sampled_at_its_own_rate() -> Result<()> {
+    let to = ["--sflow", "192.0.2.9:6343", "--sflow-rate", "0"];
+    let mut host = Host::start(&[&to[..], &["--store", "{dir}/state"]].concat())?;
+    let collected = host.daemon.dir().join("collected").display().to_string();
+    let mut sfcapd = host.sfcapd(&collected)?;
+    let heard = host.listen("eth0", "udp port 6343")?;
+    let refused = host.daemon.cli("nic update left --sflow-rate 16777217");
+    let why = "NIC 'left': sFlow rate '16777217' is not within 0 and 16777216";
+    check(
+        refused.as_ref().is_err_and(|e| e.contains(why)),
+        &format!("a rate beyond is refused: {refused:?}"),
+    )?;
+    // 60 before it has a rate, 61 while all is taken, 62 after that.
+    host.say(60, "before")?;
+    host.daemon.cli("nic update left --sflow-rate 1")?;
+    for _ in 0..5 {
+        host.say(61, "all")?;
+    }
+    let samples = |port: &str, count: usize| {
+        wait_for(&format!("{count} samples of port {port}"), PATIENCE, || {
+            let ports = heard.values("sflow", "udp.dstport")?;
+            let count_now = ports.iter().filter(|one| *one == port).count();
+            Ok((count_now >= count).then_some(()))
+        })
+    };
+    samples("61", 5)?;
+    // What the guest's kernel says by itself (ARP) is a frame as any other.
+    let pools = heard.values("sflow", "sflow.flow_sample.sample_pool")?;
+    let numbers: Vec<u32> = pools.iter().filter_map(|pool| pool.parse().ok()).collect();
+    check(
+        numbers.len() >= 5 && numbers.iter().copied().eq(1..=numbers.len() as u32),
+        &format!("of one in one, each adds one to the pool, from the first on: {pools:?}"),
+    )?;
+    host.daemon.cli("nic update left --sflow-rate 0")?;
+    host.say(62, "after")?;
+    host.daemon.cli("nic update left --sflow-rate 4")?;
+    let shown = host.daemon.cli("nic show left")?;
+    check(
+        shown.contains("1 of 4 frames"),
+        &format!("the rate is shown: {shown}"),
+    )?;
+    let many = "for n in $(seq 400); do echo -n some > /dev/udp/10.1.0.2/53; done";
+    host.left.ok(&format!("bash -c '{many}'"))?;
+    // 100 are expected, with a deviation of 9: fewer than 40 come once in 10^13 runs.
+    samples("53", 40)?;
+    let ports = heard.values("sflow", "udp.dstport")?;
+    check(
+        !ports.iter().any(|port| port == "60" || port == "62"),
+        &format!("what was sent without a rate is not sampled: {ports:?}"),
+    )?;
+    let rates = heard.values("sflow", "sflow.flow_sample.sampling_rate")?;
+    let of = |rate: &str| rates.iter().filter(|one| *one == rate).count();
+    check(
+        of("1") >= 5 && of("4") >= 40 && of("1") + of("4") == rates.len(),
+        &format!("each sample says its rate: {rates:?}"),
+    )?;
+    // The collector multiplies by it.
+    sfcapd.terminate(PATIENCE)?;
+    let packets = |port: &str| -> Result<u64> {
+        let filter = format!("dst port {port}");
+        let all = [
+            "nfdump", "-q", "-N", "-R", &collected, "-o", "fmt:%pkt", &filter,
+        ];
+        let lines = process::run(&all)?;
+        Ok(lines
+            .lines()
+            .filter_map(|line| line.trim().parse::<u64>().ok())
+            .sum())
+    };
+    let (all, some) = (packets("61")?, packets("53")?);
+    check(
+        all == 5 && some >= 4 * 40 && some % 4 == 0,
+        &format!("sfcapd has {all} packets of 5, and about {some} of 400"),
+    )?;
+    // It outlives the daemon, and ends when it is told to.
+    host.daemon.stop_and_restart()?;
+    let rate = |host: &Host| -> Result<Value> {
+        let shown = host.daemon.json("config get")?;
+        let nics = shown["nics"].as_array().cloned().unwrap_or_default();
+        let left = nics.into_iter().find(|nic| nic["id"] == "left");
+        Ok(left
+            .map(|nic| nic["sflow_rate"].clone())
+            .unwrap_or_default())
+    };
+    check(
+        rate(&host)? == 4,
+        &format!("it is in the store: {:?}", rate(&host)?),
+    )?;
+    host.daemon.cli("nic update left --sflow-rate default")?;
+    check(
+        rate(&host)?.is_null(),
+        "the daemon's rate is in force again",
+    )?;
     host.daemon.stop()
 }

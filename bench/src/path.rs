@@ -367,6 +367,7 @@ pub(crate) fn snapshot_of(nics: usize, rules: u16) -> Result<Snapshot, PeerError
             allow_router_advertisements: false,
             learn_macs: false,
             link_down: false,
+            sample_rate: None,
             timeouts: Timeouts::default(),
             flow_share: 1 << 21,
             mtu: 1500,

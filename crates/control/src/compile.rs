@@ -303,6 +303,7 @@ impl State {
             allow_router_advertisements: nic.allow_router_advertisements,
             learn_macs: nic.learn_macs,
             link_down: nic.link_down,
+            sample_rate: nic.sflow_rate,
             timeouts: nic.timeouts,
             flow_share: settings.flow_share,
             mtu: settings.mtu(nic),

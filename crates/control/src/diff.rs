@@ -168,6 +168,7 @@ fn described(nic: &Nic) -> Vec<(&'static str, String)> {
         packet_trace,
         packet_trace_path,
         mirror,
+        sflow_rate,
         timeouts,
         allow_dhcp_server,
         allow_router_advertisements,
@@ -208,6 +209,7 @@ fn described(nic: &Nic) -> Vec<(&'static str, String)> {
         ("packet_trace", packet_trace.to_string()),
         ("packet_trace_path", optional(packet_trace_path)),
         ("mirror", optional(mirror)),
+        ("sflow_rate", optional(sflow_rate)),
         (
             "tcp_established_secs",
             timeouts.tcp_established_secs.to_string(),

@@ -164,7 +164,8 @@ pub struct Options {
     /// over UDP; may be repeated
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub(crate) sflow: Vec<String>,
-    /// Of so many frames one is sampled [default: 1000]
+    /// Of so many frames one is sampled, where a NIC has no rate of its own; 0: of those alone that
+    /// have one [default: 1000]
     #[arg(long, value_name = "FRAMES", value_parser = sflow_rate)]
     pub(crate) sflow_rate: Option<u32>,
     /// The daemon's certificate for --api tcp:, PEM
@@ -935,17 +936,18 @@ pub fn mode(text: &str) -> Result<u32, String> {
     }
 }
 
-/// An MTU as `-m` and `nic-mtu` take it.
 /// Of so many frames sFlow takes one if nothing is said.
 const SFLOW_RATE: u32 = 1000;
 
+/// What `--sflow-rate` and `sflow-rate` take.
 pub fn sflow_rate(text: &str) -> Result<u32, String> {
     let most = dataplane::sampling::RATE_MAX;
     let rate = text.parse().ok();
-    rate.filter(|rate| (1..=most).contains(rate))
-        .ok_or_else(|| format!("'{text}' is not a number within 1 and {most}"))
+    rate.filter(|rate| *rate <= most)
+        .ok_or_else(|| format!("'{text}' is not a number within 0 and {most}"))
 }
 
+/// An MTU as `-m` and `nic-mtu` take it.
 pub fn mtu(text: &str) -> Result<u16, String> {
     match text {
         "max" => Ok(MTU_MAX),

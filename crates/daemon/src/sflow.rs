@@ -75,8 +75,8 @@ impl Sflow {
         &self.0.counts
     }
 
-    /// Has the workers take one frame in `rate`, and begins to tell these collectors; none: nothing
-    /// is done.
+    /// Has the workers take one frame in `rate` where a NIC has no rate of its own, 0: none, and
+    /// begins to tell these collectors; none: nothing is done.
     pub fn start(&self, collectors: &[SocketAddr], rate: u32, app: Arc<App>) -> Result<(), String> {
         if collectors.is_empty() {
             return Ok(());
@@ -88,9 +88,8 @@ impl Sflow {
             app,
             switch,
             samples,
-            rate,
             collectors: collectors.iter().map(|to| Collector::new(*to)).collect(),
-            inputs: BTreeMap::new(),
+            sources: BTreeMap::new(),
             turn: Turn::default(),
             began: Instant::now(),
         };
@@ -119,12 +118,21 @@ struct Agent {
     app: Arc<App>,
     switch: Arc<Switch>,
     samples: Samples,
-    rate: u32,
     collectors: Vec<Collector>,
-    /// Numbers of the last flow sample and counter sample of each interface.
-    inputs: BTreeMap<PortSlot, [u32; 2]>,
+    sources: BTreeMap<PortSlot, Source>,
     turn: Turn,
     began: Instant,
+}
+
+/// What was told of an interface: sFlow's data source.
+#[derive(Default)]
+struct Source {
+    /// Number of its last flow sample.
+    flows: u32,
+    /// Number of its last counter sample.
+    counters: u32,
+    /// Its frames that could have been sampled, by the workers that had some.
+    pools: BTreeMap<usize, u64>,
 }
 
 /// Interfaces whose counters are still to be told in this round of [`COUNTERS_EVERY`].
@@ -181,17 +189,14 @@ impl Agent {
         let counts = &self.sflow.0.counts;
         let lost = self.samples.lost();
         counts.lost[0].store(lost, Ordering::Relaxed);
-        let mut pools: BTreeMap<PortSlot, u64> = BTreeMap::new();
-        for sample in self.samples.take() {
-            let [flows, _] = self.inputs.entry(sample.input).or_default();
-            *flows = flows.wrapping_add(1);
-            let pool = pools
-                .entry(sample.input)
-                .or_insert_with(|| self.switch.port_counters(sample.input).rx_frames);
+        for (worker, sample) in self.samples.take() {
+            let source = self.sources.entry(sample.input).or_default();
+            source.flows = source.flows.wrapping_add(1);
+            source.pools.insert(worker, sample.pool);
             let sample = FlowSample {
-                sequence: *flows,
-                rate: self.rate,
-                pool: *pool as u32,
+                sequence: source.flows,
+                rate: sample.rate,
+                pool: source.pools.values().sum::<u64>() as u32,
                 drops: lost as u32,
                 input: index(sample.input),
                 output: match sample.output {
@@ -221,11 +226,11 @@ impl Agent {
         let counts = &self.sflow.0.counts;
         let from = self.turn.left.len().saturating_sub(self.turn.at_once);
         for interface in self.turn.left.drain(from..) {
-            let [_, sequence] = self.inputs.entry(interface.slot).or_default();
-            *sequence = sequence.wrapping_add(1);
+            let source = self.sources.entry(interface.slot).or_default();
+            source.counters = source.counters.wrapping_add(1);
             let now = self.switch.port_counters(interface.slot);
             let sample = CountersSample {
-                sequence: *sequence,
+                sequence: source.counters,
                 index: index(interface.slot),
                 name: &interface.name,
                 is_up: interface.is_up,
@@ -263,7 +268,7 @@ impl Agent {
             });
         }
         let there: std::collections::BTreeSet<PortSlot> = all.iter().map(|one| one.slot).collect();
-        self.inputs.retain(|slot, _| there.contains(slot));
+        self.sources.retain(|slot, _| there.contains(slot));
         all
     }
 }

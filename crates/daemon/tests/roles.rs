@@ -510,6 +510,13 @@ async fn a_tenant_sees_and_changes_its_own_networks_and_groups_alone() {
         .await
         .unwrap();
     denied(within(blue.update_nic(mirrored(""))).await, "mirror");
+    // Nor who is sampled.
+    let unseen = v1::UpdateNicRequest {
+        id: "blue2".into(),
+        sflow_rate: Some(v1::SflowRate { frames: Some(0) }),
+        ..Default::default()
+    };
+    denied(within(blue.update_nic(unseen)).await, "sflow_rate");
     within(admin.update_nic(mirrored(""))).await.unwrap();
     denied(
         within(blue.put_group(group("red-web"))).await,

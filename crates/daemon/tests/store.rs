@@ -82,6 +82,7 @@ fn everything() -> v1::Config {
         learn_macs: true,
         link_down: true,
         mtu: 1400,
+        sflow_rate: Some(0),
         ..nic("full", 1)
     };
     let bench = v1::Nic {

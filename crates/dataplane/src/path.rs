@@ -579,7 +579,7 @@ impl Path {
     fn round(&mut self, from: QueueId, batch: &Batch, ports: &mut Ports, now: Now, fresh: bool) {
         self.clear();
         self.forget_moved();
-        let sampled = self.sampler.is_some();
+        let sampling = self.sampler.as_ref().map(|sampler| sampler.rate());
         let Some((fast_path, watch, mut round)) = self.open(Sender::Nic(from), batch, now) else {
             return;
         };
@@ -589,7 +589,8 @@ impl Path {
         }
 
         let left = fast_path.run(round); //          1  of a flow that is known or begins: to delivery
-        if round.tables.flows.kernel.is_some() && !sampled {
+        let sampled = sampling.map(|rate| round.nic.sample_rate.unwrap_or(rate));
+        if round.tables.flows.kernel.is_some() && sampled.unwrap_or_default() == 0 {
             fast_path.offer(round); // the kernel may forward what follows
         }
         let unknown = fast_path.unknown(left);
@@ -683,15 +684,11 @@ impl Path {
         let Some(mut sampler) = self.sampler.take() else {
             return;
         };
-        let mut first = 0;
-        while let Some(index) = sampler.next(first, batch.len()) {
-            let output = match judged {
-                true => sampling::output(index, &self.items, &self.jobs, &self.underlay),
-                false => sampling::Output::Unknown,
-            };
-            sampler.put(input, output, &batch.frames()[index]);
-            first = index + 1;
-        }
+        let own = self.view.port(input).and_then(|port| port.sample_rate);
+        sampler.run(input, own, batch.frames(), |index| match judged {
+            true => sampling::output(index, &self.items, &self.jobs, &self.underlay),
+            false => sampling::Output::Unknown,
+        });
         self.sampler = Some(sampler);
     }
 

@@ -1,9 +1,11 @@
 //! Sampling: one frame of many is copied for somebody who looks at it (sFlow), where it comes into
 //! the switch: from the NIC that has sent it, or from an uplink, with its outer headers.
 //!
-//! A worker counts down how many frames it leaves out, by batches, and puts the first bytes of the
-//! next one into a bounded ring. It never waits: what does not fit is lost, and counted. Gaps are
-//! drawn at random with the right mean, so that traffic in step with them is not mistaken. Where
+//! A worker counts down how many frames of a source it leaves out, by batches, and puts the first
+//! bytes of the next one into a bounded ring. It never waits: what does not fit is lost, and
+//! counted. Each frame is taken with the same chance whatever was taken before, so that traffic in
+//! step is not mistaken, and a source that sends little is seen as often as it should. A NIC may
+//! have a rate of its own ([`PortConfig::sample_rate`](crate::PortConfig::sample_rate)). Where
 //! nobody samples a batch costs one comparison.
 
 use std::sync::Arc;
@@ -13,7 +15,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use io::frame::Frame;
 
 use crate::drop_reason::DropReason;
-use crate::ids::PortSlot;
+use crate::ids::{MAX_PORTS, MAX_UPLINKS, PortSlot};
 use crate::round::{Fate, Item, Job, Verdict};
 use crate::underlay::Underlay;
 
@@ -23,12 +25,18 @@ pub const HEAD: usize = 128;
 pub const RING: usize = 4096;
 /// One frame in so many at the least.
 pub const RATE_MAX: u32 = 1 << 24;
+/// NICs and uplinks.
+const SOURCES: usize = MAX_PORTS + MAX_UPLINKS;
 
 /// A frame of many.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Sample {
     /// The NIC that has sent it, or the uplink that it came by.
     pub input: PortSlot,
+    /// One frame in so many of that is taken.
+    pub rate: u32,
+    /// How many of its frames this worker could have taken until then, this one included.
+    pub pool: u64,
     /// Where it went to.
     pub output: Output,
     /// Bytes of the whole frame.
@@ -61,7 +69,8 @@ pub struct Samples {
 }
 
 impl Samples {
-    /// A sampler for each of so many workers, which takes one frame in `rate`.
+    /// A sampler for each of so many workers, which takes one frame in `rate`; 0: none but of
+    /// NICs with a rate of their own.
     pub(crate) fn new(workers: usize, rate: u32, seed: u64) -> (Samples, Vec<Sampler>) {
         let lost = Arc::default();
         let (mut rings, mut samplers) = (Vec::new(), Vec::new());
@@ -78,11 +87,13 @@ impl Samples {
         (Samples { rings, lost }, samplers)
     }
 
-    /// What waits, oldest first by worker.
-    pub fn take(&self) -> impl Iterator<Item = Sample> + '_ {
-        self.rings
-            .iter()
-            .flat_map(|ring| ring.try_iter().take(RING))
+    /// What waits, oldest first by worker, with its number.
+    pub fn take(&self) -> impl Iterator<Item = (usize, Sample)> + '_ {
+        let waiting = |(worker, ring): (usize, &Receiver<Sample>)| {
+            let taken: Vec<_> = ring.try_iter().take(RING).collect();
+            taken.into_iter().map(move |sample| (worker, sample))
+        };
+        self.rings.iter().enumerate().flat_map(waiting)
     }
 
     /// Samples for which there was no room.
@@ -94,57 +105,118 @@ impl Samples {
 /// A worker's side.
 #[derive(Debug)]
 pub(crate) struct Sampler {
+    /// That of sources without one of their own.
     rate: u32,
-    /// Frames to leave out until the next sample.
-    left_out: u32,
+    /// By slot.
+    sources: Box<[Source]>,
     random: u64,
     samples: SyncSender<Sample>,
     lost: Arc<AtomicU64>,
 }
 
+/// Where frames come from.
+#[derive(Clone, Copy, Default, Debug)]
+struct Source {
+    /// What `left_out` was drawn for; 0: none was.
+    rate: u32,
+    /// Frames to leave out until the next sample.
+    left_out: u32,
+    /// Frames that could have been taken.
+    pool: u64,
+}
+
 impl Sampler {
     fn new(rate: u32, seed: u64, samples: SyncSender<Sample>, lost: Arc<AtomicU64>) -> Sampler {
-        let mut sampler = Sampler {
-            rate: rate.clamp(1, RATE_MAX),
-            left_out: 0,
+        Sampler {
+            rate: rate.min(RATE_MAX),
+            sources: vec![Source::default(); SOURCES].into(),
             random: seed,
             samples,
             lost,
-        };
-        sampler.left_out = sampler.gap();
-        sampler
+        }
     }
 
-    /// Frames between two samples: 0 to 2 (rate - 1), each as likely.
-    fn gap(&mut self) -> u32 {
+    /// What sources without a rate of their own are sampled at; 0: not at all.
+    pub(crate) fn rate(&self) -> u32 {
+        self.rate
+    }
+
+    /// Takes one of many of the frames that have come from `input`, whose `own` rate counts if it
+    /// has one. `output` says where the frame of an index has gone.
+    pub(crate) fn run(
+        &mut self,
+        input: PortSlot,
+        own: Option<u32>,
+        frames: &[Frame],
+        output: impl Fn(usize) -> Output,
+    ) {
+        let rate = own.unwrap_or(self.rate);
+        let mut first = 0;
+        while let Some((index, pool)) = self.next(input, rate, first, frames.len()) {
+            self.put(input, (rate, pool), output(index), &frames[index]);
+            first = index + 1;
+        }
+    }
+
+    /// The next frame to sample of a batch of so many, from `first` on, and the source's pool with
+    /// it.
+    fn next(
+        &mut self,
+        input: PortSlot,
+        rate: u32,
+        first: usize,
+        frames: usize,
+    ) -> Option<(usize, u64)> {
+        let mut source = *self.sources.get(input.0 as usize)?;
+        if source.rate != rate {
+            (source.rate, source.left_out) = (rate, self.gap(rate));
+        }
+        let left = frames.saturating_sub(first);
+        let taken = match rate {
+            0 => None,
+            _ if source.left_out as usize >= left => {
+                source.left_out -= left as u32;
+                source.pool += left as u64;
+                None
+            }
+            _ => {
+                let left_out = source.left_out as usize;
+                source.left_out = self.gap(rate);
+                source.pool += left_out as u64 + 1;
+                Some((first + left_out, source.pool))
+            }
+        };
+        self.sources[input.0 as usize] = source;
+        taken
+    }
+
+    /// Frames between two samples, as where each is taken with the chance 1 / `rate`: the
+    /// geometric distribution. It remembers nothing, so that a gap that has begun goes on as a new
+    /// one would.
+    fn gap(&mut self, rate: u32) -> u32 {
+        if rate <= 1 {
+            return 0;
+        }
         // SplitMix64 (Steele, Lea, Flood 2014).
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.random;
         mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        let span = 2 * u64::from(self.rate) - 1;
-        ((mixed ^ mixed >> 31) % span) as u32
+        mixed ^= mixed >> 31;
+        // Above 0, 1 at the most: 53 bits are what a f64 has.
+        let uniform = ((mixed >> 11) + 1) as f64 / (1u64 << 53) as f64;
+        (uniform.ln() / (-1.0 / f64::from(rate)).ln_1p()) as u32
     }
 
-    /// The next frame to sample of a batch of so many, from `first` on.
-    pub(crate) fn next(&mut self, first: usize, frames: usize) -> Option<usize> {
-        let left = frames.saturating_sub(first);
-        if self.left_out as usize >= left {
-            self.left_out -= left as u32;
-            return None;
-        }
-        let index = first + self.left_out as usize;
-        self.left_out = self.gap();
-        Some(index)
-    }
-
-    pub(crate) fn put(&self, input: PortSlot, output: Output, frame: &Frame) {
+    fn put(&self, input: PortSlot, (rate, pool): (u32, u64), output: Output, frame: &Frame) {
         let from = frame.head();
         let len = from.len().min(frame.len()).min(HEAD);
         let mut head = [0; HEAD];
         head[..len].copy_from_slice(&from[..len]);
         let sample = Sample {
             input,
+            rate,
+            pool,
             output,
             frame_len: frame.len() as u32,
             head,
@@ -193,29 +265,67 @@ pub(crate) fn output(index: usize, items: &[Item], jobs: &[Job], underlay: &Unde
 mod tests {
     use super::*;
 
-    #[test]
-    fn one_in_so_many_is_taken_on_average_and_not_in_step() {
-        let (samples, mut samplers) = Samples::new(1, 100, 42);
-        let sampler = &mut samplers[0];
-        let (mut taken, mut places) = (0, [0; 64]);
-        for _ in 0..10_000 {
+    /// How many of so many batches of 64 frames are taken, where in a batch, and the last pool.
+    fn taken(
+        sampler: &mut Sampler,
+        slot: u32,
+        rate: u32,
+        batches: usize,
+    ) -> (usize, [u32; 64], u64) {
+        let (mut count, mut places, mut last) = (0, [0; 64], 0);
+        for _ in 0..batches {
             let mut first = 0;
-            while let Some(index) = sampler.next(first, 64) {
-                (taken, first) = (taken + 1, index + 1);
+            while let Some((index, pool)) = sampler.next(PortSlot(slot), rate, first, 64) {
+                assert!(pool > last, "the pool grows: {pool} after {last}");
+                (count, first, last) = (count + 1, index + 1, pool);
                 places[index] += 1;
             }
         }
-        // 6,400 are expected; the deviation of the sum is below 60.
-        assert!((6000..6800).contains(&taken), "{taken}");
+        (count, places, last)
+    }
+
+    #[test]
+    fn one_in_so_many_is_taken_on_average_and_not_in_step() {
+        let (samples, mut samplers) = Samples::new(1, 100, 42);
+        let (count, places, pool) = taken(&mut samplers[0], 0, 100, 10_000);
+        // 6,400 are expected; the deviation of the sum is 80.
+        assert!((6000..6800).contains(&count), "{count}");
         assert!(places.iter().all(|count| *count > 40), "{places:?}");
+        assert!((630_000..=640_000).contains(&pool), "{pool}");
         assert_eq!(samples.lost(), 0);
     }
 
     #[test]
-    fn of_one_in_one_all_are_taken() {
-        let (_, mut samplers) = Samples::new(1, 1, 7);
-        let taken: Vec<_> = (0..5).map(|first| samplers[0].next(first, 5)).collect();
-        assert_eq!(taken, [Some(0), Some(1), Some(2), Some(3), Some(4)]);
-        assert_eq!(samplers[0].next(5, 5), None);
+    fn sources_that_send_little_are_seen_as_often_as_one_that_sends_much() {
+        let (_samples, mut samplers) = Samples::new(1, 100, 42);
+        let count: usize = (0..10_000)
+            .map(|slot| taken(&mut samplers[0], slot, 100, 1).0)
+            .sum();
+        assert!((6000..6800).contains(&count), "{count}");
+    }
+
+    #[test]
+    fn of_one_in_one_all_are_taken_and_of_none_none() {
+        let (_samples, mut samplers) = Samples::new(1, 1, 7);
+        let sampler = &mut samplers[0];
+        let uplink = PortSlot::uplink(MAX_UPLINKS as u32 - 1);
+        let taken: Vec<_> = (0..5)
+            .map(|first| sampler.next(uplink, 1, first, 5))
+            .collect();
+        let each = |index: usize| Some((index, index as u64 + 1));
+        assert_eq!(taken, [0, 1, 2, 3, 4].map(each));
+        assert_eq!(sampler.next(uplink, 1, 5, 5), None);
+        // What is not sampled is not in the pool.
+        assert_eq!(sampler.next(uplink, 0, 0, 5), None);
+        assert_eq!(sampler.next(uplink, 1, 0, 5), Some((0, 6)));
+    }
+
+    #[test]
+    fn a_rate_that_changes_is_in_force_at_once() {
+        let (_samples, mut samplers) = Samples::new(1, 1, 7);
+        let sampler = &mut samplers[0];
+        while sampler.next(PortSlot(3), RATE_MAX, 0, 64).is_some() {}
+        assert!(sampler.sources[3].left_out > 0);
+        assert!(matches!(sampler.next(PortSlot(3), 1, 0, 64), Some((0, _))));
     }
 }

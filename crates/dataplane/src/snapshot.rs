@@ -91,6 +91,9 @@ pub struct PortConfig {
     pub learn_macs: bool,
     /// Its link is down: nothing comes from it and nothing goes to it.
     pub link_down: bool,
+    /// Of so many of its frames one is [sampled](crate::sampling), 0: none. `None`: as where
+    /// nothing is said.
+    pub sample_rate: Option<u32>,
     /// Idle timeouts of its flows.
     pub timeouts: Timeouts,
     /// How many flows that it started may be tracked at once.
@@ -160,6 +163,7 @@ impl Network {
             allow_router_advertisements: true,
             learn_macs: false,
             link_down: false,
+            sample_rate: None,
             // The NIC's own are never longer than these.
             timeouts: Timeouts::LONGEST,
             // Its flows are charged to the NICs that they reach.

@@ -563,8 +563,9 @@ impl Switch {
             .map(drop)
     }
 
-    /// Samples one frame in `rate` from now on, of those that come into the switch: what is taken
-    /// comes out of the rings. The kernel forwards no flow by itself meanwhile.
+    /// Samples one frame in `rate` from now on, of those that come into the switch; 0: none but of
+    /// NICs with a rate of their own. What is taken comes out of the rings. The kernel forwards
+    /// nothing by itself meanwhile that a sampled NIC sends.
     pub fn sample(&self, rate: u32) -> Result<Samples, WorkerGone> {
         let seed = cycles::now();
         let (samples, samplers) = Samples::new(self.workers.len(), rate, seed);

@@ -474,6 +474,7 @@ mod tests {
             allow_router_advertisements: false,
             learn_macs: false,
             link_down: false,
+            sample_rate: None,
             timeouts: Timeouts::default(),
             flow_share: 1,
             mtu: 1500,

@@ -106,6 +106,7 @@ pub fn port(slot: u32, host: u8, vni: Vni, network: NetworkIdx, group: GroupIdx)
         allow_router_advertisements: false,
         learn_macs: false,
         link_down: false,
+        sample_rate: None,
         timeouts: Timeouts::default(),
         flow_share: 32,
         mtu: 1500,

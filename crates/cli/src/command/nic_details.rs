@@ -139,6 +139,11 @@ fn detail_lines(status: &v1::NicStatus) -> Vec<(&'static str, String)> {
     if let Some(mirror) = &nic.mirror {
         lines.push(("mirror", nic_mirror::text(mirror)));
     }
+    match nic.sflow_rate {
+        None => {}
+        Some(0) => lines.push(("sflow-rate", "0, not sampled".into())),
+        Some(rate) => lines.push(("sflow-rate", format!("1 of {rate} frames"))),
+    }
     if status.mtu != 0 {
         lines.push(("mtu", status.mtu.to_string()));
     }

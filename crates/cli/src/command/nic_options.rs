@@ -127,7 +127,8 @@ Examples:
   butterfly nic update vnic_1 --sg ''      (leaves no group)
   butterfly nic update vnic_1 --limit-out 100mbit,burst=1mb --limit-in 1gbit,connections=500
   butterfly nic update vnic_1 --limit-out packets=20k,floods=100,floods-burst=20
-  butterfly nic update vnic_1 --mirror erspan:192.0.2.9,id=7,direction=out")]
+  butterfly nic update vnic_1 --mirror erspan:192.0.2.9,id=7,direction=out
+  butterfly nic update vnic_1 --sflow-rate 100")]
 pub struct NicUpdate {
     /// The NIC
     #[arg(value_name = "NIC", required_unless_present = "id")]
@@ -213,6 +214,23 @@ struct NicArgs {
     /// direction (in, out) and snap-len (bytes of a frame); update: none ends it
     #[arg(long, value_name = "KIND:ADDRESS[,KEY=VALUE...]", value_parser = nic_mirror::parse)]
     mirror: Option<v1::Mirror>,
+    /// API v1: of so many frames that the guest sends one is sampled for the collectors of the
+    /// daemon's --sflow; 0: none is; default: as the daemon's --sflow-rate says
+    #[arg(long, value_name = "FRAMES|default", value_parser = sflow_rate)]
+    sflow_rate: Option<v1::SflowRate>,
+}
+
+/// A rate of samples, or that there is none of its own.
+fn sflow_rate(text: &str) -> Result<v1::SflowRate, String> {
+    let frames = match text {
+        "default" => None,
+        number => Some(
+            number
+                .parse()
+                .map_err(|_| format!("'{text}' is neither a number of frames nor `default`"))?,
+        ),
+    };
+    Ok(v1::SflowRate { frames })
 }
 
 impl NicAdd {
@@ -288,6 +306,7 @@ impl NicAdd {
             limit_in: settings.limit_in,
             // Of a new NIC `none` is the default.
             mirror: settings.mirror.filter(|mirror| !mirror.address.is_empty()),
+            sflow_rate: settings.sflow_rate.and_then(|rate| rate.frames),
         })
     }
 
@@ -362,6 +381,7 @@ impl NicUpdate {
             limit_out: settings.limit_out,
             limit_in: settings.limit_in,
             mirror: settings.mirror,
+            sflow_rate: settings.sflow_rate,
             leave_groups: Vec::new(),
             join_groups: Vec::new(),
         })

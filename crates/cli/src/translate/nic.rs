@@ -44,6 +44,7 @@ pub fn to_v0(nic: &v1::Nic) -> (v0::Nic, Vec<&'static str>) {
         ("limit_out", nic.limit_out.is_some()),
         ("limit_in", nic.limit_in.is_some()),
         ("mirror", nic.mirror.is_some()),
+        ("sflow_rate", nic.sflow_rate.is_some()),
     ];
     let nic = v0::Nic {
         id: nic.id.clone(),
@@ -181,6 +182,7 @@ pub fn update_to_v0(update: v1::UpdateNicRequest) -> Result<v0::NicUpdateReq, Un
         ("limit_out", update.limit_out.is_some()),
         ("limit_in", update.limit_in.is_some()),
         ("mirror", update.mirror.is_some()),
+        ("sflow_rate", update.sflow_rate.is_some()),
     ] {
         if is {
             return Err(Untranslatable(format!(

@@ -103,6 +103,9 @@ pub struct Nic {
     pub packet_trace_path: Option<String>,
     /// Copies of its frames are sent to a collector. Default no.
     pub mirror: Option<Mirror>,
+    /// Of so many frames that the guest sends one is sampled by sFlow, 0: none. Default: the
+    /// daemon's `--sflow-rate`.
+    pub sflow_rate: Option<u32>,
     /// How long its idle flows are remembered; see [`Nic::timeouts_in_bounds`].
     pub timeouts: Timeouts,
     /// It may answer DHCP. Default no.
@@ -147,6 +150,8 @@ pub struct NicUpdate {
     pub packet_trace_path: Option<String>,
     /// `Some(None)`: no mirror any more.
     pub mirror: Option<Option<Mirror>>,
+    /// `Some(None)`: the daemon's again.
+    pub sflow_rate: Option<Option<u32>>,
     pub timeouts: Option<Timeouts>,
     pub allow_dhcp_server: Option<bool>,
     pub allow_router_advertisements: Option<bool>,
@@ -178,6 +183,7 @@ impl Nic {
             packet_trace: false,
             packet_trace_path: None,
             mirror: None,
+            sflow_rate: None,
             timeouts: Timeouts::default(),
             allow_dhcp_server: false,
             allow_router_advertisements: false,
@@ -219,6 +225,7 @@ impl Nic {
             update.packet_trace_path.map(Some),
         );
         replace(&mut nic.mirror, update.mirror);
+        replace(&mut nic.sflow_rate, update.sflow_rate);
         replace(&mut nic.timeouts, update.timeouts);
         replace(&mut nic.allow_dhcp_server, update.allow_dhcp_server);
         replace(
@@ -336,6 +343,11 @@ impl Nic {
         }
         if let Some(mirror) = &self.mirror {
             mirror.in_bounds(&self)?;
+        }
+        let most = dataplane::sampling::RATE_MAX;
+        if let Some(rate) = self.sflow_rate.filter(|rate| *rate > most) {
+            let why = format!("is not within 0 and {most}");
+            return Err(Error::value(&owner, "sFlow rate", &rate.to_string(), &why));
         }
         self.timeouts_in_bounds()?;
         self.limits_in_bounds()?;

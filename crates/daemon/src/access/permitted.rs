@@ -241,7 +241,7 @@ impl<'a> Permitted<'a> {
             Some(old) => of(old) == of(new),
             None => of(new).is_none(),
         };
-        let beyond: [(&str, Field); 5] = [
+        let beyond: [(&str, Field); 6] = [
             ("path", |nic| nic.path.clone()),
             ("netns", |nic| match &nic.kind {
                 NicKind::Veth(veth) => Some(format!("{} {}", veth.netns, veth.ifname)),
@@ -249,6 +249,9 @@ impl<'a> Permitted<'a> {
             }),
             ("packet_trace_path", |nic| nic.packet_trace_path.clone()),
             ("mirror", |nic| nic.mirror.as_ref().map(ToString::to_string)),
+            ("sflow_rate", |nic| {
+                nic.sflow_rate.map(|rate| rate.to_string())
+            }),
             ("sniff_target", |nic| {
                 nic.sniff_target.as_ref().map(NicId::to_string)
             }),

@@ -283,6 +283,7 @@ fn frame_for_a_stranger() -> Simulation {
         allow_router_advertisements: false,
         learn_macs: false,
         link_down: false,
+        sample_rate: None,
         timeouts: Timeouts::default(),
         flow_share: 1000,
         mtu: 1500,

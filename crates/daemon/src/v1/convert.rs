@@ -58,6 +58,7 @@ pub fn nic(nic: v1::Nic, settings: &HostSettings) -> Result<Nic, Error> {
         .map(|one| mirror(&owner, one))
         .transpose()?
         .flatten();
+    new.sflow_rate = nic.sflow_rate;
     Ok(new)
 }
 
@@ -111,6 +112,7 @@ pub fn nic_update(update: v1::UpdateNicRequest) -> Result<(NicId, NicUpdate), Er
         limit_out: update.limit_out.map(limits),
         limit_in: update.limit_in.map(limits),
         mirror: update.mirror.map(|one| mirror(&owner, one)).transpose()?,
+        sflow_rate: update.sflow_rate.map(|rate| rate.frames),
     };
     Ok((NicId::new(&update.id)?, change))
 }

@@ -70,6 +70,7 @@ pub fn nic(nic: &Nic) -> v1::Nic {
         limit_out: limits(&nic.limit_out),
         limit_in: limits(&nic.limit_in),
         mirror: nic.mirror.as_ref().map(mirror),
+        sflow_rate: nic.sflow_rate,
         mtu: nic.mtu.unwrap_or_default().into(),
         vhost_mode: match nic.vhost_mode {
             VhostMode::Server => v1::VhostMode::Unspecified,

@@ -136,6 +136,7 @@ impl Lab {
             allow_router_advertisements: false,
             learn_macs: false,
             link_down: false,
+            sample_rate: None,
             timeouts: Timeouts::default(),
             flow_share: 1000,
             mtu: 1500,

@@ -1,7 +1,7 @@
 //! Sampled frames say where they came in and where they went, and flows are read page by page.
 
 use dataplane::DropReason;
-use dataplane::sampling::Output;
+use dataplane::sampling::{Output, Sample};
 
 use crate::lab::*;
 
@@ -15,7 +15,7 @@ fn a_sample_says_where_its_frame_has_gone() {
     lab.passes(a, b, passes.clone());
     lab.passes(a, b, passes.clone());
     lab.refuses(a, dropped.clone(), DropReason::NoIngressRule);
-    let taken: Vec<_> = samples.take().collect();
+    let taken: Vec<_> = samples.take().map(|(_, sample)| sample).collect();
     let refused = Output::Dropped(Some(DropReason::NoIngressRule));
     for (sample, (frame, output)) in taken.iter().zip([
         (&passes, Output::Port(b.slot)),
@@ -38,6 +38,40 @@ fn a_sample_says_where_its_frame_has_gone() {
     samples.take().for_each(drop);
     lab.passes(a, b, passes);
     assert_eq!(samples.take().count(), 0);
+}
+
+#[test]
+fn a_nic_may_have_a_rate_of_its_own() {
+    let (mut lab, a, b) = Lab::pair(vec![allow_in(UDP, 53)]);
+    let asks = udp(a, b, Family::V4, 1000, 53);
+    let answers = udp(b, a, Family::V4, 53, 1000);
+    // Of the others none is taken.
+    let samples = lab.sim.sample(0).expect("the workers are there");
+    let taken = || -> Vec<_> {
+        let of =
+            |(worker, sample): (usize, Sample)| (worker, sample.input, sample.rate, sample.pool);
+        samples.take().map(of).collect()
+    };
+    lab.passes(a, b, asks.clone());
+    assert_eq!(taken(), []);
+    lab.configure(a, |port| port.sample_rate = Some(1));
+    lab.passes(a, b, asks.clone());
+    lab.passes(b, a, answers.clone());
+    lab.passes(a, b, asks.clone());
+    // The frame before is none that could have been taken.
+    assert_eq!(taken(), [(0, a.slot, 1, 1), (0, a.slot, 1, 2)]);
+    lab.configure(a, |port| port.sample_rate = Some(0));
+    lab.passes(a, b, asks.clone());
+    lab.configure(a, |port| port.sample_rate = Some(1));
+    lab.passes(a, b, asks.clone());
+    assert_eq!(taken(), [(0, a.slot, 1, 3)]);
+    // All but one.
+    let samples = lab.sim.sample(1).expect("the workers are there");
+    lab.configure(a, |port| port.sample_rate = Some(0));
+    lab.passes(a, b, asks);
+    lab.passes(b, a, answers);
+    let inputs: Vec<_> = samples.take().map(|(_, sample)| sample.input).collect();
+    assert_eq!(inputs, [b.slot]);
 }
 
 #[test]
