@@ -1,5 +1,5 @@
-//! The daemon's router goes by the access list of a file: from the first packet on, when the file
-//! changes, and when it loses its interfaces and gets others.
+//! The daemon's router goes by the access list of a file, or of the declared configuration: from
+//! the first packet on, when that changes, and when it loses its interfaces and gets others.
 
 use std::path::Path;
 
@@ -104,4 +104,112 @@ pub fn a_file_s_rules_are_followed(stage: &mut Stage) -> Result<()> {
         answered(stage)? == [false, true],
         "the new rules are in force",
     )
+}
+
+pub fn a_declared_list_is_stored_and_taken_back(stage: &mut Stage) -> Result<()> {
+    let host = Some(stage.hosts.router.pid());
+    // An upgrade hands over by both.
+    let options = ["--store", "{dir}/state", "--keeper", "{dir}/keeper"];
+    stage.daemon = Daemon::start_on(host, &options)?;
+    let folder = tempfile::tempdir().map_err(|e| e.to_string())?;
+    let file = folder.path().join("declared.json");
+    let apply = |stage: &Stage, acl: &str, options: &str| -> Result<String> {
+        let interfaces = r#"[ { "name": "east0" }, { "name": "west0" } ]"#;
+        let text = format!(r#"{{ "router": {{ "interfaces": {interfaces}{acl} }} }}"#);
+        write(&file, &text)?;
+        stage
+            .daemon
+            .cli(&format!("apply {} {options}", file.display()))
+    };
+    let pings = r#", "acl": { "default": "deny", "rules": [
+        "allow in east0 proto 1 out west0", "allow in west0" ] }"#;
+    let told = apply(stage, pings, "--dry-run")?;
+    let lines = "+ router east0\n+ router west0\n+ router access list\n    \
+                 + allow in east0 out west0 proto icmp\n    + allow in west0\n    \
+                 ~ no list -> default deny\n";
+    check(told == lines, &format!("what would change: {told}"))?;
+    check(answered(stage)? == [true, true], "the kernel forwards")?;
+    apply(stage, pings, "")?;
+    check(
+        answered(stage)? == [true, false],
+        "IPv4's echoes alone pass",
+    )?;
+    let acl = stage.daemon.json("router show")?["acl"].clone();
+    check(
+        number(&acl["rules"][0]["packets"]) == Some(1),
+        &format!("the first rule took one echo request: {acl}"),
+    )?;
+    let config = stage.daemon.json("config get")?;
+    let shown = &config["router"]["acl"];
+    check(
+        shown["default"] == "deny" && shown["rules"][0] == "allow in east0 out west0 proto icmp",
+        &format!("it is in the configuration: {config}"),
+    )?;
+    write(&file, &config.to_string())?;
+    let again = stage.daemon.cli(&format!("apply {}", file.display()))?;
+    check(
+        again.is_empty(),
+        &format!("which is what there is: {again}"),
+    )?;
+    // A mistake changes nothing, and says where it is.
+    for (acl, why) in [
+        (
+            r#"{ "default": "deny", "rules": [ "allow", "allow proto tpc" ] }"#,
+            "router: access list: rule 2 'allow proto tpc' is no rule: 'tpc' is no protocol",
+        ),
+        (
+            r#"{ "rules": [ "allow" ] }"#,
+            "router: access list: default '' is neither allow nor deny",
+        ),
+    ] {
+        let refused = apply(stage, &format!(r#", "acl": {acl}"#), "");
+        let refused = refused.err().unwrap_or_default();
+        check(refused.contains(why), &format!("'{why}': {refused}"))?;
+    }
+    check(answered(stage)? == [true, false], "the rules stay")?;
+    // A new process has it from the first packet on, and so has one that takes over.
+    stage.daemon.stop_and_restart()?;
+    check(answered(stage)? == [true, false], "it is in the store")?;
+    stage.daemon.upgrade()?;
+    check(answered(stage)? == [true, false], "it goes along")?;
+    let revision = |stage: &Stage| -> Result<u64> {
+        let history = stage.daemon.json("config history")?;
+        number(&history["revisions"][0]["number"]).ok_or_else(|| history.to_string())
+    };
+    let before = revision(stage)?;
+    let told = apply(
+        stage,
+        r#", "acl": { "default": "deny", "rules": [ "allow ipv6" ] }"#,
+        "",
+    )?;
+    let changed = "~ router access list\n    + allow ipv6\n    \
+                   - allow in east0 out west0 proto icmp\n    - allow in west0\n";
+    check(told == changed, &format!("what has changed: {told}"))?;
+    check(
+        answered(stage)? == [false, true],
+        "the new rules are in force",
+    )?;
+    let differs = stage.daemon.cli(&format!("config diff {before}"))?;
+    check(
+        differs == changed,
+        &format!("the history has it: {differs}"),
+    )?;
+    stage.daemon.cli(&format!("config rollback {before}"))?;
+    check(
+        answered(stage)? == [true, false],
+        "the rules of before are in force",
+    )?;
+    let told = apply(stage, "", "")?;
+    check(
+        told.starts_with("- router access list\n"),
+        &format!("what is not declared goes: {told}"),
+    )?;
+    check(answered(stage)? == [true, true], "all is forwarded")?;
+    // One of both is enough.
+    let words = file.with_extension("acl").display().to_string();
+    write(Path::new(&words), PINGS)?;
+    stage.daemon = Daemon::start_on(host, &["--router-acl", &words])?;
+    let refused = apply(stage, pings, "").err().unwrap_or_default();
+    let why = format!("the access list is that of --router-acl {words}: ");
+    check(refused.contains(&why), &format!("'{why}': {refused}"))
 }

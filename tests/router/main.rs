@@ -23,7 +23,7 @@ type Session = fn(&mut Stage) -> Result<()>;
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials: [(&str, Session); 13] = trials![
+    let trials: [(&str, Session); 14] = trials![
         interfaces_are_taken_and_given_back,
         counters_are_those_of_an_outside_observer,
         routes_and_neighbours_show_as_they_change,
@@ -35,6 +35,7 @@ fn main() {
         an_upgrade_keeps_every_packet,
         hanging_it_leaves_packets_to_the_kernel,
         acl::a_file_s_rules_are_followed,
+        acl::a_declared_list_is_stored_and_taken_back,
         feeds::bird_feeds_it,
         feeds::addresses_come_by_dhcp,
     ];

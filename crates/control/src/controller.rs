@@ -87,6 +87,7 @@ impl Changed {
                 bindings: first(&diff.bindings, &mut more),
                 services: first(&diff.services, &mut more),
                 interfaces: first(&diff.interfaces, &mut more),
+                router_acl: diff.router_acl.clone(),
             },
             removed: removed
                 .filter_map(|(old, _)| Some(old.as_ref()?.nic.clone()))
@@ -103,6 +104,8 @@ struct Made {
     opened: Vec<NicEntry>,
     /// Services that will be open; `None`: the data plane was not told of services.
     services: Option<BTreeSet<ServiceKey>>,
+    /// The router was told of another access list.
+    router_acl: bool,
     /// Interfaces that were touched, and how they were.
     interfaces: Vec<(Feature, String, Option<InterfaceStatus>)>,
 }
@@ -238,6 +241,7 @@ impl Controller {
         changes.extend(config.services.map(Change::Services));
         let interfaces = config.interfaces.into_iter();
         changes.extend(interfaces.map(|(feature, list)| Change::Interfaces(feature, list)));
+        changes.extend(config.router_acl.map(Change::RouterAcl));
         self.commit(changes, dry_run)
     }
 
@@ -287,7 +291,8 @@ impl Controller {
         Ok(())
     }
 
-    /// Makes what can be refused and can be undone: attachments, interfaces, services.
+    /// Makes what can be refused and can be undone: attachments, services, the access list,
+    /// interfaces.
     fn make(&mut self, next: &mut State, staged: &Staged, made: &mut Made) -> Result<(), Error> {
         self.open(next, staged, &mut made.opened)?;
         if !staged.diff.services.is_empty() {
@@ -296,6 +301,13 @@ impl Controller {
                 .balance(&services)
                 .map_err(of(Feature::Balancer))?;
             made.services = Some(open);
+        }
+        // Before the router has interfaces, so that none of their packets passes unjudged.
+        if let Some(change) = &staged.diff.router_acl {
+            self.features
+                .judge(change.to.as_deref())
+                .map_err(of(Feature::Router))?;
+            made.router_acl = true;
         }
         for change in &staged.diff.interfaces {
             let (feature, name) = (change.feature, &change.name);
@@ -344,6 +356,10 @@ impl Controller {
         let mut left = Vec::new();
         for (feature, name, before) in made.interfaces.into_iter().rev() {
             left.extend(self.features.restore(feature, &name, before).err());
+        }
+        if made.router_acl {
+            let acl = self.state.router_acl.clone();
+            left.extend(self.features.judge(acl.as_deref()).err());
         }
         if made.services.is_some() {
             let services = self.checks.now(&self.state.services);

@@ -9,10 +9,12 @@
 //! - group old
 //! ```
 
+mod acl;
 mod between;
 mod overlay;
 mod services;
 
+pub use acl::AclChange;
 pub use overlay::{BindingChange, HostChange, NetworkChange};
 pub use services::{InterfaceChange, ServiceChange};
 pub(crate) use services::{interfaces, services};
@@ -42,6 +44,8 @@ pub struct Diff {
     pub services: Vec<ServiceChange>,
     /// By feature; those that go, then the others in their order.
     pub interfaces: Vec<InterfaceChange>,
+    /// Of the router.
+    pub router_acl: Option<AclChange>,
 }
 
 /// What changes about one NIC.
@@ -117,6 +121,7 @@ impl Diff {
             bindings,
             services,
             interfaces,
+            router_acl,
         } = self;
         nics.is_empty()
             && groups.is_empty()
@@ -125,6 +130,7 @@ impl Diff {
             && bindings.is_empty()
             && services.is_empty()
             && interfaces.is_empty()
+            && router_acl.is_none()
     }
 }
 
@@ -371,7 +377,10 @@ impl Display for Diff {
         self.networks.iter().try_for_each(|change| change.fmt(f))?;
         self.bindings.iter().try_for_each(|change| change.fmt(f))?;
         self.services.iter().try_for_each(|change| change.fmt(f))?;
-        self.interfaces.iter().try_for_each(|change| change.fmt(f))
+        self.interfaces
+            .iter()
+            .try_for_each(|change| change.fmt(f))?;
+        self.router_acl.iter().try_for_each(|change| change.fmt(f))
     }
 }
 

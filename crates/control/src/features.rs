@@ -1,7 +1,7 @@
 //! What the controller is handed for the load balancer, the router and the uplinks: the daemon
 //! implements [`Features`] over their programs, tests over memory.
 
-use crate::model::{Feature, Mode};
+use crate::model::{AccessList, Feature, Mode};
 use ::model::Services;
 use health::{Check, CheckError};
 use std::time::Duration;
@@ -33,6 +33,10 @@ pub trait Features: Send {
 
     /// Makes the services these, all or nothing.
     fn balance(&mut self, services: &Services) -> Result<(), String>;
+
+    /// Has the router judge packets by this list and no other, from the first one on that it
+    /// forwards.
+    fn judge(&mut self, acl: Option<&AccessList>) -> Result<(), String>;
 
     /// Begins to work on an interface, or in another mode; what works on it as asked for is left as
     /// it is. Refused, it is as it was.
@@ -74,6 +78,10 @@ impl Features for NoFeatures {
     }
 
     fn balance(&mut self, _: &Services) -> Result<(), String> {
+        Err(NONE.into())
+    }
+
+    fn judge(&mut self, _: Option<&AccessList>) -> Result<(), String> {
         Err(NONE.into())
     }
 

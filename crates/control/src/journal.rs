@@ -3,8 +3,8 @@
 
 use crate::error::Error;
 use crate::model::{
-    Binding, BindingKey, Feature, Group, GroupId, Host, Interface, NetworkOptions, Nic, NicId,
-    Service, ServiceKey,
+    AccessList, Binding, BindingKey, Feature, Group, GroupId, Host, Interface, NetworkOptions, Nic,
+    NicId, Service, ServiceKey,
 };
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -55,6 +55,8 @@ pub enum ObjectChange {
     Service(ServiceKey, BeforeAfter<Arc<Service>>),
     /// An interface of a feature, by its name.
     Interface(Feature, String, BeforeAfter<Interface>),
+    /// What the router judges packets by.
+    RouterAcl(BeforeAfter<Arc<AccessList>>),
 }
 
 /// Records changes.
@@ -97,6 +99,7 @@ impl ObjectChange {
             ObjectChange::Binding(_, change) => change.invert(),
             ObjectChange::Service(_, change) => change.invert(),
             ObjectChange::Interface(_, _, change) => change.invert(),
+            ObjectChange::RouterAcl(change) => change.invert(),
         }
     }
 }

@@ -53,8 +53,8 @@ pub use controller::{
     Status, nic_key,
 };
 pub use diff::{
-    BindingChange, Diff, FieldChange, GroupChange, GroupDiff, HostChange, InterfaceChange,
-    NetworkChange, NicChange, NicDiff, ServiceChange,
+    AclChange, BindingChange, Diff, FieldChange, GroupChange, GroupDiff, HostChange,
+    InterfaceChange, NetworkChange, NicChange, NicDiff, ServiceChange,
 };
 pub use error::{Error, ErrorKind};
 pub use event::{Event, EventKind, NicState, Part};

@@ -16,6 +16,7 @@ mod rule;
 mod service;
 mod veth;
 
+pub use ::model::acl::List as AccessList;
 pub use ::model::{Mode, Protocol, ServiceKey, State, Tunnel, Weight};
 pub use group::{Config, Group, Removal};
 pub use id::{GroupId, NicId};

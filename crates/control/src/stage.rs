@@ -10,11 +10,13 @@ pub(crate) use overlay::{OverlayChanges, OverlayTouch};
 
 use crate::attach::{DataPlane, HostSettings};
 use crate::compile;
-use crate::diff::{self, Diff, GroupChange, GroupDiff, NicChange, NicDiff};
+use crate::diff::{self, AclChange, Diff, GroupChange, GroupDiff, NicChange, NicDiff};
 use crate::error::{Error, quota};
 use crate::event::NicState;
 use crate::limits;
-use crate::model::{self, Feature, Group, GroupId, Interface, Nic, NicId, Peer, Rule, Services};
+use crate::model::{
+    self, AccessList, Feature, Group, GroupId, Interface, Nic, NicId, Peer, Rule, Services,
+};
 use crate::state::{GroupEntry, NicEntry, RuleCounter, State};
 use dataplane::counters::RuleCounters;
 use dataplane::ruleset::RuleSpec;
@@ -37,6 +39,8 @@ pub(crate) enum Change {
     Services(Services),
     /// All interfaces that a feature is to work on; a mode that is not asked for stays.
     Interfaces(Feature, Vec<Interface>),
+    /// What the router is to judge packets by.
+    RouterAcl(Option<Arc<AccessList>>),
 }
 
 /// One thing about a group. It makes the group if it adds something and there is none.
@@ -160,6 +164,14 @@ impl State {
                     if !staged.diff.services.is_empty() {
                         self.services = Arc::new(services);
                     }
+                }
+                Change::RouterAcl(wanted) => {
+                    if let Some(list) = &wanted {
+                        let rules = list.rules.len();
+                        quota("the access list", "rules", rules, ::model::acl::RULES_MAX)?;
+                    }
+                    staged.diff.router_acl = AclChange::between(&self.router_acl, &wanted);
+                    self.router_acl = wanted;
                 }
                 Change::Interfaces(feature, wanted) => {
                     model::once(feature, &wanted)?;

@@ -6,7 +6,7 @@ mod overlay;
 
 use crate::event::NicState;
 use crate::limits;
-use crate::model::{Group, GroupId, Interfaces, Nic, NicId, Rule, Services};
+use crate::model::{AccessList, Group, GroupId, Interfaces, Nic, NicId, Rule, Services};
 use crate::slots::Slots;
 use dataplane::counters::{PortCounters, RuleCounters};
 use dataplane::snapshot::{GroupIdx, NetworkIdx, PortSlot, PortUid, RuleSlot, Snapshot};
@@ -32,6 +32,8 @@ pub(crate) struct State {
     pub services: Arc<Services>,
     /// The interfaces that features work on.
     pub interfaces: Arc<Interfaces>,
+    /// What the router judges packets by.
+    pub router_acl: Option<Arc<AccessList>>,
     /// Who has a port's slot.
     pub by_slot: imbl::HashMap<u32, NicId>,
     /// Who sniffs a NIC, which need not exist.
@@ -136,6 +138,7 @@ impl State {
             overlay: Overlay::default(),
             services: Arc::default(),
             interfaces: Arc::default(),
+            router_acl: None,
             by_slot: imbl::HashMap::new(),
             sniffers: imbl::HashMap::new(),
             group_count: 0,

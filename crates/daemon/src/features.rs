@@ -1,11 +1,12 @@
 //! The load balancer, the router and the uplinks as the controller is handed them: its calls become
 //! calls of their engines and of the router's thread, each of which may wait for the kernel.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use control::model::{Feature, Mode};
+use control::model::{AccessList, Feature, Mode};
 use control::{Features, InterfaceStatus};
 use health::{Check, CheckError, Programs};
 use rustix::net::netdevice::name_to_index;
@@ -20,6 +21,8 @@ use crate::{balancer, router, uplinks};
 pub struct HostFeatures {
     pub engine: Arc<balancer::Engine>,
     pub router: Arc<router::Control>,
+    /// The file that the router's access list is of, if it is.
+    pub router_acl: Option<PathBuf>,
     pub uplinks: Arc<uplinks::Control>,
     /// What checks may run.
     pub programs: Programs,
@@ -77,6 +80,16 @@ impl Features for HostFeatures {
 
     fn balance(&mut self, services: &::balancer::Services) -> Result<(), String> {
         self.engine.apply(services.clone())
+    }
+
+    fn judge(&mut self, acl: Option<&AccessList>) -> Result<(), String> {
+        match &self.router_acl {
+            None => self.router.set_acl(acl.cloned()),
+            Some(file) => Err(format!(
+                "the access list is that of --router-acl {}: one that is declared does not go beside it",
+                file.display()
+            )),
+        }
     }
 
     fn take(

@@ -355,6 +355,7 @@ async fn serve(
         engine: engine.clone(),
         router: router.clone(),
         uplinks: uplinks.clone(),
+        router_acl: settings.router_acl.clone(),
         programs: programs.clone(),
         due: due.clone(),
         starting: starting.clone(),

@@ -291,6 +291,7 @@ fn read<'a>(
     for feature in Feature::ALL {
         config.interfaces.entry(feature).or_default();
     }
+    config.router_acl.get_or_insert_default();
     Ok(config)
 }
 
@@ -406,6 +407,10 @@ fn put(change: &ObjectChange) -> Put {
             }
             (kind_of(*feature), name.clone())
         }
+        ObjectChange::RouterAcl(change) => {
+            config.router_acl = change.after.clone().map(Some);
+            (Kind::RouterAcl, "acl".to_owned())
+        }
     };
     let document = document(&config).encode_to_vec();
     Put {
@@ -455,13 +460,16 @@ fn objects(config: &Config) -> Objects {
         };
         list.iter().map(one)
     });
+    let router_acl = config.router_acl.iter().flatten();
+    let router_acl = router_acl.map(|list| ObjectChange::RouterAcl(now(list.clone())));
     let all = groups
         .chain(nics)
         .chain(hosts)
         .chain(networks)
         .chain(bindings)
         .chain(services)
-        .chain(interfaces);
+        .chain(interfaces)
+        .chain(router_acl);
     all.filter_map(|change| {
         let Put { kind, key, value } = put(&change);
         Some(((kind, key), value?))

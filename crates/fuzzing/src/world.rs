@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use control::model::{Feature, Mode, Nic};
+use control::model::{AccessList, Feature, Mode, Nic};
 use control::{
     AttachError, Attachments, Controller, DataPlane, DataPlaneError, Features, HostSettings,
     InterfaceStatus, OpenRequest,
@@ -54,6 +54,13 @@ impl Features for Programs {
         for service in services.iter() {
             let vip = service.key().vip();
             assert!(service.servers().all(|server| server.address() != vip));
+        }
+        Ok(())
+    }
+
+    fn judge(&mut self, acl: Option<&AccessList>) -> Result<(), String> {
+        for rule in acl.iter().flat_map(|list| &list.rules) {
+            assert_eq!(rule.to_string().parse().as_ref(), Ok(rule));
         }
         Ok(())
     }

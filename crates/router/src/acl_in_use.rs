@@ -73,16 +73,6 @@ pub struct AclReport {
     pub hooks: Vec<String>,
 }
 
-impl AclReport {
-    /// What becomes of packets that no rule takes, as a file says it.
-    pub fn default_rule(&self) -> &'static str {
-        match self.default_allows {
-            true => "default allow",
-            false => "default deny",
-        }
-    }
-}
-
 impl Router {
     /// Has packets judged by this list from now on, all of them by all of it; `None`: by none, or
     /// by the kernel's. Equal rules go on counting.

@@ -438,7 +438,7 @@ pub struct Counters {
 /// Words of 32 bits in a line.
 pub const LINE_WORDS: usize = 16;
 /// Rules of an access list at the most.
-pub const ACL_RULES: usize = 16_384;
+pub const ACL_RULES: usize = model::acl::RULES_MAX;
 /// 64-bit words of a row for so many rules.
 pub const ACL_ROW_WORDS: usize = ACL_RULES / 64;
 /// Groups of 64 words of a row: each has a word of its summary.

@@ -5,6 +5,7 @@ use std::fmt::Write;
 
 use netlink::{Hop, Link, Neighbour, Route, RouteKey, RouteKind, Snapshot};
 
+use crate::acl::default_rule;
 use crate::acl_in_use::AclReport;
 use crate::layout::Counter;
 use crate::report::{InterfaceReport, Report};
@@ -156,7 +157,7 @@ pub fn acl(report: &AclReport) -> String {
     for (rule, count) in &report.rules {
         let _ = writeln!(text, "{:>12} {:>16} {rule}", count.packets, count.bytes);
     }
-    let (default, count) = (report.default_rule(), report.default);
+    let (default, count) = (default_rule(report.default_allows), report.default);
     let _ = writeln!(text, "{:>12} {:>16} {default}", count.packets, count.bytes);
     text
 }

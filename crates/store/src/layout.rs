@@ -44,11 +44,13 @@ pub enum Kind {
     RouterInterface = 8,
     /// An interface that joins this host to others.
     Uplink = 9,
+    /// What the router judges packets by.
+    RouterAcl = 10,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Kind; 9] = [
+    pub const ALL: [Kind; 10] = [
         Kind::Group,
         Kind::Nic,
         Kind::Host,
@@ -58,6 +60,7 @@ impl Kind {
         Kind::BalancerInterface,
         Kind::RouterInterface,
         Kind::Uplink,
+        Kind::RouterAcl,
     ];
 }
 

@@ -203,6 +203,11 @@ fn too_much(planned: &[v1::Change], now: &v1::Config, new: &v1::Config) -> Optio
             deleted(|s| matches!(s, Subject::BalancerInterface(_))),
             balanced,
         ),
+        (
+            "access lists",
+            deleted(|s| matches!(s, Subject::RouterAcl(_))),
+            1,
+        ),
     ];
     let empty = *new == v1::Config::default();
     let much = |deleted: usize, of: usize| deleted > FEW && deleted * 10 >= of;
@@ -232,6 +237,7 @@ pub fn lines(change: &v1::Change) -> String {
         Some(Subject::RouterInterface(name)) => format!("router {name}"),
         Some(Subject::Uplink(name)) => format!("uplink {name}"),
         Some(Subject::BalancerInterface(name)) => format!("service interface {name}"),
+        Some(Subject::RouterAcl(_)) => "router access list".into(),
         None => "-".into(),
     };
     let details = change

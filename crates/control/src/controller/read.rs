@@ -57,6 +57,7 @@ impl Controller {
             interfaces: Feature::ALL
                 .map(|feature| (feature, self.interfaces(feature).to_vec()))
                 .into(),
+            router_acl: Some(self.state.router_acl.clone()),
         }
     }
 

@@ -20,6 +20,7 @@ pub(super) fn change(author: Author, state: &State, next: &State, diff: &Diff) -
         bindings,
         services,
         interfaces,
+        router_acl,
     } = diff;
     let groups = groups.iter().map(|change| {
         let group = |state: &State| state.group(&change.id).cloned();
@@ -52,13 +53,18 @@ pub(super) fn change(author: Author, state: &State, next: &State, diff: &Diff) -
         let both = BeforeAfter::new(change.from.clone(), change.to.clone());
         ObjectChange::Interface(change.feature, change.name.clone(), both)
     });
+    let router_acl = router_acl.iter().map(|change| {
+        let both = BeforeAfter::new(change.from.clone(), change.to.clone());
+        ObjectChange::RouterAcl(both)
+    });
     let objects = groups
         .chain(nics)
         .chain(hosts)
         .chain(networks)
         .chain(bindings)
         .chain(services)
-        .chain(interfaces);
+        .chain(interfaces)
+        .chain(router_acl);
     Change {
         author,
         objects: objects.collect(),

@@ -1,8 +1,8 @@
 //! What differs between two configurations, without a controller that has either.
 
 use super::{
-    BindingChange, Diff, GroupChange, HostChange, NetworkChange, NicChange, NicDiff, group_diff,
-    interfaces, nic_fields, services,
+    AclChange, BindingChange, Diff, GroupChange, HostChange, NetworkChange, NicChange, NicDiff,
+    group_diff, interfaces, nic_fields, services,
 };
 use crate::model::{Config, Feature, NetworkOptions};
 use std::collections::{BTreeMap, BTreeSet};
@@ -66,6 +66,10 @@ impl Diff {
                     interfaces(feature, &lists[0], &lists[1])
                 })
                 .collect(),
+            router_acl: AclChange::between(
+                from.router_acl.as_ref().unwrap_or(&None),
+                to.router_acl.as_ref().unwrap_or(&None),
+            ),
         }
     }
 }

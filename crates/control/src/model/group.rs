@@ -1,8 +1,8 @@
 //! A security group and the whole declared configuration.
 
 use super::{
-    Binding, BindingKey, Feature, GroupId, Host, Interfaces, NetworkOptions, Nic, NicId, Rule,
-    Services,
+    AccessList, Binding, BindingKey, Feature, GroupId, Host, Interfaces, NetworkOptions, Nic,
+    NicId, Rule, Services,
 };
 use crate::error::{Error, quota};
 use crate::limits;
@@ -10,6 +10,7 @@ use imbl::Vector;
 use indexmap::IndexSet;
 use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 use wire::Vni;
 
 /// What happens to running flows when the rule that allowed them goes away (security-groups.md 9).
@@ -108,14 +109,19 @@ pub struct Config {
     pub services: Option<Services>,
     /// The interfaces that features work on; of a feature that is not named they stay.
     pub interfaces: Interfaces,
+    /// What the router judges packets by, `Some(None)`: by nothing declared here; `None`: it stays
+    /// as it is.
+    pub router_acl: Option<Option<Arc<AccessList>>>,
 }
 
 impl Config {
-    /// All parts, with nothing in them. The default leaves services and interfaces as they are.
+    /// All parts, with nothing in them. The default leaves services, interfaces and the access
+    /// list as they are.
     pub fn empty() -> Config {
         Config {
             services: Some(Services::new()),
             interfaces: Feature::ALL.map(|feature| (feature, vec![])).into(),
+            router_acl: Some(None),
             ..Config::default()
         }
     }

@@ -3,8 +3,8 @@
 
 use super::world::{self, Shared};
 use crate::model::{
-    Config, Feature, Interface, Mode, Protocol, Server, Service, ServiceKey, Services, State,
-    Tunnel, Weight, service_key,
+    AccessList, Config, Feature, Interface, Mode, Protocol, Server, Service, ServiceKey, Services,
+    State, Tunnel, Weight, service_key,
 };
 use crate::*;
 use health::{Check, CheckError, Kind, Policy};
@@ -31,6 +31,9 @@ struct Plane {
     attached: BTreeMap<(Feature, String), (Mode, Option<Mode>)>,
     /// Interfaces that cannot be had.
     refused: Vec<&'static str>,
+    /// What packets are judged by, and whenever that changed how many interfaces there were.
+    acl: Option<AccessList>,
+    judged: Vec<usize>,
 }
 
 #[derive(Clone, Default)]
@@ -66,6 +69,14 @@ impl Features for Host {
         let told = services.iter().map(words).collect::<Vec<_>>().join("; ");
         plane.history.push(told.clone());
         plane.told = told;
+        Ok(())
+    }
+
+    fn judge(&mut self, acl: Option<&AccessList>) -> Result<(), String> {
+        let mut plane = self.plane();
+        let interfaces = plane.attached.len();
+        plane.judged.push(interfaces);
+        plane.acl = acl.cloned();
         Ok(())
     }
 
@@ -806,6 +817,75 @@ fn what_goes_goes_first_and_any_mode_will_do_where_none_is_said() {
     assert_eq!(
         Interface::new("a/b", None).unwrap_err().to_string(),
         "interface: name 'a/b' is no name of an interface"
+    );
+}
+
+#[test]
+fn the_router_s_access_list_is_in_force_before_its_interfaces() {
+    let mut session = Session::new();
+    let list = |rule: &str| {
+        Arc::new(AccessList {
+            rules: vec![rule.parse().unwrap()],
+            default_allows: false,
+        })
+    };
+    let declare = |session: &mut Session, names: &[&str], acl: Option<Arc<AccessList>>| {
+        let interfaces = names.iter().map(|name| interface(name, None)).collect();
+        let config = Config {
+            interfaces: [(Feature::Router, interfaces)].into(),
+            router_acl: Some(acl),
+            ..Config::default()
+        };
+        session
+            .controller
+            .apply(config, false)
+            .map(|diff| diff.to_string())
+    };
+    let (tcp, udp) = (list("allow proto tcp"), list("allow proto udp"));
+    assert_eq!(
+        declare(&mut session, &["eth1"], Some(tcp.clone())).unwrap(),
+        "+ router interface eth1\n+ router access list:\n    + allow proto tcp\n    \
+         ~ no list -> default deny\n"
+    );
+    assert_eq!(session.host.plane().judged, [0]);
+    assert_eq!(session.host.plane().acl.as_ref(), Some(&*tcp));
+    assert_eq!(
+        declare(&mut session, &["eth1"], Some(tcp.clone())).unwrap(),
+        ""
+    );
+    // What is not spoken of stays.
+    session.controller.apply(Config::default(), false).unwrap();
+    assert_eq!(
+        session.controller.config().router_acl,
+        Some(Some(tcp.clone()))
+    );
+    // A later step refuses: the list is what it was.
+    session.host.plane().refused = vec!["eth9"];
+    declare(&mut session, &["eth1", "eth9"], Some(udp.clone())).unwrap_err();
+    assert_eq!(session.host.plane().acl.as_ref(), Some(&*tcp));
+    assert_eq!(session.controller.config().router_acl, Some(Some(tcp)));
+    // The journal has both, and undoes them.
+    let book = Book::default();
+    session.controller = session.controller.with_journal(Box::new(book.clone()));
+    declare(&mut session, &["eth1"], None).unwrap();
+    assert_eq!(session.host.plane().acl, None);
+    let recorded = std::mem::take(&mut book.0.lock().unwrap().0);
+    assert!(matches!(
+        &recorded[0].objects[..],
+        [ObjectChange::RouterAcl(BeforeAfter {
+            before: Some(_),
+            after: None
+        })]
+    ));
+    let many = AccessList {
+        rules: vec![udp.rules[0].clone(); 16_385],
+        default_allows: false,
+    };
+    assert_eq!(
+        declare(&mut session, &["eth1"], Some(Arc::new(many)))
+            .unwrap_err()
+            .kind(),
+        ErrorKind::Quota
     );
 }
 

@@ -524,6 +524,7 @@ impl<'a> Permitted<'a> {
         config.hosts.clear();
         config.services = None;
         config.interfaces.clear();
+        config.router_acl = None;
         config.networks.retain(|vni, _| reach.has_network(*vni));
         config
             .bindings

@@ -26,7 +26,7 @@ impl AclFile {
         let file = self.path.display();
         let list = List::read(&self.path)?;
         let rules = list.rules.len();
-        let set = self.control.set_acl(list);
+        let set = self.control.set_acl(Some(list));
         set.map_err(|why| format!("{file}: {why}"))?;
         Ok(format!("{file}: {rules} rules of the access list"))
     }

@@ -89,9 +89,9 @@ impl Control {
         .await?
     }
 
-    /// Has packets judged by this access list from now on. The error is a sentence, and nothing has
+    /// Has packets judged by this access list from now on, or by none. The error is a sentence, and nothing has
     /// changed then. Waits: not for a runtime's thread.
-    pub fn set_acl(&self, list: List) -> Result<(), String> {
+    pub fn set_acl(&self, list: Option<List>) -> Result<(), String> {
         let gone = || "the router has stopped with the daemon".to_owned();
         let (answer, answered) = oneshot::channel();
         let command = Command::SetAcl { list, answer };

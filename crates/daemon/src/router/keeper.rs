@@ -40,7 +40,7 @@ pub enum Command {
         answer: oneshot::Sender<Result<(), Refusal>>,
     },
     SetAcl {
-        list: List,
+        list: Option<List>,
         answer: oneshot::Sender<Result<(), String>>,
     },
     Look(Box<dyn FnOnce(&Keeper) + Send>),
@@ -214,12 +214,12 @@ impl Keeper {
         restored.map_err(Refusal::Unavailable)
     }
 
-    fn set_acl(&mut self, list: List) -> Result<(), String> {
+    fn set_acl(&mut self, list: Option<List>) -> Result<(), String> {
         if let Some(service) = &mut self.running {
-            let set = service.router.set_acl(Some(list.clone()));
+            let set = service.router.set_acl(list.clone());
             set.map_err(|error| error.to_string())?;
         }
-        self.acl = Some(list);
+        self.acl = list;
         self.tell_notes();
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use api::v1;
 use control::InterfaceStatus;
-use control::model::Interface;
+use control::model::{AccessList, Interface};
 
 use crate::tracked_interfaces::Member;
 use crate::v1::interface::mode_of;
@@ -27,5 +27,13 @@ pub fn declared(interface: &Interface) -> v1::RouterInterface {
         name: interface.name.clone(),
         mode: mode_of(interface.mode).into(),
         why: String::new(),
+    }
+}
+
+/// The access list as it is declared.
+pub fn acl(list: &AccessList) -> v1::RouterAccessList {
+    v1::RouterAccessList {
+        rules: list.rules.iter().map(ToString::to_string).collect(),
+        default: if list.default_allows { "allow" } else { "deny" }.into(),
     }
 }

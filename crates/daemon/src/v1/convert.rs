@@ -4,13 +4,14 @@
 pub mod overlay;
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use api::v1;
 use control::model::{
-    AddressPair, BenchKind, Config, Direction, Feature, Group, GroupId, Icmp, Interface, Limit,
-    Limits, MacCase, Mirror, MirrorKind, Nic, NicId, NicKind, NicUpdate, Peer, Ports, Removal,
-    Rule, RuleMatch, Timeouts, Veth, VethRoute, VhostMode, parse_address, parse_addresses,
-    parse_cidr, parse_groups, parse_mac, parse_vni, with_bursts,
+    AccessList, AddressPair, BenchKind, Config, Direction, Feature, Group, GroupId, Icmp,
+    Interface, Limit, Limits, MacCase, Mirror, MirrorKind, Nic, NicId, NicKind, NicUpdate, Peer,
+    Ports, Removal, Rule, RuleMatch, Timeouts, Veth, VethRoute, VhostMode, parse_address,
+    parse_addresses, parse_cidr, parse_groups, parse_mac, parse_vni, with_bursts,
 };
 use control::{Error, HostSettings};
 
@@ -411,6 +412,24 @@ fn port(number: u32) -> Result<u16, Error> {
         .map_err(|_| Error::Rule(format!("port {number} is above 65535")))
 }
 
+fn router_acl(acl: &v1::RouterAccessList) -> Result<AccessList, Error> {
+    let owner = "router: access list";
+    let default = AccessList::default_of(&acl.default);
+    let default_allows = default.map_err(|why| Error::Invalid(format!("{owner}: {why}")))?;
+    let rule = |(index, rule): (usize, &String)| {
+        let wrong = |why: String| {
+            let why = format!("is no rule: {why}");
+            Error::value(owner, format!("rule {}", index + 1), rule, &why)
+        };
+        rule.parse().map_err(wrong)
+    };
+    let rules = acl.rules.iter().enumerate().map(rule);
+    Ok(AccessList {
+        rules: rules.collect::<Result<_, _>>()?,
+        default_allows,
+    })
+}
+
 /// A whole configuration. Two of one id would lose one of them: refused.
 pub fn config(config: v1::Config, settings: &HostSettings) -> Result<Config, Error> {
     let mut new = Config::default();
@@ -425,6 +444,8 @@ pub fn config(config: v1::Config, settings: &HostSettings) -> Result<Config, Err
         let interfaces = interfaces.map(|one| interface::wanted(&one.name, one.mode));
         let interfaces = interfaces.collect::<Result<_, _>>()?;
         new.interfaces.insert(Feature::Router, interfaces);
+        let acl = router.acl.as_ref().map(router_acl).transpose()?;
+        new.router_acl = Some(acl.map(Arc::new));
     }
     if let Some(uplinks) = config.uplinks {
         let interfaces = uplinks.interfaces.iter();

@@ -7,11 +7,12 @@ pub use overlay::{
 };
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use api::v1;
 use control::model::{
-    BenchKind, Config, Direction, Feature, Group, GroupId, Limit, Limits, Mirror, MirrorKind, Nic,
-    NicId, NicKind, Peer, Removal, Rule, RuleMatch, Veth, VhostMode,
+    AccessList, BenchKind, Config, Direction, Feature, Group, GroupId, Interface, Limit, Limits,
+    Mirror, MirrorKind, Nic, NicId, NicKind, Peer, Removal, Rule, RuleMatch, Veth, VhostMode,
 };
 use control::{Diff, FieldChange, GroupDiff, Healed, NicDiff, NicState, NicStatus};
 
@@ -241,12 +242,10 @@ pub fn config(config: &Config) -> v1::Config {
             let interfaces = config.interfaces.get(&Feature::Balancer);
             balancer::render::config(services, interfaces.map_or(&[][..], Vec::as_slice))
         }),
-        router: config.interfaces.get(&Feature::Router).map(|interfaces| {
-            let interfaces = interfaces.iter().map(router::render::declared);
-            v1::RouterConfig {
-                interfaces: interfaces.collect(),
-            }
-        }),
+        router: router(
+            config.interfaces.get(&Feature::Router),
+            config.router_acl.as_ref(),
+        ),
         uplinks: config.interfaces.get(&Feature::Uplink).map(|interfaces| {
             let names = interfaces.iter().map(|one| one.name.clone());
             v1::UplinkConfig {
@@ -256,7 +255,22 @@ pub fn config(config: &Config) -> v1::Config {
     }
 }
 
-/// What an Apply changes: groups, NICs, hosts, networks, bindings, services, interfaces.
+/// The router's part, if anything is said of it.
+fn router(
+    interfaces: Option<&Vec<Interface>>,
+    acl: Option<&Option<Arc<AccessList>>>,
+) -> Option<v1::RouterConfig> {
+    let said = interfaces.is_some() || acl.is_some();
+    let interfaces = interfaces.into_iter().flatten();
+    let acl = acl.into_iter().flatten().next();
+    said.then(|| v1::RouterConfig {
+        interfaces: interfaces.map(router::render::declared).collect(),
+        acl: acl.map(|list| router::render::acl(list)),
+    })
+}
+
+/// What an Apply changes: groups, NICs, hosts, networks, bindings, services, interfaces, the access
+/// list.
 pub fn changes(diff: &Diff) -> Vec<v1::Change> {
     use v1::change::{Action, Subject};
     let groups = diff.groups.iter().map(|change| v1::Change {
@@ -296,28 +310,36 @@ pub fn changes(diff: &Diff) -> Vec<v1::Change> {
         let exists = (change.from.is_some(), change.to.is_some());
         changed(exists, subject, &change.fields())
     });
+    let router_acl = diff.router_acl.iter().map(|change| v1::Change {
+        action: action(change.from.is_some(), change.to.is_some()).into(),
+        subject: Some(Subject::RouterAcl(true)),
+        details: change.lines(),
+    });
     groups
         .chain(nics)
         .chain(overlay::changes(diff))
         .chain(services)
         .chain(interfaces)
+        .chain(router_acl)
         .collect()
 }
 
-/// A change of what was there, and is.
+/// What is done to what was there, and is.
+fn action(was: bool, is: bool) -> v1::change::Action {
+    match (was, is) {
+        (false, _) => v1::change::Action::Create,
+        (_, false) => v1::change::Action::Delete,
+        _ => v1::change::Action::Update,
+    }
+}
+
 fn changed(
-    exists: (bool, bool),
+    (was, is): (bool, bool),
     subject: v1::change::Subject,
     fields: &[FieldChange],
 ) -> v1::Change {
-    use v1::change::Action;
-    let action = match exists {
-        (false, _) => Action::Create,
-        (_, false) => Action::Delete,
-        _ => Action::Update,
-    };
     v1::Change {
-        action: action.into(),
+        action: action(was, is).into(),
         subject: Some(subject),
         details: fields.iter().map(field).collect(),
     }

@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use netlink::firewall::Hook;
 use netlink::nft_rule::Expression;
 
-use super::{List, Rule, text};
+use super::{List, Rule};
 
 /// What nftables' chains say.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -226,7 +226,7 @@ fn read_rule(expressions: &[Expression], family: Option<u8>, accepts: bool) -> O
         }
     }
     let done = network.is_done() && transport.is_done();
-    (done && text::check(&rule).is_ok()).then_some(rule)
+    (done && rule.check().is_ok()).then_some(rule)
 }
 
 fn load(registers: &mut Vec<(u32, Loaded)>, register: u32, what: Loaded) {

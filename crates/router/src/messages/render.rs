@@ -5,6 +5,7 @@ use netlink::{RouteKey, Snapshot};
 
 use super::kernel_counters;
 use super::refusal::Refusal;
+use crate::acl::default_rule;
 use crate::acl::loaded::Count;
 use crate::layout::{Counter, Fate};
 use crate::view::{HopView, RouteView, Selection, Treatment};
@@ -59,7 +60,10 @@ fn acl(report: &AclReport) -> v1::RouterAcl {
         rules: rules
             .map(|(one, count)| rule(one.to_string(), *count))
             .collect(),
-        default: Some(rule(report.default_rule().into(), report.default)),
+        default: Some(rule(
+            default_rule(report.default_allows).into(),
+            report.default,
+        )),
         nftables: report.hooks.clone(),
     }
 }

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::net::IpAddr;
 use std::path::Path;
-use std::str::SplitWhitespace;
+use std::str::{FromStr, SplitWhitespace};
 
 use ipnet::IpNet;
 
@@ -56,10 +56,8 @@ impl List {
             match words.next() {
                 None => {}
                 Some("default") => {
-                    let word = words.next().unwrap_or_default();
-                    let allows = action(word).ok_or_else(|| {
-                        wrong(format!("default '{word}' is neither allow nor deny"))
-                    })?;
+                    let allows =
+                        List::default_of(words.next().unwrap_or_default()).map_err(wrong)?;
                     if let Some(word) = words.next() {
                         return Err(wrong(format!("'{word}' is one word too many")));
                     }
@@ -86,6 +84,14 @@ impl List {
         Ok(list)
     }
 
+    /// What becomes of packets that no rule takes, by `allow` or `deny`: whether they may pass.
+    ///
+    /// # Errors
+    /// A sentence that has the word.
+    pub fn default_of(word: &str) -> Result<bool, String> {
+        action(word).ok_or_else(|| format!("default '{word}' is neither allow nor deny"))
+    }
+
     /// A ruleset for `nft -f` that does the same in the kernel, and that the router recognises.
     pub fn to_nftables(&self) -> String {
         let policy = if self.default_allows {
@@ -100,6 +106,18 @@ impl List {
             text += &format!("\t\t{}\n", Nftables(rule));
         }
         text + "\t}\n}\n"
+    }
+}
+
+impl FromStr for Rule {
+    type Err = String;
+
+    /// The rule of one line, without a comment. The error is a sentence.
+    fn from_str(line: &str) -> Result<Rule, String> {
+        let mut words = line.split_whitespace();
+        let word = words.next().unwrap_or_default();
+        let allows = action(word).ok_or_else(|| format!("'{word}' is neither allow nor deny"))?;
+        rule(allows, words)
     }
 }
 
@@ -157,7 +175,7 @@ fn rule(allows: bool, mut words: SplitWhitespace) -> Result<Rule, String> {
             }
         }
     }
-    check(&rule)?;
+    rule.check()?;
     Ok(rule)
 }
 
@@ -169,8 +187,17 @@ fn side_of(rule: &mut Rule, is_to: bool) -> &mut Side {
     }
 }
 
-/// What does not go together.
-pub(super) fn check(rule: &Rule) -> Result<(), String> {
+impl Rule {
+    /// Finds what does not go together. The error is a sentence.
+    ///
+    /// # Errors
+    /// Addresses of two families, or ports of a protocol that has none.
+    pub fn check(&self) -> Result<(), String> {
+        check(self)
+    }
+}
+
+fn check(rule: &Rule) -> Result<(), String> {
     let of = |prefix: IpNet| if prefix.addr().is_ipv4() { 4 } else { 6 };
     let (source, destination) = (rule.source.prefix.map(of), rule.destination.prefix.map(of));
     if let (Some(from), Some(to)) = (rule.source.prefix, rule.destination.prefix)
