@@ -51,14 +51,16 @@ test-devices: guest-image ## router, overlay and load balancer over VLANs and bo
 # ARCH="amd64 arm64": for both kinds of machine.
 ARCH ?= amd64
 
-packages: ## .deb, .rpm, tarball and OCI image of a release, with SBOM, licences and checksums, into target/packages; ARCH="amd64 arm64" for both
+packages: ## .deb (and one with DPDK), .rpm, tarball and OCI image of a release, with SBOM, licences and checksums, into target/packages; ARCH="amd64 arm64" for both
 	@tools/setup.sh packages
+	@tools/setup.sh dpdk
 	$(if $(filter arm64,$(ARCH)),@tools/setup.sh arm64)
 	tools/packages.py $(addprefix --arch ,$(ARCH))
 
 # QUICK=1: of programs that are not optimised.
 test-packages: guest-image ## a Debian 12 with systemd, booted in QEMU: the .deb installed, everything tried, rebooted, removed
 	@tools/setup.sh packages
+	@tools/setup.sh dpdk
 	tools/packages.py $(if $(QUICK),--quick --out target/packages-quick)
 	cargo build --quiet --workspace --bin vhost-peer
 	tools/test-packages.py $(if $(QUICK),target/packages-quick,target/packages)

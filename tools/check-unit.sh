@@ -17,7 +17,7 @@ sed 's|@PREFIX@|/usr|; s|@SYSCONFDIR@|/etc|' packaging/butterflyd.service > "$UN
 KEEPER="$(dirname "$UNIT")/butterfly-keeper.service"
 sed 's|@PREFIX@|/usr|' packaging/butterfly-keeper.service > "$KEEPER"
 # Stand-ins for the programs that it names.
-for program in usr/sbin/butterflyd bin/kill; do
+for program in usr/sbin/butterflyd usr/sbin/butterflyd-dpdk bin/kill; do
     printf '#!/bin/sh\n' > "$ROOT/$program"
     chmod 755 "$ROOT/$program"
 done
@@ -39,6 +39,16 @@ fi
 if ! systemd-analyze security --offline=true --threshold=10 "$KEEPER" > "$ROOT/keeper" 2>&1; then
     echo "check-unit: the keeper's unit leaves too much open:" >&2
     cat "$ROOT/keeper" >&2
+    exit 1
+fi
+# With the drop-in of butterfly-dpdk, by which the program of before is not needed.
+mkdir "$UNIT.d"
+cp packaging/dpdk/butterflyd.conf "$UNIT.d/dpdk.conf"
+rm "$ROOT/usr/sbin/butterflyd"
+said=$(systemd-analyze verify --root="$ROOT" --man=no butterflyd.service 2>&1 | grep -F butterflyd.service || true)
+if [ -n "$said" ]; then
+    echo "check-unit: systemd does not understand all of packaging/dpdk/butterflyd.conf:" >&2
+    echo "$said" >&2
     exit 1
 fi
 tail -n 1 "$ROOT/security"

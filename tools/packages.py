@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""Makes the packages of a release under target/packages: .deb (and one with the symbols), .rpm, a
-tarball, an OCI image, the SBOM (SPDX 2.3) and SHA256SUMS. `make packages` runs it.
+"""Makes the packages of a release under target/packages: .deb (and one with the symbols), a .deb
+with the daemon that has DPDK, .rpm, a tarball, an OCI image, the SBOM (SPDX 2.3) and SHA256SUMS. `make packages` runs it.
 
 usage: packages.py [--arch amd64|arm64]... [--out DIR] [--no-build] [--quick]
 
@@ -15,6 +15,10 @@ that are not optimised and packed in a hurry, for tests of how it installs.
 Programs for arm64 are built on amd64, against Debian's packages in target/arm64/root
 (tools/arm64-root.sh). They do not run here, so their manual pages and completions are those that
 this machine's `butterfly` and `butterflyd` of the same commit write.
+
+butterfly-dpdk is for amd64 and for Debian 12, whose DPDK it is linked against, and needs libdpdk-dev
+here: a second daemon beside the one of `butterfly`, which its drop-in for the unit starts in the
+other's place (packaging/dpdk). DPDK is linked dynamically, so that licences and SBOM are the same.
 """
 
 import argparse
@@ -46,6 +50,14 @@ MAINTAINER = (
 )
 # What is built and installed; lib/cni is where Debian's plugins of the CNI are.
 PROGRAMS = ("usr/sbin/butterflyd", "usr/bin/butterfly", "usr/lib/cni/butterfly-cni")
+# The daemon that has DPDK.
+DPDK = f"{NAME}-dpdk"
+DPDK_DAEMON = "usr/sbin/butterflyd-dpdk"
+DPDK_ABOUT = "data plane for cloud hosts: the daemon with DPDK"
+DPDK_LONG = """The daemon of butterfly, linked with DPDK: network devices that DPDK drives
+may be uplinks besides those that the kernel keeps. While this package is
+installed butterflyd.service runs it. It differs in nothing else, and without
+--dpdk-args it uses no DPDK."""
 # Bytes that a program may have where it is installed.
 PROGRAM_MAX = 25 << 20
 # The Debian package of each library that the programs may need. In Debian 13 and Ubuntu 24.04
@@ -61,6 +73,12 @@ LIBRARIES = {
     "libelf.so.1": "libelf1",
     "libz.so.1": "zlib1g",
     "libpcap.so.0.8": "libpcap0.8",
+    "librte_eal.so.23": "librte-eal23",
+    "librte_ethdev.so.23": "librte-ethdev23",
+    "librte_mbuf.so.23": "librte-mbuf23",
+    "librte_mempool.so.23": "librte-mempool23",
+    "librte_net.so.23": "librte-net23",
+    "librte_ring.so.23": "librte-ring23",
 }
 
 
@@ -78,6 +96,10 @@ class Architecture:
         if self.target:
             return f"{ROOT}/target/arm64/cargo/{self.target}/{'demo' if quick else 'release'}"
         return f"{ROOT}/target/{'debug' if quick else 'release'}"
+
+    def built_with_dpdk(self, quick):
+        """The folder of the daemon that has DPDK; None: there is none for it."""
+        return None if self.target else f"{ROOT}/target/dpdk/{'debug' if quick else 'release'}"
 
 
 AMD64 = Architecture("amd64", "x86_64", "")
@@ -129,6 +151,8 @@ def pack(kind, out, version, quick):
     sbom = f"{out}/{NAME}-{version}-{kind.deb}.spdx.json"
     write(sbom, json.dumps(spdx(kind, version, crates), indent=1) + "\n")
     tree, symbols = f"{work}/tree", f"{work}/symbols"
+    if kind.built_with_dpdk(quick):
+        deb_dpdk(kind, out, work, version, quick)
     stage(kind, tree, symbols, crates, sbom, quick)
     deb(kind, out, work, tree, version, quick)
     if not quick:
@@ -228,6 +252,14 @@ def build(kind, quick):
     if c:
         environment[f"CFLAGS_{name}" if kind.target else "CFLAGS"] = " ".join(c)
     subprocess.run(words, cwd=ROOT, env=environment, check=True)
+    if kind.built_with_dpdk(quick):
+        # As `make test-dpdk` does.
+        words = ["cargo", "build", "--locked", "--target-dir", f"{ROOT}/target/dpdk"]
+        if quick:
+            words += ["--workspace", "--bins", "--features", "butterfly-daemon/dpdk"]
+        else:
+            words += ["-p", "butterfly-daemon", "--features", "dpdk", "--release"]
+        subprocess.run(words, cwd=ROOT, env=environment, check=True)
 
 
 def linked_crates(kind):
@@ -353,16 +385,8 @@ def stage(kind, tree, symbols, crates, sbom, quick):
         program = os.path.basename(path)
         os.makedirs(f"{tree}/{os.path.dirname(path)}", exist_ok=True)
         strip(kind, f"{kind.built(quick)}/{program}", f"{tree}/{path}", symbols)
-        # A plugin of the CNI speaks of the specification's versions alone.
-        if not quick and program != "butterfly-cni":
-            # A report of a user's names it.
-            commit = output("git", "rev-parse", "--short=12", "HEAD").strip()
-            with open(f"{tree}/{path}", "rb") as file:
-                if f"({commit})".encode() not in file.read():
-                    sys.exit(f"packages: {program} is not of the commit, which is {commit}")
-        size = os.path.getsize(f"{tree}/{path}")
-        if size > PROGRAM_MAX and not quick:
-            sys.exit(f"packages: {program} has {size} bytes, and at most {PROGRAM_MAX} are wanted")
+        if not quick:
+            inspect(f"{tree}/{path}")
     # The programs of this machine say what both say of themselves.
     speaker = AMD64.built(quick)
     for service in ("butterflyd.service", "butterfly-keeper.service"):
@@ -398,6 +422,20 @@ def stage(kind, tree, symbols, crates, sbom, quick):
     write(f"{docs}/third-party-licenses.gz", zipped(licences(crates)))
     write(f"{docs}/{NAME}.spdx.json.gz", zipped(open(sbom, "rb").read()))
     shutil.copy(f"{ROOT}/LICENSE", f"{docs}/LICENSE")
+
+
+def inspect(path):
+    """A program of a release is of its commit, and not too large."""
+    program, size = os.path.basename(path), os.path.getsize(path)
+    # A plugin of the CNI speaks of the specification's versions alone.
+    if program != "butterfly-cni":
+        # A report of a user's names it.
+        commit = output("git", "rev-parse", "--short=12", "HEAD").strip()
+        with open(path, "rb") as file:
+            if f"({commit})".encode() not in file.read():
+                sys.exit(f"packages: {program} is not of the commit, which is {commit}")
+    if size > PROGRAM_MAX:
+        sys.exit(f"packages: {program} has {size} bytes, and at most {PROGRAM_MAX} are wanted")
 
 
 def settings():
@@ -437,9 +475,9 @@ def settle(tree):
     os.utime(tree, (epoch(), epoch()))
 
 
-def depends(tree):
+def depends(tree, programs=PROGRAMS):
     needed, glibc = set(), (0,)
-    for program in PROGRAMS:
+    for program in programs:
         dynamic = output("readelf", "-dV", f"{tree}/{program}")
         for library in re.findall(r"\(NEEDED\).*\[(.*)\]", dynamic):
             if library not in LIBRARIES:
@@ -450,13 +488,12 @@ def depends(tree):
     if glibc > GLIBC_MAX:
         sys.exit(f"packages: {glibc} of glibc is newer than what {GLIBC_MAX} of Ubuntu 22.04 has")
     versioned = {"libc6": f"libc6 (>= {'.'.join(map(str, glibc))})"}
-    # iproute2: the pair of interfaces of health checks.
-    return ", ".join(sorted(versioned.get(name, name) for name in needed) + ["iproute2"])
+    return sorted(versioned.get(name, name) for name in needed)
 
 
 def installed_kib(tree):
     sizes = (
-        os.path.getsize(f"{folder}/{name}") for folder, _, files in os.walk(tree) for name in files
+        os.lstat(f"{folder}/{name}").st_size for folder, _, files in os.walk(tree) for name in files
     )
     return sum((size + 1023) // 1024 for size in sizes)
 
@@ -466,7 +503,7 @@ def deb(kind, out, work, tree, version, quick):
     shutil.copytree(tree, root)
     docs = f"{root}/usr/share/doc/{NAME}"
     os.remove(f"{docs}/LICENSE")
-    write(f"{docs}/changelog.gz", changelog(version))
+    write(f"{docs}/changelog.gz", changelog(version, NAME))
     write(f"{docs}/copyright", read("packaging/debian/copyright"))
     write(f"{root}/usr/share/lintian/overrides/{NAME}", read("packaging/debian/lintian-overrides"))
     fields = {
@@ -475,7 +512,8 @@ def deb(kind, out, work, tree, version, quick):
         "Architecture": kind.deb,
         "Maintainer": MAINTAINER,
         "Installed-Size": installed_kib(root),
-        "Depends": depends(tree),
+        # iproute2: the pair of interfaces of health checks.
+        "Depends": ", ".join(depends(tree) + ["iproute2"]),
         "Recommends": "systemd",
         "Suggests": "bird2, libvirt-daemon-system, python3",
         "Section": "net",
@@ -489,31 +527,75 @@ def deb(kind, out, work, tree, version, quick):
     pack_deb(root, f"{out}/{NAME}_{version}_{kind.deb}.deb", "-Zgzip" if quick else "-Zxz")
 
 
-def deb_symbols(kind, out, work, symbols, version):
-    root = f"{work}/deb-symbols"
-    shutil.copytree(symbols, root)
-    docs = f"{root}/usr/share/doc/{NAME}-dbgsym"
+def deb_dpdk(kind, out, work, version, quick):
+    root, symbols = f"{work}/deb-dpdk", f"{work}/symbols-dpdk"
+    program = f"{root}/{DPDK_DAEMON}"
+    os.makedirs(os.path.dirname(program))
+    strip(kind, f"{kind.built_with_dpdk(quick)}/butterflyd", program, symbols)
+    if not quick:
+        inspect(program)
+    drop_in = read("packaging/dpdk/butterflyd.conf")
+    write(f"{root}/usr/lib/systemd/system/butterflyd.service.d/dpdk.conf", drop_in)
+    pages = f"{root}/usr/share/man/man8"
+    os.makedirs(pages)
+    os.symlink("butterflyd.8.gz", f"{pages}/butterflyd-dpdk.8.gz")
+    docs = f"{root}/usr/share/doc/{DPDK}"
+    write(f"{docs}/changelog.gz", changelog(version, DPDK))
     write(f"{docs}/copyright", read("packaging/debian/copyright"))
-    write(f"{docs}/changelog.gz", changelog(version))
+    overrides = read("packaging/dpdk/lintian-overrides")
+    write(f"{root}/usr/share/lintian/overrides/{DPDK}", overrides)
+    # A driver that DPDK finds by itself: every pool of buffers is made by it.
+    libraries = sorted(depends(root, [DPDK_DAEMON]) + ["librte-mempool-ring23"])
+    libraries = [f"{name} (>= 22.11)" if name.startswith("librte-") else name for name in libraries]
     fields = {
-        "Package": f"{NAME}-dbgsym",
+        "Package": DPDK,
+        "Source": NAME,
         "Version": version,
         "Architecture": kind.deb,
         "Maintainer": MAINTAINER,
         "Installed-Size": installed_kib(root),
-        "Depends": f"{NAME} (= {version})",
+        "Depends": ", ".join([f"{NAME} (= {version})"] + libraries),
+        # Its drivers, and the tool that gives it a device.
+        "Recommends": "dpdk",
+        "Suggests": "librte-meta-net",
+        "Enhances": NAME,
+        "Section": "net",
+        "Priority": "optional",
+        "Description": DPDK_ABOUT + "".join(f"\n {line}" for line in DPDK_LONG.splitlines()),
+    }
+    control(root, fields)
+    for script in ("postinst", "prerm", "postrm"):
+        write(f"{root}/DEBIAN/{script}", read(f"packaging/dpdk/{script}"), 0o755)
+    pack_deb(root, f"{out}/{DPDK}_{version}_{kind.deb}.deb", "-Zgzip" if quick else "-Zxz")
+    if not quick:
+        deb_symbols(kind, out, work, symbols, version, DPDK)
+
+
+def deb_symbols(kind, out, work, symbols, version, of=NAME):
+    root = f"{work}/deb-symbols-{of}"
+    shutil.copytree(symbols, root)
+    docs = f"{root}/usr/share/doc/{of}-dbgsym"
+    write(f"{docs}/copyright", read("packaging/debian/copyright"))
+    write(f"{docs}/changelog.gz", changelog(version, of))
+    fields = {
+        "Package": f"{of}-dbgsym",
+        "Version": version,
+        "Architecture": kind.deb,
+        "Maintainer": MAINTAINER,
+        "Installed-Size": installed_kib(root),
+        "Depends": f"{of} (= {version})",
         "Section": "debug",
         "Priority": "optional",
-        "Description": f"debug symbols for {NAME}",
+        "Description": f"debug symbols for {of}",
     }
     control(root, fields)
     # Its files are compressed.
-    pack_deb(root, f"{out}/{NAME}-dbgsym_{version}_{kind.deb}.deb", "-Zgzip", "-z1")
+    pack_deb(root, f"{out}/{of}-dbgsym_{version}_{kind.deb}.deb", "-Zgzip", "-z1")
 
 
-def changelog(version):
+def changelog(version, of):
     date = output("date", "-u", "-R", "-d", f"@{epoch()}").strip()
-    head = f"{NAME} ({version}) unstable; urgency=medium"
+    head = f"{of} ({version}) unstable; urgency=medium"
     return zipped(f"{head}\n\n  * See the project's history.\n\n -- {MAINTAINER}  {date}\n")
 
 
@@ -523,7 +605,7 @@ def control(root, fields):
     for folder, _, files in os.walk(root):
         for name in files:
             path = os.path.relpath(f"{folder}/{name}", root)
-            if not path.startswith("DEBIAN/"):
+            if not path.startswith("DEBIAN/") and not os.path.islink(f"{root}/{path}"):
                 with open(f"{root}/{path}", "rb") as file:
                     sums.append(f"{hashlib.file_digest(file, 'md5').hexdigest()}  {path}\n")
     write(f"{root}/DEBIAN/md5sums", "".join(sorted(sums, key=lambda line: line[34:])))

@@ -2,7 +2,7 @@
 """Boots a Debian 12 with systemd (tools/system-image.sh) in QEMU, by software emulation, and does
 in it what an administrator does: install the .deb, follow the README, look at the service,
 break it, reboot, remove, purge. Before that apt installs the package on a Debian 12 and a Debian 13 that
-are not booted, and what it depends on.
+are not booted, and what it depends on, and on the Debian 12 butterfly-dpdk as well.
 
 usage: test-packages.py FOLDER    the folder has the .deb (tools/packages.py)
 
@@ -287,14 +287,18 @@ butterfly health
 def main():
     if len(sys.argv) != 2:
         sys.exit(__doc__)
-    packages = glob.glob(f"{sys.argv[1]}/butterfly_*.deb")
-    if len(packages) != 1:
+    packages = [
+        package
+        for name in ("butterfly", "butterfly-dpdk")
+        for package in glob.glob(f"{os.path.abspath(sys.argv[1])}/{name}_*.deb")
+    ]
+    if len(packages) != 2:
         sys.exit(
-            f"test-packages: {sys.argv[1]} has {len(packages)} packages butterfly_*.deb, not one"
+            f"test-packages: {sys.argv[1]} has not one butterfly_*.deb and one butterfly-dpdk_*.deb"
         )
     subprocess.run([f"{ROOT}/tools/system-image.sh"], check=True)
-    for suite in ("bookworm", "trixie"):
-        install_on(suite, os.path.abspath(packages[0]))
+    install_on("bookworm", packages)
+    install_on("trixie", packages[:1])
     with tempfile.TemporaryDirectory() as files:
         shutil.copy(packages[0], f"{files}/butterfly.deb")
         shutil.copy(f"{ROOT}/tests/hang_thread.py", files)
@@ -313,19 +317,22 @@ def main():
     print(f"all steps passed in {time.monotonic() - begin:.0f} s")
 
 
-def install_on(suite, package):
-    """Has apt install the package in a file system made of a Debian's packages, and runs its programs
+def install_on(suite, packages):
+    """Has apt install packages in a file system made of a Debian's packages, and runs their programs
     there: they find their libraries, under the names that this Debian has for them.
     """
     begin = time.monotonic()
     words = ["mmdebstrap", "--quiet", "--mode=root", "--variant=apt", "--include=systemd"]
     words += ["--hook-dir=/usr/share/mmdebstrap/hooks/file-mirror-automount"]
-    words += [f"--include={package}"]
-    for command in ("butterfly --version", "butterflyd --version"):
+    words += [f"--include={package}" for package in packages]
+    commands = {"butterfly --version": "butterfly ", "butterflyd --version": "butterflyd "}
+    if len(packages) > 1:
+        commands["butterflyd-dpdk --dpdk-help"] = "This daemon has DPDK"
+    for command in commands:
         words.append(f'--customize-hook=chroot "$1" {command}')
     words += [suite, "/dev/null"]
     done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if done.returncode != 0 or "butterflyd " not in done.stdout:
+    if done.returncode != 0 or any(said not in done.stdout for said in commands.values()):
         sys.exit(f"test-packages: no installation on {suite}: {done.stdout[-3000:]}")
     print(f"{time.monotonic() - begin:6.1f} s  installed by apt on {suite}", flush=True)
 
