@@ -43,6 +43,7 @@ fn main() {
         what_cannot_be_is_said,
         the_link_is_followed,
         the_other_side_goes_and_returns,
+        a_bond_goes_on_by_its_other_leg,
         what_a_device_does_not_take_is_lost,
         a_device_that_is_taken_out,
         larger_frames,
@@ -451,14 +452,19 @@ impl Wire {
         self.dir.path().join(format!("end{end}"))
     }
 
-    /// A host at one end.
-    fn host(&self, end: u8, more: &[&str]) -> Result<Host> {
-        let device = format!(
-            "net_virtio_user0,path={},mac=52:54:00:00:08:0{end},queues={},server={}",
+    /// A device at one end, which gets this number.
+    fn device(&self, number: usize, end: u8) -> String {
+        format!(
+            "net_virtio_user{number},path={},mac=52:54:00:00:0{number}:0{end},queues={},server={}",
             self.end(end).display(),
             self.queues,
             u8::from(self.listens == Listens::Hosts),
-        );
+        )
+    }
+
+    /// A host at one end.
+    fn host(&self, end: u8, more: &[&str]) -> Result<Host> {
+        let device = self.device(0, end);
         let namespace = Namespace::new()?;
         start_with(namespace, end, Family::V4, &[&device], more)
             .map_err(|e| format!("{e}\n{}", self.testpmd.log()))
@@ -716,32 +722,86 @@ fn the_other_side_goes_and_returns() -> Result<()> {
         right: wire.host(2, &[])?,
     };
     wire.begin()?;
-    let link = |up: bool| {
-        wait_for(&format!("links that are up: {up}"), PATIENCE, || {
-            let mut all = true;
-            for host in [&hosts.left, &hosts.right] {
-                let kernel = host.namespace.ok("ip link show dpdk0")?;
-                all &= uplink(&host.daemon)?["up"] == up && kernel.contains("NO-CARRIER") != up;
-            }
-            Ok(all.then_some(()))
-        })
-    };
     on(&hosts, || {
-        link(true)?;
+        both_up(&hosts, true)?;
         let (a, _b) = (
             hosts.left.guest("a", 42, 1)?,
             hosts.right.guest("b", 42, 2)?,
         );
         answers(&a, "10.1.0.2")?;
         wire.testpmd.kill();
-        link(false)?;
+        both_up(&hosts, false)?;
         let said = hosts.left.daemon.cli("status")?;
         check(said.contains("dpdk0: link down"), &said)?;
         wire.restart()?;
-        link(true)?;
+        both_up(&hosts, true)?;
         answers(&a, "10.1.0.2")
     })
     .map_err(|e| format!("{e}\n--- testpmd\n{}", wire.testpmd.log()))?;
+    end(hosts)
+}
+
+/// Waits until both uplinks have a link, or none, and their kernels know.
+fn both_up(hosts: &Hosts, up: bool) -> Result<()> {
+    wait_for(&format!("links that are up: {up}"), PATIENCE, || {
+        let mut all = true;
+        for host in [&hosts.left, &hosts.right] {
+            let kernel = host.namespace.ok("ip link show dpdk0")?;
+            all &= uplink(&host.daemon)?["up"] == up && kernel.contains("NO-CARRIER") != up;
+        }
+        Ok(all.then_some(()))
+    })
+}
+
+/// Bonds of two virtio devices, one of them active, each on a wire of its own. Where a wire ends
+/// all goes by the other one, in either order; the bond has a link as long as one of them has.
+fn a_bond_goes_on_by_its_other_leg() -> Result<()> {
+    let wire = || Wire::start(1, Listens::Hosts);
+    let mut wires = [wire()?, wire()?];
+    let host = |end| {
+        let [one, other] = [0, 1].map(|leg| wires[leg].device(leg, end));
+        let bond = "net_bonding0,mode=1,slave=net_virtio_user0,slave=net_virtio_user1";
+        start_with(
+            Namespace::new()?,
+            end,
+            Family::V4,
+            &[&one, &other, bond],
+            &[],
+        )
+    };
+    let hosts = Hosts {
+        left: host(1)?,
+        right: host(2)?,
+    };
+    for wire in &mut wires {
+        wire.begin()?;
+    }
+    let tried = on(&hosts, || {
+        both_up(&hosts, true)?;
+        let (a, b) = (
+            hosts.left.guest("a", 42, 1)?,
+            hosts.right.guest("b", 42, 2)?,
+        );
+        let _server = serve(&b, "tcp-serve 80")?;
+        answers(&a, "10.1.0.2")?;
+        for leg in [0, 1] {
+            wires[leg].testpmd.kill();
+            answers(&a, "10.1.0.2")?;
+            a.ok(&tool("tcp-get 10.1.0.2 80 3000000 30"))?;
+            both_up(&hosts, true)?;
+            wires[leg].restart()?;
+        }
+        // What is said of the bond is what holds for both.
+        wires.iter_mut().for_each(|wire| wire.testpmd.kill());
+        both_up(&hosts, false)?;
+        let said = hosts.left.daemon.cli("status")?;
+        check(said.contains("dpdk0: link down"), &said)?;
+        wires[1].restart()?;
+        both_up(&hosts, true)?;
+        answers(&a, "10.1.0.2")
+    });
+    let logs = wires.each_ref().map(|wire| wire.testpmd.log());
+    tried.map_err(|e| format!("{e}\n--- testpmd\n{}", logs.join("\n---\n")))?;
     end(hosts)
 }
 
