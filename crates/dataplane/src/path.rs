@@ -593,13 +593,13 @@ impl Path {
         if round.tables.flows.kernel.is_some() && sampled.unwrap_or_default() == 0 {
             fast_path.offer(round); // the kernel may forward what follows
         }
-        let unknown = fast_path.unknown(left);
+        let costly = fast_path.costly(left);
         watch.mark(Step::FastPath);
         if left != 0 {
             if round.nic.trace.is_some()
                 && let Some(live) = round.view.live(round.nic)
             {
-                self.judged += unknown.cost();
+                self.judged += costly.cost();
                 self.round_live(&live, from, batch, ports, now);
                 return;
             }
@@ -612,7 +612,7 @@ impl Path {
             deliver::replies(round, ports);
         }
         watch.mark(Step::Deliver);
-        self.judged += unknown.cost();
+        self.judged += costly.cost();
         self.note_released();
     }
 

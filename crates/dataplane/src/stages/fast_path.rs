@@ -36,7 +36,7 @@ use crate::snapshot::PortConfig;
 use crate::stages::destination;
 use crate::underlay::{PathIdx, Underlay};
 use crate::view::View;
-use crate::work::Unknown;
+use crate::work::Costly;
 use first::Begun;
 use runs::{Chosen, Run, Runs};
 
@@ -127,12 +127,13 @@ impl FastPath {
         self.arriving.forget();
     }
 
-    /// Of which frames of the last batch of a NIC not everything was known, where these are left.
-    pub(crate) fn unknown(&self, left: Bits) -> Unknown {
-        Unknown {
+    /// Which frames of the last batch of a NIC took more than others, where these are left.
+    pub(crate) fn costly(&self, left: Bits) -> Costly {
+        Costly {
             whole: left.count_ones(),
             entered: self.begun.entered,
             asked: self.begun.asked,
+            tracked: self.runs.tracked(),
         }
     }
 

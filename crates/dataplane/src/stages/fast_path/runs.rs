@@ -41,6 +41,8 @@ pub(super) struct Runs {
     unknown: Bits,
     /// Other frames are left to the whole path.
     leaves_others: bool,
+    /// How many frames the state machine of their flow has followed.
+    tracked: u32,
 }
 
 /// What is the same for all runs of a batch.
@@ -56,6 +58,14 @@ pub(super) struct Terms<'a> {
     /// The first frame that is left: behind it no packet changes a state, since that one may be of
     /// the same flow, and states change in the order of the packets. [`BATCH`] if there is none.
     barred: u8,
+}
+
+/// Where those go that are passed on.
+struct Passed<'a> {
+    jobs: &'a mut Vec<Job>,
+    tally: &'a mut Tally,
+    /// How many of them the state machine of their flow has followed.
+    tracked: u32,
 }
 
 /// What became of a run.
@@ -119,12 +129,13 @@ impl Runs {
             transports: Box::new([Transport::default(); BATCH]),
             unknown: 0,
             leaves_others: false,
+            tracked: 0,
         }
     }
 
     /// Another batch begins.
     pub fn clear(&mut self) {
-        self.count = 0;
+        (self.count, self.tracked) = (0, 0);
     }
 
     /// A run goes by this route, which is therefore not to become another before it has been
@@ -226,13 +237,18 @@ impl Runs {
         begun.first = at;
         begun.bytes = bytes(terms.frames, begun.frames()) as u32;
         let (mut left, mut unknown, mut behind) = (0, 0, 0);
+        let mut passed = Passed {
+            jobs: round.jobs,
+            tally,
+            tracked: 0,
+        };
         for index in first..self.count.min(BATCH) {
             let run = &self.list[index];
             if behind != 0 && is_behind(&self.list, behind, run) {
                 left |= run.bits();
                 continue;
             }
-            match run.follow(&terms, &mut round.tables.flows, round.jobs, tally, &to) {
+            match run.follow(&terms, &mut round.tables.flows, &mut passed, &to) {
                 Followed::Left(0) => {}
                 Followed::Left(frames) => {
                     left |= frames;
@@ -249,6 +265,7 @@ impl Runs {
         }
         self.unknown = unknown;
         self.leaves_others |= behind != 0;
+        self.tracked = passed.tracked;
         left
     }
 
@@ -269,6 +286,11 @@ impl Runs {
         let runs = self.list[..self.count.min(BATCH)].iter().enumerate();
         runs.filter(|(index, _)| self.unknown >> index & 1 == 1)
             .map(|(_, run)| run)
+    }
+
+    /// How many frames of the last batch the state machine of their flow has followed.
+    pub fn tracked(&self) -> u32 {
+        self.tracked
     }
 
     pub fn transports(&self) -> &[Transport; BATCH] {
@@ -367,8 +389,7 @@ impl Run {
         &self,
         terms: &Terms,
         flows: &mut Flows,
-        jobs: &mut Vec<Job>,
-        tally: &mut Tally,
+        passed: &mut Passed,
         to: impl Fn(&Run, u32) -> To,
     ) -> Followed {
         let Some(id) = flows.find_likely_id(self.likely, &self.key, self.hash) else {
@@ -380,14 +401,14 @@ impl Run {
         }
         let mut at = self.first;
         if self.is_settled(entry) {
-            at = self.pass_settled(entry, terms, jobs, tally, &to);
+            at = self.pass_settled(entry, terms, passed.jobs, passed.tally, &to);
             if at == self.end {
                 return Followed::Left(0);
             }
         } else if entry.is_out() {
             return Followed::Unknown(self.first);
         }
-        self.advance(at, id, terms, flows, jobs, tally, to)
+        self.advance(at, id, terms, flows, passed, to)
     }
 
     /// What is not to be followed here is left, but not what is over by time.
@@ -417,7 +438,6 @@ impl Run {
     }
 
     /// Follows the frames from `from` on, each by the state machine.
-    #[expect(clippy::too_many_arguments, reason = "what `follow` has at hand")]
     #[inline(never)]
     fn advance(
         &self,
@@ -425,8 +445,7 @@ impl Run {
         id: FlowId,
         terms: &Terms,
         flows: &mut Flows,
-        jobs: &mut Vec<Job>,
-        tally: &mut Tally,
+        passed: &mut Passed,
         to: impl Fn(&Run, u32) -> To,
     ) -> Followed {
         let to = to(self, steer(&flows.entry(id).sides[self.side()], self.hash));
@@ -445,11 +464,12 @@ impl Run {
                     return Followed::Unknown(frame);
                 }
             }
-            jobs.push(pass(frame, to));
+            passed.tracked += 1;
+            passed.jobs.push(pass(frame, to));
             let entry = flows.entry(id);
             terms.note_pair(entry, seen.side);
             let rules = entry.sides[seen.side].rules();
-            tally.add(terms.counters, rules, 1, seen.len as u64);
+            passed.tally.add(terms.counters, rules, 1, seen.len as u64);
         }
         Followed::Left(0)
     }
