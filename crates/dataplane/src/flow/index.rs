@@ -238,6 +238,7 @@ fn begin(hash: u64) -> usize {
 mod tests {
     use super::*;
     use crate::flow::Key;
+    use crate::flow::key::KIND_V6;
     use foldhash::SharedSeed;
     use foldhash::fast::SeedableRandomState;
     use proptest::prelude::*;
@@ -323,6 +324,33 @@ mod tests {
                 .wrapping_add(0x1405_7b7e_f767_814f);
             let mixed = (hash ^ hash >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9);
             assert!(index.insert(mixed ^ mixed >> 32, id), "{id}");
+        }
+    }
+
+    /// With any key of the hash, in either family.
+    #[test]
+    fn a_scan_of_ports_fills_a_table_to_its_maximum() {
+        let max = 3000;
+        let scans: [fn(u64) -> u64; 2] = [|port| port << 32, |port| port << 48 | 53 << 32];
+        for number in 0..400 {
+            let shared = SharedSeed::from_u64(number * 7919 + 3);
+            let shared: &'static SharedSeed = Box::leak(Box::new(shared));
+            let seed = SeedableRandomState::with_seed(number, shared);
+            let kinds = scans
+                .into_iter()
+                .flat_map(|scan| [(scan, 0), (scan, KIND_V6)]);
+            for (scan, (of_port, kind)) in kinds.enumerate() {
+                let index = Index::new(max, true);
+                for id in 0..max {
+                    let rest = 0x1100 | u64::from(kind) | of_port(id.into());
+                    let words = [0x0a00_0001_0a00_0002, 0, 0, 0, 0x0000_0001_0000_0002, rest];
+                    let hash = Key { words }.hash(&seed);
+                    assert!(
+                        index.insert(hash, id),
+                        "key {number}, scan {scan}: port {id}"
+                    );
+                }
+            }
         }
     }
 }
