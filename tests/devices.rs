@@ -20,6 +20,7 @@ fn main() {
             routes_from_a_nic_that_takes_tags_out,
             a_veth_may_hide_tags,
             vxlan_over_a_vlan,
+            vxlan_over_a_vlan_of_a_nic_that_takes_tags_out,
             vxlan_over_a_bond,
             vxlan_by_two_ways_at_once,
         ],
@@ -410,6 +411,31 @@ fn vxlan_over_a_vlan(pair: &mut Pair) -> Result<()> {
     talk(pair)?;
     pair.host.ok("killall -9 butterflyd")?;
     soon(&pair.host, "ping -q -c 1 -W 1 192.0.2.2")?;
+    no_program_is_left(&pair.host)
+}
+
+/// The NIC below the VLAN takes tags out of what it receives, where XDP does not see them: it is
+/// told to leave them in, and does as before when the address has gone.
+fn vxlan_over_a_vlan_of_a_nic_that_takes_tags_out(pair: &mut Pair) -> Result<()> {
+    let takes_out = |state: &str| {
+        let said = format!("ethtool -k eth3 | grep -q 'rx-vlan-offload: {state}'");
+        soon(&pair.host, &said)
+    };
+    for (guest, me) in [(&pair.host, 1), (&pair.peer, 2)] {
+        guest.ok(&format!(
+            "set -e; ip link add link eth3 name nic5 type vlan id 5; ip link set nic5 up; ip addr add 10.5.0.{me}/24 dev nic5"
+        ))?;
+    }
+    takes_out("on")?;
+    let said = overlay(pair, "-i 10.5.0.1", "10.5.0.1", "10.5.0.2")?;
+    check(
+        said.contains("eth3: AF_XDP, generic XDP"),
+        &format!("eth3 is joined:\n{said}"),
+    )?;
+    takes_out("off")?;
+    talk(pair)?;
+    pair.host.ok("killall butterflyd")?;
+    takes_out("on")?;
     no_program_is_left(&pair.host)
 }
 

@@ -279,7 +279,7 @@ impl Interfaces {
     ///
     /// # Errors
     /// [`Error::Tags`]: it cannot be had.
-    pub(crate) fn keep_tags(&mut self, nic: u32) -> Result<Arc<Tags>, Error> {
+    pub fn keep_tags(&mut self, nic: u32) -> Result<Arc<Tags>, Error> {
         self.tags.retain(|_, kept| kept.strong_count() > 0);
         if let Some(kept) = self.tags.get(&nic).and_then(Weak::upgrade) {
             return Ok(kept);

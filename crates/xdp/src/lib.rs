@@ -48,3 +48,4 @@ pub use run::{Run, Verdict, run, run_segments, run_summed, send};
 pub use scatter::Scatter;
 pub use sink::Sink;
 pub use table::{PerCpuTable, Table};
+pub use tags::Tags;

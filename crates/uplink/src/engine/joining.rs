@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use io::port::Port;
 use io::xsk::{Link, XskHandle};
-use sys::ethtool;
+use xdp::Tags;
 
 use super::{Engine, lock};
 use crate::facts::Fact;
@@ -21,6 +21,8 @@ pub(super) struct Active {
     mtu_max: u32,
     pub sockets: Vec<XskHandle>,
     pub packet: Weak<OwnedFd>,
+    /// Held while an address of ours is in a VLAN: its tags are left where XDP sees them.
+    tags: Option<Arc<Tags>>,
     /// A better mode is to be tried.
     pub retry: bool,
     /// A port of it has broken.
@@ -82,11 +84,12 @@ impl Engine {
             fact.why = why;
             return fact;
         }
+        let remark = self.keep_tags(number, wanted).err();
         if let Some(active) = self.active.get(&number) {
             fact.joined = true;
             fact.mode = active.mode.to_string();
             fact.why = active.mode.why().to_owned();
-            if let Some(remark) = self.hidden_tags(wanted, &active.mode) {
+            if let Some(remark) = remark {
                 let known = |known: &Fact| known.number == number && known.why.contains(&remark);
                 if !self.facts.iter().any(known) {
                     tracing::warn!("uplink '{}': {remark}", wanted.name);
@@ -101,17 +104,24 @@ impl Engine {
         fact
     }
 
-    /// What is to be said of a NIC that takes VLAN tags out before XDP sees them, when an address
-    /// of ours is in a VLAN. A packet socket gets them back.
-    fn hidden_tags(&self, wanted: &Wanted, mode: &Mode) -> Option<String> {
+    /// Has a NIC that takes VLAN tags out before XDP sees them leave them in, while an address of
+    /// ours is in a VLAN. A packet socket gets them back, and DPDK has them taken out by nobody.
+    ///
+    /// # Errors
+    /// It does not let go of it.
+    fn keep_tags(&mut self, number: u32, wanted: &Wanted) -> Result<(), String> {
         let mut here = self.endpoints.iter();
-        let (_, vlan) = here.find(|(ip, vlan)| *vlan != 0 && wanted.addresses.contains(ip))?;
-        let strips = || ethtool::strips_vlan_tags(&wanted.name) == Some(true);
-        let hidden = matches!(mode, Mode::Xdp { .. }) && strips();
-        hidden.then(|| {
-            let name = &wanted.name;
-            format!("it hides the tags of VLAN {vlan} from XDP: ethtool -K {name} rxvlan off")
-        })
+        let tagged = here.any(|(ip, vlan)| *vlan != 0 && wanted.addresses.contains(ip));
+        let Some(active) = self.active.get_mut(&number) else {
+            return Ok(());
+        };
+        if !tagged || !matches!(active.mode, Mode::Xdp { .. }) {
+            active.tags = None;
+        } else if active.tags.is_none() {
+            let kept = lock(&self.interfaces).keep_tags(active.ifindex);
+            active.tags = Some(kept.map_err(|refused| refused.to_string())?);
+        }
+        Ok(())
     }
 
     /// Joins in the best way there is.
@@ -209,6 +219,7 @@ impl Engine {
             mtu_max,
             sockets,
             packet,
+            tags: None,
             retry: false,
             broken: None,
             mode,
