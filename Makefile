@@ -132,8 +132,9 @@ bench-control: setup ## a change in force at 16,000 NICs and 10,000 rules, and t
 	cargo build --quiet --release -p butterfly-daemon -p butterfly-bench
 	target/release/butterfly-bench control $(QUICK_FLAG)
 
-bench-neighbours: ## what is left of a worker to two guests beside one that does its worst; QUICK=1 for a short one
-	cargo build --quiet --release -p butterfly-bench
+bench-neighbours: ## what is left of a worker to two guests beside one that does its worst, beside OVS-DPDK; QUICK=1 for a short one
+	tools/setup.sh bench
+	cargo build --quiet --release -p butterfly-daemon -p butterfly-cli -p butterfly-bench
 	target/release/butterfly-bench neighbours $(QUICK_FLAG)
 
 bench-hosts: setup ## qperf, iperf3 and ping of containers on one host and on two, over namespaces (30 minutes); QUICK=1 five minutes. bench/hosts/hosts.py does it over ssh

@@ -70,6 +70,20 @@ pub fn ratios(table: &Table<Row, Peer>) -> Ratios {
     ratios
 }
 
+/// What each switch has, of all that was measured more than once.
+pub fn of_each(table: &Table<Row, Peer>) -> Ratios {
+    let mut ratios = Ratios::default();
+    for row in &table.rows {
+        for peer in &table.peers {
+            let seen = table.get(*peer, *row);
+            if seen.count() > 1 {
+                ratios.push(format!("{}_{}", row.name(), peer.name()), seen.median());
+            }
+        }
+    }
+    ratios
+}
+
 /// Nothing about what was not measured more than once.
 fn all(table: &Table<Row, Peer>) -> Vec<Aim> {
     let alone = Row::RoundTrip {

@@ -8,7 +8,7 @@ use testkit::vhost_frontend::Frontend;
 use wire::offload::Offload;
 
 use crate::exchange::Kind;
-use crate::flood::{self, Flood};
+use crate::flood::{self, Attack, Flood};
 use crate::guest::Guest;
 use crate::load::{self, Load, Turns};
 use crate::passes::said;
@@ -39,8 +39,8 @@ pub struct Entrant {
     // In the order in which they go.
     _sessions: Vec<Frontend>,
     guests: [Guest; 2],
-    /// The third guest, where there is one.
-    flooder: Option<Guest>,
+    /// The third guest and the fourth, where there are such.
+    attack: Option<Attack>,
     running: Running,
     _dir: TempDir,
 }
@@ -73,7 +73,9 @@ impl Entrant {
         let (Some(first), Some(second)) = (guests.next(), guests.next()) else {
             return Err(PeerError("two guests at least".to_owned()));
         };
-        let (mut guests, flooder) = ([first, second], guests.next());
+        let attack = guests.next().zip(guests.next());
+        let attack = attack.map(|(third, fourth)| Attack::new([third, fourth]));
+        let mut guests = [first, second];
         rate::meet(&mut guests)?;
         running.halt()?;
         Ok(Entrant {
@@ -82,7 +84,7 @@ impl Entrant {
             base: Samples::default(),
             _sessions: sessions,
             guests,
-            flooder,
+            attack,
             running,
             _dir: dir,
         })
@@ -146,8 +148,8 @@ impl Entrant {
                 Course::Exchanges(Row::ManyRules, course)
             }
             Test::Flood(flood) => {
-                if let Some(flooder) = &mut self.flooder {
-                    flooder.prepare(&flood.frame()?, &Offload::default());
+                if let Some(attack) = &mut self.attack {
+                    attack.prepare(flood)?;
                 }
                 Course::Flood(flood, rate::begin(guests, BASE)?)
             }
@@ -189,15 +191,24 @@ impl Entrant {
                 Ok(rows)
             }
             Course::Flood(flood, turns) => {
-                let Some(flooder) = &mut self.flooder else {
+                let Some(attack) = &mut self.attack else {
                     return Err(PeerError("no third guest".to_owned()));
                 };
-                let mut rate = |flood, window| flood::under(guests, flooder, flood, turns, window);
-                rate(None, WARM)?;
-                let alone = rate(None, plan.window)?;
-                rate(Some(*flood), WARM)?;
-                let flooded = rate(Some(*flood), plan.window)?;
-                Ok(vec![(Row::Flood(*flood), flooded / alone)])
+                let mut seen = [(0.0, 0.0); 2];
+                for (on, seen) in [false, true].into_iter().zip(&mut seen) {
+                    attack.on = on;
+                    flood::rate(guests, attack, turns, WARM)?;
+                    let rate = flood::rate(guests, attack, turns, plan.window)?;
+                    rate::drain(guests)?;
+                    let times = flood::round_trips(guests, attack, plan.window)?;
+                    *seen = (rate, times.quantile(0.99));
+                }
+                attack.on = false;
+                let [alone, flooded] = seen;
+                Ok(vec![
+                    (Row::Flood(*flood), flooded.0 / alone.0),
+                    (Row::FloodedRoundTrip(*flood), flooded.1 / alone.1),
+                ])
             }
             Course::Exchanges(row, connections) => {
                 connections.window(guests, WARM)?;

@@ -1,22 +1,30 @@
-//! What a guest sends that floods: new flows, refused ones, and fragments, as fast as it can, while
-//! two others go on with what they had before.
+//! What a guest sends that floods another one, as fast as it can, while two go on with what they had
+//! before.
 
 use std::time::{Duration, Instant};
 
 use wire::build;
+use wire::offload::Offload;
 use wire::parse::TcpFlags;
 
 use crate::guest::Guest;
 use crate::interrupt;
 use crate::load::{PORTS, Turns};
 use crate::peers::{PeerError, guest_ip, guest_mac};
+use crate::report::Samples;
 
 /// Which guest floods, and which one.
 const FLOODER: usize = 2;
-const FLOODED: usize = 0;
+const FLOODED: usize = 3;
 
 /// Frames that the driver moves at a time.
 const CHUNK: u16 = 64;
+
+/// Bytes of a datagram in a chain: a byte in each descriptor of a ring of 1,024 but the first.
+const CHAIN: usize = 1_100;
+
+/// A frame that has not come after so long is lost.
+const LOST: Duration = Duration::from_secs(1);
 
 /// What is sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,10 +35,26 @@ pub enum Flood {
     Udp,
     /// Fragments of sixteen bytes of datagrams whose beginning never comes.
     Fragments,
+    /// Datagrams of one flow: a neighbour that is just as busy.
+    Small,
+    /// Datagrams in as many descriptors as its ring has, a byte in each.
+    Chains,
+    /// Descriptors without a byte of a frame.
+    Empty,
 }
 
 impl Flood {
-    pub const ALL: [Flood; 3] = [Flood::Syn, Flood::Udp, Flood::Fragments];
+    pub const ALL: [Flood; 6] = [
+        Flood::Small,
+        Flood::Syn,
+        Flood::Udp,
+        Flood::Fragments,
+        Flood::Chains,
+        Flood::Empty,
+    ];
+
+    /// Those of frames of which not everything is known.
+    pub const UNKNOWN: [Flood; 3] = [Flood::Syn, Flood::Udp, Flood::Fragments];
 
     /// The name in tables and ratios.
     pub fn name(self) -> &'static str {
@@ -38,24 +62,40 @@ impl Flood {
             Flood::Syn => "flood_syn",
             Flood::Udp => "flood_udp",
             Flood::Fragments => "flood_fragments",
+            Flood::Small => "flood_small",
+            Flood::Chains => "flood_chains",
+            Flood::Empty => "flood_empty",
         }
     }
 
+    /// Fills the transmit buffers of the guest that floods.
+    pub fn prepare(self, flooder: &mut Guest) -> Result<(), PeerError> {
+        let frame = self.frame()?;
+        match self {
+            Flood::Chains => flooder.prepare_chain(&frame, &Offload::default()),
+            _ => flooder.prepare(&frame, &Offload::default()),
+        }
+        Ok(())
+    }
+
     /// A frame of it.
-    pub fn frame(self) -> Result<Vec<u8>, PeerError> {
+    fn frame(self) -> Result<Vec<u8>, PeerError> {
         let start = build::frame(guest_mac(FLOODER)?, guest_mac(FLOODED)?)
             .ip(guest_ip(FLOODER), guest_ip(FLOODED));
         let port = crate::TRAFFIC_PORT;
         let mut frame = match self {
             Flood::Syn => start.tcp(1, port, TcpFlags::SYN).window(65_535).build(),
-            Flood::Udp | Flood::Fragments => start.udp(1, port).payload(&[0; 8]).build(),
+            Flood::Chains => start.udp(1, port).payload(&[0; CHAIN - 42]).build(),
+            _ => start.udp(1, port).payload(&[0; 8]).build(),
         };
         match self {
             // Checksums are not looked at; none at all is as good as the right one.
-            Flood::Syn => {}
             Flood::Udp => frame[40..42].fill(0),
             // At offset 8, and not the last.
             Flood::Fragments => frame[20..22].copy_from_slice(&[0x20, 1]),
+            Flood::Empty => return Ok(Vec::new()),
+            Flood::Chains => return Ok(frame),
+            Flood::Syn | Flood::Small => {}
         }
         frame.resize(60, 0);
         Ok(frame)
@@ -72,26 +112,65 @@ impl Flood {
             Flood::Udp => write(PORTS, &[a, b, c, d]),
             // The identification: of another datagram each.
             Flood::Fragments => write(18, &[a, b]),
+            Flood::Small | Flood::Chains | Flood::Empty => {}
         }
     }
 }
 
-/// Frames a second that arrive from guest 0 at guest 1, while the third floods, or is quiet.
-pub fn under(
+/// The guest that floods, and the one that it floods.
+pub struct Attack {
+    flood: Flood,
+    guests: [Guest; 2],
+    random: u64,
+    /// It floods now.
+    pub on: bool,
+}
+
+impl Attack {
+    /// Two guests that do nothing yet.
+    pub fn new(guests: [Guest; 2]) -> Attack {
+        Attack {
+            flood: Flood::Small,
+            guests,
+            random: 1,
+            on: false,
+        }
+    }
+
+    /// What is to be sent from now on.
+    pub fn prepare(&mut self, flood: Flood) -> Result<(), PeerError> {
+        self.flood = flood;
+        flood.prepare(&mut self.guests[0])
+    }
+
+    /// Fills the ring, if it floods, and takes what has arrived.
+    #[inline]
+    fn go_on(&mut self) {
+        let Attack {
+            flood,
+            guests: [flooder, flooded],
+            random,
+            on,
+        } = self;
+        if *on {
+            flooder.offer(CHUNK, |write| flood.vary(random, write));
+        }
+        flooded.collect(CHUNK);
+    }
+}
+
+/// Frames a second that arrive from guest 0 at guest 1 beside the attack.
+pub fn rate(
     guests: &mut [Guest; 2],
-    flooder: &mut Guest,
-    flood: Option<Flood>,
+    attack: &mut Attack,
     turns: &mut Turns,
     window: Duration,
 ) -> Result<f64, PeerError> {
-    let (start, mut random, mut count) = (Instant::now(), 1u64, 0u64);
+    let (start, mut count) = (Instant::now(), 0u64);
     loop {
         for _ in 0..16 {
-            if let Some(flood) = flood {
-                flooder.offer(CHUNK, |write| flood.vary(&mut random, write));
-            }
+            attack.go_on();
             guests[0].offer(CHUNK, |write| turns.next(write));
-            guests[0].collect(CHUNK);
             count += u64::from(guests[1].collect(CHUNK));
         }
         let elapsed = start.elapsed();
@@ -100,4 +179,28 @@ pub fn under(
         }
         interrupt::check()?;
     }
+}
+
+/// Seconds of the round trips between guests 0 and 1 beside the attack, one frame in flight.
+pub fn round_trips(
+    guests: &mut [Guest; 2],
+    attack: &mut Attack,
+    window: Duration,
+) -> Result<Samples, PeerError> {
+    let (begun, mut times) = (Instant::now(), Samples::default());
+    while begun.elapsed() < window {
+        let start = Instant::now();
+        for from in 0..2 {
+            guests[from].send(1, |_| ());
+            while guests[1 - from].receive() == 0 {
+                attack.go_on();
+                if start.elapsed() > LOST {
+                    return Err(PeerError("a frame did not arrive".to_owned()));
+                }
+            }
+        }
+        times.push(start.elapsed().as_secs_f64());
+        interrupt::check()?;
+    }
+    Ok(times)
 }

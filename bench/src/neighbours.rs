@@ -12,9 +12,12 @@
 //!   the rest of that turn counts; the time that guests take is not in it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use dataplane::{Network, NetworkIdx, PortConfig, PortSlot, PortUid, QueueId, Snapshot};
+use dataplane::{
+    Network, NetworkIdx, PortConfig, PortSlot, PortUid, QueueId, Snapshot, WorkerGone,
+};
 use io::port::Port;
 use sys::cycles;
 use wire::offload::Offload;
@@ -27,6 +30,7 @@ use crate::load::{self, Load, Turns};
 use crate::path::{self, Switch};
 use crate::peers::{PeerError, guest_ip};
 use crate::report::{Ratios, Samples};
+use crate::switch;
 
 /// Who hears the attacker's broadcasts.
 const CROWD: usize = 24;
@@ -65,10 +69,15 @@ enum Attack {
     Chains,
     /// First fragments of 24 bytes, each of another datagram.
     Fragments,
+    /// Descriptors without a byte of a frame.
+    Empty,
+    /// Its rings are taken away and come anew, as fast as another core can ask for it: what a
+    /// worker sees of a VMM that connects over and over.
+    Reconnects,
 }
 
 impl Attack {
-    const ALL: [Attack; 7] = [
+    const ALL: [Attack; 9] = [
         Attack::Small,
         Attack::Connections,
         Attack::Large,
@@ -76,6 +85,8 @@ impl Attack {
         Attack::LargeBroadcasts,
         Attack::Chains,
         Attack::Fragments,
+        Attack::Empty,
+        Attack::Reconnects,
     ];
 
     fn name(self) -> &'static str {
@@ -88,6 +99,8 @@ impl Attack {
             Attack::LargeBroadcasts => "large_broadcasts",
             Attack::Chains => "chains",
             Attack::Fragments => "fragments",
+            Attack::Empty => "empty",
+            Attack::Reconnects => "reconnects",
         }
     }
 
@@ -114,6 +127,7 @@ impl Attack {
                 frame[20] |= 0x20;
                 (frame, Offload::default())
             }
+            Attack::Empty => (Vec::new(), Offload::default()),
             _ => {
                 let len = match self {
                     Attack::Broadcasts => 1472,
@@ -144,8 +158,9 @@ pub fn run(quick: bool) -> Result<Ratios, PeerError> {
     let mut quiet = (0.0, 0.0);
     for attack in [Attack::Quiet].into_iter().chain(Attack::ALL) {
         interrupt::check()?;
-        let rate = Scene::new(attack)?.rate(turns)?;
-        let times = Scene::new(attack)?.round_trips(trips)?.scaled(1.0 / per_us);
+        let rate = beside(attack, |scene| scene.rate(turns))?;
+        let times = beside(attack, |scene| scene.round_trips(trips))?;
+        let times = times.scaled(1.0 / per_us);
         let (median, late) = (times.quantile(0.5), times.quantile(0.99));
         if attack == Attack::Quiet {
             quiet = (rate, late);
@@ -161,7 +176,43 @@ pub fn run(quick: bool) -> Result<Ratios, PeerError> {
             ratios.push(format!("{name}_p99"), times);
         }
     }
+    println!("\nbeside OVS-DPDK, the switch on a core of its own:");
+    ratios.extend(switch::floods(quick)?);
     Ok(ratios)
+}
+
+/// Measures beside an attack, for which [`Attack::Reconnects`] has a thread of its own.
+fn beside<T>(
+    attack: Attack,
+    measure: impl FnOnce(&mut Scene) -> Result<T, PeerError>,
+) -> Result<T, PeerError> {
+    let mut scene = Scene::new(attack)?;
+    if attack != Attack::Reconnects {
+        return measure(&mut scene);
+    }
+    let (stop, guest) = (AtomicBool::new(false), Guest::new(RING, 65_536)?);
+    let handle = scene.switch.handle();
+    let reconnect = || -> Result<(), PeerError> {
+        let gone = |error: WorkerGone| PeerError(error.to_string());
+        let queue = PortSlot(ATTACKER as u32).into();
+        while !stop.load(Ordering::Relaxed) {
+            drop(handle.detach(queue).map_err(gone)?);
+            drop(handle.attach(queue, guest.port()?).map_err(gone)?);
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let reconnecting = scope.spawn(reconnect);
+        let measured = measure(&mut scene);
+        stop.store(true, Ordering::Relaxed);
+        // What it asks for is answered in turns.
+        while !reconnecting.is_finished() {
+            scene.switch.turn();
+        }
+        let done = reconnecting.join();
+        done.map_err(|_| PeerError("a reconnection panicked".to_owned()))??;
+        measured
+    })
 }
 
 /// The victims, the attacker, its crowd and the switch.
@@ -231,7 +282,8 @@ impl Scene {
     fn turn(&mut self) -> u64 {
         let (turns, datagrams) = (&mut self.turns, &mut self.datagrams);
         match self.attack {
-            Attack::Quiet => 0,
+            Attack::Quiet | Attack::Reconnects => 0,
+            Attack::Empty => self.attacker.send(RING, |_| ()),
             Attack::Chains => self.attacker.send(RING, |_| ()),
             Attack::Fragments => self.attacker.send(RING, |write| {
                 *datagrams = datagrams.wrapping_add(1);
@@ -247,7 +299,7 @@ impl Scene {
     }
 
     /// Frames a million cycles from one victim to the other.
-    fn rate(mut self, turns: usize) -> Result<f64, PeerError> {
+    fn rate(&mut self, turns: usize) -> Result<f64, PeerError> {
         let (mut frames, mut spent) = (0u64, 0u64);
         // The first tenth is for the caches, and for what the switch learns of the attacker.
         for turn in 0..turns + turns / 10 {
@@ -266,7 +318,7 @@ impl Scene {
     }
 
     /// Cycles of round trips.
-    fn round_trips(mut self, trips: usize) -> Result<Samples, PeerError> {
+    fn round_trips(&mut self, trips: usize) -> Result<Samples, PeerError> {
         let mut times = Samples::default();
         for _ in 0..100 {
             self.turn();

@@ -23,6 +23,8 @@ pub enum Row {
     /// The rate of an established stream while a third guest floods, of what it is otherwise; half
     /// the core is its fair share.
     Flood(Flood),
+    /// The 99th percentile of an established flow's round trips meanwhile, of what it is otherwise.
+    FloodedRoundTrip(Flood),
     /// Seconds of a round trip of which `per_mille` are shorter: alone, or beside 80 % of the
     /// switch's own rate.
     RoundTrip { loaded: bool, per_mille: u16 },
@@ -49,6 +51,7 @@ impl results::Row for Row {
             Row::Exchanges(Kind::Transaction) => "udp_transactions".to_owned(),
             Row::ManyRules => "connections_10000_rules".to_owned(),
             Row::Flood(flood) => flood.name().to_owned(),
+            Row::FloodedRoundTrip(flood) => format!("{}_p99", flood.name()),
             Row::RoundTrip { loaded, per_mille } => {
                 let load = if loaded { "load80" } else { "alone" };
                 format!("rtt_{load}_{}", quantile(per_mille))
@@ -64,6 +67,7 @@ impl results::Row for Row {
             Row::Rate(_) => ("Mframes/s", 1e-6),
             Row::OfOne => ("of one flow's rate", 1.0),
             Row::Flood(_) => ("of the rate alone", 1.0),
+            Row::FloodedRoundTrip(_) => ("times a quiet switch's", 1.0),
             Row::Exchanges(_) | Row::ManyRules => ("M/s", 1e-6),
             Row::RoundTrip { .. } | Row::FirstFrame { .. } => ("us", 1e6),
             Row::IdleCpu => ("% of a core", 1.0),
@@ -99,7 +103,7 @@ impl Test {
             Test::Rate(load) => vec![Row::Rate(load)],
             Test::Exchanges(kind) => vec![Row::Exchanges(kind)],
             Test::ManyRules => vec![Row::ManyRules],
-            Test::Flood(flood) => vec![Row::Flood(flood)],
+            Test::Flood(flood) => vec![Row::Flood(flood), Row::FloodedRoundTrip(flood)],
             Test::Alone => round_trips(false).to_vec(),
             Test::Loaded => round_trips(true).to_vec(),
             Test::Idle => vec![
@@ -115,7 +119,7 @@ impl Test {
         match self {
             Test::Rate(Load::Tso) => Setup::Large,
             Test::ManyRules => Setup::ManyRules,
-            Test::Flood(_) => Setup::Three,
+            Test::Flood(_) => Setup::Flood,
             _ => Setup::Small,
         }
     }
@@ -181,7 +185,7 @@ impl Plan {
         tests.extend([Test::Alone, Test::Loaded]);
         tests.extend(flows.iter().map(many));
         tests.extend([Test::Rate(MANY), Test::Rate(Load::Tso), Test::ManyRules]);
-        tests.extend(Flood::ALL.map(Test::Flood));
+        tests.extend(Flood::UNKNOWN.map(Test::Flood));
         let chosen = |row: Row| {
             only.iter()
                 .any(|start| row.name().starts_with(start.as_str()))
@@ -198,6 +202,15 @@ impl Plan {
             idle: milliseconds(500, 1000),
             first_frames: if quick { 10 } else { 30 },
             budget: milliseconds(240_000, 1_500_000),
+        }
+    }
+
+    /// Floods alone, all of them.
+    pub fn of_floods(quick: bool) -> Plan {
+        Plan {
+            tests: Flood::ALL.map(Test::Flood).to_vec(),
+            rounds: if quick { 1 } else { 4 },
+            ..Plan::new(quick, &[])
         }
     }
 

@@ -11,7 +11,6 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use wire::offload::Offload;
 
 use crate::flood::Flood;
 use crate::guest::Guest;
@@ -92,12 +91,12 @@ pub fn run(quick: bool, core: usize) -> Result<Ratios, PeerError> {
         tempfile::tempdir().map_err(|error| PeerError(format!("temporary directory: {error}")))?;
     let dir = dir.path();
     let socket = format!("unix:{}", metrics(dir).display());
-    let running = butterfly::start(dir, core, Setup::Three, true, &["--metrics", &socket])?;
+    let running = butterfly::start(dir, core, Setup::Flood, true, &["--metrics", &socket])?;
     let guest = || Guest::new(1024, 2_036);
-    let guests = [guest()?, guest()?, guest()?];
+    let guests = [guest()?, guest()?, guest()?, guest()?];
     let _sessions = running.connect(&guests)?;
-    let [first, second, third] = guests;
-    let mut scene = Scene::new(dir, [first, second], third)?;
+    let [first, second, third, fourth] = guests;
+    let mut scene = Scene::new(dir, [first, second], [third, fourth])?;
     let (rounds, window) = match quick {
         true => (8, Duration::from_millis(400)),
         false => (30, Duration::from_secs(1)),
@@ -136,26 +135,31 @@ fn metrics(dir: &Path) -> PathBuf {
     dir.join("metrics.sock")
 }
 
-/// The stream, and who begins connections beside it.
+/// The stream, and connections that begin beside it.
 struct Scene<'a> {
     dir: &'a Path,
     stream: [Guest; 2],
     turns: Turns,
-    other: Guest,
-    /// Of the other's ports.
+    /// Who begins connections, and with whom.
+    others: [Guest; 2],
+    /// Of the first one's ports.
     random: u64,
 }
 
 impl Scene<'_> {
-    fn new(dir: &Path, mut stream: [Guest; 2], mut other: Guest) -> Result<Scene<'_>, PeerError> {
+    fn new(
+        dir: &Path,
+        mut stream: [Guest; 2],
+        mut others: [Guest; 2],
+    ) -> Result<Scene<'_>, PeerError> {
         rate::meet(&mut stream)?;
         let turns = rate::begin(&mut stream, BASE)?;
-        other.prepare(&Flood::Udp.frame()?, &Offload::default());
+        Flood::Udp.prepare(&mut others[0])?;
         Ok(Scene {
             dir,
             stream,
             turns,
-            other,
+            others,
             random: 1,
         })
     }
@@ -169,10 +173,10 @@ impl Scene<'_> {
             rate::flood(&mut self.stream, &mut self.turns, 0, once, once)?;
             while next < start.elapsed() {
                 let random = &mut self.random;
-                self.other.offer(1, |write| Flood::Udp.vary(random, write));
+                self.others[0].offer(1, |write| Flood::Udp.vary(random, write));
                 next += CONNECTION_EVERY;
             }
-            self.stream[0].collect(64);
+            self.others[1].collect(64);
             interrupt::check()?;
         }
         let after = worker(self.dir)?;

@@ -57,18 +57,7 @@ pub fn run(options: &Options) -> Result<Ratios, PeerError> {
         options.only.is_empty() || options.only.iter().any(named)
     };
     let peers: Vec<Peer> = Peer::ALL.into_iter().filter(chosen).collect();
-    let _pages = HugePages::reserve(HUGE_PAGES * peers.len() as u64)?;
-    let cores = Cores::new(options.core);
-    println!(
-        "{} rounds of {} switches, at most {} minutes",
-        plan.rounds,
-        peers.len(),
-        plan.budget.as_secs() / 60
-    );
-    let mut results = Results::new(plan.rows(), peers.clone());
-    passes::rounds(plan.rounds, plan.budget, || {
-        round(cores, &plan, &peers, &mut results)
-    })?;
+    let results = measure_all(&plan, &peers, options.core)?;
     for (regime, table) in results.tables() {
         print!("{}{}", table::text(regime, table), aims::text(table));
     }
@@ -80,6 +69,33 @@ pub fn run(options: &Options) -> Result<Ratios, PeerError> {
         }
     }
     Ok(results.ratios(aims::ratios))
+}
+
+/// Floods alone: this switch and OVS-DPDK, which both track connections.
+pub fn floods(quick: bool) -> Result<Ratios, PeerError> {
+    let peers = [Peer::ButterflyRules, Peer::OvsCt];
+    let results = measure_all(&Plan::of_floods(quick), &peers, 0)?;
+    for (regime, table) in results.tables() {
+        print!("{}", table::text(regime, table));
+    }
+    Ok(results.ratios(aims::of_each))
+}
+
+/// Round by round.
+fn measure_all(plan: &Plan, peers: &[Peer], core: usize) -> Result<Results<Row, Peer>, PeerError> {
+    let _pages = HugePages::reserve(HUGE_PAGES * peers.len() as u64)?;
+    let cores = Cores::new(core);
+    println!(
+        "{} rounds of {} switches, at most {} minutes",
+        plan.rounds,
+        peers.len(),
+        plan.budget.as_secs() / 60
+    );
+    let mut results = Results::new(plan.rows(), peers.to_vec());
+    passes::rounds(plan.rounds, plan.budget, || {
+        round(cores, plan, peers, &mut results)
+    })?;
+    Ok(results)
 }
 
 /// All switches, all tests.

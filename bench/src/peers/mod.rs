@@ -45,17 +45,17 @@ pub enum Setup {
     Large,
     /// Small frames under 10,000 rules.
     ManyRules,
-    /// Small frames, and a third guest.
-    Three,
+    /// Small frames, and two more guests, of which one floods the other.
+    Flood,
 }
 
 impl Setup {
     /// In this order.
-    pub const ALL: [Setup; 4] = [Setup::Small, Setup::Large, Setup::ManyRules, Setup::Three];
+    pub const ALL: [Setup; 4] = [Setup::Small, Setup::Large, Setup::ManyRules, Setup::Flood];
 
     /// How many guests there are.
     pub fn guests(self) -> usize {
-        2 + usize::from(self == Setup::Three)
+        if self == Setup::Flood { 4 } else { 2 }
     }
 
     /// Rules that every filtering switch has to look at.

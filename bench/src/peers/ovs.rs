@@ -32,7 +32,7 @@ pub fn start(
 ) -> Result<Running, PeerError> {
     let server = Server::launch(dir, core, setup == Setup::Large, None)?;
     server.add_bridge("br0", "")?;
-    let ports = &[("p0", 1), ("p1", 2), ("p2", 3)][..setup.guests()];
+    let ports = &[("p0", 1), ("p1", 2), ("p2", 3), ("p3", 4)][..setup.guests()];
     for guest in 0..ports.len() {
         server.add_guest("br0", guest)?;
     }

@@ -15,13 +15,13 @@ pub enum Pipeline {
 
 /// Security groups as a pipeline: established connections pass, new ones when one of the ingress
 /// rules allows them, of which the last two allow the benchmark's traffic. The first two guests are
-/// each other's; what the third sends goes to the first.
+/// each other's, and so are the others.
 pub fn flows(pipeline: Pipeline, setup: Setup) -> Result<String, PeerError> {
     let mut flows =
         String::from("table=0,priority=0,actions=drop\ntable=0,priority=50,arp,actions=NORMAL\n");
     for guest in 0..setup.guests() {
         let (port, mac) = (guest + 1, guest_mac(guest)?);
-        let out = if port == 1 { 2 } else { 1 };
+        let out = (guest ^ 1) + 1;
         // The zone of the ingress rules, and how a frame gets there.
         let (zone, first) = match pipeline {
             Pipeline::ZonePerGuest => (out, format!("ct(table=1,zone={port})")),
