@@ -111,7 +111,7 @@ bench-overlay: ## rates to another host and from there beside OVS-DPDK and the k
 	target/release/butterfly-bench overlay $(QUICK_FLAG) --out $(BENCH_OUT)
 	$(PAGE)
 
-bench-containers: setup ## two containers under a hundred rules beside the kernel's bridge, nftables and a bare veth pair (5 minutes); QUICK=1 for a short one
+bench-containers: setup ## two containers under a hundred rules beside the kernel's bridge, nftables, a bare veth pair, and on two hosts its vxlan (8 minutes); QUICK=1 for a short one
 	cargo build --quiet --release -p butterfly-daemon -p butterfly-cli -p butterfly-bench
 	target/release/butterfly-bench containers $(QUICK_FLAG)
 

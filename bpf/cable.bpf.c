@@ -6,7 +6,7 @@
 // dropped. Segments stay whole and checksums begun (GSO).
 //
 // What the switch has let pass it may have entered here (kernel_flows): then the packets that
-// follow go straight to the other container. The theory is at the head of
+// follow go straight to the other container, or in outer headers to another host. The theory is at the head of
 // crates/dataplane/src/flow/kernel.rs; here is what holds for one packet. It passes only if it is
 // one that the switch's own fast path would let pass without a look at anything but its flow:
 // untagged, whole, without IP options, TCP or UDP with sound headers, in TCP nothing but an
@@ -14,6 +14,7 @@
 // refused here.
 //
 // Entries are crates/container's, one for each of the two interfaces, and the switch's.
+#include "lib/checksum.h"
 #include "lib/context.h"
 #include "lib/packet.h"
 #include "cable.h"
@@ -23,7 +24,7 @@
 
 _Static_assert(sizeof(struct cable_end) == 12, "as src/cables.rs has it");
 _Static_assert(sizeof(struct kernel_key) == 56, "as src/cables.rs has it");
-_Static_assert(sizeof(struct kernel_flow) == 16, "as src/cables.rs has it");
+_Static_assert(sizeof(struct kernel_flow) == 88, "as src/cables.rs has it");
 _Static_assert(sizeof(struct kernel_state) == 64, "as flow/kernel.rs has it");
 _Static_assert(sizeof(struct kernel_force) == 16, "as flow/kernel.rs has it");
 
@@ -91,9 +92,10 @@ static __always_inline bool is_for(context *ctx, const struct cable_end *end)
 		 (to[3] ^ end->mac[3]) | (to[4] ^ end->mac[4]) | (to[5] ^ end->mac[5]));
 }
 
-// Fills the key's addresses, protocol and family. Gives where layer 4 is, and in `end` where the
-// packet ends; 0: it is not for here.
-static __always_inline __u32 read_network(context *ctx, struct kernel_key *key, __u32 *end)
+// Fills the key's addresses, protocol and family. Gives where layer 4 is, in `end` where the packet
+// ends, and in `tos` its TOS or traffic class; 0: it is not for here.
+static __always_inline __u32 read_network(context *ctx, struct kernel_key *key, __u32 *end,
+					  __u8 *tos)
 {
 	struct ethhdr *link = at(ctx, 0, sizeof(*link));
 	struct ipv6hdr *six;
@@ -112,6 +114,7 @@ static __always_inline __u32 read_network(context *ctx, struct kernel_key *key, 
 		__builtin_memcpy(key->to, &four->daddr, 4);
 		key->protocol = four->protocol;
 		key->family = 4;
+		*tos = four->tos;
 		*end = sizeof(*link) + bpf_ntohs(four->tot_len);
 		return sizeof(*link) + sizeof(*four);
 	}
@@ -123,6 +126,7 @@ static __always_inline __u32 read_network(context *ctx, struct kernel_key *key, 
 		__builtin_memcpy(key->to, &six->daddr, 16);
 		key->protocol = six->nexthdr;
 		key->family = 6;
+		*tos = bpf_ntohl(*(__be32 *)six) >> 20;
 		*end = sizeof(*link) + sizeof(*six) + bpf_ntohs(six->payload_len);
 		return sizeof(*link) + sizeof(*six);
 	}
@@ -178,7 +182,94 @@ static __always_inline void raise_to(__u32 *number, __u32 to)
 		*number = to;
 }
 
-// Sends a packet of a connection that was entered to its container. Less than zero: it goes up.
+// What is in front of an inner packet, over IPv4 and over IPv6.
+struct front4 {
+	__u16 unused;
+	struct ethhdr link;
+	struct iphdr ip;
+	struct udphdr udp;
+	__u8 vxlan[8];
+	struct ethhdr inner;
+};
+
+struct front6 {
+	__u16 unused;
+	struct ethhdr link;
+	struct ipv6hdr ip;
+	struct udphdr udp;
+	__u8 vxlan[8];
+	struct ethhdr inner;
+};
+
+_Static_assert(offsetof(struct front4, inner) == 2 + KERNEL_OUTER4, "front4");
+_Static_assert(offsetof(struct front6, inner) == 2 + KERNEL_OUTER6, "front6");
+
+#define ROOM                                                                                      \
+	(BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_ENCAP_L4_UDP | BPF_F_ADJ_ROOM_ENCAP_L2_ETH |   \
+	 BPF_F_ADJ_ROOM_ENCAP_L2(sizeof(struct ethhdr)))
+
+static __always_inline void fill_inner(struct ethhdr *inner, const struct kernel_key *key)
+{
+	__builtin_memcpy(inner, key->macs, sizeof(key->macs));
+	inner->h_proto = key->family == 4 ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6);
+}
+
+// Puts the flow's outer headers in front of a packet, of each of its segments in the end. Less than
+// zero: the packet is as it was; more than zero: it is no longer whole.
+static __always_inline int wrap4(context *ctx, const struct kernel_flow *flow,
+				 const struct kernel_key *key, __u8 tos)
+{
+	__u32 size = ctx->len + KERNEL_OUTER4 - sizeof(struct ethhdr);
+	struct front4 front;
+
+	if (size > 0xffff ||
+	    bpf_skb_adjust_room(ctx, KERNEL_OUTER4, BPF_ADJ_ROOM_MAC,
+				ROOM | BPF_F_ADJ_ROOM_ENCAP_L3_IPV4) < 0)
+		return -1;
+	__builtin_memcpy(&front, flow->outer, offsetof(struct front4, inner));
+	front.ip.tos = tos;
+	front.ip.tot_len = bpf_htons(size);
+	front.ip.check = checksum_finish(checksum_ipv4(&front.ip));
+	front.udp.len = bpf_htons(size - sizeof(front.ip));
+	fill_inner(&front.inner, key);
+	return bpf_skb_store_bytes(ctx, 0, &front.link, KERNEL_OUTER4 + sizeof(front.inner), 0) ?
+		       1 : 0;
+}
+
+// Likewise.
+static __always_inline int wrap6(context *ctx, const struct kernel_flow *flow,
+				 const struct kernel_key *key, __u8 tos)
+{
+	__u32 size = ctx->len + KERNEL_OUTER6 - sizeof(struct ethhdr) - sizeof(struct ipv6hdr);
+	struct front6 front;
+
+	if (size > 0xffff ||
+	    bpf_skb_adjust_room(ctx, KERNEL_OUTER6, BPF_ADJ_ROOM_MAC,
+				ROOM | BPF_F_ADJ_ROOM_ENCAP_L3_IPV6) < 0)
+		return -1;
+	__builtin_memcpy(&front, flow->outer, offsetof(struct front6, inner));
+	*(__be32 *)&front.ip = bpf_htonl(6u << 28 | (__u32)tos << 20);
+	front.ip.payload_len = bpf_htons(size);
+	front.udp.len = bpf_htons(size);
+	fill_inner(&front.inner, key);
+	return bpf_skb_store_bytes(ctx, 0, &front.link, KERNEL_OUTER6 + sizeof(front.inner), 0) ?
+		       1 : 0;
+}
+
+// Makes of a packet what leaves by the uplink. Less than zero: it is as it was; more than zero: it
+// is lost.
+static __always_inline int wrap(context *ctx, const struct kernel_flow *flow,
+				const struct kernel_key *key, __u8 tos)
+{
+	if (flow->dscp != KERNEL_DSCP_INNER)
+		tos = flow->dscp << 2 | (tos & 3); // ECN is the inner packet's (RFC 6040)
+	if (flow->outer_len == KERNEL_OUTER4)
+		return wrap4(ctx, flow, key, tos);
+	return flow->outer_len == KERNEL_OUTER6 ? wrap6(ctx, flow, key, tos) : -1;
+}
+
+// Sends a packet of a connection that was entered to its container, or to another host. Less than
+// zero: it goes up.
 static __always_inline int forward(context *ctx)
 {
 	struct kernel_key key = {};
@@ -187,17 +278,19 @@ static __always_inline int forward(context *ctx)
 	struct kernel_flow *flow;
 	struct cable_end *peer;
 	struct segment segment = {};
-	__u32 zero = 0, l4, end = 0, header, size;
+	__u32 zero = 0, l4, end = 0, header, size, length = ctx->len;
 	struct udphdr *udp;
+	__u8 tos = 0;
 	__u64 now;
+	int wrapped;
 
 	force = bpf_map_lookup_elem(&kernel_force, &zero);
 	if (!force || !force->generation || ctx->vlan_present)
 		return -1;
 	// Headers that are not in the buffer's first piece, where every stack has them, go up: having
 	// them there would copy what the sender's TCP shares.
-	l4 = read_network(ctx, &key, &end);
-	if (!l4 || end > ctx->len)
+	l4 = read_network(ctx, &key, &end, &tos);
+	if (!l4 || end > length)
 		return -1;
 	size = ctx->gso_size;
 	if (key.protocol == IPPROTO_TCP) {
@@ -225,28 +318,34 @@ static __always_inline int forward(context *ctx)
 	state = bpf_map_lookup_elem(&kernel_states, &flow->state);
 	if (!state)
 		return -1;
-	// The receiver's device is one of ours yet: nothing goes where a container was.
-	peer = bpf_map_lookup_elem(&cable_ends, &flow->to);
-	if (!peer || peer->pair)
-		return -1;
 	now = bpf_ktime_get_ns();
 	if (*(volatile __u64 *)&state->mark != ((__u64)flow->tag << 32 | force->generation) ||
-	    now >= force->until_ns)
+	    now >= force->until_ns || now >= state->until_ns)
 		return -1;
-	if (ctx->len > state->max_frame && (!size || l4 + header + size > state->max_frame))
+	if (length > state->max_frame && (!size || l4 + header + size > state->max_frame))
 		return -1;
-	// For the stack behind: it is for whom it reaches, since its MAC is.
-	if (bpf_skb_change_type(ctx, 0 /* PACKET_HOST */))
-		return -1;
+	if (flow->outer_len) {
+		wrapped = wrap(ctx, flow, &key, tos);
+		if (wrapped)
+			return wrapped < 0 ? -1 : VERDICT_DROP;
+	} else {
+		// The receiver's device is one of ours yet: nothing goes where a container was.
+		peer = bpf_map_lookup_elem(&cable_ends, &flow->to);
+		if (!peer || peer->pair)
+			return -1;
+		// For the stack behind: it is for whom it reaches, since its MAC is.
+		if (bpf_skb_change_type(ctx, 0 /* PACKET_HOST */))
+			return -1;
+	}
 	if (key.protocol == IPPROTO_TCP) {
 		raise_to(&state->end, segment.end);
 		raise_to(&state->ack, segment.ack);
 		raise_to(&state->edge, segment.ack + (segment.window << (state->scale & 15)));
 	}
 	state->last_ns = now;
-	__sync_fetch_and_add(&state->bytes, ctx->len);
+	__sync_fetch_and_add(&state->bytes, length);
 	__sync_fetch_and_add(&state->frames, 1);
-	return bpf_redirect_peer(flow->to, 0);
+	return flow->outer_len ? bpf_redirect(flow->to, 0) : bpf_redirect_peer(flow->to, 0);
 }
 
 SEC("tc")

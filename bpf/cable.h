@@ -15,6 +15,11 @@ struct cable_end {
 	__u8 reserved;
 };
 
+#define KERNEL_DSCP_INNER 0xff
+#define KERNEL_OUTER_BYTES 72
+#define KERNEL_OUTER4 50     // bytes of outer headers over IPv4,
+#define KERNEL_OUTER6 70     // and over IPv6
+
 // One direction of a connection that the switch has let pass, as its packets tell it. Addresses of
 // IPv4 have four bytes, and zeros behind them.
 struct kernel_key {
@@ -32,8 +37,13 @@ struct kernel_key {
 struct kernel_flow {
 	__u32 state;       // its place in kernel_states
 	__u32 tag;         // which use of that place
-	__u32 to;          // the host's end of the receiver's pair
-	__u32 reserved;
+	__u32 to;          // the host's end of the receiver's pair, or an uplink
+	__u8 outer_len;    // bytes of outer headers; 0: none, `to` is that pair's
+	__u8 dscp;         // the outer one; KERNEL_DSCP_INNER: the inner packet's
+	__u16 reserved;
+	// Two zeros, so that what is behind Ethernet is aligned, and the headers: Ethernet, IPv4 or
+	// IPv6, UDP, VXLAN, without TOS, lengths and checksum.
+	__u8 outer[KERNEL_OUTER_BYTES] __attribute__((aligned(4)));
 };
 
 // How a direction stands. The switch maps this and writes what is above the line.
@@ -50,7 +60,7 @@ struct kernel_state {
 	__u32 ack;
 	__u32 edge;
 	__u32 reserved_end;
-	__u64 reserved_line;
+	__u64 until_ns;    // the switch's, again: so long packets pass, CLOCK_MONOTONIC
 };
 
 // Whether any packets pass.

@@ -1,5 +1,5 @@
-//! Flows that the kernel forwards itself between containers: the same packets to a daemon that has
-//! it do so and to one that does not, and what an attacker would try.
+//! Flows that the kernel forwards itself between containers, and from one to another host: the same
+//! packets to a daemon that has it do so and to one that does not, and what an attacker would try.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -8,6 +8,8 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
+use butterfly_tests::daemon::number;
+use butterfly_tests::hosts::{UPLINK, cable};
 use butterfly_tests::lab::check;
 use butterfly_tests::trials::run_each;
 use butterfly_tests::{Daemon, trials};
@@ -15,13 +17,18 @@ use serde_json::Value;
 use testkit::netns::Namespace;
 use testkit::process;
 use testkit::{PATIENCE, Result, wait_for};
-use wire::Mac;
 use wire::build::{self, Builder};
 use wire::parse::TcpFlags;
+use wire::vxlan::{self, Ends, Outer, UdpChecksum};
+use wire::{Mac, Vni};
 
 fn main() {
     run_each(trials![
         the_same_is_forwarded_counted_and_refused_with_the_kernel_and_without,
+        the_same_leaves_for_another_host_over_ipv4,
+        the_same_leaves_for_another_host_over_ipv6,
+        a_dscp_is_on_what_the_kernel_sends,
+        what_is_known_of_another_host_is_in_force_for_the_next_packet,
         who_borrows_a_known_flow_s_addresses_reaches_nobody,
         a_rule_that_goes_is_in_force_for_the_next_packet,
         a_reset_closes_where_the_connection_is_and_nowhere_else,
@@ -39,7 +46,7 @@ const ACK: TcpFlags = TcpFlags::ACK;
 
 /// A container's end, by which frames are sent and heard.
 struct Peer {
-    _namespace: Namespace,
+    namespace: Namespace,
     child: Child,
     to: ChildStdin,
     from: BufReader<ChildStdout>,
@@ -49,12 +56,17 @@ impl Peer {
     /// By `eth0` of a namespace, whose own stack is silent.
     fn new(namespace: Namespace) -> Result<Peer> {
         namespace.ok("sysctl -q -w net.ipv6.conf.eth0.disable_ipv6=1; ip addr flush dev eth0")?;
+        Peer::by("eth0", namespace)
+    }
+
+    /// By this interface of a namespace.
+    fn by(interface: &str, namespace: Namespace) -> Result<Peer> {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("packet_peer.py");
         let pid = namespace.pid().to_string();
         let mut child = Command::new("nsenter")
             .args(["-t", &pid, "-n", "python3"])
             .arg(script)
-            .arg("eth0")
+            .arg(interface)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -63,7 +75,7 @@ impl Peer {
             return Err("no pipes".into());
         };
         let mut peer = Peer {
-            _namespace: namespace,
+            namespace,
             child,
             to,
             from: BufReader::new(from),
@@ -125,6 +137,41 @@ fn address(nic: usize, v6: bool) -> IpAddr {
     }
 }
 
+/// The other host of a network, which is the second peer: the machine `c2` is there, and speaks by
+/// the wire.
+struct Wire {
+    /// Of the host's uplink, and of the far end.
+    macs: [Mac; 2],
+    /// Endpoints: the host's, and the other.
+    ends: [IpAddr; 2],
+}
+
+impl Wire {
+    /// A frame of the machine's as the other host would send it.
+    fn wrapped(&self, inner: &[u8], vni: u32) -> Result<Vec<u8>> {
+        let [ours, theirs] = self.macs;
+        let ends = Ends::new(self.ends[1], self.ends[0]).ok_or("two families")?;
+        let port = vxlan::PORT;
+        let mut outer = Outer::new((theirs, ours), None, ends, 64, port, UdpChecksum::Zero);
+        let vni = Vni::new(vni).map_err(|e| e.to_string())?;
+        outer.set_flow(vni, 50_000, vxlan::ecn::tos_of(inner));
+        let mut frame = vec![0; outer.len()];
+        outer.write(&mut frame, inner.len(), 0);
+        frame.extend_from_slice(inner);
+        Ok(frame)
+    }
+}
+
+/// It is VXLAN: what the far end's own stack is told or asked is none of ours.
+fn is_vxlan(frame: &str) -> bool {
+    let at = |byte: usize, len: usize| frame.get(2 * byte..2 * (byte + len)).unwrap_or_default();
+    match at(12, 2) {
+        "0800" => at(23, 1) == "11" && at(36, 2) == "12b5",
+        "86dd" => at(20, 1) == "11" && at(56, 2) == "12b5",
+        _ => false,
+    }
+}
+
 /// A daemon with containers `c1` and further ones, each in its group of the same name.
 struct World {
     daemon: Daemon,
@@ -135,6 +182,11 @@ struct World {
     sent: Vec<u64>,
     /// What was counted before the first frame of ours.
     before: BTreeMap<String, u64>,
+    /// Containers there are.
+    nics: usize,
+    wire: Option<Wire>,
+    /// The namespace of the daemon, which goes before it.
+    host: Option<Namespace>,
 }
 
 impl World {
@@ -145,6 +197,9 @@ impl World {
             name,
             sent: vec![0; containers],
             before: BTreeMap::new(),
+            nics: containers,
+            wire: None,
+            host: None,
         };
         for nic in 1..=containers {
             let namespace = Namespace::new()?;
@@ -159,6 +214,57 @@ impl World {
         world.arrived()?;
         world.before = world.numbers()?;
         Ok(world)
+    }
+
+    /// One container, and a machine on another host, over IPv4 or IPv6.
+    fn far(name: &'static str, v6: bool, options: &[&str]) -> Result<World> {
+        let (host, far) = cable(1500)?;
+        let macs = [1, 2].map(|n| Mac([2, 0, 0, 0, 0xff, n]));
+        for (namespace, mac) in [(&host, macs[0]), (&far, macs[1])] {
+            namespace.ok(&format!("ip link set {UPLINK} address {mac}"))?;
+        }
+        let ends = [1u8, 2].map(|n| match v6 {
+            true => IpAddr::from([0xfd0c, 0, 0, 0, 0, 0, 0, n.into()]),
+            false => IpAddr::from([192, 0, 2, n]),
+        });
+        let own = ends[0].to_string();
+        let all = [&["-i", own.as_str()][..], options].concat();
+        let mut world = World {
+            daemon: Daemon::start_on(Some(host.pid()), &all)?,
+            peers: Vec::new(),
+            name,
+            sent: vec![0; 2],
+            before: BTreeMap::new(),
+            nics: 1,
+            wire: Some(Wire { macs, ends }),
+            host: Some(host),
+        };
+        let namespace = Namespace::new()?;
+        world.add(1, namespace.pid())?;
+        world.bind(ends[1])?;
+        world.peers.push(Peer::new(namespace)?);
+        world.peers.push(Peer::by(UPLINK, far)?);
+        world.sent[0] = world.settled(1)?;
+        world.arrived()?;
+        world.before = world.numbers()?;
+        Ok(world)
+    }
+
+    /// The machine is at this host.
+    fn bind(&self, host: IpAddr) -> Result<()> {
+        let line = format!(
+            "binding add --vni {VNI} --mac {} --ip {} {} --host {host}",
+            mac(2),
+            address(2, false),
+            address(2, true)
+        );
+        self.daemon.cli(&line).map(drop)
+    }
+
+    fn uplink(&self) -> Result<Value> {
+        let all = self.daemon.json("uplink list")?;
+        let first = all["uplinks"].as_array().and_then(|list| list.first());
+        first.cloned().ok_or_else(|| format!("no uplink in {all}"))
     }
 
     fn add(&self, nic: usize, pid: u32) -> Result<()> {
@@ -197,9 +303,19 @@ impl World {
 
     /// Sends frames of a container, and waits until all of them were counted.
     fn send(&mut self, nic: usize, frames: &[Vec<u8>]) -> Result<()> {
-        self.peers[nic - 1].send(frames)?;
         self.sent[nic - 1] += frames.len() as u64;
         let sent = self.sent[nic - 1];
+        if let Some(wire) = &self.wire
+            && nic == 2
+        {
+            let wrapped: Result<Vec<_>> = frames.iter().map(|f| wire.wrapped(f, VNI)).collect();
+            self.peers[1].send(&wrapped?)?;
+            return wait_for("frames of the wire to be counted", PATIENCE, || {
+                let uplink = self.uplink()?;
+                Ok((number(&uplink["received_frames"]) == Some(sent)).then_some(()))
+            });
+        }
+        self.peers[nic - 1].send(frames)?;
         wait_for("frames to be counted", PATIENCE, || {
             Ok((self.stat(nic, "egress_frames")? == sent).then_some(()))
         })
@@ -208,8 +324,11 @@ impl World {
     /// What has come to each container.
     fn arrived(&mut self) -> Result<Vec<Vec<String>>> {
         let mut all = Vec::new();
-        for peer in &mut self.peers {
+        for (index, peer) in self.peers.iter_mut().enumerate() {
             let mut frames = peer.take()?;
+            if self.wire.is_some() && index == 1 {
+                frames.retain(|frame| is_vxlan(frame));
+            }
             frames.sort();
             all.push(frames);
         }
@@ -233,6 +352,19 @@ impl World {
             let name = format!("{} {} {}", drop["nic"], drop["direction"], drop["reason"]);
             numbers.insert(name, drop["frames"].as_u64().unwrap_or_default());
         }
+        if self.wire.is_some() {
+            let uplink = self.uplink()?;
+            for name in [
+                "sent_frames",
+                "sent_bytes",
+                "received_frames",
+                "received_bytes",
+            ] {
+                let count = number(&uplink[name]);
+                let count = count.ok_or_else(|| format!("no {name} in {uplink}"))?;
+                numbers.insert(format!("uplink {name}"), count);
+            }
+        }
         numbers.retain(|_, count| *count != 0);
         Ok(numbers)
     }
@@ -245,7 +377,7 @@ impl World {
             *numbers.entry(name.clone()).or_default() -= before;
         }
         numbers.retain(|_, count| *count != 0);
-        let rules: Vec<String> = (1..=self.peers.len())
+        let rules: Vec<String> = (1..=self.nics)
             .map(|nic| format!("sg rule list -c c{nic}"))
             .collect();
         let rules = self.daemon.cli(&rules.join(" + "))?;
@@ -274,6 +406,8 @@ impl World {
                 self.send(flow.ends[side], &[frame])?;
             }
         }
+        // What comes from another host the workers have.
+        let b = if self.wire.is_some() { a } else { b };
         let before = (self.kernel_frames(a)?, self.kernel_frames(b)?);
         wait_for("the kernel to forward a flow", PATIENCE, || {
             for side in 0..2 {
@@ -283,6 +417,18 @@ impl World {
             std::thread::sleep(Duration::from_millis(20));
             let now = (self.kernel_frames(a)?, self.kernel_frames(b)?);
             Ok((now.0 > before.0 && now.1 > before.1).then_some(()))
+        })?;
+        self.arrived().map(drop)
+    }
+
+    /// Sends frames of the container alone until the kernel forwards them.
+    fn make_known_outward(&mut self, flow: &mut Flow) -> Result<()> {
+        let before = self.kernel_frames(1)?;
+        wait_for("the kernel to forward a flow", PATIENCE, || {
+            let frames: Vec<_> = (0..6).map(|_| flow.data(0, 10)).collect();
+            self.send(1, &frames)?;
+            std::thread::sleep(Duration::from_millis(20));
+            Ok((self.kernel_frames(1)? > before).then_some(()))
         })?;
         self.arrived().map(drop)
     }
@@ -310,6 +456,7 @@ struct Flow {
     v6: bool,
     tcp: bool,
     timestamps: bool,
+    tos: u8,
     /// TCP: it was begun, as far as the test remembers.
     open: bool,
     /// TCP: the next byte of each side.
@@ -324,6 +471,7 @@ impl Flow {
             v6: false,
             tcp,
             timestamps: false,
+            tos: 0,
             open: false,
             next: [0xffff_ff00, 5_000],
         }
@@ -331,7 +479,9 @@ impl Flow {
 
     fn frame(&self, side: usize) -> Builder {
         let (from, to) = (self.ends[side], self.ends[1 - side]);
-        build::frame(mac(from), mac(to)).ip(address(from, self.v6), address(to, self.v6))
+        build::frame(mac(from), mac(to))
+            .tos(self.tos)
+            .ip(address(from, self.v6), address(to, self.v6))
     }
 
     /// A segment where the connection is; what it takes of the sequence is counted.
@@ -414,7 +564,7 @@ fn odd(flow: &mut Flow, dice: &mut Dice) -> (usize, Vec<u8>) {
             .seq(next)
             .tcp_options(&[1, 1, 5, 40])
             .build(),
-        8 => flow.data(side, if nic == SHORT { 1200 } else { 1400 }), // too long for one
+        8 => flow.data(side, if nic == SHORT { 1200 } else { 1420 }), // too long for one
         9 => {
             // By a tag, which no rule knows.
             let mut frame = flow.data(side, 20);
@@ -455,16 +605,39 @@ fn odd(flow: &mut Flow, dice: &mut Dice) -> (usize, Vec<u8>) {
 }
 
 fn the_same_is_forwarded_counted_and_refused_with_the_kernel_and_without() -> Result<()> {
-    let mut kernel = World::new("k", 3, &[])?;
-    let mut path = World::new("p", 3, &["--kernel-flows", "off"])?;
+    let kernel = World::new("k", 3, &[])?;
+    let path = World::new("p", 3, &["--kernel-flows", "off"])?;
+    the_same_with_both(kernel, path, &[(1, 2), (2, 3), (3, 1), (1, 3)])
+}
+
+fn the_same_leaves_for_another_host_over_ipv4() -> Result<()> {
+    the_same_leaves_for_another_host(false)
+}
+
+fn the_same_leaves_for_another_host_over_ipv6() -> Result<()> {
+    the_same_leaves_for_another_host(true)
+}
+
+fn the_same_leaves_for_another_host(over_v6: bool) -> Result<()> {
+    // Over IPv6 there are checksums else, which the worker makes.
+    let options = ["--vxlan-checksum", "off"];
+    let by_worker = [&options[..], &["--kernel-flows", "off"]].concat();
+    let kernel = World::far("k", over_v6, &options)?;
+    let path = World::far("p", over_v6, &by_worker)?;
+    the_same_with_both(kernel, path, &[(1, 2), (1, 2), (2, 1), (2, 1)])
+}
+
+/// The same frames, rules and all to both, between these ends.
+fn the_same_with_both(mut kernel: World, mut path: World, ends: &[(usize, usize)]) -> Result<()> {
+    let nics = kernel.nics;
     let mut dice = Dice(0x9e37_79b9_7f4a_7c15);
     let mut flows: Vec<Flow> = Vec::new();
-    let ends = [(1, 2), (2, 3), (3, 1), (1, 3)];
-    for (number, (from, to)) in ends.into_iter().enumerate() {
+    for (number, &(from, to)) in ends.iter().enumerate() {
         for tcp in [true, false] {
             let port = 7_000 + number as u16;
             let mut flow = Flow::new(from, to, [20_000 + port, port], tcp);
             (flow.v6, flow.timestamps) = (number % 2 == 1, number % 3 == 1);
+            flow.tos = [0, 0xb9, 0x03][number % 3];
             flows.push(flow);
         }
     }
@@ -476,10 +649,10 @@ fn the_same_is_forwarded_counted_and_refused_with_the_kernel_and_without() -> Re
     let mut frames = 0;
     for step in 0..110 {
         let what;
-        if step < 6 || dice.roll(20) == 0 {
-            let (nic, tcp) = match step {
-                0..6 => (step / 2 + 1, step % 2 == 0),
-                _ => (1 + dice.roll(3), dice.roll(2) == 0),
+        if step < 2 * nics || dice.roll(20) == 0 {
+            let (nic, tcp) = match step < 2 * nics {
+                true => (step / 2 + 1, step % 2 == 0),
+                false => (1 + dice.roll(nics), dice.roll(2) == 0),
             };
             flows.iter_mut().for_each(|flow| flow.open = false);
             let is = &mut allowed[nic - 1][usize::from(tcp)];
@@ -510,7 +683,10 @@ fn the_same_is_forwarded_counted_and_refused_with_the_kernel_and_without() -> Re
                 }
                 _ => {
                     for side in [0, 1, 0, 1, 0, 1] {
-                        let burst = (0..12).map(|_| flow.data(side, 30)).collect();
+                        // What comes from a wire at once is merged or not as it happens to come.
+                        let by_wire = kernel.wire.is_some() && flow.ends[side] == 2;
+                        let count = if by_wire { 1 } else { 12 };
+                        let burst = (0..count).map(|_| flow.data(side, 30)).collect();
                         batches.push((flow.ends[side], burst));
                     }
                     what = format!("talk of flow {index}");
@@ -550,20 +726,152 @@ fn the_same_is_forwarded_counted_and_refused_with_the_kernel_and_without() -> Re
             ));
         }
     }
-    let forwarded: u64 = (1..=3)
+    let forwarded: u64 = (1..=nics)
         .map(|nic| kernel.kernel_frames(nic))
         .sum::<Result<u64>>()?;
     check(
         forwarded > frames as u64 / 5,
         &format!("the kernel forwarded {forwarded} of {frames} frames"),
     )?;
-    for nic in 1..=3 {
+    for nic in 1..=nics {
         check(
             path.kernel_frames(nic)? == 0,
             "switched off it forwards none",
         )?;
     }
     Ok(())
+}
+
+fn a_dscp_is_on_what_the_kernel_sends() -> Result<()> {
+    let options = ["--vxlan-dscp", "10"];
+    let mut kernel = World::far("k", false, &options)?;
+    let mut path = World::far(
+        "p",
+        false,
+        &[&options[..], &["--kernel-flows", "off"]].concat(),
+    )?;
+    for v6 in [false, true] {
+        let mut flow = Flow::new(1, 2, [20_000, 7_000], false);
+        (flow.v6, flow.tos) = (v6, 0xba);
+        let before = kernel.kernel_frames(1)?;
+        for step in 0..20 {
+            let frames: Vec<_> = (0..10).map(|n| flow.data(0, 10 * step + n)).collect();
+            let mut came = [Vec::new(), Vec::new()];
+            for (world, came) in [&mut kernel, &mut path].into_iter().zip(&mut came) {
+                world.send(1, &frames)?;
+                wait_for("frames on the wire", PATIENCE, || {
+                    came.extend(world.arrived()?.swap_remove(1));
+                    Ok((came.len() == frames.len()).then_some(()))
+                })?;
+                came.sort();
+            }
+            assert_eq!(came[0], came[1]);
+            // DSCP 10, and the inner ECN.
+            check(
+                came[0].iter().all(|frame| &frame[28..32] == "452a"),
+                "the outer TOS",
+            )?;
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        check(
+            kernel.kernel_frames(1)? > before + 50,
+            "most are the kernel's",
+        )?;
+    }
+    wait_for("the same to be counted", PATIENCE, || {
+        Ok((kernel.counted()? == path.counted()?).then_some(()))
+    })
+}
+
+/// Where frames for the machine go, by a frame that the container sends: the MAC, and the address
+/// of the host. `None`: nowhere.
+fn goes_to(world: &mut World, flow: &mut Flow) -> Result<Option<(String, String)>> {
+    world.arrived()?;
+    let frame = flow.data(0, 12);
+    world.send(1, &[frame])?;
+    for _ in 0..20 {
+        if let Some(frame) = world.arrived()?[1].first() {
+            return Ok(Some((frame[..12].to_owned(), frame[60..68].to_owned())));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(None)
+}
+
+fn what_is_known_of_another_host_is_in_force_for_the_next_packet() -> Result<()> {
+    let mut world = World::far("k", false, &[])?;
+    world
+        .daemon
+        .cli("sg rule add c1 --ip-proto udp --port 7000")?;
+    let host = |last: u8| IpAddr::from([192, 0, 2, last]);
+    let there = |last: u8, mac: &str| Some((mac.to_owned(), format!("c00002{last:02x}")));
+    let far = "02000000ff02";
+    // Begun by the machine: only the rule lets it in.
+    let mut flow = Flow::new(1, 2, [7_000, 30_000], false);
+    world.send(2, &[flow.data(1, 10)])?;
+    world.make_known(&mut flow)?;
+    assert_eq!(goes_to(&mut world, &mut flow)?, there(2, far));
+    // Another host has the machine: one with another next hop, and one with none.
+    world.peers[1]
+        .namespace
+        .ok("ip addr add 192.0.2.3/24 dev uplink0")?;
+    world.bind(host(3))?;
+    wait_for("the other host to be found", PATIENCE, || {
+        let to = goes_to(&mut world, &mut flow)?;
+        assert_ne!(to, there(2, far), "it is not there any more");
+        Ok((to == there(3, far)).then_some(()))
+    })?;
+    world.make_known_outward(&mut flow)?;
+    world
+        .daemon
+        .cli(&format!("binding del --vni {VNI} {}", mac(2)))?;
+    // It may be asked for everywhere; nobody knows where it is.
+    assert_ne!(goes_to(&mut world, &mut flow)?, there(3, far));
+    world.bind(host(2))?;
+    world.make_known(&mut flow)?;
+    assert_eq!(goes_to(&mut world, &mut flow)?, there(2, far));
+    // The host has another MAC address, and what the kernel sends has it, too.
+    if let Some(space) = &world.host {
+        space
+            .ok("ip neigh replace 192.0.2.2 lladdr 02:00:00:00:ff:09 nud permanent dev uplink0")?;
+    }
+    wait_for("the other address to be used", PATIENCE, || {
+        Ok((goes_to(&mut world, &mut flow)? == there(2, "02000000ff09")).then_some(()))
+    })?;
+    world.make_known(&mut flow)?;
+    assert_eq!(goes_to(&mut world, &mut flow)?, there(2, "02000000ff09"));
+    // Without its rule it is cut at once.
+    world
+        .daemon
+        .cli("sg rule del c1 --ip-proto udp --port 7000")?;
+    let frame = flow.data(1, 10);
+    check(!world.reaches(2, 1, &frame)?, "nothing comes in")?;
+    // Nor does what is not of a known host or network get in by way of what the kernel knows.
+    world
+        .daemon
+        .cli("sg rule add c1 --ip-proto udp --port 7000")?;
+    world.make_known(&mut flow)?;
+    let frame = flow.data(1, 10);
+    check(world.reaches(2, 1, &frame)?, "the machine's own comes in")?;
+    let Some(wire) = &world.wire else {
+        return Err("no wire".into());
+    };
+    let stranger = Wire {
+        macs: wire.macs,
+        ends: [wire.ends[0], host(77)],
+    };
+    let forged = [
+        wire.wrapped(&frame, VNI + 1)?,
+        stranger.wrapped(&frame, VNI)?,
+    ];
+    world.arrived()?;
+    world.peers[1].send(&forged)?;
+    world.sent[1] += 2;
+    let sent = world.sent[1];
+    wait_for("forgeries to be counted", PATIENCE, || {
+        Ok((number(&world.uplink()?["received_frames"]) == Some(sent)).then_some(()))
+    })?;
+    check(world.arrived()?[0].is_empty(), "neither arrives")
 }
 
 fn world(containers: usize) -> Result<World> {

@@ -1,5 +1,7 @@
 //! Two containers that talk: by this switch with rules, by the kernel's bridge, by that with
-//! nftables, and by a bare cable, all with the kernel's own TCP and UDP in namespaces.
+//! nftables, and by a bare cable, all with the kernel's own TCP and UDP in namespaces; and two on
+//! two hosts, by this switch's overlay and by the kernel's vxlan with rules, over a veth between
+//! them.
 //!
 //! All of them are up at once and have their windows in turn, forth in one round and back in the
 //! next. Ratios are medians of the rounds' own. Each window begins with a spell that does not
@@ -30,9 +32,31 @@ const CHUNK: usize = 256 << 10;
 /// `butterfly-bench containers`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Three rounds of short windows.
+    /// Four rounds of short windows.
     #[arg(long)]
     quick: bool,
+    /// Measure only those whose names contain all of these.
+    #[arg(long)]
+    only: Vec<String>,
+}
+
+/// What is measured on one host and on two, ours first.
+const NEAR: [&str; 5] = ["ours", "ours_by_worker", "bridge", "bridge_nft", "veth"];
+const FAR: [&str; 3] = ["overlay", "overlay_by_worker", "overlay_vxlan_nft"];
+
+const BY_WORKER: [&str; 2] = ["--kernel-flows", "off"];
+
+fn start(name: &'static str) -> Result<Entrant, PeerError> {
+    match name {
+        "ours" => ours(name, &[]),
+        "ours_by_worker" => ours(name, &BY_WORKER),
+        "bridge" => bridge(name, false),
+        "bridge_nft" => bridge(name, true),
+        "veth" => cable(),
+        "overlay" => overlay(name, &[]),
+        "overlay_by_worker" => overlay(name, &BY_WORKER),
+        _ => vxlan(name),
+    }
 }
 
 /// What is measured.
@@ -79,34 +103,39 @@ impl Row {
 struct Entrant {
     name: &'static str,
     ends: [Namespace; 2],
-    /// The daemon, dropped before the namespace that it is in.
-    daemon: Option<Process>,
-    _dir: Option<tempfile::TempDir>,
-    _host: Option<Namespace>,
+    /// The daemons, dropped before the namespaces that they are in.
+    daemons: Vec<Process>,
+    _dirs: Vec<tempfile::TempDir>,
+    _hosts: Vec<Namespace>,
     /// By row: a number of each round.
     seen: Vec<Vec<f64>>,
 }
 
-/// Measures all of them. The last line's ratios are ours to each of the others.
+/// Measures all of them. The last line's ratios are ours to each of the others, on one host and
+/// over the overlay.
 pub fn run(options: &Options) -> Result<Ratios, PeerError> {
     let (rounds, window) = match options.quick {
         true => (4, Duration::from_millis(500)),
         false => (12, Duration::from_millis(1000)),
     };
-    let mut entrants = vec![
-        ours("ours", &[])?,
-        ours("ours_by_worker", &["--kernel-flows", "off"])?,
-        bridge("bridge", false)?,
-    ];
-    match bridge("bridge_nft", true) {
-        Ok(entrant) => entrants.push(entrant),
-        Err(why) => println!("no bridge with nftables: {why}"),
+    let chosen = |name: &&&str| options.only.iter().all(|part| name.contains(part.as_str()));
+    let mut entrants = Vec::new();
+    for &name in NEAR.iter().chain(&FAR).filter(chosen) {
+        match start(name) {
+            Ok(entrant) => entrants.push(entrant),
+            // What this kernel has not is left out.
+            Err(why) if name.ends_with("_nft") => println!("no {name}: {why}"),
+            Err(why) => return Err(why),
+        }
     }
-    entrants.push(cable()?);
     for round in 0..rounds {
-        let last = entrants.len() - 1;
-        for place in 0..=last {
-            let place = if round % 2 == 0 { place } else { last - place };
+        let count = entrants.len();
+        for place in 0..count {
+            let place = if round % 2 == 0 {
+                place
+            } else {
+                count - 1 - place
+            };
             let entrant = &mut entrants[place];
             let values = measure(&entrant.ends, window)
                 .map_err(|e| PeerError(format!("{}: {e}", entrant.name)))?;
@@ -120,16 +149,22 @@ pub fn run(options: &Options) -> Result<Ratios, PeerError> {
     let mut ratios = Ratios::default();
     table(&entrants);
     for (row, what) in ROWS.iter().enumerate() {
-        for other in &entrants[1..] {
-            let name = format!("{}_ours_to_{}", what.name(), other.name);
-            ratios.push(name, of_rounds(&entrants[0].seen[row], &other.seen[row]));
+        for scene in [&NEAR[..], &FAR[..]] {
+            let mut there = entrants.iter().filter(|it| scene.contains(&it.name));
+            let Some(ours) = there.next() else { continue };
+            for other in there {
+                let name = format!("{}_{}_to_{}", what.name(), ours.name, other.name);
+                ratios.push(name, of_rounds(&ours.seen[row], &other.seen[row]));
+            }
         }
     }
     for entrant in &entrants {
-        if let Some(daemon) = &entrant.daemon {
+        for (host, daemon) in entrant.daemons.iter().enumerate() {
             let used = idle::measure(&[daemon.pid()], Duration::from_secs(3))?;
             println!("{} while nothing is sent: {used}", entrant.name);
-            ratios.push(format!("idle_percent_{}", entrant.name), used.percent);
+            if host == 0 {
+                ratios.push(format!("idle_percent_{}", entrant.name), used.percent);
+            }
         }
     }
     Ok(ratios)
@@ -173,9 +208,9 @@ impl Entrant {
         Entrant {
             name,
             ends,
-            daemon: None,
-            _dir: None,
-            _host: None,
+            daemons: Vec::new(),
+            _dirs: Vec::new(),
+            _hosts: Vec::new(),
             seen: vec![Vec::new(); ROWS.len()],
         }
     }
@@ -190,12 +225,76 @@ fn two() -> Result<[Namespace; 2], PeerError> {
 fn ours(name: &'static str, options: &[&str]) -> Result<Entrant, PeerError> {
     let host = Namespace::new().map_err(failed("a namespace"))?;
     let ends = two()?;
+    let (daemon, dir) = switch(&host, options)?;
+    for (end, namespace) in ends.iter().enumerate() {
+        add(&host, dir.path(), end, namespace)?;
+    }
+    Ok(Entrant {
+        daemons: vec![daemon],
+        _dirs: vec![dir],
+        _hosts: vec![host],
+        ..Entrant::new(name, ends)
+    })
+}
+
+/// This switch on two hosts that are told where the containers are.
+fn overlay(name: &'static str, options: &[&str]) -> Result<Entrant, PeerError> {
+    let hosts = wire()?;
+    let ends = two()?;
+    let (mut daemons, mut dirs) = (Vec::new(), Vec::new());
+    for (end, host) in hosts.iter().enumerate() {
+        let own = endpoint(end);
+        let all = [&["-i", own.as_str()][..], options].concat();
+        let (daemon, dir) = switch(host, &all)?;
+        add(host, dir.path(), end, &ends[end])?;
+        let there = 1 - end;
+        let line = format!(
+            "binding add --vni 7 --mac 52:54:00:00:07:0{there} --ip {} --host {}",
+            address(there),
+            endpoint(there)
+        );
+        butterfly_command(host, dir.path(), &line)?;
+        daemons.push(daemon);
+        dirs.push(dir);
+    }
+    Ok(Entrant {
+        daemons,
+        _dirs: dirs,
+        _hosts: hosts.into(),
+        ..Entrant::new(name, ends)
+    })
+}
+
+/// Two hosts, and a veth between them as their uplinks.
+fn wire() -> Result<[Namespace; 2], PeerError> {
+    let hosts = two()?;
+    let line = format!(
+        "ip link add uplink0 type veth peer name uplink0 netns {}",
+        hosts[1].pid()
+    );
+    hosts[0].ok(&line).map_err(failed("veth"))?;
+    for (end, host) in hosts.iter().enumerate() {
+        let line = format!(
+            "ip addr add {}/24 dev uplink0 && ip link set uplink0 up",
+            endpoint(end)
+        );
+        host.ok(&line).map_err(failed("uplink0"))?;
+    }
+    Ok(hosts)
+}
+
+fn endpoint(end: usize) -> String {
+    format!("192.0.2.{}", 1 + end)
+}
+
+/// A daemon in a namespace, and the rules.
+fn switch(host: &Namespace, options: &[&str]) -> Result<(Process, tempfile::TempDir), PeerError> {
     let dir = tempfile::tempdir().map_err(|e| PeerError(format!("a folder: {e}")))?;
     let daemon = butterfly::daemon_in(Some(host.pid()), dir.path(), None, options)?;
     let ports: Vec<String> = (1..RULES / 2)
         .map(|rule| (FIRST_RULE_PORT + rule).to_string())
         .collect();
-    let cli = |words: &str| butterfly_command(&host, dir.path(), words);
+    let cli = |words: &str| butterfly_command(host, dir.path(), words);
     for protocol in ["tcp", "udp"] {
         let ports = ports.join(",");
         cli(&format!(
@@ -205,20 +304,18 @@ fn ours(name: &'static str, options: &[&str]) -> Result<Entrant, PeerError> {
             "sg rule add g --ip-proto {protocol} --port {PORT}"
         ))?;
     }
-    for (end, namespace) in ends.iter().enumerate() {
-        cli(&format!(
-            "nic add --id c{end} --mac 52:54:00:00:07:0{end} --vni 7 --ip {}/24 --sg g \
-             --type veth --netns {} --path bb-{end}",
-            address(end),
-            namespace.pid()
-        ))?;
-    }
-    Ok(Entrant {
-        daemon: Some(daemon),
-        _dir: Some(dir),
-        _host: Some(host),
-        ..Entrant::new(name, ends)
-    })
+    Ok((daemon, dir))
+}
+
+/// A container's NIC.
+fn add(host: &Namespace, dir: &Path, end: usize, container: &Namespace) -> Result<(), PeerError> {
+    let line = format!(
+        "nic add --id c{end} --mac 52:54:00:00:07:0{end} --vni 7 --ip {}/24 --sg g --type veth \
+         --netns {} --path bb-{end}",
+        address(end),
+        container.pid()
+    );
+    butterfly_command(host, dir, &line).map(drop)
 }
 
 fn butterfly_command(host: &Namespace, dir: &Path, words: &str) -> Result<String, PeerError> {
@@ -263,17 +360,54 @@ fn bridge(name: &'static str, rules: bool) -> Result<Entrant, PeerError> {
                 }
             }
         }
-        for protocol in ["tcp", "udp"] {
-            for rule in 1..RULES / 2 {
-                text += &format!("  {protocol} dport {} accept\n", FIRST_RULE_PORT + rule);
-            }
-            text += &format!("  {protocol} dport {PORT} accept\n");
-        }
+        text += &accepts("");
         text += " }\n}\n";
         ok(&format!("nft -f - <<'END'\n{text}END"))?;
     }
     Ok(Entrant {
-        _host: Some(host),
+        _hosts: vec![host],
+        ..Entrant::new(name, ends)
+    })
+}
+
+/// The hundred rules, each for what this matches.
+fn accepts(what: &str) -> String {
+    let ports = (1..RULES / 2).map(|rule| FIRST_RULE_PORT + rule);
+    let ports: Vec<u16> = ports.chain([PORT]).collect();
+    let rule = |(protocol, port)| format!("  {what}{protocol} dport {port} accept\n");
+    let of = |protocol| ports.iter().map(move |port| (protocol, port));
+    of("tcp").chain(of("udp")).map(rule).collect()
+}
+
+/// The kernel's own overlay: on each of two hosts a bridge, a vxlan device and a hundred rules of
+/// nftables with connection tracking, which the bridge's packets pass (br_netfilter).
+fn vxlan(name: &'static str) -> Result<Entrant, PeerError> {
+    let hosts = wire()?;
+    let ends = two()?;
+    for (end, host) in hosts.iter().enumerate() {
+        let ok = |line: &str| host.ok(line).map_err(failed(name));
+        ok("test -e /proc/sys/net/bridge/bridge-nf-call-iptables")?;
+        ok(&format!(
+            "ip link add br0 type bridge && ip link set br0 up && \
+             ip link add p{end} mtu 1450 type veth peer name eth0 mtu 1450 netns {} && \
+             ip link add tunnel mtu 1450 type vxlan id 7 dstport 4789 local {} remote {} \
+                 dev uplink0 noudpcsum && \
+             for port in p{end} tunnel; do ip link set $port master br0 up; done",
+            ends[end].pid(),
+            endpoint(end),
+            endpoint(1 - end)
+        ))?;
+        dress(&ends[end], end)?;
+        let own = address(end);
+        ok(&format!(
+            "sysctl -q -w net.bridge.bridge-nf-call-iptables=1 && nft -f - <<'END'\n\
+             table ip b {{\n chain f {{\n  type filter hook forward priority 0; policy drop;\n  \
+             ct state established,related accept\n  ip saddr {own} accept\n{} }}\n}}\nEND",
+            accepts(&format!("ip daddr {own} "))
+        ))?;
+    }
+    Ok(Entrant {
+        _hosts: hosts.into(),
         ..Entrant::new(name, ends)
     })
 }

@@ -314,6 +314,7 @@ pub fn underlay_to(hosts: impl Iterator<Item = IpAddr>) -> Result<Underlay, Peer
         source: HERE,
         mtu: MTU,
         weight: 1,
+        device: 0,
     };
     Underlay::new(
         Encapsulation::default(),

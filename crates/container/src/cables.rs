@@ -49,11 +49,22 @@ pub struct FlowValue {
     pub state: u32,
     /// Which use of that.
     pub tag: u32,
-    /// The index of the host's end of the receiver's pair.
+    /// The index of the host's end of the receiver's pair, or of an uplink.
     pub to: u32,
+    /// Bytes of outer headers; 0: it goes to that pair.
+    pub outer_len: u8,
+    /// The outer DSCP, or [`DSCP_INNER`].
+    pub dscp: u8,
     /// Zero.
-    pub reserved: u32,
+    pub reserved: u16,
+    /// Two zeros and the outer headers.
+    pub outer: [u8; OUTER_BYTES],
 }
+
+/// The inner packet's DSCP is the outer one.
+pub const DSCP_INNER: u8 = 0xff;
+/// Bytes of [`FlowValue::outer`].
+pub const OUTER_BYTES: usize = 72;
 
 /// The maps of flows.
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! Flows that the kernel forwards itself between containers: the thread that enters them in the map
+//! Flows that the kernel forwards itself between containers and to other hosts: the thread that enters them in the map
 //! of the program at their interfaces, and says that the daemon is there. What it is about is at
 //! the head of [`dataplane::flow::kernel`].
 //!
@@ -9,10 +9,12 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use container::cables::{FlowKey, FlowMaps, FlowValue};
+use bytemuck::Zeroable;
+use container::cables::{DSCP_INNER, FlowKey, FlowMaps, FlowValue};
 use dataplane::Switch;
 use dataplane::flow::kernel::{
-    GOOD_FOR_NS, KernelBook, KernelFlow, KernelFlows, KernelKey, KernelMemory, KernelTable,
+    GOOD_FOR_NS, KernelBook, KernelFlow, KernelFlows, KernelKey, KernelMemory, KernelOuter,
+    KernelTable,
 };
 use rustix::time::{ClockId, clock_gettime};
 use xdp::Table;
@@ -79,12 +81,21 @@ struct Map(Table<FlowKey, FlowValue>);
 
 impl KernelTable for Map {
     fn enter(&mut self, key: &KernelKey, flow: &KernelFlow) -> bool {
-        let value = FlowValue {
+        let mut value = FlowValue {
             state: flow.state,
             tag: flow.tag,
             to: flow.to,
-            reserved: 0,
+            ..FlowValue::zeroed()
         };
+        if let Some(KernelOuter { headers, dscp }) = &flow.outer {
+            let bytes = headers.bytes();
+            let Some(place) = value.outer.get_mut(2..2 + bytes.len()) else {
+                return false;
+            };
+            place.copy_from_slice(bytes);
+            value.outer_len = bytes.len() as u8;
+            value.dscp = dscp.unwrap_or(DSCP_INNER);
+        }
         self.0.set(&as_entered(key), &value).is_ok()
     }
 

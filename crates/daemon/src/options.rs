@@ -207,8 +207,8 @@ pub struct Options {
     /// at the most]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 26))]
     pub(crate) max_flows_per_nic: Option<u32>,
-    /// Connections between containers that the kernel may forward itself once the rules have let
-    /// them pass, 128 bytes of its memory each and 300 in use; off: none (docs/containers.md)
+    /// Connections of containers that the kernel may forward itself once the rules have let them
+    /// pass, 128 bytes of its memory each and 450 in use; off: none (docs/containers.md)
     #[arg(long, value_name = "N|off", default_value = "16384", value_parser = kernel_flows)]
     pub(crate) kernel_flows: u32,
     /// Microseconds that an idle worker polls before it sleeps

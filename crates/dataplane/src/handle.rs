@@ -38,7 +38,7 @@ pub(crate) enum Command {
     /// The kernel is told of these directions; the answer: the places that no flow took.
     Entered(Vec<Entered>, Sender<Vec<u32>>),
     /// Put an underlay in force; the answer: the one before.
-    Underlay(Arc<Underlay>, Sender<Arc<Underlay>>),
+    Underlay(Arc<Underlay>, u32, Sender<Arc<Underlay>>),
     /// Deliver what other workers have handed over so far; the answer: how many transfers had to be
     /// sent on.
     Settle(Sender<usize>),

@@ -147,10 +147,7 @@ impl Path {
         gone: &[PortSlot],
         generation: u32,
     ) -> Arc<View> {
-        self.tables.flows.fold_all();
-        if let Some(kernel) = &mut self.tables.flows.kernel {
-            kernel.set_generation(generation);
-        }
+        self.begin_generation(generation);
         self.fast_path.forget();
         let before = std::mem::replace(&mut self.view, view);
         self.tables.shaper.note_change();
@@ -175,8 +172,22 @@ impl Path {
         }
     }
 
+    /// The kernel forwards what is permitted under this one from now on, and no more what was
+    /// before, which is counted.
+    fn begin_generation(&mut self, generation: u32) {
+        self.tables.flows.fold_all();
+        if let Some(kernel) = &mut self.tables.flows.kernel {
+            kernel.set_generation(generation);
+        }
+    }
+
     /// Puts the next hops of the underlay in force, and gives those before.
-    pub(crate) fn take_up_underlay(&mut self, underlay: Arc<Underlay>) -> Arc<Underlay> {
+    pub(crate) fn take_up_underlay(
+        &mut self,
+        underlay: Arc<Underlay>,
+        generation: u32,
+    ) -> Arc<Underlay> {
+        self.begin_generation(generation);
         self.fast_path.forget();
         std::mem::replace(&mut self.underlay, underlay)
     }

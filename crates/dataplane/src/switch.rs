@@ -279,11 +279,18 @@ impl Switch {
         self.kernel.get().map_or(0, |kernel| kernel.raise())
     }
 
-    /// Puts the next hops of the underlay in force: no flow is decided again. Returns when every
+    /// Puts the next hops of the underlay in force: no flow is decided again, but none is
+    /// forwarded by the kernel before the path has sent another packet of it. Returns when every
     /// worker uses them; frames that were handed to another worker before still go the old ones.
     pub fn set_underlay(&self, underlay: Arc<Underlay>) -> Result<(), WorkerGone> {
+        // Generations come to the workers in their order: no view is handed out meanwhile.
+        let _published = self
+            .published
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let generation = self.end_permits();
         // The answers are the underlays before: they are dropped here and not on the path.
-        self.ask_all(|answer| Command::Underlay(underlay.clone(), answer))
+        self.ask_all(|answer| Command::Underlay(underlay.clone(), generation, answer))
             .map(drop)
     }
 

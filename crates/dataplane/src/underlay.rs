@@ -12,6 +12,7 @@
 
 use std::collections::HashSet;
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
@@ -27,6 +28,10 @@ pub const INNER_MTU_MIN: usize = 68;
 
 /// The most next hops of one path.
 pub const HOPS_MAX: usize = 64;
+
+/// Indices of interfaces are below this, and the numbers of hops from here on.
+const HOP_IDS: u32 = 1 << 31;
+static NEXT_ID: AtomicU32 = AtomicU32::new(0);
 
 /// What the headers of all outer packets have in common.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -74,6 +79,9 @@ pub struct Hop {
     pub mtu: u16,
     /// How many flows it has beside the others: 1 or more.
     pub weight: u16,
+    /// The index of the uplink's interface, by which the kernel may send flows itself
+    /// ([`flow::kernel`](crate::flow::kernel)), untagged; 0: it may not.
+    pub device: u32,
 }
 
 /// A path cannot be taken as it was given.
@@ -98,6 +106,10 @@ pub(crate) struct ReadyHop {
     pub outer: Outer,
     /// The longest inner frame, bytes.
     pub max_frame: u32,
+    /// The interface by which the kernel may send; 0: none.
+    pub device: u32,
+    /// A number that no other hop has, of whatever underlay, and no interface.
+    pub id: u32,
     /// Flows with a hash up to this one are its.
     upper: u32,
 }
@@ -213,6 +225,8 @@ impl Underlay {
             uplink: hop.uplink,
             outer,
             max_frame: u32::from(hop.mtu) - outer.ip_overhead() as u32,
+            device: hop.device,
+            id: HOP_IDS | NEXT_ID.fetch_add(1, Ordering::Relaxed),
             upper: ((passed << 32) / total - 1) as u32,
         })
     }
@@ -299,6 +313,7 @@ mod tests {
             source: [192, 0, 2, 1].into(),
             mtu: 1500,
             weight,
+            device: 0,
         }
     }
 

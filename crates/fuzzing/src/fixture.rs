@@ -125,6 +125,7 @@ pub fn underlay(hosts: impl IntoIterator<Item = Ipv4Addr>, mtu: u16) -> Underlay
         source: HERE.into(),
         mtu,
         weight: 1,
+        device: 0,
     };
     let hosts = hosts.into_iter();
     let paths = hosts.map(|host| (host.into(), vec![hop.clone()]));

@@ -29,6 +29,9 @@ pub struct Fact {
     /// It is the TAP device, behind which we are a [`Station`](crate::Station): the kernel has no
     /// way over it.
     pub tap: bool,
+    /// What the kernel sends by the interface is on the wire: not by the end of one that another
+    /// driver has.
+    pub of_kernel: bool,
     /// Our hardware address on it.
     pub mac: Option<Mac>,
     /// Our addresses that are reached by it.

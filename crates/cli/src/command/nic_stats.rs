@@ -17,8 +17,8 @@ use crate::session::Session;
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Bytes are those of Ethernet frames; in is what entered the guest. API v0 knows bytes alone. `butterfly drops`
-says why frames were dropped. OUT KERNEL: frames of OUT FRAMES that the kernel has forwarded itself, between
-containers. Counting a NIC's connections (FLOWS) walks the daemon's whole table of them;
+says why frames were dropped. OUT KERNEL: frames of OUT FRAMES that the kernel has forwarded itself, to
+containers and other hosts. Counting a NIC's connections (FLOWS) walks the daemon's whole table of them;
 --watch leaves them out and costs the workers nothing.
 
 Examples:

@@ -99,6 +99,7 @@ pub fn next_hops(
             source,
             mtu: resolution.mtu.unwrap_or(mtu).min(mtu).min(u16::MAX.into()) as u16,
             weight: hop.weight.clamp(1, u16::MAX.into()) as u16,
+            device: sending(fact, vlan),
         })
         .map(|hop| NextHop::Known { hop, ask })
     };
@@ -120,6 +121,7 @@ pub fn to_group(group: IpAddr, homes: &[Home], facts: &[Fact], kernel: &Snapshot
             source: home.address,
             mtu: mtu.min(u16::MAX.into()) as u16,
             weight: 1,
+            device: sending(fact, vlan),
         })
     })
 }
@@ -137,6 +139,7 @@ pub fn over_tap(target: IpAddr, mac: Mac, tap: &Fact) -> Option<Hop> {
         source,
         mtu: tap.mtu.min(u16::MAX.into()) as u16,
         weight: 1,
+        device: sending(tap, None),
     };
     carries(hop).filter(|_| tap.up)
 }
@@ -157,6 +160,14 @@ fn outgoing<'a>(
         .find(|fact| fact.joined && fact.ifindex == below)?;
     let mac = link.mac.or(fact.mac)?;
     (link.up && fact.up).then_some((fact, mac, vlan, link.mtu.min(fact.mtu)))
+}
+
+/// The interface by which the kernel itself may send on an uplink: untagged. 0: there is none.
+fn sending(fact: &Fact, vlan: Option<u16>) -> u32 {
+    match fact.of_kernel && vlan.is_none() {
+        true => fact.ifindex,
+        false => 0,
+    }
 }
 
 /// A hop that is too narrow for any inner packet is none.

@@ -85,6 +85,7 @@ fn fact() -> Fact {
         mtu: 1500,
         up: true,
         tap: false,
+        of_kernel: true,
         mac: Some(mac(1)),
         addresses: vec![OURS],
     }
@@ -117,6 +118,7 @@ fn hop(last: u8) -> Hop {
         source: OURS,
         mtu: 1500,
         weight: 1,
+        device: 1,
     }
 }
 
@@ -177,6 +179,7 @@ fn a_vlan_s_frames_are_tagged_and_a_route_s_mtu_counts() {
     let expected = Hop {
         src_mac: mac(7),
         vlan: Some(100),
+        device: 0,
         mtu: 1400,
         ..hop(2)
     };
@@ -236,6 +239,7 @@ fn a_group_goes_by_the_interface_of_our_address() {
         src_mac: mac(7),
         dst_mac: Mac([0x01, 0x00, 0x5e, 0x0a, 0x0b, 0x0c]),
         vlan: Some(100),
+        device: 0,
         ..hop(0)
     };
     let hop = to_group(ip("230.138.11.12"), &homes, &[fact()], &kernel);

@@ -15,6 +15,7 @@ fn a_line_says_what_is_in_force_and_why() {
         mtu: 1500,
         up,
         tap: false,
+        of_kernel: true,
         mac: None,
         addresses: Vec::new(),
     };

@@ -1,5 +1,6 @@
-//! Flows between two kernel devices of this host, whose packets the kernel may forward itself once
-//! the path has let them pass: containers' interfaces, and the program `bpf/cable.bpf.c` at them.
+//! Flows between two kernel devices of this host, or from one of them to another host, whose
+//! packets the kernel may forward itself once the path has let them pass: containers' interfaces,
+//! and the program `bpf/cable.bpf.c` at them.
 //!
 //! # Theory of operation
 //!
@@ -18,6 +19,14 @@
 //! direction come up again, where it is decided anew, and is permitted again by a store to memory.
 //! A packet that a processor is just passing on when the generation is raised arrives as one would
 //! that was delivered a moment before.
+//!
+//! **To other hosts** the program puts in front of a packet what the path would, and sends it by
+//! the uplink: what is entered has the outer headers, made for one next hop and this flow. Another
+//! underlay raises the generation, too, and its hops have other [numbers](crate::underlay),
+//! so that each direction is entered anew with the headers of then. Where a machine was only
+//! *learnt* to be, it is permitted for as long as the fast path relies on that, and then looked
+//! for again. What comes from other hosts is the workers', as is what goes to uplinks that are
+//! captured, in a VLAN or not the kernel's, and what wants an outer checksum over all of it.
 //!
 //! **A state that changes** ([`Flows::set_state`](super::Flows)) takes the marks of both directions
 //! away, before and behind, and so does the end of a flow. Before a state is looked at by a segment
@@ -48,8 +57,9 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use bytemuck::allocation::zeroed_slice_box;
 use foldhash::fast::RandomState;
 use sys::bpf_array::BpfArray;
-use wire::Mac;
-use wire::parse::protocol::TCP;
+use wire::parse::{mac_bits, protocol::TCP};
+use wire::vxlan::{self, Outer};
+use wire::{Mac, Vni};
 
 use super::entry::{Entry, FlowId, NONE};
 use super::key::{Key, Side};
@@ -58,6 +68,7 @@ use super::tcp;
 use crate::counters::{Counters, MAX_PORTS};
 use crate::ids::{PortSlot, RuleSlot};
 use crate::time::Now;
+use crate::underlay::ReadyHop;
 
 /// Connections that the kernel may be told of at the most.
 pub const CONNECTIONS_MAX: u32 = 1 << 20;
@@ -80,6 +91,7 @@ const BYTES: usize = 3;
 const LAST_NS: usize = 4;
 const END_ACK: usize = 5;
 const EDGE: usize = 6;
+const UNTIL: usize = 7;
 
 /// Numbers of `struct kernel_force`.
 pub const FORCE_NUMBERS: usize = 2;
@@ -134,9 +146,14 @@ struct Place {
     folded: [[AtomicU64; 2]; 2],
     /// Between which devices each side is entered, as [`pair`] has them; 0: it is not.
     entered: [AtomicU64; 2],
+    /// To which MAC address, as a number.
+    macs: [AtomicU64; 2],
+    /// By which uplink, and in how many bytes of outer headers, as [`pair`] has them; 0: to a NIC
+    /// of this host.
+    wires: [AtomicU64; 2],
 }
 
-/// The devices of a direction as one number.
+/// The devices of a direction as one number: of one to another host, the hop's is the second.
 fn pair(from: u32, to: u32) -> u64 {
     u64::from(from) << 32 | u64::from(to)
 }
@@ -150,6 +167,13 @@ struct Seen {
     end: u32,
     ack: u32,
     edge: u32,
+}
+
+impl Place {
+    fn is_entered(&self, side: Side, devices: u64, to: Mac) -> bool {
+        self.entered[side & 1].load(Ordering::Acquire) == devices
+            && self.macs[side & 1].load(Ordering::Relaxed) == mac_bits(to)
+    }
 }
 
 impl KernelFlows {
@@ -358,6 +382,16 @@ pub(crate) struct Ask {
     devices: u64,
     /// Destination and source.
     macs: [Mac; 2],
+    wire: Option<Wire>,
+}
+
+/// How a direction goes to another host.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wire {
+    uplink: PortSlot,
+    /// The uplink's interface.
+    device: u32,
+    outer: KernelOuter,
 }
 
 /// A direction that was entered.
@@ -368,6 +402,8 @@ pub(crate) struct Entered {
     key: Key,
     side: Side,
     devices: u64,
+    to_mac: u64,
+    wire: u64,
 }
 
 impl Entered {
@@ -385,8 +421,50 @@ pub(crate) struct Offer<'a> {
     pub side: Side,
     /// The sender's slot and MAC address, and the receiver's.
     pub from: (PortSlot, Mac),
-    pub to: (PortSlot, Mac),
+    pub to: (Way<'a>, Mac),
     pub max_frame: u32,
+    /// So long it may be relied on, on the monotonic clock.
+    pub until_ns: u64,
+}
+
+/// Where a direction leads.
+#[derive(Clone, Copy)]
+pub(crate) enum Way<'a> {
+    /// To a NIC of this host.
+    Near(PortSlot),
+    /// To another host.
+    Far {
+        hop: &'a ReadyHop,
+        vni: Vni,
+        /// What the flow is called on the wire.
+        hash: u32,
+        /// See [`KernelOuter::dscp`].
+        dscp: Option<u8>,
+    },
+}
+
+impl Way<'_> {
+    fn wire(&self) -> Option<Wire> {
+        let Way::Far {
+            hop,
+            vni,
+            hash,
+            dscp,
+        } = *self
+        else {
+            return None;
+        };
+        let mut outer = hop.outer;
+        outer.set_flow(vni, vxlan::source_port(hash), 0);
+        Some(Wire {
+            uplink: hop.uplink,
+            device: hop.device,
+            outer: KernelOuter {
+                headers: outer,
+                dscp,
+            },
+        })
+    }
 }
 
 impl KernelPart {
@@ -399,17 +477,16 @@ impl KernelPart {
     /// A packet of this direction has just passed by the fast path: permits those that follow, or
     /// asks for the direction to be entered.
     pub fn offer(&self, offer: &Offer, now: Now) {
-        let devices = pair(
-            self.shared.device(offer.from.0),
-            self.shared.device(offer.to.0),
-        );
+        let to = match &offer.to.0 {
+            Way::Near(slot) => self.shared.device(*slot),
+            Way::Far { hop, .. } => hop.id,
+        };
+        let devices = pair(self.shared.device(offer.from.0), to);
         let (entry, side) = (offer.entry, offer.side);
         let place = entry.kernel.get().checked_sub(1);
-        let entered = place
-            .and_then(|place| self.shared.place(place))
-            .map_or(0, |place| place.entered[side & 1].load(Ordering::Acquire));
         if let Some(place) = place
-            && entered == devices
+            && let Some(own) = self.shared.place(place)
+            && own.is_entered(side, devices, offer.to.1)
         {
             self.permit(place, offer, devices);
             return;
@@ -425,6 +502,7 @@ impl KernelPart {
             side,
             devices,
             macs: [offer.to.1, offer.from.1],
+            wire: offer.to.0.wire(),
         };
         if self.asks.try_send(ask).is_ok() {
             entry.sides[side].asked.set(asked);
@@ -439,6 +517,7 @@ impl KernelPart {
             entry,
             side,
             max_frame,
+            until_ns,
             ..
         } = *offer;
         let (Some(state), Some(own)) = (self.shared.state(place, side), self.shared.place(place))
@@ -447,14 +526,15 @@ impl KernelPart {
         };
         let tag = own.tag.load(Ordering::Acquire);
         let mark = u64::from(tag) << 32 | u64::from(self.generation);
-        if state[MARK].load(Ordering::Relaxed) == mark {
+        let is_so = |number: usize, value: u64| state[number].load(Ordering::Relaxed) == value;
+        if is_so(MARK, mark) && is_so(UNTIL, until_ns) {
             return;
         }
         // Who still has the place has it by this tag, and not by the next use's.
         let is_as_it_was = || {
             entry.kernel.get() == place + 1
                 && entry.state.get() == offer.state
-                && own.entered[side & 1].load(Ordering::Relaxed) == devices
+                && own.is_entered(side, devices, offer.to.1)
         };
         if !is_as_it_was() {
             return;
@@ -467,6 +547,7 @@ impl KernelPart {
         );
         state[END_ACK].store(joined(mine.end.get(), mine.ack.get()), Ordering::Relaxed);
         state[EDGE].store(joined(mine.edge.get(), 0), Ordering::Relaxed);
+        state[UNTIL].store(until_ns, Ordering::Relaxed);
         state[MARK].store(mark, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         if !is_as_it_was() {
@@ -496,7 +577,14 @@ impl KernelPart {
             }
             let (from, to) = (PortSlot(mine.slot.get()), PortSlot(other.slot.get()));
             self.counters.received(from, seen.frames, seen.bytes);
-            self.counters.delivered_all(to, seen.frames, seen.bytes);
+            let wire = self.shared.place(place);
+            let wire = wire.map_or(0, |place| place.wires[side & 1].load(Ordering::Relaxed));
+            let (to, outer_len) = match wire {
+                0 => (to, 0),
+                wire => (PortSlot((wire >> 32) as u32), wire & 0xffff_ffff),
+            };
+            let bytes = seen.bytes + seen.frames * outer_len;
+            self.counters.delivered_all(to, seen.frames, bytes);
             self.counters.kernel_forwarded(from, seen.frames);
             for rule in mine.rules().into_iter().filter(|rule| *rule != NONE) {
                 let rule = RuleSlot(rule);
@@ -563,7 +651,11 @@ impl KernelPart {
             if !mine {
                 self.folding.push(one.place);
             }
+            // What has gone another way counts for that.
+            self.fold(entry);
             if let Some(place) = self.shared.place(one.place) {
+                place.macs[one.side & 1].store(one.to_mac, Ordering::Relaxed);
+                place.wires[one.side & 1].store(one.wire, Ordering::Relaxed);
                 place.entered[one.side & 1].store(one.devices, Ordering::Release);
             }
         }
@@ -635,8 +727,19 @@ pub struct KernelFlow {
     pub state: u32,
     /// Which use of it.
     pub tag: u32,
-    /// The index of the receiver's device.
+    /// The index of the receiver's device, or of an uplink's.
     pub to: u32,
+    /// What is put in front of its packets, which leave by an uplink.
+    pub outer: Option<KernelOuter>,
+}
+
+/// Outer headers as the kernel's program has them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct KernelOuter {
+    /// Without TOS, lengths and checksum.
+    pub headers: Outer,
+    /// The outer DSCP; `None`: the inner packet's.
+    pub dscp: Option<u8>,
 }
 
 /// The map that the program looks packets up in.
@@ -777,6 +880,7 @@ impl KernelBook {
             None => self.choose(&ask.key)?,
         };
         let (from, to) = ((ask.devices >> 32) as u32, ask.devices as u32);
+        let to = ask.wire.map_or(to, |wire| wire.device);
         let key = KernelKey {
             device: from,
             macs: ask.macs,
@@ -785,6 +889,12 @@ impl KernelBook {
             ports: [ask.key.port(ask.side), ask.key.port(1 - ask.side)],
             protocol: ask.key.protocol(),
         };
+        // What was permitted is not what is entered now, which only a packet that passes from here
+        // on permits; `permit` looks for this behind its mark.
+        let own = &self.shared.places[place as usize];
+        own.entered[ask.side & 1].store(0, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        self.shared.end_permit(place, ask.side);
         let before = self.records[place as usize].keys[ask.side].replace(key);
         if let Some(before) = before.filter(|before| *before != key) {
             self.leave(place, ask.side, &before, table);
@@ -795,6 +905,7 @@ impl KernelBook {
                 .tag
                 .load(Ordering::Relaxed),
             to,
+            outer: ask.wire.map(|wire| wire.outer),
         };
         if from == 0 || to == 0 || !table.enter(&key, &flow) {
             self.leave(place, ask.side, &key, table);
@@ -811,6 +922,10 @@ impl KernelBook {
             key: ask.key,
             side: ask.side,
             devices: ask.devices,
+            to_mac: mac_bits(ask.macs[0]),
+            wire: ask.wire.map_or(0, |wire| {
+                pair(wire.uplink.0, wire.outer.headers.len() as u32)
+            }),
         })
     }
 
@@ -875,6 +990,7 @@ mod tests {
             side,
             devices: pair(7 + side as u32, 8 - side as u32),
             macs: [Mac([2; 6]), Mac([4; 6])],
+            wire: None,
         }
     }
 

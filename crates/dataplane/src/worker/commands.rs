@@ -118,8 +118,8 @@ impl Worker {
                     self.finish_publishing(now);
                     self.unpark_served(now);
                 }
-                Command::Underlay(underlay, answer) => {
-                    let before = self.path.take_up_underlay(underlay);
+                Command::Underlay(underlay, generation, answer) => {
+                    let before = self.path.take_up_underlay(underlay, generation);
                     self.path.send_waiting(&mut self.ports, now);
                     self.flush();
                     self.ports.outbox.wake();

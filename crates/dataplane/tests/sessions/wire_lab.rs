@@ -199,6 +199,7 @@ pub fn hop() -> Hop {
         source: HERE,
         mtu: 1500,
         weight: 1,
+        device: 0,
     }
 }
 

@@ -43,6 +43,7 @@ impl Engine {
             mtu: 0,
             up: false,
             tap: false,
+            of_kernel: false,
             mac: None,
             addresses: wanted.addresses.clone(),
         };
@@ -87,6 +88,7 @@ impl Engine {
         let remark = self.keep_tags(number, wanted).err();
         if let Some(active) = self.active.get(&number) {
             fact.joined = true;
+            fact.of_kernel = matches!(active.mode, Mode::Xdp { .. } | Mode::Packet { .. });
             fact.mode = active.mode.to_string();
             fact.why = active.mode.why().to_owned();
             if let Some(remark) = remark {

@@ -33,6 +33,7 @@ impl Engine {
             mtu: MTU,
             up: false,
             tap: true,
+            of_kernel: false,
             mac: Some(self.station.mac()),
             addresses: self.settings.addresses.clone(),
         };

@@ -132,6 +132,12 @@ impl Outer {
         }
     }
 
+    /// The template: lengths and checksums are zero.
+    #[inline]
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.len()]
+    }
+
     /// Where the outer packet is sent to.
     pub fn destination(&self) -> IpAddr {
         let l3 = usize::from(self.l3);
@@ -216,9 +222,8 @@ impl Outer {
 
 impl std::fmt::Debug for Outer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let bytes = &self.bytes[..self.len()];
         f.debug_struct("Outer")
-            .field("bytes", &bytes)
+            .field("bytes", &self.bytes())
             .finish_non_exhaustive()
     }
 }

@@ -1,14 +1,17 @@
-//! What the fast path has just let pass between two devices of the kernel's, the kernel may forward
-//! from now on: see [`flow::kernel`](crate::flow::kernel).
+//! What the fast path has just let pass between two devices of the kernel's, or to another host, the
+//! kernel may forward from now on: see [`flow::kernel`](crate::flow::kernel).
 
+use wire::parse::mac_of;
 use wire::parse::protocol::{TCP, UDP};
 
 use super::runs::Terms;
-use super::{FastPath, Run};
+use super::{Far, FastPath, Run};
 use crate::flow::is_followed;
-use crate::flow::kernel::{ENOUGH, Offer};
+use crate::flow::kernel::{ENOUGH, Offer, Way};
 use crate::round::Round;
 use crate::snapshot::PortConfig;
+
+const NS_PER_S: u64 = 1_000_000_000;
 
 impl FastPath {
     /// Permits the directions of the last batch whose packets need no look at anything but their
@@ -32,14 +35,23 @@ impl FastPath {
         let Some(route) = self.routes.get(usize::from(run.route)) else {
             return;
         };
-        let target = match route.far {
-            None => round.view.port(route.target),
-            Some(_) => None,
-        };
-        let target = target.filter(|target| is_unwatched(target) && kernel.serves(target.slot));
+        let target = round.view.port(route.target).filter(|it| is_unwatched(it));
         let (Some(target), Some(id)) = (target, flows.find(&run.key, run.hash)) else {
             return;
         };
+        let (way, mac) = match &route.far {
+            None => (Way::Near(target.slot), target.mac),
+            Some(far) => match far.way(round, run.outer_hash) {
+                Some(way) => (way, mac_of(route.mac)),
+                None => return,
+            },
+        };
+        if let Way::Near(slot) = way
+            && !kernel.serves(slot)
+        {
+            return;
+        }
+        let until_secs = route.far.and_then(|far| far.until_secs);
         let (entry, side) = (flows.entry(id), run.side());
         let mine = &entry.sides[side];
         let state = entry.state.get();
@@ -60,11 +72,27 @@ impl FastPath {
                 state,
                 side,
                 from: (round.nic.slot, round.nic.mac),
-                to: (target.slot, target.mac),
+                to: (way, mac),
                 max_frame: route.max_frame,
+                until_ns: until_secs.map_or(u64::MAX, |secs| u64::from(secs) * NS_PER_S),
             };
             kernel.offer(&offer, round.now);
         }
+    }
+}
+
+impl Far {
+    /// How the kernel gets there with a flow of this hash; `None`: it does not.
+    fn way<'a>(&self, round: &Round<'a>, hash: u32) -> Option<Way<'a>> {
+        let underlay = round.underlay;
+        let hop = underlay.hop(underlay.choose(self.path, hash))?;
+        let sends = hop.device != 0 && !hop.outer.needs_sum();
+        (sends && round.view.uplink_taps().is_empty()).then_some(Way::Far {
+            hop,
+            vni: round.nic.vni,
+            hash,
+            dscp: underlay.encapsulation().dscp,
+        })
     }
 }
 
