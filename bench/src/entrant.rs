@@ -151,7 +151,10 @@ impl Entrant {
                 if let Some(attack) = &mut self.attack {
                     attack.prepare(flood)?;
                 }
-                Course::Flood(flood, rate::begin(guests, BASE)?)
+                let turns = rate::begin(guests, BASE)?;
+                // The answers of round trips.
+                guests[1].prepare(&load::datagram(1, BASE.frame_bytes())?, &Offload::default());
+                Course::Flood(flood, turns)
             }
             Test::Alone | Test::Loaded | Test::Idle => {
                 latency::begin(guests)?;
