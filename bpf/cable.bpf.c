@@ -6,11 +6,11 @@
 // dropped. Segments stay whole and checksums begun (GSO).
 //
 // What the switch has let pass it may have entered here (kernel_flows): then the packets that
-// follow go straight to the other container, or in outer headers to another host. The theory is at the head of
-// crates/dataplane/src/flow/kernel.rs; here is what holds for one packet. It passes only if it is
-// one that the switch's own fast path would let pass without a look at anything but its flow:
-// untagged, whole, without IP options, TCP or UDP with sound headers, in TCP nothing but an
-// acknowledgement with data or without, short enough. Everything else goes up, and nothing is
+// follow go straight to the other container, or in outer headers to another host. The theory is at
+// the head of crates/dataplane/src/flow/kernel.rs; here is what holds for one packet. It passes
+// only if it is one that the switch's own fast path would let pass without a look at anything but
+// its flow: untagged, whole, without IP options, TCP or UDP with sound headers, in TCP nothing but
+// an acknowledgement with data or without, short enough. Everything else goes up, and nothing is
 // refused here.
 //
 // Entries are crates/container's, one for each of the two interfaces, and the switch's.

@@ -1,5 +1,5 @@
-//! What a guest sends that floods another one, as fast as it can, while two go on with what they had
-//! before.
+//! What a guest sends that floods another one, as fast as it can, while two go on with what they
+//! had before.
 
 use std::time::{Duration, Instant};
 

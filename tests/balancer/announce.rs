@@ -233,8 +233,8 @@ pub fn of_its_own_to_bird(stage: &mut Stage) -> Result<()> {
     )
 }
 
-/// Another program takes the daemon's place, or fails to when it had taken up all: its BIRD goes on,
-/// and so does the session with the router, which hears of nothing.
+/// Another program takes the daemon's place, or fails to when it had taken up all: its BIRD goes
+/// on, and so does the session with the router, which hears of nothing.
 fn over_an_upgrade(stage: &mut Stage, router: &Bird) -> Result<()> {
     let heard = || -> Result<Vec<String>> {
         let all = router.tell("show protocols all daemon")?;

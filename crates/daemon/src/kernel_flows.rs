@@ -1,6 +1,6 @@
-//! Flows that the kernel forwards itself between containers and to other hosts: the thread that enters them in the map
-//! of the program at their interfaces, and says that the daemon is there. What it is about is at
-//! the head of [`dataplane::flow::kernel`].
+//! Flows that the kernel forwards itself between containers and to other hosts: the thread that
+//! enters them in the map of the program at their interfaces, and says that the daemon is there.
+//! What it is about is at the head of [`dataplane::flow::kernel`].
 //!
 //! Begun by [`attachments::veths`](crate::attachments::veths) with the first such interface; ends
 //! with the switch.

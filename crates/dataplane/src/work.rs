@@ -13,10 +13,10 @@ const FRAME: u64 = 1024;
 /// To walk one more buffer of a chain, and to copy from it.
 const PIECE: u64 = 64;
 
-/// What a frame takes beside one of a settled flow: on the whole path, where it begins a flow on the
-/// fast path, where the rules are asked there and no flow begins, and where the state machine
-/// follows it (a SYN that is sent again, in one of 65,536 half-open flows: 300 cycles, where a frame
-/// of a stream took 120).
+/// What a frame takes beside one of a settled flow: on the whole path, where it begins a flow on
+/// the fast path, where the rules are asked there and no flow begins, and where the state machine
+/// follows it (a SYN that is sent again, in one of 65,536 half-open flows: 300 cycles, where a
+/// frame of a stream took 120).
 const WHOLE_PATH: u64 = 8 * FRAME;
 const ENTER: u64 = 12 * FRAME;
 const ASK: u64 = 4 * FRAME;
@@ -40,8 +40,8 @@ pub(crate) struct Cost {
     /// To receive and to copy.
     pub carried: u64,
     /// To find out what is not known of its frames, and to follow states. It is charged, but no
-    /// reason to receive fewer frames at a time: a batch of first packets takes no longer than a few
-    /// turns.
+    /// reason to receive fewer frames at a time: a batch of first packets takes no longer than a
+    /// few turns.
     pub judged: u64,
 }
 

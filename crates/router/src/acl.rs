@@ -10,8 +10,8 @@
 //! kernel beside the one in use, and a word of the router's configuration leads to the new one: no
 //! packet is judged by half of a list. What equal rules have counted goes on.
 //!
-//! **Who judges.** A list that is declared is the only one who does, so it judges what is left to the
-//! kernel as well, where that would forward it. Of such a packet it may be unknown by which
+//! **Who judges.** A list that is declared is the only one who does, so it judges what is left to
+//! the kernel as well, where that would forward it. Of such a packet it may be unknown by which
 //! interface it will leave, or what is behind IPv6's extension headers: it is denied then if a rule
 //! could deny it that comes before one that allows it for certain. With a list from nftables the
 //! kernel has the same rules, and what is left to it is judged there.

@@ -89,8 +89,8 @@ impl Control {
         .await?
     }
 
-    /// Has packets judged by this access list from now on, or by none. The error is a sentence, and nothing has
-    /// changed then. Waits: not for a runtime's thread.
+    /// Has packets judged by this access list from now on, or by none. The error is a sentence, and
+    /// nothing has changed then. Waits: not for a runtime's thread.
     pub fn set_acl(&self, list: Option<List>) -> Result<(), String> {
         let gone = || "the router has stopped with the daemon".to_owned();
         let (answer, answered) = oneshot::channel();

@@ -1,5 +1,5 @@
-//! What the fast path has just let pass between two devices of the kernel's, or to another host, the
-//! kernel may forward from now on: see [`flow::kernel`](crate::flow::kernel).
+//! What the fast path has just let pass between two devices of the kernel's, or to another host,
+//! the kernel may forward from now on: see [`flow::kernel`](crate::flow::kernel).
 
 use wire::parse::mac_of;
 use wire::parse::protocol::{TCP, UDP};
