@@ -34,6 +34,13 @@ pub fn milliseconds(times: &mut [Duration]) -> String {
 }
 
 impl Pair {
+    /// Sends from left to right for as long as this is kept: a client, and its server.
+    pub fn load(&self) -> [Process; 2] {
+        let server = self.server();
+        let load = format!("iperf3 -t 120 -c {RIGHT}");
+        [self.left.start("load", &load).unwrap(), server]
+    }
+
     /// Waits until some more has passed.
     pub fn passes(&self, what: &str) {
         let bytes = || self.right.counter("rx_bytes");
@@ -75,9 +82,7 @@ async fn connections_go_on_when_another_program_takes_over() {
         return;
     };
     let seen = pair.seen();
-    let _server = pair.server();
-    let load = format!("iperf3 -t 120 -c {RIGHT}");
-    let _load = pair.left.start("load", &load).unwrap();
+    let _load = pair.load();
     pair.passes("traffic");
     let keeper = pair.keeper();
     let mut before = connections(&pair).await;

@@ -22,9 +22,7 @@ async fn connections_go_on_over_the_last_release_and_back() {
         return;
     };
     let seen = pair.seen();
-    let _server = pair.server();
-    let load = format!("iperf3 -t 120 -c {RIGHT}");
-    let _load = pair.left.start("load", &load).unwrap();
+    let _load = pair.load();
     let (keeper, programs) = (pair.keeper(), programs());
     pair.passes("traffic");
     let mut before = connections(&pair).await;
