@@ -3,6 +3,7 @@
 // where that saves the Rust side a struct. src/linked/ffi.rs has the same declarations.
 #include <errno.h>
 #include <fcntl.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -10,6 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <rte_alarm.h>
 #include <rte_bus.h>
 #include <rte_dev.h>
 #include <rte_eal.h>
@@ -312,15 +314,45 @@ void bf_stop(uint16_t port)
 	rte_eth_dev_stop(port);
 }
 
+struct closing {
+	uint16_t port;
+	bool again;
+	sem_t done;
+};
+
+// An alarm of DPDK's. At the second call all alarms are over that the driver had set by the first.
+static void close_port(void *argument)
+{
+	struct closing *closing = argument;
+
+	if (!closing->again) {
+		closing->again = true;
+		if (!rte_eal_alarm_set(1, close_port, closing))
+			return;
+	}
+	rte_eth_dev_close(closing->port);
+	sem_post(&closing->done);
+}
+
+// Closes a port that is stopped. Drivers hear of their links on DPDK's interrupt thread, and
+// net_virtio_user takes a lost connection down there by an alarm, which reads what a close has
+// freed. So the port is closed on that thread, where nothing of the driver's runs meanwhile.
 void bf_close(uint16_t port)
 {
+	struct closing closing = {.port = port};
 	struct rte_eth_dev_info info;
 
 	rte_eth_dev_callback_unregister(port, RTE_ETH_EVENT_INTR_RMV, note_removed, NULL);
 	if (!rte_eth_dev_info_get(port, &info))
 		rte_dev_event_callback_unregister(rte_dev_name(info.device), note_taken_out,
 						  (void *)(uintptr_t)port);
-	rte_eth_dev_close(port);
+	sem_init(&closing.done, 0, 0);
+	if (rte_eal_alarm_set(1, close_port, &closing))
+		rte_eth_dev_close(port);
+	else
+		while (sem_wait(&closing.done) && errno == EINTR)
+			;
+	sem_destroy(&closing.done);
 }
 
 int bf_is_removed(uint16_t port)
