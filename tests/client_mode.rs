@@ -91,7 +91,8 @@ impl Lab {
     /// The guest's addresses, after each of its boots.
     fn configure(&self) -> Result<()> {
         self.guest
-            .ok("ip addr flush dev eth0; ip addr add 10.0.0.1/24 dev eth0; ip addr add fd00::1/64 dev eth0")
+            .ok("ip addr flush dev eth0; ip addr add 10.0.0.1/24 dev eth0; \
+                ip addr add fd00::1/64 dev eth0")
             .map(drop)
     }
 
@@ -167,11 +168,13 @@ fn add(daemon: &Daemon) -> Result<()> {
     let path = path.display();
     daemon.cli("sg rule add open --ip-proto all")?;
     daemon.cli(&format!(
-        "nic add --id guest --mac {GUEST_MAC} --vni 1 --ip 10.0.0.1 fd00::1 --sg open --client --path {path}"
+        "nic add --id guest --mac {GUEST_MAC} --vni 1 --ip 10.0.0.1 fd00::1 --sg open --client \
+         --path {path}"
     ))?;
     daemon
         .cli(&format!(
-            "nic add --id host --mac {HOST_MAC} --vni 1 --ip {HOST} {HOST6} --sg open --type tap --path bf-client"
+            "nic add --id host --mac {HOST_MAC} --vni 1 --ip {HOST} {HOST6} --sg open --type tap \
+             --path bf-client"
         ))
         .map(drop)
 }

@@ -62,7 +62,8 @@ impl Stage for Lab {
             ))?;
             let address = format!("--ip 10.0.{index}.40 --vni {}", index + 1);
             daemon.cli(&format!(
-                "nic add --id host{index} --mac {} {address} --sg some --type tap --path bf-crash{index}",
+                "nic add --id host{index} --mac {} {address} --sg some --type tap --path \
+                 bf-crash{index}",
                 host_mac(index)
             ))?;
             let mut nic = Nic::new(Wire::VhostUser(daemon.socket(name)), &mac);
@@ -86,7 +87,8 @@ impl Stage for Lab {
         self.guest.quiet()?;
         for (index, name) in NICS.into_iter().enumerate() {
             self.guest.ok(&format!(
-                "ip addr flush dev eth{index}; ip link set eth{index} up; ip addr add 10.0.{index}.1/24 dev eth{index}"
+                "ip addr flush dev eth{index}; ip link set eth{index} up; \
+                 ip addr add 10.0.{index}.1/24 dev eth{index}"
             ))?;
             let ping = format!("ping -c 1 -W 1 10.0.{index}.40 >/dev/null");
             soon(&self.guest, &ping).map_err(|e| format!("{name}: {e}"))?;

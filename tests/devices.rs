@@ -40,11 +40,13 @@ const PATIENCE: Duration = Duration::from_secs(180);
 
 /// On both: what is there for all trials. `$me` is 1 on the host and 2 on its peer.
 const DEVICES: &str = "set -e; modprobe tun
-    sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0 net.ipv6.conf.default.accept_dad=0
+    sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0 \
+    net.ipv6.conf.default.accept_dad=0
     ip link add link eth0 name vlan6 type vlan id 6
     ip link add bond1 type bond mode 802.3ad miimon 50 lacp_rate fast xmit_hash_policy layer3+4
     for port in eth1 eth2; do
-        ethtool -s $port speed 1000 duplex full; ip link set $port down; ip link set $port master bond1
+        ethtool -s $port speed 1000 duplex full; ip link set $port down
+        ip link set $port master bond1
     done
     ip link set vlan6 up; ip link set bond1 up; ip link set eth3 up
     ip addr add 192.0.2.$me/24 dev vlan6; ip addr add fd06::$me/64 dev vlan6
@@ -54,7 +56,8 @@ const DEVICES: &str = "set -e; modprobe tun
 /// What a trial left, on both. A namespace lives on as long as a connection that was cut off in it,
 /// with its VLAN, if that is not deleted first.
 const RESET: &str = "killall -9 butterfly butterflyd guest 2>/dev/null; rm -rf /tmp/* /run/bf
-    for name in a east plain; do ip -n $name link del vlan5 2>/dev/null; ip netns del $name 2>/dev/null; done
+    for name in a east plain; do ip -n $name link del vlan5 2>/dev/null
+    ip netns del $name 2>/dev/null; done
     for link in vx vlan5 bond5 nic5 near0; do ip link del $link 2>/dev/null; done
     until [ -e /sys/class/net/eth3 ]; do sleep 0.1; done
     ip addr flush dev eth3; ip link set eth3 up; ethtool -K eth3 rxvlan on 2>/dev/null
@@ -86,11 +89,11 @@ impl Stage for Pair {
 
     fn dump(&self) -> String {
         let of = |guest: &Guest| {
-            let said = guest.ok(
-                "ip -s addr; ip route; ip neigh; grep -A 5 'Active Aggregator' /proc/net/bonding/bond1
-                 for what in status 'uplink list' drops 'nic stats'; do butterfly -e unix:/run/bf/api.sock $what; done
-                 tail -n 50 /run/log; true",
-            );
+            let said = guest.ok("ip -s addr; ip route; ip neigh
+                 grep -A 5 'Active Aggregator' /proc/net/bonding/bond1
+                 for what in status 'uplink list' drops 'nic stats'
+                 do butterfly -e unix:/run/bf/api.sock $what; done
+                 tail -n 50 /run/log; true");
             format!("=== {}\n{}", guest.name(), said.unwrap_or_else(|e| e))
         };
         of(&self.host) + &of(&self.peer)
@@ -155,14 +158,18 @@ const BUTTERFLY: &str = "butterfly -e unix:/run/bf/api.sock";
 
 /// A daemon without an uplink.
 fn daemon(host: &Guest) -> Result<()> {
-    host.ok("mkdir /run/bf; : >/run/log; butterflyd --no-syslog -s /run/bf --api unix:/run/bf/api.sock >/run/log 2>&1 &")?;
+    host.ok(
+        "mkdir /run/bf; : >/run/log; butterflyd --no-syslog -s /run/bf --api \
+        unix:/run/bf/api.sock >/run/log 2>&1 &",
+    )?;
     says(host, "/run/log", "is ready").map(drop)
 }
 
 /// What the daemon's router has counted of an interface, of IPv4.
 fn counted(host: &Guest, interface: &str, counter: &str) -> Result<u64> {
     let text = host.ok(&format!(
-        "{BUTTERFLY} router status | awk '$1 == \"{interface}\" && $2 == \"{counter}\" {{ print $3 }}'"
+        "{BUTTERFLY} router status | awk '$1 == \"{interface}\" && \
+         $2 == \"{counter}\" {{ print $3 }}'"
     ))?;
     // What has not happened has no line.
     let number = format!("0{}", text.trim()).parse();
@@ -174,15 +181,16 @@ fn counted(host: &Guest, interface: &str, counter: &str) -> Result<u64> {
 /// killed.
 fn the_daemon_routes_between_vlans_and_a_bond(pair: &mut Pair) -> Result<()> {
     let (host, peer) = (&pair.host, &pair.peer);
-    host.ok(
-        "set -e; sysctl -qw net.ipv4.ip_forward=1
-         ip link add link eth0 name vlan5 type vlan id 5; ip link set vlan5 up; ip addr add 10.5.0.1/24 dev vlan5
-         ip link add link bond1 name bond5 type vlan id 5; ip link set bond5 up; ip addr add 10.6.0.1/24 dev bond5",
-    )?;
+    host.ok("set -e; sysctl -qw net.ipv4.ip_forward=1
+         ip link add link eth0 name vlan5 type vlan id 5; ip link set vlan5 up
+         ip addr add 10.5.0.1/24 dev vlan5
+         ip link add link bond1 name bond5 type vlan id 5; ip link set bond5 up
+         ip addr add 10.6.0.1/24 dev bond5")?;
     peer.ok("set -e; ip link add link eth0 name vlan5 type vlan id 5
          ip netns add east; ip link set vlan5 netns east; ip -n east link set vlan5 up
          ip -n east addr add 10.5.0.2/24 dev vlan5; ip -n east route add default via 10.5.0.1
-         ip link add link bond1 name bond5 type vlan id 5; ip link set bond5 up; ip addr add 10.6.0.2/24 dev bond5
+         ip link add link bond1 name bond5 type vlan id 5; ip link set bond5 up
+         ip addr add 10.6.0.2/24 dev bond5
          ip route add 10.5.0.0/24 via 10.6.0.1 proto static")?;
     peer.serve("ip netns exec east guest tcp-serve 80")?;
     soon(peer, "ping -q -c 1 -W 1 10.5.0.2")?;
@@ -190,7 +198,8 @@ fn the_daemon_routes_between_vlans_and_a_bond(pair: &mut Pair) -> Result<()> {
     let add = |mode: &str| -> Result<()> {
         // The first of them waits for the kernel's verifier, on a processor that is emulated.
         let said = host.ok(&format!(
-            "{BUTTERFLY} --timeout 60000 router add bond5 bond1 --mode {mode} && {BUTTERFLY} router add vlan5 --mode native"
+            "{BUTTERFLY} --timeout 60000 router add bond5 bond1 --mode {mode} && \
+             {BUTTERFLY} router add vlan5 --mode native"
         ))?;
         for line in [
             &format!("taking over bond5: {mode} XDP"),
@@ -251,7 +260,8 @@ fn routes_from_a_nic_that_takes_tags_out(pair: &mut Pair) -> Result<()> {
         )
         .map_err(|e| format!("tags are taken out, {expected}: {e}"))
     };
-    let vlan = "ip link add link eth3 name nic5 type vlan id 5; ip link set nic5 up; ip addr add 10.5.0.1/24 dev nic5";
+    let vlan = "ip link add link eth3 name nic5 type vlan id 5; ip link set nic5 up; \
+        ip addr add 10.5.0.1/24 dev nic5";
     host.ok(&format!(
         "set -e; sysctl -qw net.ipv4.ip_forward=1; ip addr add 10.8.0.1/24 dev eth3; {vlan}"
     ))?;
@@ -259,10 +269,12 @@ fn routes_from_a_nic_that_takes_tags_out(pair: &mut Pair) -> Result<()> {
     // peer itself.
     peer.ok("set -e; ip link add link eth3 name nic5 type vlan id 5
          ip netns add east; ip link set nic5 netns east
-         ip netns add plain; ip link set eth3 netns plain; ip -n plain link set eth3 up; ip -n east link set nic5 up
+         ip netns add plain; ip link set eth3 netns plain; ip -n plain link set eth3 up
+         ip -n east link set nic5 up
          ip -n plain addr add 10.8.0.2/24 dev eth3; ip -n plain route add default via 10.8.0.1
          ip -n east addr add 10.5.0.2/24 dev nic5; ip -n east route add default via 10.5.0.1
-         ip route add 10.5.0.0/24 via 192.0.2.1 proto static; ip route add 10.8.0.0/24 via 192.0.2.1 proto static")?;
+         ip route add 10.5.0.0/24 via 192.0.2.1 proto static
+         ip route add 10.8.0.0/24 via 192.0.2.1 proto static")?;
     let plain = "ip netns exec plain ping -q -c 3 -i 0.2 -W 1 192.0.2.2";
     let tagged = "ip netns exec east ping -q -c 3 -i 0.2 -W 1 192.0.2.2";
     soon(peer, plain)?;
@@ -311,7 +323,8 @@ fn routes_from_a_nic_that_takes_tags_out(pair: &mut Pair) -> Result<()> {
     takes_out(true)?;
     // Shared with the load balancer, the last one gives back.
     host.ok(&format!(
-        "{BUTTERFLY} router add eth3; {BUTTERFLY} service interface add eth3; {BUTTERFLY} router del eth3"
+        "{BUTTERFLY} router add eth3; {BUTTERFLY} service interface add eth3; \
+         {BUTTERFLY} router del eth3"
     ))?;
     takes_out(false)?;
     host.ok(&format!("{BUTTERFLY} service interface del eth3"))?;
@@ -335,17 +348,22 @@ fn routes_from_a_nic_that_takes_tags_out(pair: &mut Pair) -> Result<()> {
 /// taken for packets without a tag.
 fn a_veth_may_hide_tags(pair: &mut Pair) -> Result<()> {
     let (host, peer) = (&pair.host, &pair.peer);
-    host.ok("set -e; modprobe veth; sysctl -qw net.ipv4.ip_forward=1; ip netns add a
-         ip link add near0 type veth peer name far0; ip link set far0 netns a; ip link set near0 up; ip -n a link set far0 up
+    host.ok(
+        "set -e; modprobe veth; sysctl -qw net.ipv4.ip_forward=1; ip netns add a
+         ip link add near0 type veth peer name far0; ip link set far0 netns a
+         ip link set near0 up; ip -n a link set far0 up
          ip link add link near0 name near5 type vlan id 5; ip link set near5 up
-         ip addr add 10.5.0.1/24 dev near5; ip addr add 10.8.0.1/24 dev near0; sysctl -qw net.ipv4.conf.near5.forwarding=0
+         ip addr add 10.5.0.1/24 dev near5; ip addr add 10.8.0.1/24 dev near0
+         sysctl -qw net.ipv4.conf.near5.forwarding=0
          ip -n a link add link far0 name far5 type vlan id 5; ip -n a link set far5 up
-         ip -n a addr add 10.5.0.2/24 dev far5; ip -n a route add default via 10.5.0.1")?;
+         ip -n a addr add 10.5.0.2/24 dev far5; ip -n a route add default via 10.5.0.1",
+    )?;
     peer.ok("ip route add 10.5.0.0/24 via 192.0.2.1 proto static")?;
     daemon(host)?;
     // None at tc, where tags are never hidden.
     host.ok(&format!(
-        "{BUTTERFLY} router add near0 near5 --mode generic && {BUTTERFLY} router add vlan6 --mode native"
+        "{BUTTERFLY} router add near0 near5 --mode generic && {BUTTERFLY} router add vlan6 --mode \
+         native"
     ))?;
     let status = host.ok(&format!("{BUTTERFLY} router status"))?;
     check(
@@ -354,7 +372,8 @@ fn a_veth_may_hide_tags(pair: &mut Pair) -> Result<()> {
     )?;
     let pinging = |txvlan: &str| {
         host.succeeds(&format!(
-            "ip netns exec a ethtool -K far0 txvlan {txvlan} && ip netns exec a ping -q -c 3 -i 0.2 -W 1 192.0.2.2"
+            "ip netns exec a ethtool -K far0 txvlan {txvlan} && ip netns exec a ping -q -c 3 -i \
+             0.2 -W 1 192.0.2.2"
         ))
     };
     let forwarded = || -> Result<[u64; 2]> {
@@ -389,7 +408,10 @@ fn a_veth_may_hide_tags(pair: &mut Pair) -> Result<()> {
 
 /// Starts `butterfly forward`, and gives what it says until it forwards.
 fn forward(host: &Guest) -> Result<String> {
-    host.ok(": >/run/log; butterfly forward vlan5 bond1 --mode native >/run/log 2>&1 & echo $! >/run/pid")?;
+    host.ok(
+        ": >/run/log; butterfly forward vlan5 bond1 --mode native >/run/log 2>&1 & echo $! \
+        >/run/pid",
+    )?;
     says(host, "/run/log", "are followed.")
 }
 
@@ -423,7 +445,8 @@ fn vxlan_over_a_vlan_of_a_nic_that_takes_tags_out(pair: &mut Pair) -> Result<()>
     };
     for (guest, me) in [(&pair.host, 1), (&pair.peer, 2)] {
         guest.ok(&format!(
-            "set -e; ip link add link eth3 name nic5 type vlan id 5; ip link set nic5 up; ip addr add 10.5.0.{me}/24 dev nic5"
+            "set -e; ip link add link eth3 name nic5 type vlan id 5; ip link set nic5 up; \
+             ip addr add 10.5.0.{me}/24 dev nic5"
         ))?;
     }
     takes_out("on")?;
@@ -478,7 +501,10 @@ fn vxlan_by_two_ways_at_once(pair: &mut Pair) -> Result<()> {
     let before = received()?;
     // More flows than chance sends one way; LACP and neighbours are a handful.
     peer.serve("guest udp-serve 54")?;
-    host.ok("for port in $(seq 3001 3020); do ip netns exec a guest udp-ping 10.7.0.2 54 10 100 $port || exit 1; done")?;
+    host.ok(
+        "for port in $(seq 3001 3020); do ip netns exec a guest udp-ping 10.7.0.2 54 10 100 \
+        $port || exit 1; done",
+    )?;
     let after = received()?;
     let grown = [after[0] - before[0], after[1] - before[1]];
     check(
@@ -501,13 +527,15 @@ fn overlay(pair: &Pair, options: &str, local: &str, remote: &str) -> Result<Stri
          ip addr add 10.7.0.2/24 dev vx; ip addr add fd17::2/64 dev vx nodad"
     ))?;
     pair.host.ok(&format!(
-        "mkdir /run/bf; : >/run/log; butterflyd --no-syslog -s /run/bf --api unix:/run/bf/api.sock {options} >/run/log 2>&1 &"
+        "mkdir /run/bf; : >/run/log; butterflyd --no-syslog -s /run/bf --api unix:/run/bf/api.sock \
+         {options} >/run/log 2>&1 &"
     ))?;
     says(&pair.host, "/run/log", "is ready")?;
     pair.host.ok(&format!(
         "set -e
          {BUTTERFLY} sg rule add open --ip-proto all
-         {BUTTERFLY} nic add --id a --mac 52:54:00:00:07:01 --vni 42 --ip 10.7.0.1 fd17::1 --sg open --type tap --path bf-a
+         {BUTTERFLY} nic add --id a --mac 52:54:00:00:07:01 --vni 42 --ip 10.7.0.1 fd17::1 --sg \
+         open --type tap --path bf-a
          {BUTTERFLY} host add {remote} --vni 42
          ip netns add a; ip link set bf-a netns a name eth0
          ip -n a link set eth0 address 52:54:00:00:07:01 mtu 1400 up

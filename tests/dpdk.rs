@@ -66,7 +66,8 @@ fn start(namespace: Namespace, host: u8, family: Family, device: &str) -> Result
 fn alone(namespace: &Namespace) -> Result<()> {
     bare(namespace, UPLINK)?;
     let table = format!(
-        "nft 'table netdev alone {{ chain in {{ type filter hook ingress device {UPLINK} priority 0; policy drop; }}; }}'"
+        "nft 'table netdev alone {{ chain in {{ type filter hook ingress device {UPLINK} priority \
+         0; policy drop; }}; }}'"
     );
     namespace.ok(&table).map(drop)
 }
@@ -107,7 +108,8 @@ fn patch(namespace: &Namespace, wire: &str, cable: &str) -> Result<()> {
     bare(namespace, wire)?;
     let chain = |from: &str, to: &str| {
         format!(
-            "chain {from} {{ type filter hook ingress device {from} priority 0; fwd to \"{to}\"; }};"
+            "chain {from} {{ type filter hook ingress device {from} priority 0; fwd to \"{to}\"; \
+             }};"
         )
     };
     let (there, back) = (chain(wire, cable), chain(cable, wire));
@@ -371,7 +373,8 @@ fn one_host_by_a_bond_beside_one_by_xdp() -> Result<()> {
         bare(&right, interface)?;
     }
     right.ok(&format!(
-        "set -e; ip link add both type bridge; ip link set {UPLINK} master both; ip link set uplink1 master both
+        "set -e; ip link add both type bridge; ip link set {UPLINK} master both
+         ip link set uplink1 master both
          sysctl -qw net.ipv6.conf.both.accept_dad=0; ip link set both up
          ip addr add 192.0.2.2/24 dev both; ip addr add fd0c::2/64 dev both nodad"
     ))?;
@@ -816,9 +819,11 @@ fn a_device_that_is_taken_out() -> Result<()> {
         uplink(&host.daemon)?["joined"] == true,
         "it is joined at first",
     )?;
-    let message = "b'\\0'.join([b'remove@/net_tap0', b'ACTION=remove', b'SUBSYSTEM=pci', b'PCI_SLOT_NAME=net_tap0', b''])";
+    let message = "b'\\0'.join([b'remove@/net_tap0', b'ACTION=remove', b'SUBSYSTEM=pci', \
+        b'PCI_SLOT_NAME=net_tap0', b''])";
     host.namespace.ok(&format!(
-        "python3 -c \"import socket as s; u = s.socket(s.AF_NETLINK, s.SOCK_DGRAM, 15); u.bind((0, 0)); u.sendto({message}, (0, 1))\""
+        "python3 -c \"import socket as s; u = s.socket(s.AF_NETLINK, s.SOCK_DGRAM, 15); \
+         u.bind((0, 0)); u.sendto({message}, (0, 1))\""
     ))?;
     let shown = wait_for("an uplink that is gone", PATIENCE, || {
         let shown = uplink(&host.daemon)?;

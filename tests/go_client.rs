@@ -35,7 +35,8 @@ fn run(toolchain: &str) -> Result<()> {
     // A host of its own, with an interface that may be balanced on.
     let host = Namespace::new()?;
     host.ok(
-        "ip link add balanced0 type veth peer name far0 && ip link set balanced0 up && ip link set far0 up",
+        "ip link add balanced0 type veth peer name far0 && ip link set balanced0 up && \
+         ip link set far0 up",
     )?;
     let daemon = Daemon::start_on(Some(host.pid()), &[])?;
     let module = repository().join("clients/go").display().to_string();

@@ -140,7 +140,10 @@ fn a_port_range_has_two_ends(lab: &mut Lab) -> Result<()> {
     for port in [999, 1000, 1500, 2000, 2001] {
         lab.b().serve(&format!("guest tcp-serve {port}"))?;
     }
-    lab.cli("sg rule add web --ip-proto tcp --port-start 1000 --port-end 2000 --cidr 10.0.0.1/32 + nic sg set b web")?;
+    lab.cli(
+        "sg rule add web --ip-proto tcp --port-start 1000 --port-end 2000 --cidr 10.0.0.1/32 + \
+        nic sg set b web",
+    )?;
     for (port, passes) in [
         (999, false),
         (1000, true),
@@ -180,7 +183,10 @@ fn icmp_rules_know_type_and_code(lab: &mut Lab) -> Result<()> {
 fn three_nics_in_two_groups(lab: &mut Lab) -> Result<()> {
     lab.cli("nic sg set a web + nic sg set b web db + nic sg set c db")?;
     lab.cli("sg rule add db --ip-proto tcp --port 5432 --sg-members web")?;
-    lab.cli("sg rule add web --ip-proto tcp --port 80 --sg-members db + sg rule add web --ip-proto icmp --sg-members web")?;
+    lab.cli(
+        "sg rule add web --ip-proto tcp --port 80 --sg-members db + sg rule add web --ip-proto \
+        icmp --sg-members web",
+    )?;
     for guest in &lab.guests {
         for port in [80, 5432] {
             guest.serve(&format!("guest tcp-serve {port}"))?;
@@ -220,7 +226,10 @@ fn three_nics_in_two_groups(lab: &mut Lab) -> Result<()> {
 /// security-groups.md 4.
 fn egress_rules_narrow_what_leaves(lab: &mut Lab) -> Result<()> {
     let a = lab.a();
-    lab.cli("sg rule add open --ip-proto all + nic sg set b open + nic sg set c open + nic sg set a narrow")?;
+    lab.cli(
+        "sg rule add open --ip-proto all + nic sg set b open + nic sg set c open + nic sg set \
+        a narrow",
+    )?;
     check(
         !pings(a, B4)?,
         "a group that does not exist counts as one with an egress rule",
@@ -246,7 +255,10 @@ fn an_answer_needs_no_rule(lab: &mut Lab) -> Result<()> {
     let (a, b) = (lab.a(), lab.b());
     b.serve("guest udp-serve 53")?;
     b.serve("guest tcp-sink 81")?;
-    lab.cli("sg rule add dns --ip-proto udp --port 53 + sg rule add dns --ip-proto tcp --port 81 + nic sg set b dns")?;
+    lab.cli(
+        "sg rule add dns --ip-proto udp --port 53 + sg rule add dns --ip-proto tcp --port 81 + \
+        nic sg set b dns",
+    )?;
     for to in [B4, B6] {
         a.ok(&format!("guest udp-ping {to} 53 3 100 4000"))?;
         a.ok(&format!("guest tcp-put {to} 81 300000 10"))?;
@@ -335,7 +347,10 @@ fn members_change_while_traffic_runs(lab: &mut Lab) -> Result<()> {
 fn nics_join_and_leave_while_traffic_runs(lab: &mut Lab) -> Result<()> {
     let (a, b, c) = (lab.a(), lab.b(), lab.c());
     b.serve("guest tcp-serve 80 2000000")?;
-    lab.cli("sg add users + sg rule add web --ip-proto tcp --port 80 --sg-members users + nic sg set b web")?;
+    lab.cli(
+        "sg add users + sg rule add web --ip-proto tcp --port 80 --sg-members users + nic sg \
+        set b web",
+    )?;
     check(
         !a.succeeds(&format!("guest tcp-get {B4} 80 1 1"))?,
         "nobody is in the group",
@@ -394,7 +409,10 @@ fn a_rule_taken_away_cuts(lab: &mut Lab) -> Result<()> {
     let (a, b) = (lab.a(), lab.b());
     b.serve("guest tcp-serve 80")?;
     b.serve("guest tcp-serve 81")?;
-    lab.cli("sg rule add web --ip-proto tcp --port 80 + sg rule add web --ip-proto tcp --port 81 + nic sg set b web")?;
+    lab.cli(
+        "sg rule add web --ip-proto tcp --port 80 + sg rule add web --ip-proto tcp --port 81 + \
+        nic sg set b web",
+    )?;
     for to in [B4, B6] {
         let cut = Download::start(a, to, 80)?;
         let kept = Download::start(a, to, 81)?;
@@ -444,10 +462,16 @@ fn icmp_errors_follow_their_flow(lab: &mut Lab) -> Result<()> {
     for guest in [a, b, c] {
         guest.ok(no_redirects)?;
     }
-    b.ok("echo 1 > /proc/sys/net/ipv4/ip_forward; echo 1 > /proc/sys/net/ipv6/conf/all/forwarding; \
-          ip route add 10.9.0.3/32 via 10.0.0.3 mtu 1300; ip -6 route add fd09::3/128 via fd00::3 dev eth0 mtu 1300")?;
-    c.ok("ip addr add 10.9.0.3/32 dev eth0; ip -6 addr add fd09::3/128 dev eth0; ip route add 10.0.0.1/32 via 10.0.0.2; \
-          ip -6 route add fd00::1/128 via fd00::2")?;
+    b.ok(
+        "echo 1 > /proc/sys/net/ipv4/ip_forward; echo 1 > /proc/sys/net/ipv6/conf/all/forwarding; \
+          ip route add 10.9.0.3/32 via 10.0.0.3 mtu 1300; ip -6 route add fd09::3/128 via fd00::3 \
+          dev eth0 mtu 1300",
+    )?;
+    c.ok(
+        "ip addr add 10.9.0.3/32 dev eth0; ip -6 addr add fd09::3/128 dev eth0; \
+        ip route add 10.0.0.1/32 via 10.0.0.2; \
+          ip -6 route add fd00::1/128 via fd00::2",
+    )?;
     a.ok("ip route add 10.9.0.3/32 via 10.0.0.2; ip -6 route add fd09::3/128 via fd00::2")?;
     c.serve("guest tcp-sink 81")?;
     let errors = [
@@ -472,7 +496,10 @@ fn fragments_follow_their_first(lab: &mut Lab) -> Result<()> {
     let (a, b) = (lab.a(), lab.b());
     b.serve("guest udp-serve 53")?;
     b.serve("guest udp-serve 54")?;
-    lab.cli("sg rule add web --ip-proto icmp + sg rule add web --ip-proto udp --port 53 + nic sg set b web")?;
+    lab.cli(
+        "sg rule add web --ip-proto icmp + sg rule add web --ip-proto udp --port 53 + nic sg \
+        set b web",
+    )?;
     for to in [B4, B6] {
         a.ok(&format!("ping -c 3 -i 0.2 -W 2 -s 8000 {to}"))?;
         a.ok(&format!("guest udp-ping {to} 53 3 20000"))?;
@@ -490,8 +517,10 @@ fn fragments_follow_their_first(lab: &mut Lab) -> Result<()> {
 fn broken_fragments_are_dropped(lab: &mut Lab) -> Result<()> {
     let (a, b) = (lab.a(), lab.b());
     lab.cli("sg rule add web --ip-proto all + nic sg set b web")?;
-    let seen =
-        || -> Result<u64> { parse(&b.ok("awk '/^Ip: [0-9]/ { print $15 }' /proc/net/snmp")?) }; // ReasmReqds
+    let seen = || -> Result<u64> {
+        parse(&b.ok("awk '/^Ip: [0-9]/ { print $15 }' \
+            /proc/net/snmp")?)
+    }; // ReasmReqds
     // Not every drop: a connection that was cut before may send again at any moment.
     let reasons = [
         "fragment_tiny",
@@ -539,7 +568,8 @@ fn broken_fragments_are_dropped(lab: &mut Lab) -> Result<()> {
 /// security-groups.md 13: no group at all.
 fn dhcp_passes_but_from_a_guest(lab: &mut Lab) -> Result<()> {
     let (a, b) = (lab.a(), lab.b());
-    let server = "printf 'start 10.0.0.50\\nend 10.0.0.60\\ninterface eth0\\nlease_file /tmp/leases\\n\
+    let server = "printf 'start 10.0.0.50\\nend 10.0.0.60\\ninterface eth0\\nlease_file \
+        /tmp/leases\\n\
                   option subnet 255.255.255.0\\n' > /tmp/udhcpd.conf; touch /tmp/leases; \
                   udhcpd -f /tmp/udhcpd.conf >/tmp/udhcpd.log 2>&1 &";
     b.ok(server)?;
@@ -603,7 +633,10 @@ fn a_guest_cannot_borrow_addresses(lab: &mut Lab) -> Result<()> {
     )?;
 
     let before = lab.daemon.drops("a", "EGRESS", &[])?;
-    a.ok("ip link set eth0 down; ip link set eth0 address 52:54:00:00:00:66 up; ip neigh flush dev eth0")?;
+    a.ok(
+        "ip link set eth0 down; ip link set eth0 address 52:54:00:00:00:66 up; \
+        ip neigh flush dev eth0",
+    )?;
     check(!pings(a, B4)?, "another MAC is refused all the same")?;
     check(
         lab.daemon.drops("a", "EGRESS", &[])? > before,
@@ -632,7 +665,10 @@ fn bypass_filtering_filters_nothing(lab: &mut Lab) -> Result<()> {
 fn a_sniffer_hears_all_and_says_nothing(lab: &mut Lab) -> Result<()> {
     let (a, b) = (lab.a(), lab.b());
     lab.cli("sg rule add web --ip-proto icmp + nic sg set b web")?;
-    lab.cli("nic add --id ear --mac 52:54:00:00:00:ee --vni 42 --type tap --path bf-ear --sniff-target b")?;
+    lab.cli(
+        "nic add --id ear --mac 52:54:00:00:00:ee --vni 42 --type tap --path bf-ear \
+        --sniff-target b",
+    )?;
     let namespace = Namespace::new()?;
     namespace.adopt("bf-ear", "52:54:00:00:00:ee", &["10.0.0.200/24"])?;
     let tcpdump = namespace.start("tcpdump", "tcpdump -l -n -i eth0 icmp")?;

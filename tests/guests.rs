@@ -41,8 +41,11 @@ const B6: &str = "fd00::2";
 
 /// All three guests let everything in.
 fn open(lab: &Lab) -> Result<()> {
-    lab.cli("sg rule add open --ip-proto all + nic sg set a open + nic sg set b open + nic sg set c open")
-        .map(drop)
+    lab.cli(
+        "sg rule add open --ip-proto all + nic sg set a open + nic sg set b open + nic sg set \
+        c open",
+    )
+    .map(drop)
 }
 
 /// The three guests are not all with one worker, and hear each other all the same, under rules.
@@ -63,7 +66,10 @@ fn workers_hand_frames_over(lab: &mut Lab) -> Result<()> {
             .sum::<Option<u64>>()
             .ok_or(format!("no handed_over in {all}"))
     };
-    lab.cli("sg rule add web --ip-proto tcp --port 80 + sg rule add web --ip-proto icmp + nic sg set b web + nic sg set c web")?;
+    lab.cli(
+        "sg rule add web --ip-proto tcp --port 80 + sg rule add web --ip-proto icmp + nic sg \
+        set b web + nic sg set c web",
+    )?;
     let before = handed_over()?;
     lab.b().serve("guest tcp-serve 80")?;
     lab.c().serve("guest tcp-serve 80")?;
@@ -103,7 +109,8 @@ fn another_network_hears_nothing(lab: &mut Lab) -> Result<()> {
     b.serve("guest tcp-serve 80")?;
     for to in [B4, B6] {
         a.ok(&format!(
-            "ip neigh flush dev eth0; ping -c 3 -i 0.2 -W 1 {to} && guest tcp-get {to} 80 1000000 10"
+            "ip neigh flush dev eth0; ping -c 3 -i 0.2 -W 1 {to} && \
+             guest tcp-get {to} 80 1000000 10"
         ))?;
     }
     check(
@@ -135,7 +142,8 @@ fn a_nic_has_several_addresses(lab: &mut Lab) -> Result<()> {
     open(lab)?;
     lab.cli("nic update b --ip 10.0.0.2 fd00::2 10.0.0.22 192.168.7.2 fd00::22 2001:db8::2")?;
     lab.b().ok(
-        "ip addr add 10.0.0.22/24 dev eth0; ip addr add 192.168.7.2/24 dev eth0; ip addr add fd00::22/64 dev eth0; \
+        "ip addr add 10.0.0.22/24 dev eth0; ip addr add 192.168.7.2/24 dev eth0; \
+         ip addr add fd00::22/64 dev eth0; \
          ip addr add 2001:db8::2/64 dev eth0",
     )?;
     lab.cli("nic update a --ip 10.0.0.1 fd00::1 192.168.7.1 2001:db8::1")?;
@@ -153,9 +161,13 @@ fn a_nic_has_several_addresses(lab: &mut Lab) -> Result<()> {
     }
     // All of them are members of a group the NIC is in.
     lab.cli(
-        "sg add --replace open + sg rule add peers --ip-proto icmp --sg-members open + nic sg set a peers",
+        "sg add --replace open + sg rule add peers --ip-proto icmp --sg-members open + nic sg set \
+         a peers",
     )?;
-    lab.b().ok("ping -c 2 -i 0.2 -W 1 -I 192.168.7.2 192.168.7.1 && ping -c 2 -i 0.2 -W 1 -I 2001:db8::2 2001:db8::1").map(drop)
+    lab.b()
+        .ok("ping -c 2 -i 0.2 -W 1 -I 192.168.7.2 192.168.7.1 && \
+        ping -c 2 -i 0.2 -W 1 -I 2001:db8::2 2001:db8::1")
+        .map(drop)
 }
 
 /// What one NIC handed over is what the other got: 64 KiB at a time, nothing segmented in between.
@@ -254,7 +266,8 @@ fn a_namespace_is_a_guest(lab: &mut Lab) -> Result<()> {
     open(lab)?;
     let own = "52:54:00:00:00:40";
     lab.cli(&format!(
-        "nic add --id tap --mac {own} --vni {VNI} --ip 10.0.0.40 fd00::40 --sg open --type tap --path bf-tap"
+        "nic add --id tap --mac {own} --vni {VNI} --ip 10.0.0.40 fd00::40 --sg open --type tap \
+         --path bf-tap"
     ))?;
     let namespace = Namespace::new()?;
     namespace.adopt("bf-tap", own, &["10.0.0.40/24", "fd00::40/64"])?;
@@ -389,7 +402,8 @@ fn bench_nics_send_and_answer(lab: &mut Lab) -> Result<()> {
     lab.cli("sg rule add ping --ip-proto icmp + nic sg set b ping")?;
     let bench = |id: &str, last: u8, more: &str| {
         format!(
-            "nic add --id {id} --mac 52:54:00:00:00:{last} --vni {VNI} --ip 10.0.0.{last} --sg ping --type bench {more}"
+            "nic add --id {id} --mac 52:54:00:00:00:{last} --vni {VNI} --ip 10.0.0.{last} --sg \
+             ping --type bench {more}"
         )
     };
     lab.cli(&bench("answers", 51, "--btype ICMP_RCV_LIKE"))?;

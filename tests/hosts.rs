@@ -192,7 +192,8 @@ fn hosts_that_are_told_of_each_other() -> Result<()> {
         let binding = |last: u8, host: u8| {
             let mac = mac(last);
             format!(
-                "binding add --vni 42 --mac {mac} --ip 10.1.0.{last} fd01::{last} --host 192.0.2.{host}"
+                "binding add --vni 42 --mac {mac} --ip 10.1.0.{last} fd01::{last} --host \
+                 192.0.2.{host}"
             )
         };
         hosts.left.daemon.cli(&binding(2, 2))?;
@@ -304,7 +305,8 @@ fn a_host_that_forges() -> Result<()> {
         let vxlan = [&[8, 0, 0, 0, 0, 0, vni, 0], inner].concat();
         let hex: String = vxlan.iter().map(|byte| format!("{byte:02x}")).collect();
         right.ok(&format!(
-            "python3 -c \"import socket as s; u = s.socket(s.AF_INET, s.SOCK_DGRAM); u.bind(('192.0.2.{host}', 0)); \
+            "python3 -c \"import socket as s; u = s.socket(s.AF_INET, s.SOCK_DGRAM); \
+             u.bind(('192.0.2.{host}', 0)); \
              u.sendto(bytes.fromhex('{hex}'), ('192.0.2.1', 4789))\""
         ))
     };
@@ -375,8 +377,10 @@ fn a_host_that_forges() -> Result<()> {
             &format!("nothing but that arrived:\n{since}"),
         )?;
         // What is asked for by name passes.
-        left.daemon
-            .cli("network set 42 --from anybody --learning on --dhcp-server 192.0.2.3 --router 192.0.2.3")?;
+        left.daemon.cli(
+            "network set 42 --from anybody --learning on --dhcp-server 192.0.2.3 --router \
+                192.0.2.3",
+        )?;
         send(9, 42, &udp(77, 77, 5004))?;
         arrives(5004)?;
         send(
@@ -406,7 +410,8 @@ fn the_kernel_s_own_vxlan() -> Result<()> {
         let (left, right) = cable(1500)?;
         if bridged {
             left.ok(&format!(
-                "ip addr flush dev {UPLINK}; ip link set {UPLINK} down; ip link set {UPLINK} name port0; ip link add {UPLINK} type bridge; \
+                "ip addr flush dev {UPLINK}; ip link set {UPLINK} down; \
+                 ip link set {UPLINK} name port0; ip link add {UPLINK} type bridge; \
                  ip link set port0 master {UPLINK}; ip link set port0 up"
             ))?;
             address(&left, 1)?;
@@ -558,7 +563,8 @@ fn datagrams(from: &Namespace, at: &Namespace, to: &str, merged: bool) -> Result
     let mut taken = 0;
     for _ in 0..5 {
         let receive = format!(
-            "to = '{to}'; {socket}; u.bind((to, 5000)); u.settimeout(10); print('bound', flush=True); \
+            "to = '{to}'; {socket}; u.bind((to, 5000)); u.settimeout(10); \
+             print('bound', flush=True); \
              print([len(u.recv(9000)) for n in range(20)] == [1000] * 20, flush=True)"
         );
         let receiver = at.start("receiver", &format!("python3 -c \"{receive}\""))?;
@@ -571,7 +577,8 @@ fn datagrams(from: &Namespace, at: &Namespace, to: &str, merged: bool) -> Result
         said("bound")?;
         let before = at.counter("rx_packets")?;
         from.ok(&format!(
-            "python3 -c \"to = '{to}'; {socket}; u.setsockopt(s.IPPROTO_UDP, 103, 1000); u.sendto(bytes(20000), (to, 5000))\""
+            "python3 -c \"to = '{to}'; {socket}; u.setsockopt(s.IPPROTO_UDP, 103, 1000); \
+             u.sendto(bytes(20000), (to, 5000))\""
         ))?;
         said("True")?;
         taken = at.counter("rx_packets")? - before;
@@ -655,7 +662,8 @@ fn links_addresses_and_nics_come_and_go() -> Result<()> {
             .ok(&format!("ip addr add 192.0.2.1/24 dev {UPLINK}"))?;
         answers(&a, "10.1.0.2")?;
         hosts.right.namespace.ok(&format!(
-            "ip link set {UPLINK} down; ip link set {UPLINK} address 52:54:00:00:08:02; ip link set {UPLINK} up"
+            "ip link set {UPLINK} down; ip link set {UPLINK} address 52:54:00:00:08:02; \
+             ip link set {UPLINK} up"
         ))?;
         hosts
             .left
@@ -796,10 +804,10 @@ fn an_uplink_is_named_while_it_runs() -> Result<()> {
     on(&hosts, || answers(&a, "10.1.0.2"))?;
 
     // What comes is joined, whatever it was before.
-    hosts
-        .left
-        .namespace
-        .ok("ip link add eth9 type veth peer name other9 && ip link set eth9 up && ip link set other9 up")?;
+    hosts.left.namespace.ok(
+        "ip link add eth9 type veth peer name other9 && ip link set eth9 up && \
+            ip link set other9 up",
+    )?;
     wait_for("eth9 to be joined", PATIENCE, || {
         let shown = hosts.left.daemon.json("uplink show eth9")?;
         Ok((shown["uplinks"][0]["joined"] == true).then_some(()))

@@ -160,7 +160,8 @@ impl Hosts {
         let passwd: String = passwd.collect();
         said(std::fs::write(folder.path().join("passwd"), passwd))?;
         let mut config = format!(
-            "IdentityFile {}\nStrictHostKeyChecking no\nUserKnownHostsFile /dev/null\nLogLevel ERROR\n",
+            "IdentityFile {}\nStrictHostKeyChecking no\nUserKnownHostsFile /dev/null\n\
+             LogLevel ERROR\n",
             at("key")
         );
         let mut hosts = Hosts {

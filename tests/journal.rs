@@ -96,7 +96,8 @@ folder=$2
 mkdir "$2"/dev
 mount --rbind /dev "$2"/dev
 mount -t tmpfs tmpfs /dev
-for name in null zero random urandom; do touch /dev/$name; mount --bind "$2"/dev/$name /dev/$name; done
+for name in null zero random urandom; do touch /dev/$name
+mount --bind "$2"/dev/$name /dev/$name; done
 socat -u UNIX-RECV:/dev/log,mode=666 CREATE:"$2"/lines &
 socat=$!
 until_is '[ -S /dev/log ]'

@@ -68,7 +68,8 @@ fn our_programs_on_its_kernel() -> Result<()> {
     // So does the program at containers' interfaces.
     host.ok("modprobe tun && ip netns add c1")?;
     let nic = host.ok(
-        "butterfly -e unix:/run/api.sock nic add --id c1 --vni 7 --mac 52:54:00:00:00:01 --ip 10.0.0.1/24 --type veth \
+        "butterfly -e unix:/run/api.sock nic add --id c1 --vni 7 --mac 52:54:00:00:00:01 --ip \
+         10.0.0.1/24 --type veth \
              --netns c1 && butterfly -e unix:/run/api.sock --json nic details c1",
     )?;
     check(
@@ -78,7 +79,8 @@ fn our_programs_on_its_kernel() -> Result<()> {
     // The XDP programs of the router and the load balancer pass that kernel's verifier; the
     // uplink's is in `devices.rs`.
     host.ok(
-        "ip link add near0 type veth peer name far0 && ip addr add 10.1.2.3/24 dev near0 && ip link set near0 up && \
+        "ip link add near0 type veth peer name far0 && ip addr add 10.1.2.3/24 dev near0 && \
+         ip link set near0 up && \
          ip link set far0 up",
     )?;
     for (command, text) in [

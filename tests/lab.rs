@@ -39,7 +39,8 @@ fn two_guests_on_one_wire() -> Result<()> {
     a.ok("guest udp-ping 10.0.0.2 53 3 4000")?;
     a.ok("guest sctp-ping 10.0.0.2 9 3 5 && guest sctp-ping fd00::2 9 3 5")?;
     a.ok(
-        "guest icmp-ask 10.0.0.2 13 0 2 && guest icmp-ask 10.0.0.2 8 0 2 && guest icmp-ask fd00::2 128 0 2",
+        "guest icmp-ask 10.0.0.2 13 0 2 && guest icmp-ask 10.0.0.2 8 0 2 && \
+         guest icmp-ask fd00::2 128 0 2",
     )?;
     for (kind, datagrams) in [("whole", 1), ("later-only", 0), ("overlap", 0), ("tiny", 0)] {
         let udp_in = "awk '/^Udp: [0-9]/ { print $2 + $3 }' /proc/net/snmp";

@@ -71,7 +71,8 @@ impl Stage for LossyLink {
 
     fn reset(&mut self) -> Result<()> {
         self.bridge.ok(
-            "for port in eth0 eth1; do tc qdisc del dev $port root 2>/dev/null; ip link set $port up; done",
+            "for port in eth0 eth1; do tc qdisc del dev $port root 2>/dev/null; \
+             ip link set $port up; done",
         )?;
         B.iter().try_for_each(|to| answers(&self.a, to))
     }
@@ -90,7 +91,8 @@ impl LossyLink {
     /// What the link does to frames from now on, in both directions.
     fn netem(&self, what: &str) -> Result<()> {
         let command = format!(
-            "for port in eth0 eth1; do tc qdisc replace dev $port root netem limit 10000 {what}; done"
+            "for port in eth0 eth1; do tc qdisc replace dev $port root netem limit 10000 {what}; \
+             done"
         );
         self.bridge.ok(&command).map(drop)
     }
@@ -159,7 +161,8 @@ fn the_link_comes_and_goes(link: &mut LossyLink) -> Result<()> {
         .a
         .start("download", &tool("tcp-get 10.1.0.2 80 3000000 60"))?;
     let away = link.bridge.begin(
-        "for n in 1 2 3 4; do ip link set eth1 down; sleep 0.4; ip link set eth1 up; sleep 0.4; done",
+        "for n in 1 2 3 4; do ip link set eth1 down; sleep 0.4; ip link set eth1 up; sleep 0.4; \
+         done",
         PATIENCE,
     )?;
     for _ in 0..4 {
@@ -220,7 +223,8 @@ fn the_link_is_narrow(link: &mut LossyLink) -> Result<()> {
 /// arrives is whole, and came from there; gives whether any came before one that was sent earlier.
 /// Some may be lost.
 fn datagrams(link: &LossyLink) -> Result<bool> {
-    let receive = "import socket as s; u = s.socket(s.AF_INET, s.SOCK_DGRAM); u.bind(('10.1.0.2', 5000)); u.settimeout(1)
+    let receive = "import socket as s; u = s.socket(s.AF_INET, s.SOCK_DGRAM); \
+        u.bind(('10.1.0.2', 5000)); u.settimeout(1)
 print('bound', flush=True)
 came = []
 try:
@@ -228,7 +232,8 @@ try:
     while True: came.append(u.recv(9000))
 except TimeoutError: pass
 whole = all(len(one) == 800 and one == one[:4] * 200 and int(one[:4]) < 200 for one in came)
-print('whole' if whole and came else 'broken', 'sorted' if came == sorted(came) else 'mixed', len(came), flush=True)";
+print('whole' if whole and came else 'broken', 'sorted' if came == sorted(came) else 'mixed', \
+len(came), flush=True)";
     let receiver = link
         .b
         .start("receiver", &format!("python3 -c \"{receive}\""))?;
@@ -239,8 +244,12 @@ print('whole' if whole and came else 'broken', 'sorted' if came == sorted(came) 
         })
     };
     said(&["bound"])?;
-    link.a.ok("python3 -c \"import socket as s; u = s.socket(s.AF_INET, s.SOCK_DGRAM); u.setsockopt(s.IPPROTO_UDP, 103, 800)
-for first in range(0, 200, 10): u.sendto(b''.join(b'%04d' % n * 200 for n in range(first, first + 10)), ('10.1.0.2', 5000))\"")?;
+    link.a.ok(
+        "python3 -c \"import socket as s; u = s.socket(s.AF_INET, s.SOCK_DGRAM); \
+        u.setsockopt(s.IPPROTO_UDP, 103, 800)
+for first in range(0, 200, 10): u.sendto(b''.join(b'%04d' % n * 200 for n in range(first, first + \
+10)), ('10.1.0.2', 5000))\"",
+    )?;
     let log = said(&["whole", "broken"])?;
     check(
         log.contains("whole"),

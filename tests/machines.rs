@@ -124,7 +124,8 @@ fn nic_add(index: usize, vni: u32) -> String {
     let (name, last) = (NAMES[index], last(index));
     let mac = mac(last);
     format!(
-        "nic add --replace --id {name} --mac {mac} --vni {vni} --ip 10.1.0.{last} fd01::{last} --sg open"
+        "nic add --replace --id {name} --mac {mac} --vni {vni} --ip 10.1.0.{last} fd01::{last} \
+         --sg open"
     )
 }
 
@@ -156,7 +157,8 @@ fn exchange(from: &Guest, at: &Guest, last: u8) -> Result<()> {
     reaches(from, last)?;
     for to in [format!("10.1.0.{last}"), format!("fd01::{last}")] {
         let command = format!(
-            "ping -q -c 2 -i 0.2 -W 10 -s 8000 {to} && guest udp-ping {to} 53 3 6000 && guest sctp-ping {to} 9 3 60 && \
+            "ping -q -c 2 -i 0.2 -W 10 -s 8000 {to} && guest udp-ping {to} 53 3 6000 && \
+             guest sctp-ping {to} 9 3 60 && \
              guest tcp-get {to} 80 1000000 60 && guest tcp-put {to} 81 1000000 60"
         );
         let said = from.run(&command, PATIENCE)?;
@@ -219,7 +221,8 @@ fn four_machines_of_two_networks(cloud: &mut Cloud) -> Result<()> {
 fn dhcp_from_another_host(cloud: &mut Cloud) -> Result<()> {
     let (a, b) = (cloud.a(), cloud.b());
     b.ok(
-        "printf 'start 10.1.0.50\\nend 10.1.0.59\\ninterface eth0\\nlease_file /tmp/leases\\noption subnet 255.255.255.0\\n' \
+        "printf 'start 10.1.0.50\\nend 10.1.0.59\\ninterface eth0\\nlease_file \
+         /tmp/leases\\noption subnet 255.255.255.0\\n' \
          > /tmp/udhcpd.conf; touch /tmp/leases; udhcpd -f /tmp/udhcpd.conf >/tmp/udhcpd.log 2>&1 &",
     )?;
     a.ok("ip addr flush dev eth0")?;

@@ -190,7 +190,8 @@ impl<'a> Stage<'a> {
         let mac = mac(GUEST);
         host.daemon
             .cli(&format!(
-                "nic add --replace --id guest --mac {mac} --vni {vni} --ip 10.1.0.{GUEST} fd01::{GUEST} \
+                "nic add --replace --id guest --mac {mac} --vni {vni} --ip 10.1.0.{GUEST} \
+                 fd01::{GUEST} \
                  --sg closed"
             ))
             .map(drop)

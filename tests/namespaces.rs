@@ -50,7 +50,8 @@ impl Pair {
         let host = |name: &str, last: u8| -> Result<Namespace> {
             let mac = format!("52:54:00:00:01:0{last}");
             daemon.cli(&format!(
-                "sg add {name} + nic add --id {name} --mac {mac} --vni 7 --ip 10.1.0.{last} fd01::{last} --sg {name} --type tap \
+                "sg add {name} + nic add --id {name} --mac {mac} --vni 7 --ip 10.1.0.{last} \
+                 fd01::{last} --sg {name} --type tap \
                  --path bf-{name} --mtu {mtu}"
             ))?;
             let namespace = Namespace::new()?;
@@ -138,8 +139,10 @@ fn iperf3_tcp_passes_unsegmented(pair: &Pair) -> Result<()> {
 }
 
 fn iperf3_udp_loses_nothing_at_a_low_rate(pair: &Pair) -> Result<()> {
-    pair.daemon
-        .cli("sg rule add right --ip-proto tcp --port 5201 + sg rule add right --ip-proto udp --port 5201")?;
+    pair.daemon.cli(
+        "sg rule add right --ip-proto tcp --port 5201 + sg rule add right --ip-proto udp \
+            --port 5201",
+    )?;
     let _server = pair.serve()?;
     for to in ["10.1.0.2", "fd01::2"] {
         let report = pair.iperf3(&format!("-u -c {to} -b 10M -t 1"))?;
@@ -166,7 +169,8 @@ fn a_connection_is_cut_and_does_not_return(pair: &Pair) -> Result<()> {
     let moves = |moving: bool| {
         wait_for(&format!("traffic to move: {moving}"), PATIENCE, || {
             let before = pair.right.counter("rx_bytes")?;
-            std::thread::sleep(Duration::from_millis(300)); // the interval that a rate is taken over
+            // the interval that a rate is taken over
+            std::thread::sleep(Duration::from_millis(300));
             let came = pair.right.counter("rx_bytes")? - before;
             Ok(((came > 100_000) == moving).then_some(()))
         })
@@ -270,7 +274,8 @@ fn tcp_keeps_to_what_its_nic_may_send(pair: &Pair) -> Result<()> {
 /// more is dropped, whoever sends.
 fn tcp_keeps_to_what_its_nic_may_be_sent(pair: &Pair) -> Result<()> {
     pair.daemon.cli(
-        "sg rule add right --ip-proto tcp --port 5201 + sg rule add right --ip-proto udp --port 5201",
+        "sg rule add right --ip-proto tcp --port 5201 + sg rule add right --ip-proto udp --port \
+         5201",
     )?;
     let _server = pair.serve()?;
     for (limit, to) in [(10, "10.1.0.2"), (50, "fd01::2"), (500, "10.1.0.2")] {
@@ -312,7 +317,10 @@ fn larger_frames_with_a_larger_mtu(pair: &Pair) -> Result<()> {
             &format!("the device has the MTU that was asked for: {link}"),
         )?;
     }
-    pair.left.ok("ping -q -c 2 -i 0.2 -W 1 -M do -s 8900 10.1.0.2 && ping -q -c 2 -i 0.2 -W 1 -M do -s 8900 fd01::2").map(drop)
+    pair.left
+        .ok("ping -q -c 2 -i 0.2 -W 1 -M do -s 8900 10.1.0.2 && \
+        ping -q -c 2 -i 0.2 -W 1 -M do -s 8900 fd01::2")
+        .map(drop)
 }
 
 fn a_deleted_nic_takes_its_device_with_it(pair: &Pair) -> Result<()> {

@@ -1,5 +1,5 @@
-//! The benchmark of restarts, `make bench-restart`, in its smallest form: everything happens once to
-//! guests, containers and hosts.
+//! The benchmark of restarts, `make bench-restart`, in its smallest form: everything happens once
+//! to guests, containers and hosts.
 
 use std::fs;
 use std::time::Duration;

@@ -88,7 +88,8 @@ impl Stage for Lab {
         self.guest.quiet()?;
         for index in 0..NICS.len() {
             self.guest.ok(&format!(
-                "ip addr flush dev eth{index}; ip link set eth{index} up; ip addr add 10.0.{index}.1/24 dev eth{index}; \
+                "ip addr flush dev eth{index}; ip link set eth{index} up; \
+                 ip addr add 10.0.{index}.1/24 dev eth{index}; \
                  ip addr add fd0{index}::1/64 dev eth{index}"
             ))?;
         }
@@ -125,7 +126,8 @@ impl Lab {
         let tool = tool();
         let last = 2000 + PORTS - 1;
         host.ok(&format!(
-            "for p in $(seq 2000 {last}); do {tool} udp-ping 10.0.{index}.1 53 {EACH} 100 $p; done; true"
+            "for p in $(seq 2000 {last}); do {tool} udp-ping 10.0.{index}.1 53 {EACH} 100 $p; \
+             done; true"
         ))?;
         let mut now = before;
         wait_for("every datagram and every answer", PATIENCE, || {
@@ -226,7 +228,8 @@ fn plug(guest: &Guest, kind: &str) -> Result<()> {
     })?;
     guest
         .ok(&format!(
-            "for m in /sys/devices/system/memory/memory[0-9]*/state; do grep -q offline $m && echo online_{kind} >$m; done; true"
+            "for m in /sys/devices/system/memory/memory[0-9]*/state; do grep -q offline $m && \
+             echo online_{kind} >$m; done; true"
         ))
         .map(drop)
 }
@@ -471,7 +474,8 @@ fn add(daemon: &Daemon, index: usize) -> Result<()> {
     add_guest(daemon, index)?;
     daemon
         .cli(&format!(
-            "nic add --id host{index} --mac {} --vni {vni} --ip 10.0.{index}.40 fd0{index}::40 --sg open \
+            "nic add --id host{index} --mac {} --vni {vni} --ip 10.0.{index}.40 fd0{index}::40 \
+             --sg open \
              --type tap --path bf-vmm{index}",
             host_mac(index)
         ))

@@ -153,7 +153,8 @@ impl Row {
             [0.5, 0.99, 1.0].map(|share| micros(&self.pause_cpu, share));
         let clock = micros(&self.pause_clock, 1.0);
         println!(
-            "{name:<22} {p50:>9.0} {p99:>9.0} {pause_p50:>9.1} {pause_p99:>9.1} {pause:>9.1} {clock:>9.0}"
+            "{name:<22} {p50:>9.0} {p99:>9.0} {pause_p50:>9.1} {pause_p99:>9.1} {pause:>9.1} \
+             {clock:>9.0}"
         );
         let name = name.replace(' ', "_");
         ratios.push(format!("{name}_in_force_p50_us"), p50);

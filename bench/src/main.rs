@@ -130,8 +130,8 @@ enum Command {
     /// Frames a second to another host and from there, over a veth: this switch, OVS-DPDK, the
     /// kernel.
     Overlay(overlay::Options),
-    /// How long no frame passes, and which connections are lost, when the switch is killed, upgraded
-    /// or restarted, beside OVS-DPDK's restart.
+    /// How long no frame passes, and which connections are lost, when the switch is killed,
+    /// upgraded or restarted, beside OVS-DPDK's restart.
     Restart(restart::Options),
     /// Two containers that talk: this switch with a hundred rules, the kernel's bridge without and
     /// with nftables, a bare veth pair; idle cost.

@@ -31,7 +31,8 @@ struct Table {
 const TABLES: &[Table] = &[
     Table {
         title: "Between guests of a host",
-        method: "Two guests by vhost-user, one core for each switch, all switches in turn within a second, in one run; \
+        method: "Two guests by vhost-user, one core for each switch, all switches in turn within a \
+            second, in one run; \
                  rules are stateful.",
         data: "switch-near",
         columns: &[
@@ -54,7 +55,8 @@ const TABLES: &[Table] = &[
     },
     Table {
         title: "Round trips between guests",
-        method: "The same run: one frame of 64 bytes in flight, from guest to guest and back, and what an idle switch takes \
+        method: "The same run: one frame of 64 bytes in flight, from guest to guest and back, and \
+            what an idle switch takes \
                  of its core.",
         data: "switch-near",
         columns: &[
@@ -74,7 +76,8 @@ const TABLES: &[Table] = &[
     },
     Table {
         title: "To and from other hosts",
-        method: "VXLAN over a veth, 100 stateful rules, one core for each host; the far end drops or sends in the kernel.",
+        method: "VXLAN over a veth, 100 stateful rules, one core for each host; \
+            the far end drops or sends in the kernel.",
         data: "overlay-near",
         columns: &[
             ("butterfly", "Butterfly, AF_XDP"),
@@ -94,8 +97,10 @@ const TABLES: &[Table] = &[
     },
     Table {
         title: "When the switch is killed, upgraded or restarted",
-        method: "How long a stream of small frames sees none, beyond the usual time between two; all rules are stateful, and connections \
-                 are asked for afterwards. OVS-DPDK has no upgrade but a restart, and forgets its connections.",
+        method: "How long a stream of small frames sees none, beyond the usual time between two; \
+            all rules are stateful, and connections \
+                 are asked for afterwards. OVS-DPDK has no upgrade but a restart, and forgets its \
+                 connections.",
         data: "restart",
         columns: &[("butterfly", "Butterfly"), ("ovs", "OVS-DPDK")],
         rows: &[
@@ -132,7 +137,8 @@ const TABLES: &[Table] = &[
     },
     Table {
         title: "The router",
-        method: "Frames as an interface's driver receives them, 10,000 routes and 8,192 destinations, out by a veth whose \
+        method: "Frames as an interface's driver receives them, 10,000 routes and 8,192 \
+            destinations, out by a veth whose \
                  other end drops them; one core.",
         data: "router",
         columns: &[
@@ -156,7 +162,8 @@ const TABLES: &[Table] = &[
     },
     Table {
         title: "The load balancer, a packet",
-        method: "BPF_PROG_TEST_RUN, net of an empty program; beside the usual design, an LRU entry for each flow.",
+        method: "BPF_PROG_TEST_RUN, net of an empty program; beside the usual design, an LRU entry \
+            for each flow.",
         data: "balancer",
         columns: &[
             ("balancer", "Butterfly"),
@@ -188,10 +195,12 @@ const TABLES: &[Table] = &[
 
 const HEAD: &str = "# Performance
 
-How fast, beside whom, on what. This page is made from the data of the benchmarks' last whole runs, by `make performance-page`: not by hand.
-Cells are medians with half their spread; in brackets how many times as good Butterfly is: 2 is twice the rate or half the time.
-Machines were shared with others, so ratios, which are medians of windows that follow each other, say more than numbers. How each is measured is in [bench/README.md](../bench/README.md),
-what was tried on the way in the [journal](journal/README.md); every cell is in [performance](performance).
+How fast, beside whom, on what. This page is made from the data of the benchmarks' last whole
+runs, by `make performance-page`: not by hand. Cells are medians with half their spread; in
+brackets how many times as good Butterfly is: 2 is twice the rate or half the time. Machines were
+shared with others, so ratios, which are medians of windows that follow each other, say more than
+numbers. How each is measured is in [bench/README.md](../bench/README.md), what was tried on the
+way in the [journal](journal/README.md); every cell is in [performance](performance).
 ";
 
 /// Writes the page.
@@ -382,7 +391,8 @@ mod tests {
         let there = std::fs::read_to_string(&path).unwrap();
         assert!(
             there == page().unwrap(),
-            "docs/performance.md is not what docs/performance/*.tsv make: run `make performance-page`"
+            "docs/performance.md is not what docs/performance/*.tsv make: run `make \
+             performance-page`"
         );
     }
 

@@ -1,13 +1,13 @@
 //! How long no frame passes, and which connections end, when the switch is killed, upgraded or
 //! restarted: this one, and beside it OVS-DPDK, in the same run.
 //!
-//! A stream of small frames with numbers goes from one guest to another at a fixed rate ([`lanes`]).
-//! Its *blackout* is the longest time between two arrivals around the event without the usual one
-//! ([`stream::blackout`]); *lost* are the numbers that never come. What a stream sees when nothing
-//! happens, which is the machine and the driver, is measured beside it. Before the event there are
-//! established connections, and behind it their server speaks: what does not arrive is lost
-//! ([`connections`]). A round starts all scenes anew, one after the other, and has each event happen
-//! several times to each.
+//! A stream of small frames with numbers goes from one guest to another at a fixed rate
+//! ([`lanes`]). Its *blackout* is the longest time between two arrivals around the event without
+//! the usual one ([`stream::blackout`]); *lost* are the numbers that never come. What a stream sees
+//! when nothing happens, which is the machine and the driver, is measured beside it. Before the
+//! event there are established connections, and behind it their server speaks: what does not arrive
+//! is lost ([`connections`]). A round starts all scenes anew, one after the other, and has each
+//! event happen several times to each.
 
 mod connections;
 mod end;
@@ -212,14 +212,16 @@ fn round(kind: Kind, cores: Cores, plan: &Plan, rows: &mut [Row]) -> Result<(), 
 /// The table as it is printed.
 fn text(rows: &[Row]) -> String {
     let mut out = format!(
-        "\nmilliseconds without a frame; frames; connections\n{:<18} {:>9} {:>9} {:>9} {:>6} {:>9} {:>7} {:>7} {:>9} {:>7}\n",
+        "\nmilliseconds without a frame; frames; connections\n{:<18} {:>9} {:>9} {:>9} {:>6} {:>9} \
+         {:>7} {:>7} {:>9} {:>7}\n",
         "", "p50", "p99", "max", "of", "sent", "lost", "twice", "asked", "lost"
     );
     for row in rows {
         let [middle, late, most, count, sent, lost, twice, asked, gone] = row.cells();
         let _ = writeln!(
             out,
-            "{:<18} {middle:>9} {late:>9} {most:>9} {count:>6} {sent:>9} {lost:>7} {twice:>7} {asked:>9} {gone:>7}",
+            "{:<18} {middle:>9} {late:>9} {most:>9} {count:>6} {sent:>9} {lost:>7} {twice:>7} \
+             {asked:>9} {gone:>7}",
             row.name(),
         );
     }
@@ -287,9 +289,11 @@ fn write(dir: &Path, rows: &[Row], connections: usize) -> Result<(), PeerError> 
         events.unwrap_or(0)
     );
     let mut page = format!(
-        "# bench-restart\n\n{head}. Milliseconds without a frame, of all streams and events. As data: \
+        "# bench-restart\n\n{head}. Milliseconds without a frame, of all streams and events. As \
+         data: \
          [restart.tsv](restart.tsv).\n\n\
-         | | p50 | p99 | most | of | frames sent | lost | twice | connections asked | lost |\n|---|{}\n",
+         | | p50 | p99 | most | of | frames sent | lost | twice | connections asked | lost |\n\
+         |---|{}\n",
         "---|".repeat(9)
     );
     let mut data =

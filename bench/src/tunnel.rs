@@ -52,7 +52,8 @@ pub fn run(quick: bool, only: &[String]) -> Result<Ratios, PeerError> {
     let mut ratios = Ratios::default();
     let udp = |frame_len, flows| Load::Udp { frame_len, flows };
     println!(
-        "ns a frame on one core: lowest window, and the median one in brackets; millions a second of the median"
+        "ns a frame on one core: lowest window, and the median one in brackets; \
+         millions a second of the median"
     );
     for load in [
         udp(64, 1),

@@ -43,7 +43,8 @@ pub fn run(options: &Options) -> Result<Ratios, PeerError> {
     let mut ratios = Ratios::default();
     if processors < 3 && !options.anyway {
         println!(
-            "skipped: two workers and the guests' driver need three processors, here are {processors}"
+            "skipped: two workers and the guests' driver need three processors, here are \
+             {processors}"
         );
         ratios.push("skipped", 1.0);
         return Ok(ratios);

@@ -19,8 +19,8 @@ static __always_inline __u32 mix(__u64 a, __u64 b, __u32 seed)
 }
 
 // Both ports of the packet that begins at `l3` as one number; 0 where there are none to see: all
-// fragments of a datagram take one next hop. A function of its own for the verifier, who looks at it
-// once.
+// fragments of a datagram take one next hop. A function of its own for the verifier, who looks at
+// it once.
 __attribute__((noinline)) __u64 ports_of(context *ctx, __u32 l3, int family)
 {
 	struct packet packet = {.l3 = l3, .family = family};

@@ -95,11 +95,14 @@ pub fn balances_several(stage: &mut Stage) -> Result<()> {
     // Another client, by another interface of the balancer.
     let second = Namespace::new()?;
     stage.balancer.ok(&format!(
-        "ip link add eth1 type veth peer name eth0 netns {} && ip addr add 10.1.3.3/24 dev eth1 && ip link set eth1 up",
+        "ip link add eth1 type veth peer name eth0 netns {} && ip addr add 10.1.3.3/24 dev eth1 && \
+         ip link set eth1 up",
         second.pid()
     ))?;
-    second
-        .ok("ethtool -K eth0 tx off >/dev/null && ip addr add 10.1.3.1/24 dev eth0 && ip link set eth0 up")?;
+    second.ok(
+        "ethtool -K eth0 tx off >/dev/null && ip addr add 10.1.3.1/24 dev eth0 && \
+            ip link set eth0 up",
+    )?;
     second.ok("ip route add default via 10.1.3.3")?;
     // The servers answer it by the balancer's kernel.
     stage.balancer.ok("sysctl -q -w net.ipv4.ip_forward=1")?;
@@ -112,7 +115,8 @@ pub fn balances_several(stage: &mut Stage) -> Result<()> {
     let balance = start(
         stage,
         &format!(
-            "eth0 10.1.2.3 {VIP} 10.1.2.10 10.1.2.11 --vip {OTHER} -p 80 -p 443 -i eth1 --mode generic"
+            "eth0 10.1.2.3 {VIP} 10.1.2.10 10.1.2.11 --vip {OTHER} -p 80 -p 443 -i eth1 --mode \
+             generic"
         ),
     )?;
     for vip in [VIP, OTHER] {

@@ -99,7 +99,8 @@ pub fn is_asked_through_the_vip(stage: &mut Stage) -> Result<()> {
 /// go elsewhere meanwhile.
 pub fn keeps_connections_over_a_restart(stage: &mut Stage) -> Result<()> {
     let add = format!(
-        "service add {SERVICE} --server 10.1.2.10 10.1.2.11 10.1.2.12 --check tcp --check-interval 500"
+        "service add {SERVICE} --server 10.1.2.10 10.1.2.11 10.1.2.12 --check tcp --check-interval \
+         500"
     );
     stage.daemon.cli(&add)?;
     stage.healths_become(&["HEALTHY"; 3])?;
@@ -195,7 +196,8 @@ pub fn by_every_kind_of_check(stage: &mut Stage) -> Result<()> {
     ];
     for (port, asked, _) in &kinds {
         stage.daemon.cli(&format!(
-            "service add {VIP}:{port} --server 10.1.2.10 10.1.2.11 10.1.2.12 --check-interval 1000 --fall 1 {asked}"
+            "service add {VIP}:{port} --server 10.1.2.10 10.1.2.11 10.1.2.12 --check-interval 1000 \
+             --fall 1 {asked}"
         ))?;
     }
     for (port, asked, why) in &kinds {
@@ -239,7 +241,8 @@ fn serve(server: &Server, dir: &Path, mood: &str, address: &str) -> Result<Proce
     let (certificate, key) = (certificate.display(), key.display());
     if !dir.join("key.pem").exists() {
         server.host.ok(&format!(
-            "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=anybody -keyout {key} -out {certificate}"
+            "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj \
+             /CN=anybody -keyout {key} -out {certificate}"
         ))?;
     }
     let script = repository().join("tests/health_servers.py");
@@ -261,7 +264,8 @@ fn serve(server: &Server, dir: &Path, mood: &str, address: &str) -> Result<Proce
 fn command(dir: &Path) -> Result<String> {
     let path = dir.join("programs/greeted");
     let script = "#!/bin/bash\n\
-                  [ \"$BUTTERFLY_VIP $BUTTERFLY_PORT $BUTTERFLY_PROTOCOL\" = '192.168.101.1 7 tcp' ] || exit 2\n\
+                  [ \"$BUTTERFLY_VIP $BUTTERFLY_PORT $BUTTERFLY_PROTOCOL\" = '192.168.101.1 7 tcp' \
+                  ] || exit 2\n\
                   exec 3<>\"/dev/tcp/${BUTTERFLY_CHECK_ADDRESS/://}\" || exit 3\n\
                   read -r said <&3\n\
                   [ \"$said\" = hello ]\n";

@@ -28,7 +28,8 @@ pub fn of_ipv6(stage: &mut Stage) -> Result<()> {
         take_vip(&server.host, VIP6)?;
     }
     stage.tell(&format!(
-        "service add [{VIP6}]:80 --server fd01::10 fd01::11 fd01::12 --check http --check-interval 5000 --check-timeout 5000"
+        "service add [{VIP6}]:80 --server fd01::10 fd01::11 fd01::12 --check http --check-interval \
+         5000 --check-timeout 5000"
     ))?;
     stage.healths_of_become(&format!("[{VIP6}]:80"), &["HEALTHY"; 3])?;
     let to: SocketAddr = format!("[{VIP6}]:80").parse().map_err(|e| format!("{e}"))?;
@@ -120,7 +121,8 @@ pub fn of_sockets(stage: &mut Stage) -> Result<()> {
 /// The balancer's host has its address on a bridge, and the interface is a port of that.
 pub fn behind_a_bridge(stage: &mut Stage) -> Result<()> {
     stage.balancer.ok(
-        "ip addr del 10.1.2.3/24 dev eth0 && ip link add br0 address 02:00:00:00:00:b0 type bridge && \
+        "ip addr del 10.1.2.3/24 dev eth0 && ip link add br0 address 02:00:00:00:00:b0 type bridge \
+         && \
          ip link set eth0 master br0 && ip link set br0 up && ip addr add 10.1.2.3/24 dev br0",
     )?;
     stage.client.ok("ip neigh flush dev eth0")?;
@@ -203,9 +205,15 @@ pub fn of_errors(stage: &mut Stage) -> Result<()> {
         "ip link add to-far type veth peer name eth0 netns {}",
         far.pid()
     ))?;
-    far.ok("ethtool -K eth0 tx off >/dev/null && ip addr add 10.9.0.2/24 dev eth0 && ip link set eth0 up && ip route add default via 10.9.0.1")?;
+    far.ok(
+        "ethtool -K eth0 tx off >/dev/null && ip addr add 10.9.0.2/24 dev eth0 && \
+        ip link set eth0 up && ip route add default via 10.9.0.1",
+    )?;
     // The far end knows nothing of it: it offers segments that do not fit.
-    router.ok("ip addr add 10.9.0.1/24 dev to-far && ip link set to-far mtu 1280 up && sysctl -q -w net.ipv4.ip_forward=1")?;
+    router.ok(
+        "ip addr add 10.9.0.1/24 dev to-far && ip link set to-far mtu 1280 up && \
+        sysctl -q -w net.ipv4.ip_forward=1",
+    )?;
     let dir = tempfile::tempdir().map_err(|e| format!("cannot make a folder: {e}"))?;
     let page = dir.path().join("index.html");
     std::fs::write(&page, [b'x'; 100_000]).map_err(|e| format!("{}: {e}", page.display()))?;

@@ -20,8 +20,9 @@ const TURNS: usize = 3;
 const NONE: &str = "counter packets 0 bytes 0";
 
 /// Under requests on connections from before and after a change of servers, new connections and
-/// echo requests: none is lost, none goes to another server, and none is left to the kernel. Neither
-/// when a program takes over, nor when one fails that has put its programs in place already.
+/// echo requests: none is lost, none goes to another server, and none is left to the kernel.
+/// Neither when a program takes over, nor when one fails that has put its programs in place
+/// already.
 pub fn keeps_flows(stage: &mut Stage) -> Result<()> {
     stage.restart(&["--store", "{dir}/store", "--keeper", "{dir}/keeper"])?;
     stage.tell(&format!(

@@ -37,7 +37,8 @@ pub fn every_one() -> Result<()> {
         ] {
             // A check goes through the tunnel as clients' packets do.
             daemon.cli(&format!(
-                "service add {vip} --server {} --encapsulation {} --check http --check-interval 5000 --check-timeout 5000",
+                "service add {vip} --server {} --encapsulation {} --check http --check-interval \
+                 5000 --check-timeout 5000",
                 way.server,
                 way.options.replace('%', port),
             ))?;

@@ -14,16 +14,19 @@ use crate::Stage;
 const HEARS: &str = "
 protocol kernel { ipv4 { import none; export all; }; }
 protocol kernel { ipv6 { import none; export all; }; }
-protocol bgp { local 10.2.0.1 as 65001; neighbor 10.2.0.2 as 65002; connect retry time 1; connect delay time 1; error wait time 1, 2;
+protocol bgp { local 10.2.0.1 as 65001; neighbor 10.2.0.2 as 65002; connect retry time 1;
+connect delay time 1; error wait time 1, 2;
                ipv4 { import all; export none; }; ipv6 { import all; export none; }; }";
 
 /// What the west has.
 const TELLS: &str = "
 protocol static four { ipv4; route 198.51.100.0/24 blackhole; }
 protocol static six { ipv6; route 2001:db8:f::/48 blackhole; }
-protocol bgp { local 10.2.0.2 as 65002; neighbor 10.2.0.1 as 65001; connect retry time 1; connect delay time 1; error wait time 1, 2;
+protocol bgp { local 10.2.0.2 as 65002; neighbor 10.2.0.1 as 65001; connect retry time 1;
+connect delay time 1; error wait time 1, 2;
                hold time 3;
-               ipv4 { import none; export all; }; ipv6 { import none; export all; next hop address 2001:db8:2::2; }; }";
+               ipv4 { import none; export all; }; ipv6 { import none; export all;
+               next hop address 2001:db8:2::2; }; }";
 
 /// An address in each of its networks.
 const TOLD: [&str; 2] = ["198.51.100.1", "2001:db8:f::1"];
@@ -36,7 +39,8 @@ pub fn bird_feeds_it(stage: &mut Stage) -> Result<()> {
     stage.take_both()?;
     let hosts = &stage.hosts;
     hosts.west.ok(
-        "ip addr add 198.51.100.1/32 dev lo && ip addr add 2001:db8:f::1/128 dev lo && ip link set lo up",
+        "ip addr add 198.51.100.1/32 dev lo && ip addr add 2001:db8:f::1/128 dev lo && \
+         ip link set lo up",
     )?;
     let _hears = Bird::start(&hosts.router, "10.2.0.1", HEARS)?;
     let mut tells = Bird::start(&hosts.west, "10.2.0.2", TELLS)?;
@@ -141,7 +145,8 @@ pub fn addresses_come_by_dhcp(stage: &mut Stage) -> Result<()> {
 fn serve(stage: &Stage, dir: &Path, address: &str) -> Result<Process> {
     let config = dir.join("udhcpd.conf");
     let text = format!(
-        "start {address}\nend {address}\nmax_leases 1\ninterface eth0\nlease_file {dir}/leases-{address}\npidfile {dir}/pid\n\
+        "start {address}\nend {address}\nmax_leases 1\ninterface eth0\n\
+         lease_file {dir}/leases-{address}\npidfile {dir}/pid\n\
          opt subnet 255.255.255.0\nopt router 10.1.0.2\nopt lease 3600\n",
         dir = dir.display()
     );
@@ -160,7 +165,8 @@ fn ask(stage: &Stage, dir: &Path) -> Result<Process> {
 echo event $1
 case $1 in
     deconfig) ip -4 addr flush dev $interface; ip link set $interface up ;;
-    bound | renew) ip addr replace $ip/$mask dev $interface; ip route replace default via $router dev $interface proto dhcp ;;
+    bound | renew) ip addr replace $ip/$mask dev $interface
+    ip route replace default via $router dev $interface proto dhcp ;;
 esac
 ";
     std::fs::write(&script, text).map_err(|e| format!("{}: {e}", script.display()))?;

@@ -268,9 +268,13 @@ fn routes_and_neighbours_show_as_they_change(stage: &mut Stage) -> Result<()> {
     )?;
     stage.take_both()?;
     let router = &stage.hosts.router;
-    router.ok("ip route add 203.0.113.0/24 via 10.2.0.2 && ip route add blackhole 198.51.100.0/25 &&
-               ip route add unreachable 198.51.100.128/25 && ip -6 route add 2001:db8:f::/48 via 2001:db8:2::2 &&
-               ip route add 192.0.2.0/24 via 10.2.0.99 && ip route add 203.0.113.0/24 via 10.1.0.2 table 7")?;
+    router.ok(
+        "ip route add 203.0.113.0/24 via 10.2.0.2 && ip route add blackhole 198.51.100.0/25 &&
+               ip route add unreachable 198.51.100.128/25 &&
+               ip -6 route add 2001:db8:f::/48 via 2001:db8:2::2 &&
+               ip route add 192.0.2.0/24 via 10.2.0.99 &&
+               ip route add 203.0.113.0/24 via 10.1.0.2 table 7",
+    )?;
     for (to, expected) in [
         ("203.0.113.9", "fast"),
         ("198.51.100.1", "drop"),
@@ -408,10 +412,9 @@ fn what_happens_is_told(stage: &mut Stage) -> Result<()> {
     wait_for("the routes in the table", PATIENCE, || {
         Ok((stage.treatment("192.0.2.200").ok().as_deref() == Some("fast")).then_some(()))
     })?;
-    router.ok(
-        "nft 'add table ip filter; add chain ip filter forward { type filter hook forward priority 0; };
-         add rule ip filter forward meta mark 0 tcp dport 9 drop'",
-    )?;
+    router.ok("nft 'add table ip filter; add chain ip filter forward \
+         { type filter hook forward priority 0; };
+         add rule ip filter forward meta mark 0 tcp dport 9 drop'")?;
     said(
         &watch,
         "IPv4 is left to the kernel: nftables ip filter forward",
@@ -438,7 +441,8 @@ fn refusals_name_the_interface_and_what_holds_it(stage: &mut Stage) -> Result<()
     let refused = |stage: &Stage, line: &str| stage.daemon.cli(line).err().unwrap_or_default();
     let router = &stage.hosts.router;
     router.ok(
-        "ip link add bridge0 type bridge && ip link add spare type veth peer name other && ip link set spare master bridge0",
+        "ip link add bridge0 type bridge && ip link add spare type veth peer name other && \
+         ip link set spare master bridge0",
     )?;
     for (name, why) in [
         ("nothing0", "there is no such interface"),
@@ -506,7 +510,8 @@ fn interfaces_are_part_of_the_declared_configuration(stage: &mut Stage) -> Resul
             .daemon
             .cli(&format!("apply {} {options}", file.display()))
     };
-    let both = r#"{ "router": { "interfaces": [ { "name": "east0" }, { "name": "west0", "mode": "XDP_MODE_GENERIC" } ] } }"#;
+    let both = r#"{ "router": { "interfaces": [ { "name": "east0" }, { "name": "west0", "mode":
+        "XDP_MODE_GENERIC" } ] } }"#;
     let told = apply(stage, both, "--dry-run")?;
     check(told == "+ router east0\n+ router west0\n", &told)?;
     check(

@@ -105,7 +105,8 @@ impl Host {
     pub fn guest(&self, name: &str, vni: u32, last: u8) -> Result<Namespace> {
         let mac = mac(last);
         self.daemon.cli(&format!(
-            "nic add --id {name} --mac {mac} --vni {vni} --ip 10.1.0.{last} fd01::{last} --sg open --type tap --path bf-{name}"
+            "nic add --id {name} --mac {mac} --vni {vni} --ip 10.1.0.{last} fd01::{last} --sg open \
+             --type tap --path bf-{name}"
         ))?;
         let guest = Namespace::new()?;
         guest.adopt_from(

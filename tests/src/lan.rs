@@ -61,7 +61,10 @@ impl Lan {
             "ip link add to-{name} type veth peer name eth0 netns {pid} && \
              ip link set to-{name} master br0 && ip link set to-{name} up"
         ))?;
-        host.ok("sysctl -q -w net.ipv6.conf.all.accept_dad=0 net.ipv6.conf.eth0.accept_dad=0 && ip link set eth0 up")?;
+        host.ok(
+            "sysctl -q -w net.ipv6.conf.all.accept_dad=0 net.ipv6.conf.eth0.accept_dad=0 && \
+            ip link set eth0 up",
+        )?;
         if !self.offloads {
             host.ok("ethtool -K eth0 tx off >/dev/null")?;
         }

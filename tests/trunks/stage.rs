@@ -56,7 +56,8 @@ impl Trunk {
             interfaces: vec!["lag"],
             host: format!("{}; trunk=lag; {}", bond("active-backup"), world::HOST),
             world: format!(
-                "ip link add br0 type bridge; for nic in eth1 eth2; do ip link set $nic master br0; done; ip link set br0 up; {}",
+                "ip link add br0 type bridge; for nic in eth1 eth2; \
+                 do ip link set $nic master br0; done; ip link set br0 up; {}",
                 vlans_on("br0")
             ),
         }
@@ -88,9 +89,11 @@ impl Trunk {
 
 fn vlans_on(trunk: &str) -> String {
     format!(
-        "ip link add link {trunk} name v10 type vlan id 10; ip link add link {trunk} name v20 type vlan id 20
+        "ip link add link {trunk} name v10 type vlan id 10
+         ip link add link {trunk} name v20 type vlan id 20
          ip link add link {trunk} name v30 type vlan id 30; ip link set v30 up
-         ip link add link ${{within:-v30}} name v31 type vlan id 31; client=v10 once=v20 twice=v31 bare={trunk}"
+         ip link add link ${{within:-v30}} name v31 type vlan id 31
+         client=v10 once=v20 twice=v31 bare={trunk}"
     )
 }
 
@@ -98,7 +101,8 @@ fn bond(mode: &str) -> String {
     format!(
         "ip link add lag type bond mode {mode} miimon 50
          for nic in eth1 eth2; do
-             ethtool -s $nic speed 1000 duplex full; ip link set $nic down; ip link set $nic master lag
+             ethtool -s $nic speed 1000 duplex full; ip link set $nic down
+             ip link set $nic master lag
          done
          ip link set lag up"
     )
@@ -114,7 +118,8 @@ fn services() -> String {
             "key": { "vip": vip, "port": port, "protocol": 6 },
             "encapsulation": tunnel,
             "check": { kind: {}, "intervalMs": 5000, "timeoutMs": 5000 },
-            "servers": servers.iter().map(|address| json!({ "address": address })).collect::<Vec<_>>(),
+            "servers": servers.iter()
+                .map(|address| json!({ "address": address })).collect::<Vec<_>>(),
         })
     };
     let all_ports = |protocol: u8| {
@@ -199,7 +204,8 @@ impl Pair {
         self.host
             .ok(&format!("echo '{document}' >/run/services.json"))?;
         self.butterfly("apply /run/services.json")?;
-        let found = "butterfly -e unix:/run/bf/api.sock --json service show | grep -o '\"healthy\": *[0-9]*' | tr -dc '0-9'";
+        let found = "butterfly -e unix:/run/bf/api.sock --json service show | grep -o \
+            '\"healthy\": *[0-9]*' | tr -dc '0-9'";
         soon(&self.host, &format!("test $({found}) = {healthy}"))
             .map_err(|e| format!("not all servers are healthy: {e}"))
     }
@@ -227,7 +233,8 @@ impl Pair {
             let pages = self
                 .world
                 .ok(&format!(
-                    ": >/run/pages; for i in $(seq 40); do {who} timeout 20 wget -q -O - http://{vip}/ >>/run/pages || exit 1; {} && break; done; cat /run/pages",
+                    ": >/run/pages; for i in $(seq 40); do {who} timeout 20 wget -q -O - \
+                     http://{vip}/ >>/run/pages || exit 1; {} && break; done; cat /run/pages",
                     enough.join(" && ")
                 ))
                 .map_err(|e| format!("{when}, {vip}: {e}"))?;
@@ -248,7 +255,8 @@ impl Pair {
             .map_err(|e| format!("{when}, an upload: {e}"))?;
         self.world
             .ok(&format!(
-                "{client} guest udp-ping 192.168.101.4 9 3 1000 && {client} guest sctp-ping 192.168.101.4 9 3 20"
+                "{client} guest udp-ping 192.168.101.4 9 3 1000 && \
+                 {client} guest sctp-ping 192.168.101.4 9 3 20"
             ))
             .map_err(|e| format!("{when}, UDP and SCTP: {e}"))?;
         let flows = self.flows()? - before;
@@ -309,7 +317,10 @@ impl Pair {
 impl Stage for Pair {
     fn start(_: &[&str]) -> Result<Self> {
         let (host, world, cables) = cables::start("world")?;
-        host.ok("modprobe vmxnet3 && sysctl -qw net.ipv6.conf.default.accept_dad=0 && ip link set eth3 up")?;
+        host.ok(
+            "modprobe vmxnet3 && sysctl -qw net.ipv6.conf.default.accept_dad=0 && \
+            ip link set eth3 up",
+        )?;
         world.ok("modprobe veth; mkdir -p /run /www")?;
         Ok(Self {
             host,
@@ -332,7 +343,8 @@ impl Stage for Pair {
         let of = |guest: &Guest| {
             let said = guest.ok(
                 "ip -s -d addr; ip route; ip neigh; cat /proc/net/bonding/lag
-                 for what in show stats 'interface list'; do butterfly -e unix:/run/bf/api.sock service $what; done
+                 for what in show stats 'interface list'
+                 do butterfly -e unix:/run/bf/api.sock service $what; done
                  tail -n 50 /run/log; true",
             );
             format!("=== {}\n{}", guest.name(), said.unwrap_or_else(|e| e))

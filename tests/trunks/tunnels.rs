@@ -9,8 +9,10 @@ use crate::stage::Pair;
 use crate::world;
 
 const HOST: &str = "set -e
-    sysctl -q -w net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1 net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0
-    for vlan in 10 20; do ip link add link eth0 name v$vlan type vlan id $vlan; ip link set v$vlan up; done
+    sysctl -q -w net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1 \
+    net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0
+    for vlan in 10 20; do ip link add link eth0 name v$vlan type vlan id $vlan
+    ip link set v$vlan up; done
     ip addr add 10.0.10.3/24 dev v10 && ip addr add fd10::3/64 dev v10
     ip addr add 10.1.2.3/24 dev v20 && ip addr add fd01::3/64 dev v20";
 
@@ -27,7 +29,8 @@ const HOSTS: &str = "
 pub fn over_a_vlan(pair: &mut Pair) -> Result<()> {
     pair.host.ok(HOST)?;
     pair.world.ok(&format!(
-        "{}; {HOSTS}; {SERVER}; $in ip route add default via 10.1.2.3; $in ip -6 route add default via fd01::3",
+        "{}; {HOSTS}; {SERVER}; $in ip route add default via 10.1.2.3; \
+         $in ip -6 route add default via fd01::3",
         world::FUNCTIONS
     ))?;
     pair.balance(
@@ -39,7 +42,8 @@ pub fn over_a_vlan(pair: &mut Pair) -> Result<()> {
     let before = counted(pair)?;
     let vips = "for n in $(seq 8); do for vip in 192.168.101.$n [fd99::$n]; do";
     let pages = pair.world.ok(&format!(
-        "{vips} nsenter -t $(cat /run/client) -n timeout 20 wget -q -O - http://$vip/ || echo nothing from $vip; done; done"
+        "{vips} nsenter -t $(cat /run/client) -n timeout 20 wget -q -O - http://$vip/ || \
+         echo nothing from $vip; done; done"
     ))?;
     check(
         pages == "served\n".repeat(2 * WAYS.len()),

@@ -3,7 +3,8 @@
 /// On the balancer's host, for a trunk in `$trunk` that is up: VLANs 10 and 20, and 31 in 30 (or in
 /// `$within`); the host's own addresses.
 pub const HOST: &str = "set -e
-    sysctl -q -w net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1 net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0
+    sysctl -q -w net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1 \
+    net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0
     ip addr add 10.0.0.3/24 dev $trunk
     ip link add link $trunk name v10 type vlan id 10 && ip link set v10 up
     ip link add link $trunk name v20 type vlan id 20 && ip link set v20 up
@@ -16,7 +17,8 @@ pub const HOST: &str = "set -e
 
 /// The host without a trunk: clients on eth0, servers on eth1 without tags and on eth2 with.
 pub const HOST_OF_SEVERAL: &str = "set -e
-    sysctl -q -w net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1 net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0
+    sysctl -q -w net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1 \
+    net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0
     ip addr add 10.0.10.3/24 dev eth0 && ip addr add fd10::3/64 dev eth0
     ip addr add 10.0.0.3/24 dev eth1
     ip link add link eth2 name v20 type vlan id 20 && ip link set v20 up
@@ -34,7 +36,8 @@ pub const FUNCTIONS: &str = "set -e
     space() {
         unshare --net sleep 1000000 >/dev/null 2>&1 &
         echo $! >/run/$1
-        until [ \"$(readlink /proc/$!/ns/net)\" != \"$(readlink /proc/self/ns/net)\" ]; do sleep 0.05; done
+        until [ \"$(readlink /proc/$!/ns/net)\" != \"$(readlink /proc/self/ns/net)\" ]
+        do sleep 0.05; done
         ip link set $2 netns $!
         in=\"nsenter -t $! -n\"
         $in sysctl -q -w net.ipv6.conf.all.accept_dad=0 net.ipv6.conf.default.accept_dad=0
@@ -49,7 +52,8 @@ pub const FUNCTIONS: &str = "set -e
         $in sysctl -q -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2 net.ipv4.conf.all.rp_filter=0
         for vip in $*; do $in ip addr add $vip dev lo; done
         mkdir -p /www/$name && echo $name >/www/$name/index.html && $in httpd -h /www/$name
-        for role in 'tcp-sink 81' 'udp-serve 9' 'sctp-serve 9'; do $in guest $role >/dev/null 2>&1 & done
+        for role in 'tcp-sink 81' 'udp-serve 9' 'sctp-serve 9'
+        do $in guest $role >/dev/null 2>&1 & done
     }
     two_families() {
         $in ip addr add $1/64 dev $2 nodad && $in ip route add default via $3
@@ -85,7 +89,8 @@ pub const HOSTS: &str = "
 pub const RESET_HOST: &str = "killall -9 butterflyd 2>/dev/null; rm -rf /run/bf
     for link in v31 v30 v20 v10; do ip link del $link 2>/dev/null; done
     ip link del lag 2>/dev/null
-    for nic in eth0 eth1 eth2 eth3; do ip link set $nic up; ip addr flush dev $nic scope global; done; true";
+    for nic in eth0 eth1 eth2 eth3; do ip link set $nic up; ip addr flush dev $nic scope global
+    done; true";
 
 /// And in the other guest: devices go with their namespaces.
 pub const RESET_WORLD: &str = "killall -9 httpd guest 2>/dev/null
@@ -95,4 +100,5 @@ pub const RESET_WORLD: &str = "killall -9 httpd guest 2>/dev/null
     ip addr flush dev lo scope global
     for link in v10 v20 v30 v31; do ip link del $link 2>/dev/null; done
     ip link del lag 2>/dev/null; ip link del br0 2>/dev/null
-    for nic in eth0 eth1 eth2 eth3; do ip link set $nic up; ip addr flush dev $nic scope global; done; true";
+    for nic in eth0 eth1 eth2 eth3; do ip link set $nic up; ip addr flush dev $nic scope global
+    done; true";

@@ -50,7 +50,8 @@ impl Cable {
         let [own, there] = MACS;
         for space in [&host, &far] {
             // Nobody but the guests is to say anything.
-            space.ok("sysctl -q -w net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1")?;
+            space.ok("sysctl -q -w net.ipv6.conf.all.disable_ipv6=1 \
+                net.ipv6.conf.default.disable_ipv6=1")?;
         }
         host.ok(&format!(
             "ip link add {UPLINK} mtu {MTU} address {own} type veth \
@@ -156,7 +157,8 @@ fn packets(text: &str, device: &str) -> Option<u64> {
 mod tests {
     #[test]
     fn packets_of_an_interface_are_found() {
-        let text = "Inter-|   Receive   |  Transmit\n face |bytes packets errs\n    lo: 1 2 3\nwire0: 640 10 0 0\nwire01: 9 9\n";
+        let text = "Inter-|   Receive   |  Transmit\n face |bytes packets errs\n    lo: 1 2 3\n\
+            wire0: 640 10 0 0\nwire01: 9 9\n";
         assert_eq!(super::packets(text, "wire0"), Some(10));
         assert_eq!(super::packets(text, "lo"), Some(2));
         assert_eq!(super::packets(text, "eth0"), None);

@@ -40,8 +40,10 @@ pub fn start(cable: &Cable, core: usize) -> Result<Ports, PeerError> {
     let host = &cable.host;
     host.ok(&format!(
         "ip link add br0 type bridge && ip link set br0 up && \
-         ip link add port0 type veth peer name {GUEST} address {mac} netns {} && ethtool -K port0 gro on >/dev/null && \
-         ip link add tunnel type vxlan id 1 dstport 4789 local {here} remote {there} dev {UPLINK} noudpcsum",
+         ip link add port0 type veth peer name {GUEST} address {mac} netns {} && \
+         ethtool -K port0 gro on >/dev/null && \
+         ip link add tunnel type vxlan id 1 dstport 4789 local {here} remote {there} dev {UPLINK} \
+         noudpcsum",
         space.pid()
     ))?;
     let options = TapOptions {
@@ -60,7 +62,8 @@ pub fn start(cable: &Cable, core: usize) -> Result<Ports, PeerError> {
     space.ok(&format!("ip link set {GUEST} mtu 1550 up"))?;
     // Who is where is known, as it is to the other switches.
     host.ok(&format!(
-        "bridge fdb replace {mac} dev port0 master static && bridge fdb replace {far} dev tunnel master static"
+        "bridge fdb replace {mac} dev port0 master static && bridge fdb replace {far} dev tunnel \
+         master static"
     ))?;
     host.ok(&format!("nft '{}'", rules()))?;
     host.ok(&steer(core))?;

@@ -140,7 +140,8 @@ impl End {
         Ok(())
     }
 
-    /// Gives `take` each frame that has come; of a socket behind as many zeros as it has no headers.
+    /// Gives `take` each frame that has come; of a socket behind as many zeros as it has no
+    /// headers.
     pub fn receive(&mut self, mut take: impl FnMut(&[u8])) {
         match self {
             End::Rings(rings) => {

@@ -145,7 +145,8 @@ mod tests {
         let good = "messages { revision: 0 message_0 {} }\n";
         assert_eq!(
             said(&format!("{good}messages {{ message_0 {{}} }}")),
-            "message 2: the required field proto.Message.revision is missing or has an unknown value"
+            "message 2: the required field proto.Message.revision is missing or has an unknown \
+             value"
         );
         for (text, line, why) in [
             ("messages { nonsense: 1 }", 1, "nonsense"),

@@ -33,7 +33,8 @@ fn main() {
     let out = words.iter().position(|word| word == "--out");
     rows::stage::WATCHER.set(note).expect("nobody else does");
     println!(
-        "nanoseconds a packet, net of an empty program; medians of {rounds} rounds; least to most of a trial's packets"
+        "nanoseconds a packet, net of an empty program; medians of {rounds} rounds; \
+         least to most of a trial's packets"
     );
     let mut results = Results::new("balancer-rows");
     let mut all = Vec::new();

@@ -73,7 +73,8 @@ impl Reason {
             }
             Reason::Echo => "Answered: an echo request to a service address.",
             Reason::NotUnderstood => {
-                "Left to the kernel: headers that are broken, encrypted or of no protocol that is balanced."
+                "Left to the kernel: headers that are broken, encrypted or of no protocol that is \
+                 balanced."
             }
             Reason::NoService => "Left to the kernel: no service has its protocol and port.",
             Reason::TableFull => {

@@ -57,7 +57,8 @@ pub enum Error {
     /// Two interfaces whose indices differ by a multiple of 256: the program tells interfaces apart
     /// by the low byte first.
     #[error(
-        "interface {ifindex} cannot be balanced beside interface {other}: their indices end in the same byte"
+        "interface {ifindex} cannot be balanced beside interface {other}: their indices end in the \
+         same byte"
     )]
     InterfaceClash {
         /// The one that was to be attached.

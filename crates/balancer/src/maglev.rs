@@ -152,7 +152,8 @@ mod tests {
 
         #[test]
         fn shares_follow_the_weights(weights in proptest::collection::vec(1u16..10, 1..20)) {
-            let members: Vec<_> = (1..).zip(&weights).map(|(i, weight)| member(i, *weight)).collect();
+            let members: Vec<_> =
+                (1..).zip(&weights).map(|(i, weight)| member(i, *weight)).collect();
             let total: usize = weights.iter().map(|weight| usize::from(*weight)).sum();
             let shares = shares(&table(&members));
             for member in &members {
@@ -177,7 +178,8 @@ mod tests {
             let extra = extra_moves(&all, &rest, gone.number);
             prop_assert!(extra <= MAGLEV_SIZE / 100, "{extra} slots moved for nothing");
             // What the others get is what the one had, and little else.
-            let its: BTreeSet<_> = (0..).zip(&all).filter(|(_, n)| **n == gone.number).map(|(i, _): (usize, _)| i).collect();
+            let its: BTreeSet<_> = (0..).zip(&all).filter(|(_, n)| **n == gone.number)
+                .map(|(i, _): (usize, _)| i).collect();
             prop_assert!(its.iter().all(|slot| rest[*slot] != gone.number));
         }
     }

@@ -45,13 +45,15 @@ fn network() -> Net {
         let pid = other.pid();
         net.balancer
             .ok(&format!(
-                "ip link add to{n} type veth peer name eth0 netns {pid} && ip addr add 10.0.{n}.1/24 dev to{n} && ip link set to{n} up"
+                "ip link add to{n} type veth peer name eth0 netns {pid} && \
+                 ip addr add 10.0.{n}.1/24 dev to{n} && ip link set to{n} up"
             ))
             .expect("a veth pair");
         // Checksums left to a NIC that is none would stay undone.
         other
             .ok(&format!(
-                "ip addr add 10.0.{n}.2/24 dev eth0 && ip link set eth0 up && ip route add default via 10.0.{n}.1 && \
+                "ip addr add 10.0.{n}.2/24 dev eth0 && ip link set eth0 up && \
+                 ip route add default via 10.0.{n}.1 && \
                  ethtool -K eth0 tx off >/dev/null"
             ))
             .expect("the other end");
@@ -260,7 +262,10 @@ fn a_server_that_moves_and_a_gateway_that_changes_are_followed() {
             }
         };
         // Another machine takes the address over, and says so.
-        net.servers[0].ok("ip link set eth0 down address 02:00:00:00:00:77 && ip link set eth0 up && ip route add default via 10.0.1.1").expect("ip");
+        net.servers[0]
+            .ok("ip link set eth0 down address 02:00:00:00:00:77 && \
+            ip link set eth0 up && ip route add default via 10.0.1.1")
+            .expect("ip");
         let moved = || {
             ways()
                 .get(&IpAddr::from([10, 0, 1, 2]))

@@ -11,10 +11,11 @@ use crate::error::{EXIT_CODES, Error};
 use crate::help;
 use crate::options::Global;
 
-const ABOUT: &str = "Connects virtual machines and hosts, routes between interfaces, and balances load.
+const ABOUT: &str =
+    "Connects virtual machines and hosts, routes between interfaces, and balances load.
 
-Talks to butterflyd, but for `balance` and `forward`, which need no daemon. Commands can be joined by `+`: they run in order over one connection, and stop at the \
-first that fails.";
+Talks to butterflyd, but for `balance` and `forward`, which need no daemon. Commands can be joined
+by `+`: they run in order over one connection, and stop at the first that fails.";
 
 const EXAMPLES: &str = "\
 Examples:

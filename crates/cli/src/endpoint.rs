@@ -63,11 +63,13 @@ impl Endpoint {
         }
         if text.starts_with("http://") {
             return wrong(
-                "API v1 over TCP is spoken under TLS only: use https://HOST:PORT with --tls-cert, --tls-key and --tls-ca",
+                "API v1 over TCP is spoken under TLS only: use https://HOST:PORT with --tls-cert, \
+                 --tls-key and --tls-ca",
             );
         }
         wrong(
-            "expected unix:PATH or https://HOST:PORT (API v1), tcp://HOST:PORT or ipc://PATH (API v0)",
+            "expected unix:PATH or https://HOST:PORT (API v1), tcp://HOST:PORT or ipc://PATH (API \
+             v0)",
         )
     }
 }

@@ -12,8 +12,8 @@ Exit codes:
   2  wrong usage: a command, an option or an input file that cannot be used
   3  the daemon cannot be reached, or gave no answer in time
   4  the output could not be written
-A command that fails has changed nothing; the commands before it in a chain are done, those behind it are not.
-No command of a chain with a usage mistake runs.";
+A command that fails has changed nothing; the commands before it in a chain are done, those behind
+it are not. No command of a chain with a usage mistake runs.";
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
@@ -53,7 +53,8 @@ impl Error {
     /// An operation that only API v1 has, asked of a v0 endpoint.
     pub fn needs_v1(what: &str, endpoint: &str) -> Error {
         Error::Usage(format!(
-            "{what} needs API v1, and {endpoint} speaks v0: use -e unix:PATH or -e https://HOST:PORT"
+            "{what} needs API v1, and {endpoint} speaks v0: use -e unix:PATH or -e \
+             https://HOST:PORT"
         ))
     }
 }

@@ -164,7 +164,8 @@ mod tests {
         };
         let expected = json!({
             "id": "a", "ingress_frames": 0, "ingress_bytes": 1_u64 << 40, "egress_frames": 0, "egress_bytes": 0,
-            "ingress_drops": 0, "egress_drops": 0, "flows": 0, "egress_waits": 0, "egress_wait_ns": 0,
+            "ingress_drops": 0, "egress_drops": 0, "flows": 0, "egress_waits": 0,
+                "egress_wait_ns": 0,
             "egress_kernel_frames": 0, "mirrored_frames": 0, "mirror_lost_frames": 0,
         });
         assert_eq!(full("NicStats", &stats), expected);
@@ -176,7 +177,8 @@ mod tests {
 
     #[test]
     fn a_configuration_is_read_in_either_form() {
-        let json = r#"{"nics": [{"id": "a", "mac": "52:54:00:12:34:01", "vni": 42, "security_groups": ["g"]}]}"#;
+        let json = r#"{"nics": [{"id": "a", "mac": "52:54:00:12:34:01", "vni": 42,
+            "security_groups": ["g"]}]}"#;
         let standard = json.replace("security_groups", "securityGroups");
         let text = r#"nics { id: "a" mac: "52:54:00:12:34:01" vni: 42 security_groups: "g" }"#;
         let config: v1::Config = parse("Config", json).unwrap();

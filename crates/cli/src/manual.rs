@@ -13,8 +13,8 @@ const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/cli.md");
 const HEAD: &str = "\
 # The `butterfly` command
 
-This page is the commands' own help, written by a test of `crates/cli`: change the help, not the page.
-The options of every command, which the first section lists, are left out of the others.
+This page is the commands' own help, written by a test of `crates/cli`: change the help, not the
+page. The options of every command, which the first section lists, are left out of the others.
 ";
 
 /// The page: the program's help, then that of every command that does something.
@@ -51,7 +51,8 @@ fn the_page_is_the_help() {
     let line = page.lines().zip(written.lines()).position(|(a, b)| a != b);
     assert!(
         page == written,
-        "docs/cli.md is not the help any more (first at line {line:?}): BUTTERFLY_UPDATE_DOCS=1 cargo test -p butterfly-cli manual",
+        "docs/cli.md is not the help any more (first at line {line:?}): BUTTERFLY_UPDATE_DOCS=1 \
+         cargo test -p butterfly-cli manual",
     );
 }
 

@@ -32,7 +32,8 @@ pub struct Global {
     #[arg(short, long, global = true)]
     pub verbose: bool,
     /// Milliseconds to wait for the connection, and for each answer [default: 10000]
-    #[arg(short, long, global = true, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(short, long, global = true, value_name = "MS",
+        value_parser = clap::value_parser!(u64).range(1..))]
     pub timeout: Option<u64>,
     /// API v0: encrypt with the key in this file (32 bytes, base64)
     #[arg(short, long, alias = "k", global = true, value_name = "KEYFILE")]

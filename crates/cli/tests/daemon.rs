@@ -27,14 +27,19 @@ const SEEDS: &[&str] = &[
 const SAME: &[&str] = &[
     "nic list",
     "sg list",
-    "nic add --id b --mac 52:54:00:12:34:0B --vni 42 --ip 42.0.0.2 FD00:0::2 42.0.0.2 --sg web --disable-antispoof --allow-dhcp-server --allow-router-advertisements",
-    "nic add --id a --mac 52:54:00:12:34:0a --vni 42 --ip 42.0.0.1 --sg web later --enable-antispoof --allow-dhcp-server --allow-router-advertisements",
-    "nic add --id spy --mac 52:54:00:12:34:0c --vni 42 --sniff-target a --enable-antispoof --allow-dhcp-server --allow-router-advertisements",
-    "nic add --id echo --mac 52:54:00:12:34:0d --vni 7 --ip 42.0.0.9 --type BENCH --btype ICMP_RCV_LIKE --enable-antispoof --allow-dhcp-server --allow-router-advertisements",
+    "nic add --id b --mac 52:54:00:12:34:0B --vni 42 --ip 42.0.0.2 FD00:0::2 42.0.0.2 --sg web \
+     --disable-antispoof --allow-dhcp-server --allow-router-advertisements",
+    "nic add --id a --mac 52:54:00:12:34:0a --vni 42 --ip 42.0.0.1 --sg web later \
+     --enable-antispoof --allow-dhcp-server --allow-router-advertisements",
+    "nic add --id spy --mac 52:54:00:12:34:0c --vni 42 --sniff-target a --enable-antispoof \
+     --allow-dhcp-server --allow-router-advertisements",
+    "nic add --id echo --mac 52:54:00:12:34:0d --vni 7 --ip 42.0.0.9 --type BENCH --btype \
+     ICMP_RCV_LIKE --enable-antispoof --allow-dhcp-server --allow-router-advertisements",
     "nic list",
     "nic details a",
     "nic details",
-    "sg rule add web --ip-proto tcp --port 8080,9000-9010 + sg rule del web --ip-proto tcp --port 9000-9010,8080",
+    "sg rule add web --ip-proto tcp --port 8080,9000-9010 + sg rule del web --ip-proto tcp --port \
+     9000-9010,8080",
     "nic list --long",
     "nic update a --ip 42.0.0.7 --disable-antispoof",
     "nic update a --packet-trace false",
@@ -130,7 +135,8 @@ fn the_originals_commands_work_word_for_word() {
             "vnic_1\nvnic_2\nvnic_3\nvnic_4\nvnic_5\nvnic_6\n"
         );
         assert_eq!(daemon.ok("nic sg list vnic_2"), "sg-web\n");
-        let expected = "DIR  PROTO  PORTS  PEER\nin   tcp    22     42.0.3.1/32\nin   tcp    80     sg:users\n";
+        let expected = "DIR  PROTO  PORTS  PEER\nin   tcp    22     42.0.3.1/32\n\
+            in   tcp    80     sg:users\n";
         assert_eq!(daemon.ok("sg rule list mysg"), expected);
         let path = daemon.dir().join("qemu-vhost-vnic_1");
         let again = daemon.ok(&format!("{} --replace", SEEDS[3]));
@@ -186,12 +192,22 @@ fn every_command_may_be_repeated() {
 fn a_dump_restores_a_daemon_over_either_api() {
     let mut old = Daemon::start();
     old.ok(
-        "sg rule add web --ip-proto tcp --port 80 --sg-members users + sg member add users 42.0.3.1 fd00::1",
+        "sg rule add web --ip-proto tcp --port 80 --sg-members users + sg member add users \
+         42.0.3.1 fd00::1",
     );
     old.ok("sg rule add web --ip-proto sctp --port 80 --dir out");
-    old.ok("nic add --id spy --mac 52:54:00:12:34:03 --vni 42 --sniff-target vnic --allow-dhcp-server --allow-router-advertisements");
-    old.ok("nic add --id vnic --mac 52:54:00:12:34:01 --vni 42 --ip 42.0.0.1 --sg web later --allow-dhcp-server --allow-router-advertisements");
-    old.ok("nic add --id open --mac 52:54:00:12:34:02 --vni 42 --no-anti-spoof --bypass-filtering --allow-dhcp-server --allow-router-advertisements");
+    old.ok(
+        "nic add --id spy --mac 52:54:00:12:34:03 --vni 42 --sniff-target vnic \
+        --allow-dhcp-server --allow-router-advertisements",
+    );
+    old.ok(
+        "nic add --id vnic --mac 52:54:00:12:34:01 --vni 42 --ip 42.0.0.1 --sg web later \
+        --allow-dhcp-server --allow-router-advertisements",
+    );
+    old.ok(
+        "nic add --id open --mac 52:54:00:12:34:02 --vni 42 --no-anti-spoof --bypass-filtering \
+        --allow-dhcp-server --allow-router-advertisements",
+    );
     let dump = old.ok("dump");
     let saved = old.dir().join("saved");
     std::fs::write(&saved, &dump).unwrap();
@@ -218,7 +234,8 @@ fn nothing_configured_is_an_empty_dump() {
 #[test]
 fn requests_are_answered_alike_over_both_apis() {
     let requests = [
-        r#"nic_add { id: "a" mac: "52:54:00:12:34:01" vni: 42 ip: "42.0.0.1" security_group: "web" }"#,
+        r#"nic_add { id: "a" mac: "52:54:00:12:34:01" vni: 42 ip: "42.0.0.1" security_group:
+            "web" }"#,
         "nic_list: true",
         r#"nic_details: """#,
         r#"nic_details: "nobody""#,
@@ -226,7 +243,8 @@ fn requests_are_answered_alike_over_both_apis() {
         r#"nic_details: "a""#,
         r#"nic_stats: "a""#,
         r#"sg_add { id: "web" member: "42.0.3.1" rule { direction: OUTBOUND protocol: -1 } }"#,
-        r#"sg_rule_add { sg_id: "web" rule { direction: INBOUND protocol: 6 port_start: 1 port_end: 2 cidr { address: "42.1.2.3" mask_size: 8 } } }"#,
+        r#"sg_rule_add { sg_id: "web" rule { direction: INBOUND protocol: 6 port_start: 1
+            port_end: 2 cidr { address: "42.1.2.3" mask_size: 8 } } }"#,
         r#"sg_rule_add { sg_id: "web" rule { direction: INBOUND protocol: 6 } }"#,
         r#"sg_rule_list: "web""#,
         r#"sg_member_add { sg_id: "users" member: "fd00:0::1" }"#,
@@ -240,7 +258,8 @@ fn requests_are_answered_alike_over_both_apis() {
     for request in requests {
         let ask = |daemon: &Daemon, endpoint: &str| {
             let text = format!(
-                "messages {{ revision: 0 message_0 {{ request {{ {request} }} message_id: \"7\" }} }}"
+                "messages {{ revision: 0 message_0 {{ request {{ {request} }} message_id: \"7\" }} \
+                 }}"
             );
             let file = daemon.dir().join("request");
             std::fs::write(&file, text).unwrap();
@@ -378,9 +397,11 @@ fn events_are_watched() {
 fn what_the_data_plane_counts_is_shown() {
     let daemon = Daemon::start();
     daemon.ok(
-        "sg rule add web --ip-proto tcp --port 80 + nic add --id a --mac 52:54:00:12:34:01 --vni 42 --sg web",
+        "sg rule add web --ip-proto tcp --port 80 + nic add --id a --mac 52:54:00:12:34:01 --vni \
+         42 --sg web",
     );
-    let counters = "DIR  PROTO  PORTS  PEER  FLOWS  FRAMES  BYTES\nin   tcp    80     all       0       0      0\n";
+    let counters = "DIR  PROTO  PORTS  PEER  FLOWS  FRAMES  BYTES\n\
+        in   tcp    80     all       0       0      0\n";
     assert_eq!(daemon.ok("sg rule list web --counters"), counters);
     assert_eq!(daemon.ok("flows"), "");
     assert_eq!(daemon.ok("flows --json"), "[]\n");
@@ -433,9 +454,13 @@ fn a_group_that_is_not_there_is_named() {
 #[test]
 fn what_moves_is_watched_while_it_moves() {
     let daemon = Daemon::start();
-    daemon.ok("nic add --id echo --mac 52:54:00:12:34:02 --vni 42 --ip 42.0.0.2 --type bench --btype ICMP_RCV_LIKE --bypass-filtering");
     daemon.ok(
-        "nic add --id ping --mac 52:54:00:12:34:01 --vni 42 --ip 42.0.0.1 --type bench --btype ICMP_SND_LIKE \
+        "nic add --id echo --mac 52:54:00:12:34:02 --vni 42 --ip 42.0.0.2 --type bench \
+        --btype ICMP_RCV_LIKE --bypass-filtering",
+    );
+    daemon.ok(
+        "nic add --id ping --mac 52:54:00:12:34:01 --vni 42 --ip 42.0.0.1 --type bench --btype \
+         ICMP_SND_LIKE \
          --dip 42.0.0.2 --dmac 52:54:00:12:34:02 --bypass-filtering",
     );
     let cells = |line: &str| {
@@ -568,8 +593,10 @@ fn changes_are_told_as_json() {
         ),
         (
             "sg rule add a --ip-proto tcp --port 80,443",
-            r#"[{"group":"a","rule":{"direction":"DIRECTION_INGRESS","protocol":6,"ports":{"start":80,"end":80}}},
-                {"group":"a","rule":{"direction":"DIRECTION_INGRESS","protocol":6,"ports":{"start":443,"end":443}}}]"#,
+            r#"[{"group":"a","rule":{"direction":"DIRECTION_INGRESS","protocol":6,
+                "ports":{"start":80,"end":80}}},
+                {"group":"a","rule":{"direction":"DIRECTION_INGRESS","protocol":6,
+                    "ports":{"start":443,"end":443}}}]"#,
         ),
         ("host add 192.0.2.7", r#"[{"endpoint":"192.0.2.7"}]"#),
         (
@@ -725,7 +752,8 @@ fn certificates(dir: &std::path::Path) -> Option<impl Fn(&str) -> String + use<>
         openssl(&format!(
             "{new} -subj /CN={name} -keyout {name}.key -out {name}.csr"
         ))?;
-        let sign = "x509 -req -days 2 -sha256 -CA ca.pem -CAkey ca.key -CAcreateserial -extfile extensions";
+        let sign = "x509 -req -days 2 -sha256 -CA ca.pem -CAkey ca.key -CAcreateserial -extfile \
+            extensions";
         openssl(&format!("{sign} -in {name}.csr -out {name}.pem"))?;
     }
     let dir = dir.display().to_string();

@@ -72,7 +72,8 @@ fn usage_is_2_and_nothing_is_sent() {
     fails(
         butterfly("http://h:1", "nic list"),
         2,
-        "endpoint \"http://h:1\": API v1 over TCP is spoken under TLS only: use https://HOST:PORT with --tls-cert, \
+        "endpoint \"http://h:1\": API v1 over TCP is spoken under TLS only: use https://HOST:PORT \
+         with --tls-cert, \
          --tls-key and --tls-ca",
     );
     fails(
@@ -201,7 +202,8 @@ fn a_key_encrypts_and_another_one_is_refused() {
     fails(
         list(String::new()),
         1,
-        "butterflyd rejected the message: it has a key (-k) and the request none, or the other way round",
+        "butterflyd rejected the message: it has a key (-k) and the request none, or the other way \
+         round",
     );
     assert_eq!(list(format!("-k {}", short.display())).code, 2);
     assert_eq!(list("-k /nowhere".into()).code, 2);

@@ -36,7 +36,8 @@ fn pinging(hosts: &RoutedHosts, meanwhile: impl FnOnce()) {
 fn under_load(hosts: &RoutedHosts, meanwhile: impl FnOnce()) {
     let mut loads = WEST.map(|address| {
         let rounds = format!(
-            "sh -c 'trap ended=1 TERM; until [ \"$ended\" ]; do ping -q -i 0.002 -c 200 {address}; done'"
+            "sh -c 'trap ended=1 TERM; until [ \"$ended\" ]; do ping -q -i 0.002 -c 200 {address}; \
+             done'"
         );
         let name = format!("load-{}", address.len());
         hosts.east.start(&name, &rounds).expect("ping")
@@ -171,7 +172,8 @@ fn it_is_asked_what_it_knows() {
     let script = format!(
         "{ALONE}
          {butterfly} forward east0 west0 > /run/butterfly-alone/log 2>&1 &
-         for try in $(seq 200); do {butterfly} router list >/dev/null 2>&1 && break; sleep 0.05; done
+         for try in $(seq 200); do {butterfly} router list >/dev/null 2>&1 && break; sleep 0.05
+         done
          ping -c 2 10.2.0.2 >/dev/null
          echo '== route'; {butterfly} route show 10.2.0.0/16
          echo '== json'; {butterfly} route list 10.2.0.0/16 --json

@@ -48,11 +48,13 @@ fn a_network_of_two_hosts_is_told_and_seen() {
          host:      192.168.0.2\n\
          host:      192.168.0.3\n"
     );
-    let table = "VNI  MAC                HOST         IP\n 42  52:54:00:12:34:02  192.168.0.2  42.0.0.2 fd00::2\n";
+    let table = "VNI  MAC                HOST         IP\n 42  52:54:00:12:34:02  192.168.0.2  \
+        42.0.0.2 fd00::2\n";
     assert_eq!(daemon.ok("binding list"), table);
     assert_eq!(daemon.ok("binding show --vni 42 52:54:00:12:34:02"), table);
     daemon.ok(
-        "network set 42 --learning on --flood off --from anybody --dhcp-server 192.168.0.3 192.168.0.2 --router fd00::3",
+        "network set 42 --learning on --flood off --from anybody --dhcp-server 192.168.0.3 \
+         192.168.0.2 --router fd00::3",
     );
     let shown = daemon.ok("network show 42");
     assert!(
@@ -120,7 +122,8 @@ fn a_whole_set_is_printed_compared_and_set() {
         (refused.code, refused.stderr.as_str()),
         (
             1,
-            "butterfly: binding of 52:54:00:12:34:02: VNI '43' is not 42, whose bindings are to be replaced\n"
+            "butterfly: binding of 52:54:00:12:34:02: VNI '43' is not 42, whose bindings are to be \
+             replaced\n"
         )
     );
     assert_eq!(daemon.ok(&format!("binding set {file}")), planned);

@@ -175,11 +175,13 @@ const OPTIONS: &[(&[&str], Takes, Does)] = &[
 pub fn help() -> String {
     let mut text = String::from(match dpdk::AVAILABLE {
         true => {
-            "This daemon has DPDK: the options of --dpdk-args are DPDK's own, but for those about cores, of which the \
+            "This daemon has DPDK: the options of --dpdk-args are DPDK's own, but for those about \
+             cores, of which the \
              worker's is the first. Without DPDK they would do this:\n\n"
         }
         false => {
-            "Options of --dpdk-args, as this daemon takes them. There is no DPDK in it: NICs stay with the kernel.\n\n"
+            "Options of --dpdk-args, as this daemon takes them. There is no DPDK in it: NICs stay \
+             with the kernel.\n\n"
         }
     });
     for (names, takes, does) in OPTIONS {
@@ -194,8 +196,10 @@ pub fn help() -> String {
             }
             Does::CoreList => "the worker's core: the first of this list, unless -u says another",
             Does::Vdev => {
-                "a device:\n      eth_pcapN,iface=IF and net_pcapN, *_af_packetN, *_af_xdpN    the interface IF as an uplink\n      \
-                 net_bondingN,mode=M,slave=DEVICE,... and eth_bondN            the interfaces of its devices as uplinks\n      \
+                "a device:\n      eth_pcapN,iface=IF and net_pcapN, *_af_packetN, *_af_xdpN    the \
+                 interface IF as an uplink\n      \
+                 net_bondingN,mode=M,slave=DEVICE,... and eth_bondN            the interfaces of \
+                 its devices as uplinks\n      \
                  eth_ringN and net_ringN, *_nullN                              no uplink at all"
             }
             Does::Pci => "the interface that the kernel has for this PCI device as an uplink",
@@ -203,7 +207,8 @@ pub fn help() -> String {
         };
         text += &format!("  {}{value}\n      {does}\n", names.join(", "));
     }
-    text += "\nDevices are counted from 0, PCI devices first; --dpdk-port N takes the one with that number, and the first \
+    text += "\nDevices are counted from 0, PCI devices first; --dpdk-port N takes the one with \
+        that number, and the first \
              that is no member of a bond is taken without it.\n";
     text
 }
@@ -259,7 +264,8 @@ fn options_of(text: &str) -> impl Iterator<Item = Result<(&str, Takes, Does, &st
         let known = OPTIONS.iter().find(|(names, ..)| names.contains(&name));
         let Some((_, takes, does)) = known else {
             return Some(Err(format!(
-                "--dpdk-args: '{word}' is no option of DPDK that is known here; --dpdk-help lists those that are"
+                "--dpdk-args: '{word}' is no option of DPDK that is known here; \
+                 --dpdk-help lists those that are"
             )));
         };
         let value = match takes {
@@ -389,7 +395,8 @@ fn vdev(text: &str, args: &mut DpdkArgs) -> Result<(), String> {
                 }
                 _ => {
                     return refused(
-                        "it is to name one interface of the kernel, as --vdev=eth_af_packet0,iface=eth0",
+                        "it is to name one interface of the kernel, as \
+                         --vdev=eth_af_packet0,iface=eth0",
                     );
                 }
             }
@@ -420,7 +427,8 @@ fn vdev(text: &str, args: &mut DpdkArgs) -> Result<(), String> {
         }
         Some("tap") => {
             args.remarks.push(format!(
-                "--dpdk-args --vdev={text} has no effect: where no interface has the address of -i, a TAP device is made"
+                "--dpdk-args --vdev={text} has no effect: where no interface has the address of \
+                 -i, a TAP device is made"
             ));
             return Ok(());
         }
@@ -442,7 +450,8 @@ fn vdev(text: &str, args: &mut DpdkArgs) -> Result<(), String> {
         }
         _ => {
             return refused(
-                "only a device over an interface of the kernel, as eth_af_packet0,iface=eth0, a ring and a bond mean \
+                "only a device over an interface of the kernel, as eth_af_packet0,iface=eth0, a \
+                 ring and a bond mean \
                  something here",
             );
         }
@@ -483,7 +492,8 @@ impl DpdkArgs {
         let Some(chosen) = chosen else {
             if let Some(number) = number {
                 self.remarks.push(format!(
-                    "--dpdk-port {number} has no effect: --dpdk-args names {} devices, counted from 0, and the kernel keeps \
+                    "--dpdk-port {number} has no effect: --dpdk-args names {} devices, counted \
+                     from 0, and the kernel keeps \
                      the NICs; see --uplink",
                     ports.len()
                 ));
@@ -492,7 +502,8 @@ impl DpdkArgs {
         };
         let used = |name: &str| {
             name == chosen.name
-                || matches!(&chosen.leads, Leads::Members { names, .. } if names.iter().any(|member| member == name))
+                || matches!(&chosen.leads,
+                    Leads::Members { names, .. } if names.iter().any(|member| member == name))
         };
         for (number, port) in ports
             .iter()
@@ -500,7 +511,8 @@ impl DpdkArgs {
             .filter(|(_, port)| !used(&port.name))
         {
             self.remarks.push(format!(
-                "--dpdk-args {} is not used: one device is, {}; --dpdk-port {number} takes this one instead",
+                "--dpdk-args {} is not used: one device is, {}; --dpdk-port {number} takes this \
+                 one instead",
                 port.name, chosen.name
             ));
         }
@@ -515,7 +527,8 @@ impl DpdkArgs {
         };
         let no_interface = |name: &str| {
             format!(
-                "--dpdk-args {name} has no effect: the kernel has no interface for this PCI device; leave it with its kernel \
+                "--dpdk-args {name} has no effect: the kernel has no interface for this PCI \
+                 device; leave it with its kernel \
                  driver, or name another interface with --uplink"
             )
         };
@@ -537,7 +550,8 @@ impl DpdkArgs {
                         None if is_pci(name) => interface_of(name),
                         None => {
                             return Err(format!(
-                                "--dpdk-args: {}, a member of {}, is named by no --vdev before or behind it",
+                                "--dpdk-args: {}, a member of {}, is named by no --vdev before or \
+                                 behind it",
                                 name, chosen.name
                             ));
                         }
@@ -572,7 +586,8 @@ fn bond(name: &str, mode: u8) -> String {
         ),
         _ => (
             "the kernel's routes say by which of them a packet leaves",
-            "several next hops of a route share the flows, and a route whose link is down is not taken",
+            "several next hops of a route share the flows, and a route whose link is down is not \
+             taken",
         ),
     };
     format!("--dpdk-args {name}: its members are joined each for itself, and {spoken}: {instead}")

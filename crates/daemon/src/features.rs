@@ -86,7 +86,8 @@ impl Features for HostFeatures {
         match &self.router_acl {
             None => self.router.set_acl(acl.cloned()),
             Some(file) => Err(format!(
-                "the access list is that of --router-acl {}: one that is declared does not go beside it",
+                "the access list is that of --router-acl {}: one that is declared does not go \
+                 beside it",
                 file.display()
             )),
         }

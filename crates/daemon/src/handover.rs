@@ -95,7 +95,8 @@ pub fn take_memory(controller: &Controller, switch: &Switch, held: &Held) {
                 }
                 if untrue > 0 {
                     tracing::warn!(
-                        "{untrue} connections that were left in memory cannot be: they are forgotten"
+                        "{untrue} connections that were left in memory cannot be: they are \
+                         forgotten"
                     );
                 }
             }

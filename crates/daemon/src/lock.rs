@@ -50,7 +50,8 @@ impl Turn {
                 flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
             }) {
                 tracing::warn!(
-                    "the folder {} has been locked for {} s by another process, and is not waited for",
+                    "the folder {} has been locked for {} s by another process, and is not waited \
+                     for",
                     folder.display(),
                     PATIENCE.as_secs()
                 );

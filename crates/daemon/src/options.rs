@@ -31,7 +31,8 @@ const MTU_MAX: u16 = u16::MAX;
     version = api::VERSION,
     disable_help_flag = true,
     args_override_self = true,
-    about = "Butterfly's daemon: virtual networks, security groups and NICs for the machines of this host"
+    about = "Butterfly's daemon: virtual networks, security groups and NICs for the machines of \
+        this host"
 )]
 pub struct Options {
     /// This host's address towards other hosts: VXLAN comes to it, on the interface that has it
@@ -87,7 +88,8 @@ pub struct Options {
     #[arg(long, hide = true)]
     pub(crate) take_over: bool,
     /// Changes that can be gone back to
-    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 1000,
+        value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub(crate) store_revisions: u64,
     /// Encrypt the v0 API with the key in this file (base64 of 32 bytes), and refuse clear text
     #[arg(
@@ -142,7 +144,8 @@ pub struct Options {
     pub(crate) guest_memory_populated: bool,
     /// Seconds after which a thread of the daemon that does not move ends it, to be started again;
     /// 0: never
-    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(..=3600))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 10,
+        value_parser = clap::value_parser!(u32).range(..=3600))]
     pub(crate) hang_secs: u32,
     /// Who may do what, TOML (docs/access.md); read again on SIGHUP [default: root, --api-group and
     /// whoever has a certificate may do everything]
@@ -201,7 +204,8 @@ pub struct Options {
     #[arg(long, value_name = "N", value_parser = cores::count)]
     pub(crate) workers: Option<usize>,
     /// Connections tracked at most
-    #[arg(long, value_name = "N", default_value_t = 1 << 20, value_parser = clap::value_parser!(u32).range(1024..=1 << 26))]
+    #[arg(long, value_name = "N", default_value_t = 1 << 20,
+        value_parser = clap::value_parser!(u32).range(1024..=1 << 26))]
     pub(crate) max_flows: u32,
     /// Connections that one NIC may have started at most [default: a quarter of --max-flows, 65536
     /// at the most]
@@ -212,7 +216,8 @@ pub struct Options {
     #[arg(long, value_name = "N|off", default_value = "16384", value_parser = kernel_flows)]
     pub(crate) kernel_flows: u32,
     /// Microseconds that an idle worker polls before it sleeps
-    #[arg(long, value_name = "US", default_value_t = 50, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
+    #[arg(long, value_name = "US", default_value_t = 50,
+        value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     pub(crate) poll_us: u64,
     /// Keep the cores of -u from idle states that take longer than this to wake from, in
     /// microseconds; 0: from halting
@@ -234,7 +239,8 @@ pub struct Options {
     pub(crate) vxlan_ttl: Option<u8>,
     /// DSCP of outer packets, 0..63 [default: the inner packet's]; ECN is always the inner packet's
     /// (RFC 6040)
-    #[arg(long, value_name = "DSCP", value_parser = clap::value_parser!(u8).range(..=i64::from(DSCP_MAX)))]
+    #[arg(long, value_name = "DSCP",
+        value_parser = clap::value_parser!(u8).range(..=i64::from(DSCP_MAX)))]
     pub(crate) vxlan_dscp: Option<u8>,
     /// UDP checksum of outer packets; auto is over IPv6 alone, where others drop those without (RFC
     /// 6935) [default: auto]
@@ -244,7 +250,8 @@ pub struct Options {
     #[arg(long, value_name = "INTERFACE")]
     pub(crate) balance_interface: Vec<String>,
     /// Flows that the load balancer remembers, 80 bytes of the kernel's memory each
-    #[arg(long, value_name = "N", default_value_t = 262_144, value_parser = clap::value_parser!(u32).range(1024..=1 << 26))]
+    #[arg(long, value_name = "N", default_value_t = 262_144,
+        value_parser = clap::value_parser!(u32).range(1024..=1 << 26))]
     pub(crate) balance_max_flows: u32,
     /// Run this program as `PROGRAM announce ADDRESS`, or withdraw, when a service's address comes
     /// or goes
@@ -266,10 +273,12 @@ pub struct Options {
     #[arg(long, value_name = "FILE")]
     pub(crate) router_acl: Option<PathBuf>,
     /// Lines of 64 bytes in the router's table for IPv4, one for one to ten prefixes
-    #[arg(long, value_name = "N", default_value_t = router::Options::default().nodes4, value_parser = clap::value_parser!(u32).range(router::Options::NODES))]
+    #[arg(long, value_name = "N", default_value_t = router::Options::default().nodes4,
+        value_parser = clap::value_parser!(u32).range(router::Options::NODES))]
     pub(crate) router_nodes4: u32,
     /// Lines of 64 bytes in the router's table for IPv6, one for one to three prefixes
-    #[arg(long, value_name = "N", default_value_t = router::Options::default().nodes6, value_parser = clap::value_parser!(u32).range(router::Options::NODES))]
+    #[arg(long, value_name = "N", default_value_t = router::Options::default().nodes6,
+        value_parser = clap::value_parser!(u32).range(router::Options::NODES))]
     pub(crate) router_nodes6: u32,
     /// Print this help
     #[arg(short = 'h', long, action = clap::ArgAction::Help)]
@@ -521,9 +530,14 @@ impl Settings {
         let mut warnings = Vec::new();
         if v0_endpoint.is_none() && (v0_key.is_some() || insecure_api) {
             warnings.push(format!(
-                "the v0 API is off, though there is {}: say where it is to listen, as -e tcp://0.0.0.0:9999, or endpoint = \
+                "the v0 API is off, though there is {}: say where it is to listen, as -e \
+                 tcp://0.0.0.0:9999, or endpoint = \
                  tcp://0.0.0.0:9999 in the INI file (the original's default)",
-                if v0_key.is_some() { "a key for it" } else { "--insecure-api" }
+                if v0_key.is_some() {
+                    "a key for it"
+                } else {
+                    "--insecure-api"
+                }
             ));
         }
         let trace_dir = said
@@ -1121,7 +1135,8 @@ mod tests {
                 &|s| {
                     s.v0_key = Some("/k".into());
                     s.warnings = vec![
-                    "the v0 API is off, though there is a key for it: say where it is to listen, as -e tcp://0.0.0.0:9999, \
+                    "the v0 API is off, though there is a key for it: say where it is to listen, \
+                     as -e tcp://0.0.0.0:9999, \
                      or endpoint = tcp://0.0.0.0:9999 in the INI file (the original's default)"
                         .into(),
                 ];
@@ -1262,7 +1277,8 @@ mod tests {
         let default = "-c1 -n1 --socket-mem 64 --no-shconf --huge-unlink";
         let ring = format!("{default} --vdev=eth_ring0");
         let test = "-c1 -n1 --no-huge -m 1024 --no-pci --file-prefix=host --vdev=eth_ring0";
-        let two = "--no-huge --vdev=eth_ring0 --vdev=eth_pcap0,iface=eth0 --vdev=net_af_packet0,iface=eth1";
+        let two = "--no-huge --vdev=eth_ring0 --vdev=eth_pcap0,iface=eth0 \
+            --vdev=net_af_packet0,iface=eth1";
         let bond = "--no-pci --vdev=net_pcap0,iface=eth0 --vdev=net_pcap1,iface=eth1 \
                     --vdev net_bonding0,mode=1,slave=net_pcap0,slave=net_pcap1";
         let base = ["-i", "192.168.0.1", "-s", "/tmp"];
@@ -1309,9 +1325,11 @@ mod tests {
     fn the_original_s_ini_with_one_word_more() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("butterflyd.ini");
-        let text = "[general]\nlog-level = info\nip = 192.168.0.1\nendpoint = tcp://0.0.0.0:9999\nsocket-dir = /tmp\n\
+        let text = "[general]\nlog-level = info\nip = 192.168.0.1\nendpoint = tcp://0.0.0.0:9999\n\
+            socket-dir = /tmp\n\
                     graph-cpu-core = 1\ngraph-core-id = 2\nnic-mtu = max\ndpdk-port = 0\n\
-                    dpdk-args = -c1 -n1 --socket-mem 64 --no-shconf --huge-unlink --vdev=eth_pcap0,iface=eth0\n\
+                    dpdk-args = -c1 -n1 --socket-mem 64 --no-shconf --huge-unlink \
+                    --vdev=eth_pcap0,iface=eth0\n\
                     [security]\nencryption_key_path =\ninsecure-api = true\n";
         std::fs::write(&path, text).unwrap();
         let settings = settings(&["-c", path.to_str().unwrap()]).unwrap();
@@ -1384,7 +1402,8 @@ mod tests {
     fn the_command_line_wins_over_the_file_and_the_file_over_the_default() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("butterflyd.ini");
-        let text = "[general]\nnic-mtu = max\ngraph-cpu-core = 3,5\ndpdk-args = -c 2\nlog-level = error\ndpdk-port = 1\n";
+        let text = "[general]\nnic-mtu = max\ngraph-cpu-core = 3,5\ndpdk-args = -c 2\n\
+            log-level = error\ndpdk-port = 1\n";
         std::fs::write(&path, text).unwrap();
         let settings = settings(&["-c", path.to_str().unwrap(), "-l", "warning"]).unwrap();
         assert_eq!(

@@ -192,7 +192,8 @@ impl NextHopTask {
             tokio::select! {
                 changed = self.kernel.changed() => match changed {
                     Ok((_, kinds)) => {
-                        if kinds.any(Kinds::LINKS | Kinds::ADDRESSES | Kinds::ROUTES | Kinds::NEXTHOPS | Kinds::RULES) {
+                        if kinds.any(
+                            Kinds::LINKS | Kinds::ADDRESSES | Kinds::ROUTES | Kinds::NEXTHOPS | Kinds::RULES) {
                             self.sought.routes.clear();
                             return Some(false);
                         }
@@ -201,7 +202,8 @@ impl NextHopTask {
                         }
                     }
                     Err(error) => {
-                        tracing::error!("next hops to other hosts do not follow the kernel any more: {error}");
+                        tracing::error!("next hops to other hosts do not follow the kernel any \
+                            more: {error}");
                         return None;
                     }
                 },

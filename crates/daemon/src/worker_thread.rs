@@ -229,7 +229,8 @@ fn start_balancer(switch: &Arc<Switch>) -> Result<JoinHandle<()>, String> {
         while !switch.wait_stopping(BALANCE_EVERY) {
             match switch.balance(&mut balancer) {
                 Ok(Some(moved)) => tracing::info!(
-                    "queue {} of the NIC in slot {} goes from worker {} to worker {}, which has less to do",
+                    "queue {} of the NIC in slot {} goes from worker {} to worker {}, which has \
+                     less to do",
                     moved.queue.pair,
                     moved.queue.slot.0,
                     moved.from,

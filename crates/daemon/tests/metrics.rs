@@ -348,8 +348,10 @@ async fn prometheus_scrapes_over_tls_and_over_loopback() {
         "prometheus.yml",
         &format!(
             "global: {{scrape_interval: 200ms}}\nrule_files: [\"{rules}\"]\nscrape_configs:\n\
-             - job_name: butterfly\n  scheme: https\n  tls_config:\n    ca_file: {ca}\n    cert_file: {client}\n    \
-             key_file: {client_key}\n    server_name: butterfly.test\n  static_configs: [{{targets: [\"127.0.0.1:{tls}\"]}}]\n\
+             - job_name: butterfly\n  scheme: https\n  tls_config:\n    ca_file: {ca}\n    \
+             cert_file: {client}\n    \
+             key_file: {client_key}\n    server_name: butterfly.test\n  static_configs: \
+             [{{targets: [\"127.0.0.1:{tls}\"]}}]\n\
              - job_name: loopback\n  static_configs: [{{targets: [\"127.0.0.1:{clear}\"]}}]\n"
         ),
     );
@@ -395,7 +397,8 @@ async fn prometheus_scrapes_over_tls_and_over_loopback() {
         ),
         ("rate(butterfly_worker_busy_seconds_total[5s]) > 0", 2),
         (
-            "butterfly_nic_frames_total * on (job, nic) group_left (vni) butterfly_nic_info{vni=\"7\"}",
+            "butterfly_nic_frames_total * on (job, nic) group_left (vni) \
+             butterfly_nic_info{vni=\"7\"}",
             8,
         ),
         (

@@ -283,7 +283,8 @@ async fn bindings_come_one_by_one_and_as_a_whole_set() {
         (
             binding(42, 4, "230.0.0.42"),
             Code::InvalidArgument,
-            "binding of 52:54:00:12:34:04 in VNI 42: address '230.0.0.42' is not the address of one host",
+            "binding of 52:54:00:12:34:04 in VNI 42: address '230.0.0.42' is not the address of \
+             one host",
         ),
     ] {
         let mut wrong = moved.clone();
@@ -393,7 +394,8 @@ async fn a_network_works_as_was_said_or_as_follows() {
                 multicast_group: "10.0.0.1".into(),
                 ..said.clone()
             },
-            "VNI 1337: multicast group '10.0.0.1' is not an IP multicast group (224.0.0.0/4, ff00::/8)",
+            "VNI 1337: multicast group '10.0.0.1' is not an IP multicast group (224.0.0.0/4, \
+             ff00::/8)",
         ),
         (
             v1::Network {

@@ -199,7 +199,10 @@ async fn two_daemons_share_a_folder_of_sockets() {
 fn a_second_daemon_on_an_uplink_names_the_first() {
     let namespace = Namespace::new().unwrap();
     namespace
-        .ok("ip link add eth0 type veth peer name far0 && ip link set eth0 up && ip link set far0 up")
+        .ok(
+            "ip link add eth0 type veth peer name far0 && ip link set eth0 up && \
+            ip link set far0 up",
+        )
         .unwrap();
     namespace.ok("ip addr add 192.168.0.1/24 dev eth0").unwrap();
     let first = namespace
@@ -240,7 +243,8 @@ async fn sigterm_and_sigint_leave_nothing() {
             };
             client
                 .ask_text(&format!(
-                    "messages {{ revision: 0 message_0 {{ request {{ nic_add {{ id: '{id}' mac: '{mac}' vni: 1 }} }} }} }}"
+                    "messages {{ revision: 0 message_0 {{ request {{ nic_add {{ id: '{id}' mac: \
+                     '{mac}' vni: 1 }} }} }} }}"
                 ))
                 .await;
         }
@@ -318,7 +322,10 @@ async fn the_original_s_command_line_starts() {
     // It takes the interface that is named: one of a namespace, not this machine's.
     let namespace = Namespace::new().unwrap();
     namespace
-        .ok("ip link add eth0 type veth peer name far0 && ip link set eth0 up && ip link set far0 up")
+        .ok(
+            "ip link add eth0 type veth peer name far0 && ip link set eth0 up && \
+            ip link set far0 up",
+        )
         .unwrap();
     namespace.ok("ip addr add 192.168.0.1/24 dev eth0").unwrap();
     let words = [
@@ -421,7 +428,8 @@ async fn the_original_s_ini_starts_with_one_word_more() {
         .unwrap()
         .port();
     let text = format!(
-        "[general]\nlog-level = info\nip = 127.0.0.1\nendpoint = tcp://0.0.0.0:{port}\nsocket-dir = {}\n\
+        "[general]\nlog-level = info\nip = 127.0.0.1\nendpoint = tcp://0.0.0.0:{port}\n\
+         socket-dir = {}\n\
          graph-core-id = 0\ndpdk-args = -c1 -n1 --socket-mem 64 --no-shconf --huge-unlink\n\
          nic-mtu = max\ndpdk-port = 0\n[security]\nencryption_key_path =\n",
         sockets.display()

@@ -441,7 +441,9 @@ mod tests {
 
         /// Records of NICs, whatever they hold.
         #[test]
-        fn any_record_is_nobody_or_has_a_name(words in proptest::collection::vec(any::<u64>(), WORDS)) {
+        fn any_record_is_nobody_or_has_a_name(
+            words in proptest::collection::vec(any::<u64>(), WORDS),
+        ) {
             let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
             if let Some((uid, LeftEnd::Nic(name, _))) = nic_of(&bytes) {
                 prop_assert!(uid.0 != 0 && !name.is_empty() && name.len() <= 8 * (WORDS - 2));

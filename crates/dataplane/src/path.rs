@@ -599,7 +599,7 @@ impl Path {
             deliver::to_sniffers(round, ports);
         }
 
-        let left = fast_path.run(round); //          1  of a flow that is known or begins: to delivery
+        let left = fast_path.run(round); //          1  of a known or a new flow: to delivery
         let sampled = sampling.map(|rate| round.nic.sample_rate.unwrap_or(rate));
         if round.tables.flows.kernel.is_some() && sampled.unwrap_or_default() == 0 {
             fast_path.offer(round); // the kernel may forward what follows
@@ -793,7 +793,7 @@ fn nobody(_: Stage, _: &mut Round) {}
 #[inline]
 pub(crate) fn judge(round: &mut Round, frames: Bits, after: &mut impl Observer) {
     decide(round, frames, None, after);
-    encapsulate::run(round); //         12  what is for other hosts: by which next hop, and does it fit?
+    encapsulate::run(round); //         12  to other hosts: by which next hop, and does it fit?
     after(Stage::Encapsulate, round);
 }
 
@@ -811,7 +811,7 @@ fn decide(round: &mut Round, frames: Bits, waited: Option<&[Released]>, after: &
     after(Stage::Fragments, round);
     always::run(round); //               5  passed or refused whatever the rules say
     after(Stage::Always, round);
-    neighbours::run(round); //           6  who asks where another host's machine is gets the answer from here
+    neighbours::run(round); //           6  who asks for another host's machine is answered here
     after(Stage::Neighbours, round);
     destination::run(round); //          7  where to
     after(Stage::Destination, round);

@@ -361,16 +361,40 @@ fn sessions() -> Vec<Vec<u8>> {
 }
 
 const TEXTS: &[&str] = &[
-    r#"messages { revision: 0 message_0 { message_id: "7" request { nic_add { id: "vm1" mac: "52:54:00:00:00:01" vni: 42 ip: "10.0.0.1" ip: "2001:db8::1" security_group: "web" ip_anti_spoof: true type: VHOST_USER_SERVER packet_trace: false } } } }"#,
-    r#"messages { revision: 0 message_0 { request { nic_add { id: "vm2" mac: "52:54:00:00:00:02" vni: 42 type: BENCH btype: "ICMP_SND_LIKE" dip: "10.0.0.1" dmac: "52:54:00:00:00:01" sniff_target_nic_id: "vm1" bypass_filtering: true } } } }"#,
-    r#"messages { revision: 0 message_0 { request { nic_update { id: "vm1" ip: "" security_group: "db" ip_anti_spoof: false packet_trace: true packet_trace_path: "/tmp/a" } } } }"#,
-    r#"messages { revision: 0 message_0 { request { sg_add { id: "web" member: "10.0.0.1" rule { direction: INBOUND protocol: 6 port_start: 80 port_end: 90 cidr { address: "10.0.0.0" mask_size: 8 } } rule { direction: OUTBOUND protocol: -1 security_group: "db" } } } } }"#,
-    r#"messages { revision: 0 message_0 { request { sg_rule_add { sg_id: "web" rule { direction: INBOUND protocol: 1 cidr { address: "::" mask_size: 0 } } } } } } messages { revision: 0 message_0 { request { sg_rule_del { sg_id: "web" rule { direction: INBOUND protocol: 1 cidr { address: "::" mask_size: 0 } } } } } }"#,
-    r#"messages { revision: 0 message_0 { request { sg_member_add { sg_id: "web" member: "10.0.0.9" } } } } messages { revision: 0 message_0 { request { sg_member_del { sg_id: "web" member: "10.0.0.9" } } } }"#,
-    r#"messages { revision: 0 message_0 { request { nic_list: true } } } messages { revision: 0 message_0 { request { sg_list: true } } } messages { revision: 0 message_0 { request { app_status: true } } }"#,
-    r#"messages { revision: 0 message_0 { request { nic_details: "" } } } messages { revision: 0 message_0 { request { sg_details: "" } } } messages { revision: 0 message_0 { request { nic_stats: "vm1" } } } messages { revision: 0 message_0 { request { nic_export: "vm1" } } }"#,
-    r#"messages { revision: 0 message_0 { request { sg_rule_list: "web" } } } messages { revision: 0 message_0 { request { sg_member_list: "web" } } } messages { revision: 0 message_0 { request { app_config { log_level: "info" } } } } messages { revision: 0 message_0 { request { app_quit: true } } }"#,
-    r#"messages { revision: 0 message_0 { request { nic_del: "vm2" } } } messages { revision: 0 message_0 { request { sg_del: "web" } } } messages { revision: 1 }"#,
+    r#"messages { revision: 0 message_0 { message_id: "7" request { nic_add { id: "vm1"
+        mac: "52:54:00:00:00:01" vni: 42 ip: "10.0.0.1" ip: "2001:db8::1" security_group: "web"
+        ip_anti_spoof: true type: VHOST_USER_SERVER packet_trace: false } } } }"#,
+    r#"messages { revision: 0 message_0 { request { nic_add { id: "vm2" mac: "52:54:00:00:00:02"
+        vni: 42 type: BENCH btype: "ICMP_SND_LIKE" dip: "10.0.0.1" dmac: "52:54:00:00:00:01"
+        sniff_target_nic_id: "vm1" bypass_filtering: true } } } }"#,
+    r#"messages { revision: 0 message_0 { request { nic_update { id: "vm1" ip: ""
+        security_group: "db" ip_anti_spoof: false packet_trace: true packet_trace_path: "/tmp/a" }
+        } } }"#,
+    r#"messages { revision: 0 message_0 { request { sg_add { id: "web" member: "10.0.0.1" rule {
+        direction: INBOUND protocol: 6 port_start: 80 port_end: 90 cidr { address: "10.0.0.0"
+        mask_size: 8 } } rule { direction: OUTBOUND protocol: -1 security_group: "db" } } } } }"#,
+    r#"messages { revision: 0 message_0 { request { sg_rule_add { sg_id: "web" rule {
+        direction: INBOUND protocol: 1 cidr { address: "::" mask_size: 0 } } } } } }
+      messages { revision: 0 message_0 { request { sg_rule_del { sg_id: "web" rule {
+        direction: INBOUND protocol: 1 cidr { address: "::" mask_size: 0 } } } } } }"#,
+    r#"messages { revision: 0 message_0 { request { sg_member_add { sg_id: "web"
+        member: "10.0.0.9" } } } }
+      messages { revision: 0 message_0 { request { sg_member_del { sg_id: "web" member: "10.0.0.9"
+        } } } }"#,
+    r#"messages { revision: 0 message_0 { request { nic_list: true } } }
+      messages { revision: 0 message_0 { request { sg_list: true } } }
+      messages { revision: 0 message_0 { request { app_status: true } } }"#,
+    r#"messages { revision: 0 message_0 { request { nic_details: "" } } }
+      messages { revision: 0 message_0 { request { sg_details: "" } } }
+      messages { revision: 0 message_0 { request { nic_stats: "vm1" } } }
+      messages { revision: 0 message_0 { request { nic_export: "vm1" } } }"#,
+    r#"messages { revision: 0 message_0 { request { sg_rule_list: "web" } } }
+      messages { revision: 0 message_0 { request { sg_member_list: "web" } } }
+      messages { revision: 0 message_0 { request { app_config { log_level: "info" } } } }
+      messages { revision: 0 message_0 { request { app_quit: true } } }"#,
+    r#"messages { revision: 0 message_0 { request { nic_del: "vm2" } } }
+      messages { revision: 0 message_0 { request { sg_del: "web" } } }
+      messages { revision: 1 }"#,
 ];
 
 fn configs() -> (v1::Config, v1::Config) {

@@ -32,7 +32,8 @@ pub fn send(src: &str, dst: &str, port: &str, kind: &str) -> Outcome {
             ));
         }
     };
-    let socket = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::from(255))) // IPPROTO_RAW: we write the header
+    // IPPROTO_RAW: we write the header
+    let socket = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::from(255)))
         .map_err(|e| format!("cannot open a raw socket: {e}"))?;
     let id = std::process::id() as u16;
     let protocol = if kind == "tiny" { TCP } else { UDP };

@@ -51,7 +51,8 @@ impl Programs {
         let named = command.0.first().map_or("", String::as_str);
         let refused = |why: String| error("command.words", named, why);
         let Some(folder) = &self.folder else {
-            let why = "is not run: this daemon runs no programs (--check-programs says of which folder it may)";
+            let why = "is not run: this daemon runs no programs (--check-programs says of which \
+                folder it may)";
             return Err(refused(why.into()));
         };
         let real = Path::new(named)

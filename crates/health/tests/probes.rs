@@ -340,8 +340,10 @@ async fn a_command_is_one_of_the_administrator_s_and_runs_as_nobody() {
     let own = rustix::process::geteuid().as_raw();
     let user = if own == 0 { 65_534 } else { own };
     let script = format!(
-        "[ \"$(id -u)\" = {user} ] || exit 2; grep -q '^NoNewPrivs:.1' /proc/self/status || exit 3; \
-         grep -q '^CapEff:.0*$' /proc/self/status || exit 4; [ -z \"$CARGO_MANIFEST_DIR\" ] || exit 5; \
+        "[ \"$(id -u)\" = {user} ] || exit 2; grep -q '^NoNewPrivs:.1' /proc/self/status || \
+         exit 3; \
+         grep -q '^CapEff:.0*$' /proc/self/status || exit 4; [ -z \"$CARGO_MANIFEST_DIR\" ] || \
+         exit 5; \
          [ \"$(pwd)\" = / ] || exit 6"
     );
     assert_eq!(shells.sh(&script, at).await, Ok(()));
@@ -384,7 +386,8 @@ async fn nothing_of_a_command_outlives_its_check() {
 async fn a_command_knows_whom_it_checks() {
     let (shells, at) = (Shells::new(), nobody().await);
     let script = format!(
-        "[ \"$BUTTERFLY_VIP $BUTTERFLY_PORT $BUTTERFLY_PROTOCOL $BUTTERFLY_SERVER\" = '127.0.0.1 {} tcp 10.1.2.10' ]",
+        "[ \"$BUTTERFLY_VIP $BUTTERFLY_PORT $BUTTERFLY_PROTOCOL $BUTTERFLY_SERVER\" = '127.0.0.1 \
+         {} tcp 10.1.2.10' ]",
         at.port()
     );
     assert_eq!(shells.sh(&script, at).await, Ok(()));
@@ -417,7 +420,8 @@ async fn a_command_reaches_the_server_by_the_relay() {
     });
     // bash reads byte by byte, and a datagram is read whole or lost.
     let script = "exec 3<>/dev/udp/${BUTTERFLY_CHECK_ADDRESS%:*}/${BUTTERFLY_CHECK_ADDRESS#*:}; \
-                  echo hello >&3; answer=$(dd bs=64 count=1 <&3 2>/dev/null); [ \"$answer\" = hello ]";
+                  echo hello >&3; answer=$(dd bs=64 count=1 <&3 2>/dev/null); \
+                  [ \"$answer\" = hello ]";
     assert_eq!(
         shells.within(TIMEOUT, bash(script), at, "udp").await,
         Ok(())

@@ -62,7 +62,8 @@ pub(crate) fn width() -> Width {
 macro_rules! by_width {
     (
         $(#[$doc:meta])*
-        $visible:vis fn $name:ident<$ring:ident: $trait:ident>($($arg:ident: $type:ty),* $(,)?) -> $result:ty = $any:ident;
+        $visible:vis fn $name:ident<$ring:ident: $trait:ident>(
+            $($arg:ident: $type:ty),* $(,)?) -> $result:ty = $any:ident;
     ) => {
         $(#[$doc])*
         #[inline]

@@ -176,7 +176,8 @@ mod tests {
         #[test]
         fn a_large_frame_becomes_what_a_sender_would_have_made_one_by_one(
             (v6, udp, outer_v6, full) in any::<(bool, bool, bool, bool)>(),
-            options in 0usize..=10, len in 0usize..20_000, size in 190usize..3000, seed in any::<u32>(),
+            options in 0usize..=10, len in 0usize..20_000, size in 190usize..3000,
+                seed in any::<u32>(),
         ) {
             let payload: Vec<u8> = (0..len).map(|at| (at * 7 + at / 251) as u8).collect();
             let count = len.div_ceil(size).max(1);
@@ -225,7 +226,8 @@ mod tests {
             let mut batch = Batch::new();
             batch.push_bytes(&frame, offload).unwrap();
             let mut written = Written::default();
-            prop_assert_eq!(deliver(&batch, 0, Some(&outer), Accepts::default(), &mut written), Ok(()));
+            prop_assert_eq!(deliver(&batch, 0, Some(&outer), Accepts::default(), &mut written),
+                Ok(()));
             let inner: Vec<&[u8]> =
                 written.0.iter().map(|frame| unwrap(frame, outer_v6, checksum)).collect();
             prop_assert_eq!(inner, expected);

@@ -247,7 +247,8 @@ every_ring! {
                 gso_size: 1000,
                 ..Offload::default()
             };
-            let got = moved.turn(&format!("segments, round {round}"), &[(tcp, offload)], &Shape::whole());
+            let got = moved.turn(&format!("segments, round \
+                {round}"), &[(tcp, offload)], &Shape::whole());
             assert_eq!(got, 3);
         }
     }
@@ -266,7 +267,8 @@ every_ring! {
         // Both ports are taken apart before what they hold was given back.
         moved.check("given back", |pair| {
             pair.batch.clear();
-            for (guest, port) in [(&pair.from, &mut pair.from_port), (&pair.to, &mut pair.to_port)] {
+            for (guest, port) in [(&pair.from, &mut pair.from_port),
+                (&pair.to, &mut pair.to_port)] {
                 let port = std::mem::replace(port, guest.port().into());
                 let Port::Vhost(port) = port else { unreachable!("made of a VhostPort") };
                 let parts = port.into_parts();
@@ -306,7 +308,8 @@ every_ring! {
         let packed = kind() & RING_PACKED != 0;
         let expected: BTreeSet<usize> = match packed {
             // Its descriptors are nowhere but in the memory.
-            true => pages(&pair.to, pair.to.receiveq.desc_at, pair.to.receiveq.desc_at + 1).collect(),
+            true => pages(&pair.to, pair.to.receiveq.desc_at, pair.to.receiveq.desc_at + 1)
+                .collect(),
             false => [0x10_0000 / PAGE].into(),
         };
         assert_eq!(noted, expected);

@@ -161,7 +161,8 @@ fn cases() -> Vec<Case> {
         ),
         case!(
             "a buffer that wraps around the address space",
-            "the chain of descriptor 0 names 4096 bytes at 0xfffffffffffffff0, not all guest memory",
+            "the chain of descriptor 0 names 4096 bytes at 0xfffffffffffffff0, not all guest \
+             memory",
             |q, g| {
                 q.write_descriptor(0, u64::MAX - 15, 4096, g.flag, 0);
                 offer(q, 0);
@@ -208,7 +209,8 @@ fn cases() -> Vec<Case> {
         ),
         case!(
             "an indirect table of 0 bytes",
-            "the chain of descriptor 2 has an indirect table of 0 bytes, not 1 to 1024 descriptors of 16",
+            "the chain of descriptor 2 has an indirect table of 0 bytes, not 1 to 1024 descriptors \
+             of 16",
             |q, _| {
                 q.write_descriptor(2, SPARE_ADDR, 0, INDIRECT, 0);
                 offer(q, 2);
@@ -216,7 +218,8 @@ fn cases() -> Vec<Case> {
         ),
         case!(
             "an indirect table of one and a half descriptors",
-            "the chain of descriptor 2 has an indirect table of 24 bytes, not 1 to 1024 descriptors of 16",
+            "the chain of descriptor 2 has an indirect table of 24 bytes, not 1 to 1024 \
+             descriptors of 16",
             |q, _| {
                 q.write_descriptor(2, SPARE_ADDR, 24, INDIRECT, 0);
                 offer(q, 2);
@@ -224,7 +227,8 @@ fn cases() -> Vec<Case> {
         ),
         case!(
             "an indirect table beyond the limit",
-            "the chain of descriptor 2 has an indirect table of 16400 bytes, not 1 to 1024 descriptors of 16",
+            "the chain of descriptor 2 has an indirect table of 16400 bytes, not 1 to 1024 \
+             descriptors of 16",
             |q, _| {
                 q.write_descriptor(2, SPARE_ADDR, 1025 * 16, INDIRECT, 0);
                 offer(q, 2);

@@ -86,7 +86,8 @@ fn cases(own: u16) -> Vec<Case> {
             &[(END - 99, 100, own)],
         ),
         case(
-            "the chain of descriptor 0 names 4096 bytes at 0xfffffffffffffff0, not all guest memory",
+            "the chain of descriptor 0 names 4096 bytes at 0xfffffffffffffff0, not all guest \
+             memory",
             &[(u64::MAX - 15, 4096, own)],
         ),
         case(
@@ -102,15 +103,18 @@ fn cases(own: u16) -> Vec<Case> {
             &[(BUFFER, 0, own)],
         ),
         case(
-            "the chain of descriptor 0 has an indirect table of 0 bytes, not 1 to 1024 descriptors of 16",
+            "the chain of descriptor 0 has an indirect table of 0 bytes, not 1 to 1024 descriptors \
+             of 16",
             &[(TABLE, 0, INDIRECT)],
         ),
         case(
-            "the chain of descriptor 0 has an indirect table of 24 bytes, not 1 to 1024 descriptors of 16",
+            "the chain of descriptor 0 has an indirect table of 24 bytes, not 1 to 1024 \
+             descriptors of 16",
             &[(TABLE, 24, INDIRECT)],
         ),
         case(
-            "the chain of descriptor 0 has an indirect table of 16400 bytes, not 1 to 1024 descriptors of 16",
+            "the chain of descriptor 0 has an indirect table of 16400 bytes, not 1 to 1024 \
+             descriptors of 16",
             &[(TABLE, 1025 * 16, INDIRECT)],
         ),
         case(

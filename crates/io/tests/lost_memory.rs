@@ -228,7 +228,8 @@ fn a_region_that_is_no_memory_is_refused() {
     );
     assert_eq!(
         spec(|s| s.guest_addr = u64::MAX - 4096),
-        "memory region at guest address 0xffffffffffffefff: guest address 0xffffffffffffefff is empty or wraps around"
+        "memory region at guest address 0xffffffffffffefff: guest address 0xffffffffffffefff is \
+         empty or wraps around"
     );
     assert_eq!(
         spec(|s| s.user_addr = u64::MAX - 4096),

@@ -212,7 +212,8 @@ every_ring! {
                             assert_eq!(segment.offload.checksum.is_some(), partial);
                             let (bytes, seq) = check(&segment.frame, partial);
                             if let Some(seq) = seq {
-                                assert_eq!(seq, 0xffff_f000u32.wrapping_add(whole.len() as u32), "{context}");
+                                assert_eq!(seq, 0xffff_f000u32.wrapping_add(whole.len() as u32),
+                                    "{context}");
                             }
                             whole.extend(bytes);
                         }

@@ -65,7 +65,8 @@ proptest! {
             if let Some(got) = got.first() {
                 prop_assert!(got.frame == frame);
             } else {
-                prop_assert_eq!(pair.to.receiveq.used_index(), used, "no part of it was given back");
+                prop_assert_eq!(pair.to.receiveq.used_index(), used, "no part of it was given \
+                    back");
             }
         }
         Ok(())
@@ -153,7 +154,8 @@ proptest! {
     #[test]
     fn garbage_to_transmit_stays_with_its_guest(garbage in garbage(0), kind in kinds()) {
         with_kind(kind, || {
-        let to = GuestOptions { receive_chains: 16, receive_shape: Shape::cut(&[1024]), ..options() };
+        let to = GuestOptions { receive_chains: 16, receive_shape: Shape::cut(&[1024]),
+            ..options() };
         let mut pair = Pair::new(options(), to);
         write(&mut pair.from, false, &garbage);
         let end = pair.to.receiveq.used_at;
@@ -180,7 +182,9 @@ proptest! {
     /// Whatever the ring that the guest receives from says, its own memory changes only where it
     /// said so.
     #[test]
-    fn garbage_to_receive_in_stays_with_its_guest(garbage in garbage(0x4000), len in 14usize..4000, kind in kinds()) {
+    fn garbage_to_receive_in_stays_with_its_guest(
+        garbage in garbage(0x4000), len in 14usize..4000, kind in kinds(),
+    ) {
         with_kind(kind, || {
         let from = GuestOptions { receive_chains: 0, memory_len: 256 << 10, ..options() };
         let mut pair = Pair::new(from, options());
@@ -210,7 +214,8 @@ proptest! {
             })
         };
         for at in (0..MEMORY).filter(|&at| before[at] != after[at]) {
-            prop_assert!(ours.iter().any(|range| range.contains(&at)) || named(at), "byte {:#x}", at);
+            prop_assert!(ours.iter().any(|range| range.contains(&at))
+                || named(at), "byte {:#x}", at);
         }
         Ok(())
         })?;

@@ -257,7 +257,8 @@ proptest! {
     #[test]
     fn a_ring_of_garbage_has_a_place_too(
         size in 4u16..40,
-        content in prop::collection::vec((any::<u64>(), prop_oneof![any::<u64>(), Just(0)], 0u16..4), 40),
+        content in prop::collection::vec(
+            (any::<u64>(), prop_oneof![any::<u64>(), Just(0)], 0u16..4), 40),
     ) {
         let options = GuestOptions {
             features: LINUX | RING_PACKED,
@@ -270,7 +271,10 @@ proptest! {
         let queue = &guest.transmitq;
         for (slot, &(addr, rest, kind)) in content.iter().enumerate().take(size.into()) {
             // What looks like a note, with flags of all four kinds.
-            let addr = if addr & 1 == 0 { addr } else { 0xb077_e7f1 << 32 | (addr >> 32) & 0x003f_003f };
+            let addr = match addr & 1 {
+                0 => addr,
+                _ => 0xb077_e7f1 << 32 | (addr >> 32) & 0x003f_003f,
+            };
             let flags = [0, 1 << 7, 1 << 15, USED][usize::from(kind)] | (rest >> 48) as u16 & 7;
             queue.write_descriptor(slot as u16, addr, rest as u32, flags, (rest >> 32) as u16);
         }

@@ -1260,7 +1260,9 @@ proptest! {
     /// Whatever is said in whatever order, on top of a session that runs or not: no panic, nothing
     /// leaked, and a port only while a ring runs.
     #[test]
-    fn any_words_in_any_order(running in any::<bool>(), words in prop::collection::vec(any_message(), 1..40)) {
+    fn any_words_in_any_order(
+        running in any::<bool>(), words in prop::collection::vec(any_message(), 1..40),
+    ) {
         let _alone = alone();
         let fds = open_fds();
         let mut vmm = Vmm::new(NicOptions {
@@ -1278,7 +1280,8 @@ proptest! {
                 _ => File::open("/dev/null").unwrap().into(),
             };
             let bytes = message(request, flags, &payload);
-            let Some(outcome) = vmm.try_say(&bytes, kinds.into_iter().map(fd).collect()) else { break };
+            let Some(outcome) =
+                vmm.try_say(&bytes, kinds.into_iter().map(fd).collect()) else { break };
             for port in vmm.switch.lock().ports.values() {
                 let state = port.ring_state();
                 prop_assert!(state.receiveq.is_some() || state.transmitq.is_some());

@@ -204,7 +204,8 @@ impl Router {
         }
         for (name, _) in self.acl.names.iter().filter(|(_, index)| index.is_none()) {
             notes.push(format!(
-                "rules of the access list that name {name} take no packet: there is no such interface"
+                "rules of the access list that name {name} take no packet: there is no such \
+                 interface"
             ));
         }
         notes

@@ -409,7 +409,8 @@ impl Counter {
             Counter::Neighbour => "the neighbour's address is not known yet",
             Counter::SameInterface => "would leave by the interface it came in by",
             Counter::Elsewhere => {
-                "leaves by an interface that is not the router's, or that takes no redirected frames"
+                "leaves by an interface that is not the router's, or that takes no redirected \
+                 frames"
             }
             Counter::Firewall => "a hook of nftables or iptables sees forwarded packets",
             Counter::Off => "forwarding is off here",

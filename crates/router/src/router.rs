@@ -441,7 +441,8 @@ impl Router {
         let cannot_send = |interface: &&Interface| !interface.sends && !self.at_tc;
         for interface in self.interfaces().filter(cannot_send) {
             notes.push(format!(
-                "packets to {} are left to the kernel: its driver takes no redirected frames (a veth does when its other end has GRO)",
+                "packets to {} are left to the kernel: its driver takes no redirected frames (a \
+                 veth does when its other end has GRO)",
                 interface.name
             ));
         }
@@ -455,7 +456,8 @@ impl Router {
             }
             if self.may_hide_tags(interface) {
                 notes.push(format!(
-                    "packets without a VLAN tag from {} are left to the kernel: whoever sends to a veth can hide tags",
+                    "packets without a VLAN tag from {} are left to the kernel: whoever sends to a \
+                     veth can hide tags",
                     interface.name
                 ));
             }
@@ -463,7 +465,8 @@ impl Router {
                 (self.run_of(interface), self.buffers_of(&interface.name))
             {
                 notes.push(format!(
-                    "packets from {} whose checksums are only begun are left to the kernel: it is a {kind}, and the program runs in XDP",
+                    "packets from {} whose checksums are only begun are left to the kernel: it is \
+                     a {kind}, and the program runs in XDP",
                     interface.name
                 ));
             }

@@ -109,7 +109,9 @@ impl Results {
         let name = self.name;
         let mut data = "what\twho\tunit\tmedian\tleast\tmost\tsamples\n".to_owned();
         let mut text = format!(
-            "# bench-{name}\n\nMedians; behind each half the spread, or where it is of many things the least and the most of how many. The machine's load was {load}. As data: [{name}.tsv]({name}.tsv).\n\n"
+            "# bench-{name}\n\nMedians; behind each half the spread, or where it is of many things \
+             the least and the most of how many. The machine's load was {load}. As data: \
+             [{name}.tsv]({name}.tsv).\n\n"
         );
         text += "| what | who | | unit | |\n|---|---|---|---|---|\n";
         for row in &self.rows {

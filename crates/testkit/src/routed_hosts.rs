@@ -81,12 +81,14 @@ impl RoutedHosts {
     fn cable(&self, name: &str, host: &Namespace, n: u8) -> Result<()> {
         self.router.ok(&format!(
             "ip link add {name} type veth peer name far && ip link set far netns {} name eth0 &&
-             ip addr add 10.{n}.0.1/24 dev {name} && ip addr add 2001:db8:{n}::1/64 dev {name} nodad && ip link set {name} up",
+             ip addr add 10.{n}.0.1/24 dev {name} &&
+             ip addr add 2001:db8:{n}::1/64 dev {name} nodad && ip link set {name} up",
             host.pid()
         ))?;
         host.ok(&format!(
             "ip addr add 10.{n}.0.2/24 dev eth0 && ip addr add 2001:db8:{n}::2/64 dev eth0 nodad &&
-             ip link set eth0 up && ip route add default via 10.{n}.0.1 && ip -6 route add default via 2001:db8:{n}::1"
+             ip link set eth0 up && ip route add default via 10.{n}.0.1 &&
+             ip -6 route add default via 2001:db8:{n}::1"
         ))
         .map(drop)
     }

@@ -160,7 +160,8 @@ impl Plan {
 fn only_generic(kind: &str) -> Option<&'static str> {
     match kind {
         "bond" | "team" => Some(
-            "packets of a bond in native mode belong to its members' queues: name the members for that",
+            "packets of a bond in native mode belong to its members' queues: name the members for \
+             that",
         ),
         "bridge" => Some("a bridge has no native XDP"),
         _ => None,

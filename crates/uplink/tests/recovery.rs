@@ -323,7 +323,8 @@ fn a_tap_device_until_an_interface_has_the_address() {
         world
             .ours
             .ok(&format!(
-                "ip link add br0 type bridge && ip link set br0 up && ip link set eth0 master br0 && {join}"
+                "ip link add br0 type bridge && ip link set br0 up && \
+                 ip link set eth0 master br0 && {join}"
             ))
             .unwrap();
         assert!(world.hears("192.0.2.1", 1400));

@@ -41,7 +41,8 @@ impl Hosts {
         let number = format!("numrxqueues {queues} numtxqueues {queues}");
         let commands = [
             format!(
-                "ip link add eth0 {number} mtu {mtu} address {OUR_MAC} type veth peer name peer0 {number} mtu {mtu} address {THEIR_MAC}"
+                "ip link add eth0 {number} mtu {mtu} address {OUR_MAC} type veth peer name peer0 \
+                 {number} mtu {mtu} address {THEIR_MAC}"
             ),
             format!("ip link set peer0 netns {} name eth0", theirs.pid()),
             "ip addr add 192.0.2.1/24 dev eth0 && ip link set eth0 up".to_owned(),
@@ -53,7 +54,8 @@ impl Hosts {
         for command in [
             "ip addr add 192.0.2.2/24 dev eth0 && ip link set eth0 up".to_owned(),
             format!(
-                "ip link add vx0 mtu {inner} address {PEER_MAC} type vxlan id {VNI} dstport {PORT} local 192.0.2.2 remote 192.0.2.1"
+                "ip link add vx0 mtu {inner} address {PEER_MAC} type vxlan id {VNI} dstport {PORT} \
+                 local 192.0.2.2 remote 192.0.2.1"
             ),
             "ip addr add 10.9.0.2/24 dev vx0 && ip link set vx0 up".to_owned(),
         ] {

@@ -8,9 +8,8 @@
 //! ```
 //! use butterfly_wire::{Mac, build, parse::TcpFlags};
 //! # let (a, b) = (Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2]));
-//! let syn = build::frame(a, b).ip([10, 0, 0, 1], [10, 0, 0, 2]).tcp(40000, 80, TcpFlags::SYN).build();
-//! assert_eq!(syn.len(), 54);
-//! ```
+//! let syn = build::frame(a, b).ip([10, 0, 0, 1], [10, 0, 0, 2]).tcp(40000, 80,
+//! TcpFlags::SYN).build(); assert_eq!(syn.len(), 54); ```
 
 mod dhcp;
 mod emit;

@@ -227,7 +227,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn agrees_with_the_letter_of_the_rfc(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        fn agrees_with_the_letter_of_the_rfc(
+            bytes in proptest::collection::vec(any::<u8>(), 0..300),
+        ) {
             prop_assert_eq!(sum(&bytes), u32::from(naive(&bytes)));
         }
 
@@ -250,13 +252,16 @@ mod tests {
         }
 
         #[test]
-        fn an_update_equals_a_recomputation(mut bytes in proptest::array::uniform20(any::<u8>()), new in any::<u32>()) {
+        fn an_update_equals_a_recomputation(
+            mut bytes in proptest::array::uniform20(any::<u8>()), new in any::<u32>(),
+        ) {
             bytes[0] = 0x45; // A real header is never all zeros, where the two zeros would differ.
             let before = checksum(&bytes);
             let old = u32::from_be_bytes([bytes[12], bytes[13], bytes[14], bytes[15]]);
             bytes[12..16].copy_from_slice(&new.to_be_bytes());
             prop_assert_eq!(update_u32(before, old, new), checksum(&bytes));
-            prop_assert_eq!(update_bytes(before, &old.to_be_bytes(), &new.to_be_bytes()), checksum(&bytes));
+            prop_assert_eq!(update_bytes(before, &old.to_be_bytes(), &new.to_be_bytes()),
+                checksum(&bytes));
         }
     }
 }

@@ -161,7 +161,10 @@ impl Piece {
             l4 + 14..l4 + 16,
             l4 + 18..usize::from(self.payload),
         ];
-        let equal = |range: Range<usize>| matches!((a.get(range.clone()), b.get(range)), (Some(a), Some(b)) if a == b);
+        let equal = |range: Range<usize>| {
+            let pair = (a.get(range.clone()), b.get(range));
+            matches!(pair, (Some(a), Some(b)) if a == b)
+        };
         alike.into_iter().all(equal) && (!self.tcp || of_tcp.into_iter().all(equal))
     }
 

@@ -23,7 +23,8 @@ pub enum Error {
     },
     /// A map whose entries have other sizes than the Rust types it is opened with.
     #[error(
-        "map {map} has keys of {key} and values of {value} bytes, opened with {want_key} and {want_value}"
+        "map {map} has keys of {key} and values of {value} bytes, opened with {want_key} and \
+         {want_value}"
     )]
     Shape {
         /// Name of the map.
@@ -69,7 +70,8 @@ pub enum Error {
     },
     /// Somebody else looks at what comes in at tc.
     #[error(
-        "interface {ifindex} has a program or filter at tc ingress already, which would not see what is forwarded: {name}{}",
+        "interface {ifindex} has a program or filter at tc ingress already, which would not see \
+         what is forwarded: {name}{}",
         id_of(id)
     )]
     TcOccupied {
@@ -106,7 +108,8 @@ pub enum Error {
     },
     /// A bond with VLANs, on which another feature runs in generic mode.
     #[error(
-        "interface {ifindex} is a bond with VLANs and has the {feature} in generic mode, where VLAN tags are gone before a program \
+        "interface {ifindex} is a bond with VLANs and has the {feature} in generic mode, where \
+         VLAN tags are gone before a program \
          sees a frame: give it back, and add it after this"
     )]
     BondTaken {
@@ -117,7 +120,8 @@ pub enum Error {
     },
     /// A NIC that has VLANs on it and shows XDP programs no tags.
     #[error(
-        "{name} takes VLAN tags out of frames and does not let go of it (ethtool -K {name} rxvlan off): packets of its \
+        "{name} takes VLAN tags out of frames and does not let go of it (ethtool -K {name} rxvlan \
+         off): packets of its \
          VLANs would be taken for untagged ones"
     )]
     Tags {

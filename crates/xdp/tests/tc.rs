@@ -204,7 +204,8 @@ fn an_interface_that_somebody_has_at_tc_is_refused() {
         ] {
             let said = tried.expect_err("it is taken").to_string();
             let start = format!(
-                "interface {left} has a program or filter at tc ingress already, which would not see what is forwarded: {what}"
+                "interface {left} has a program or filter at tc ingress already, which would not \
+                 see what is forwarded: {what}"
             );
             assert!(said.starts_with(&start), "{said}");
         }

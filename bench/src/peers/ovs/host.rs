@@ -43,11 +43,13 @@ pub fn start(dir: &Path, core: usize, wire: Wire, ends: &Ends<'_>) -> Result<Run
         Wire::AfXdp => format!("net_af_xdp0,iface={} mtu_request={MTU}", ends.uplink),
     };
     server.vsctl(&format!(
-        "add-port br-phy phy -- set Interface phy type=dpdk options:dpdk-devargs={device} ofport_request=1"
+        "add-port br-phy phy -- set Interface phy type=dpdk options:dpdk-devargs={device} \
+         ofport_request=1"
     ))?;
     server.add_guest("br0", 0)?;
     server.vsctl(&format!(
-        "add-port br0 tunnel -- set Interface tunnel type=vxlan options:remote_ip={there} options:local_ip={here} \
+        "add-port br0 tunnel -- set Interface tunnel type=vxlan options:remote_ip={there} \
+         options:local_ip={here} \
          options:key=1 options:dst_port=4789 ofport_request=2"
     ))?;
     server.wait_for_ports(&[("phy", 1), ("p0", 1), ("tunnel", 2)])?;

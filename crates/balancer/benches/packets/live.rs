@@ -53,7 +53,8 @@ pub fn measure(results: &mut Results, rounds: usize) {
     again.tell(&frame, FLOWS);
     again.hand_to(&transmit);
     println!(
-        "frames over veth, sender and receivers on one core, of {FLOWS} flows; medians of {rounds} rounds"
+        "frames over veth, sender and receivers on one core, of {FLOWS} flows; \
+         medians of {rounds} rounds"
     );
     let turns: [(&'static str, &Program); 5] = [
         ("dropped", &drop),
@@ -105,7 +106,8 @@ fn network() -> Net {
     for (name, other) in [("in0", &net.sender), ("out0", &net.server)] {
         let pid = other.pid();
         let pair = format!(
-            "ip link add {name} address {} type veth peer name eth0 netns {pid} && ip link set {name} up",
+            "ip link add {name} address {} type veth peer name eth0 netns {pid} && \
+             ip link set {name} up",
             if name == "in0" {
                 OURS
             } else {

@@ -137,7 +137,8 @@ fn segments_go_every_way() {
                         for tags in [&[][..], &[5][..], &[0x2005, 6][..]] {
                             for (what, make) in KINDS {
                                 let row = format!(
-                                    "{what}, IPv6 {v6}, tags {tags:?}, {tunnel:?} over IPv6 {outer_v6}, to {vlans:?}"
+                                    "{what}, IPv6 {v6}, tags {tags:?}, {tunnel:?} over IPv6 \
+                                     {outer_v6}, to {vlans:?}"
                                 );
                                 let start = tags
                                     .iter()

@@ -86,7 +86,8 @@ fn every_way_for_every_packet() {
                     for tags in [&[][..], &[5][..], &[0x2005, 6][..]] {
                         for (what, make) in packets(inner_v6) {
                             let row = format!(
-                                "{what}, IPv6 {inner_v6}, tags {tags:?}, {name}, over IPv6 {outer_v6}, to {vlans:?}"
+                                "{what}, IPv6 {inner_v6}, tags {tags:?}, {name}, over IPv6 \
+                                 {outer_v6}, to {vlans:?}"
                             );
                             one(&balancer, tunnel, outer_v6, inner_v6, tags, make, &row);
                             rows += 1;

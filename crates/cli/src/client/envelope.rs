@@ -110,10 +110,14 @@ pub fn message_error(message: &api::v0::Message) -> Option<String> {
 pub fn envelope_error(error: &api::v0::Error) -> String {
     match error.code() {
         ErrorCode::Rejected => {
-            "butterflyd rejected the message: it has a key (-k) and the request none, or the other way round"
+            "butterflyd rejected the message: it has a key (-k) and the request none, or the other \
+             way round"
                 .into()
         }
-        code => format!("butterflyd could not take the message: {}", code.as_str_name()),
+        code => format!(
+            "butterflyd could not take the message: {}",
+            code.as_str_name()
+        ),
     }
 }
 

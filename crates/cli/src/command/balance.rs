@@ -27,10 +27,11 @@ use crate::session::Session;
 /// `balance`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-Needs root, and no daemon. The servers are on the interface's network (or behind a tunnel) and have the VIPs too, on lo,
-not answering ARP for them: they answer the clients themselves. Clients reach a VIP by way of OWN_ADDRESS. Servers are not
-checked; `butterfly service` of a daemon does. The interfaces are the kernel's again when this ends, however it ends.
-VLANs are those that the kernel has interfaces for. While it runs, and where no daemon does, `butterfly service list`,
+Needs root, and no daemon. The servers are on the interface's network (or behind a tunnel) and
+have the VIPs too, on lo, not answering ARP for them: they answer the clients themselves. Clients
+reach a VIP by way of OWN_ADDRESS. Servers are not checked; `butterfly service` of a daemon does.
+The interfaces are the kernel's again when this ends, however it ends. VLANs are those that the
+kernel has interfaces for. While it runs, and where no daemon does, `butterfly service list`,
 `show` and `stats` say what it does. With --json a line a print, counters since the beginning.
 
 Examples:
@@ -51,17 +52,20 @@ pub struct BalanceArgs {
     #[arg(short = 'i', long = "interface", value_name = "INTERFACE")]
     other_interfaces: Vec<String>,
     /// Flows that are remembered, 80 bytes of the kernel's memory each
-    #[arg(long, value_name = "N", default_value_t = 262_144, value_parser = clap::value_parser!(u32).range(1024..=1 << 26))]
+    #[arg(long, value_name = "N", default_value_t = 262_144,
+        value_parser = clap::value_parser!(u32).range(1024..=1 << 26))]
     max_flows: u32,
     /// In the driver, in the kernel's stack, or at tc [default: tc where packets are the kernel's
     /// own buffers (veth, TAP, bridge, virtio), else in the driver if it can]
     #[arg(long, value_name = "MODE", ignore_case = true)]
     mode: Option<Mode>,
     /// Seconds between two prints
-    #[arg(long, value_name = "SECS", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "SECS", default_value_t = 1,
+        value_parser = clap::value_parser!(u64).range(1..))]
     every: u64,
     /// End after so many seconds [default: when interrupted]
-    #[arg(short = 'r', long = "for", value_name = "SECS", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(short = 'r', long = "for", value_name = "SECS",
+        value_parser = clap::value_parser!(u64).range(1..))]
     seconds: Option<u64>,
     #[command(flatten)]
     query: QueryOptions,
@@ -175,7 +179,8 @@ impl BalanceArgs {
             .await?
         {
             eprintln!(
-                "butterfly: {name} loses what is sent from XDP: its driver takes no redirected frames (a veth does when its other end \
+                "butterfly: {name} loses what is sent from XDP: its driver takes no redirected \
+                 frames (a veth does when its other end \
                  has GRO or a program); --mode tc sends everywhere"
             );
         }

@@ -152,7 +152,8 @@ no_server: 10/s (Dropped: the service has no server that is up.)
         let value = json(&sample(Instant::now(), 200));
         assert_eq!(
             value["servers"][1],
-            json!({ "service": "192.0.2.2:80/tcp", "server": "10.0.0.2", "live_flows": 5, "flows": 20,
+            json!({ "service": "192.0.2.2:80/tcp", "server": "10.0.0.2", "live_flows": 5,
+                "flows": 20,
                     "packets": 200, "bytes": 200_000 })
         );
         assert_eq!(value["reasons"], json!({ "no_server": 2 }));

@@ -21,12 +21,13 @@ use crate::output::Table;
 use crate::session::Session;
 
 const EXAMPLES: &str = "\
-Starts a daemon of its own for some seconds, with pairs of bench NICs inside it that ask and answer each other
-(ICMP echo, 98 bytes), and takes nothing from one that runs, but for the time of a core. A frame goes the whole way:
-rules, connection, copy. What a guest's rings and its machine cost comes on top. RULES is the number of rules
-that the receiver has. All frames of a row are one connection that is known: its rules were asked once, before the
-windows. FRAMES/s is the median of windows of a second, all on one core; CYCLES are those of the time-stamp
-counter. No root is needed.
+Starts a daemon of its own for some seconds, with pairs of bench NICs inside it that ask and
+answer each other (ICMP echo, 98 bytes), and takes nothing from one that runs, but for the time of
+a core. A frame goes the whole way: rules, connection, copy. What a guest's rings and its machine
+cost comes on top. RULES is the number of rules that the receiver has. All frames of a row are one
+connection that is known: its rules were asked once, before the windows. FRAMES/s is the median of
+windows of a second, all on one core; CYCLES are those of the time-stamp counter. No root is
+needed.
 
 Examples:
   butterfly bench
@@ -41,7 +42,8 @@ pub struct BenchArgs {
     #[command(subcommand)]
     command: Option<BenchCommand>,
     /// Windows of a second for each row
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=15))]
+    #[arg(long, value_name = "N", default_value_t = 5,
+        value_parser = clap::value_parser!(u32).range(1..=15))]
     seconds: u32,
     /// The core that the worker is kept on [default: the scheduler chooses]
     #[arg(long, value_name = "N")]

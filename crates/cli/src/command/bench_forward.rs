@@ -22,17 +22,19 @@ use crate::output::Table;
 use crate::session::Session;
 
 const EXAMPLES: &str = "\
-Datagrams (UDP over IPv4) are sent by one interface as fast as its driver takes them, and counted at another: what a
-host between the two forwards. First its kernel does, then `butterfly forward`, at each size. Sizes are those on the
-wire, with the checksum of the frame (FCS) that the hardware adds. /s is the median of windows of a second;
-GBIT/s counts the bytes of the frames, without preamble and gap; OFFERED is what was sent. Root is needed.
+Datagrams (UDP over IPv4) are sent by one interface as fast as its driver takes them, and counted
+at another: what a host between the two forwards. First its kernel does, then `butterfly forward`,
+at each size. Sizes are those on the wire, with the checksum of the frame (FCS) that the hardware
+adds. /s is the median of windows of a second; GBIT/s counts the bytes of the frames, without
+preamble and gap; OFFERED is what was sent. Root is needed.
 
-Without interfaces two cables (veth pairs) are made in network namespaces of this process, and go with it. What sends,
-forwards and counts is one core then, and the rates are those of all three: compare, rather than quote. With interfaces
-of yours it sends by --source and counts at --sink. They are cabled to the host that forwards: this one, by the
-interfaces of --through, or another, of which --mac says where it takes packets, and which is measured as it is. That
-host needs a route for --to by its second interface, to a neighbour that answers or is permanent. All else that comes to
-the sink is the kernel's as ever.
+Without interfaces two cables (veth pairs) are made in network namespaces of this process, and go
+with it. What sends, forwards and counts is one core then, and the rates are those of all three:
+compare, rather than quote. With interfaces of yours it sends by --source and counts at --sink.
+They are cabled to the host that forwards: this one, by the interfaces of --through, or another,
+of which --mac says where it takes packets, and which is measured as it is. That host needs a
+route for --to by its second interface, to a neighbour that answers or is permanent. All else that
+comes to the sink is the kernel's as ever.
 
 Examples:
   butterfly bench forward
@@ -81,14 +83,17 @@ pub struct ForwardArgs {
     #[arg(long, value_name = "NET", default_value = "198.19.0.0/16")]
     to: Ipv4Net,
     /// Destinations in that network, each in turn: a power of two
-    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    #[arg(long, value_name = "N", default_value_t = 1024,
+        value_parser = clap::value_parser!(u32).range(1..=65_536))]
     destinations: u32,
     /// Bytes of the frames on the wire
-    #[arg(long, value_name = "BYTES,…", value_delimiter = ',', default_value = "64,128,256,512,1024,1280,1518",
+    #[arg(long, value_name = "BYTES,…", value_delimiter = ',',
+        default_value = "64,128,256,512,1024,1280,1518",
         value_parser = clap::value_parser!(u32).range(SIZES))]
     sizes: Vec<u32>,
     /// Windows of a second for each size, of the kernel and of the router
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=60))]
+    #[arg(long, value_name = "N", default_value_t = 3,
+        value_parser = clap::value_parser!(u32).range(1..=60))]
     seconds: u32,
     /// How the router's program runs, as in `butterfly forward` [default: native over cables that
     /// are made, else as `butterfly forward` chooses]
@@ -260,8 +265,10 @@ impl ForwardArgs {
                 Who::Other => "nothing is forwarded",
             };
             return Err(format!(
-                "{what} from {} to {}: is there a route to {} by a neighbour at the sink, does the host forward \
-                 (net.ipv4.ip_forward), does it take what comes from {} (rp_filter), and are the cables there?",
+                "{what} from {} to {}: is there a route to {} by a neighbour at the sink, does the \
+                 host forward \
+                 (net.ipv4.ip_forward), does it take what comes from {} (rp_filter), and are the \
+                 cables there?",
                 self.source.as_deref().unwrap_or(cables::OUTSIDE[0]),
                 self.sink.as_deref().unwrap_or(cables::OUTSIDE[1]),
                 self.to,
@@ -323,7 +330,8 @@ impl ForwardArgs {
         let load = load.map_err(|e| format!("from {} to {}: {e}", source.name, sink.name))?;
         match sends(source.index)? {
             false => Err(format!(
-                "{} sends no frames of XDP: a driver has to know how, and a veth's far end needs a program or GRO",
+                "{} sends no frames of XDP: a driver has to know how, and a veth's far end needs a \
+                 program or GRO",
                 source.name
             )),
             true => Ok((load, forwarder)),
@@ -399,7 +407,8 @@ impl Measured {
         let least = self.rows.iter().filter_map(|row| row.by_router);
         if let Some(least) = least.min_by(f64::total_cmp).filter(|least| *least < 0.99) {
             text += &format!(
-                "\nOf some sizes the router forwarded {:.0} % only of what came, and the kernel the rest:\n",
+                "\nOf some sizes the router forwarded {:.0} % only of what came, and the kernel \
+                 the rest:\n",
                 100.0 * least
             );
             for note in &self.notes {

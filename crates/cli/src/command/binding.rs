@@ -85,8 +85,9 @@ pub struct ListArgs {
 /// `binding set`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-The file holds the bindings of a butterfly.v1.SetBindingsRequest, in JSON or in protobuf text format, as `binding list
---json` prints them. What is not in it is deleted; hosts stay. What changes is printed as by `apply`.
+The file holds the bindings of a butterfly.v1.SetBindingsRequest, in JSON or in protobuf text
+format, as `binding list --json` prints them. What is not in it is deleted; hosts stay. What
+changes is printed as by `apply`.
 
 Examples:
   butterfly binding set bindings.json

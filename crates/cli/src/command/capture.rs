@@ -18,9 +18,9 @@ use crate::session::Session;
 /// `capture`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-Runs until it is interrupted, or there was enough. FILTER is libpcap's (pcap-filter(7)), one word or several.
-A frame that is dropped has the reason as its comment (docs/drops.md). A reader that is slow loses frames, which
-are counted in the file and at the end; nobody else notices.
+Runs until it is interrupted, or there was enough. FILTER is libpcap's (pcap-filter(7)), one word
+or several. A frame that is dropped has the reason as its comment (docs/drops.md). A reader that
+is slow loses frames, which are counted in the file and at the end; nobody else notices.
 
 Examples:
   butterfly capture vm1 'host 10.0.0.2' | wireshark -k -i -

@@ -110,7 +110,9 @@ impl CheckOptions {
             (Some(CheckKind::None), _) => return Ok(None),
             (None, None) if self.is_given() => {
                 return Err(Error::Usage(
-                    "there is no check yet: --check says what is asked (tcp, http, https, dns, dns-tcp, command)".into(),
+                    "there is no check yet: --check says what is asked (tcp, http, https, dns, \
+                     dns-tcp, command)"
+                        .into(),
                 ));
             }
             (None, None) => return Ok(None),

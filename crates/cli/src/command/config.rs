@@ -23,15 +23,16 @@ Example:
 /// `apply`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-The file holds a butterfly.v1.Config of proto/butterfly/v1/butterfly.proto, in JSON or in protobuf text format.
-What is not in it is deleted, but for the parts `balancer` and `router`: a file without them leaves the load balancer's
-services and the interfaces of both as they are, one with them, even if empty, makes them exactly these; a `balancer` without
-`interfaces` leaves its interfaces. What changes is printed: + is new, ~ is changed, - is deleted.
-A NIC that is broken is tried again, whether the file changes it or not: a TAP device that went with its namespace is made
-anew, a container's interface is made again, a guest's rings that were stopped go on. That is printed too: `healed nic a:` and
-what was wrong.
-A file that would delete more than ten things of a kind and a tenth of them, or an empty one that would delete anything, is
-refused without --prune: it is most likely not the file that was meant.
+The file holds a butterfly.v1.Config of proto/butterfly/v1/butterfly.proto, in JSON or in protobuf
+text format. What is not in it is deleted, but for the parts `balancer` and `router`: a file
+without them leaves the load balancer's services and the interfaces of both as they are, one with
+them, even if empty, makes them exactly these; a `balancer` without `interfaces` leaves its
+interfaces. What changes is printed: + is new, ~ is changed, - is deleted. A NIC that is broken is
+tried again, whether the file changes it or not: a TAP device that went with its namespace is made
+anew, a container's interface is made again, a guest's rings that were stopped go on. That is
+printed too: `healed nic a:` and what was wrong. A file that would delete more than ten things of
+a kind and a tenth of them, or an empty one that would delete anything, is refused without
+--prune: it is most likely not the file that was meant.
 
 Examples:
   butterfly config > host.json

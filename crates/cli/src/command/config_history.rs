@@ -38,8 +38,8 @@ Examples:
     Diff(DiffArgs),
     /// Make the configuration what it was after a revision (API v1)
     #[command(after_help = "\
-It is a change like any other, and a revision of its own: the way forward again is another rollback. Interfaces that
-options of the daemon name stay.
+It is a change like any other, and a revision of its own: the way forward again is another
+rollback. Interfaces that options of the daemon name stay.
 
 Example:
   butterfly config rollback 12 --dry-run")]

@@ -179,8 +179,10 @@ async fn status(session: &mut Session) -> Result<(), Error> {
         let value = match is_v1 {
             true => json::full("Status", &status),
             false => json!({
-                "start_unix_secs": status.start_unix_secs, "current_unix_secs": status.current_unix_secs,
-                "uptime_secs": status.uptime_secs, "requests": status.requests, "graph_dot": status.graph_dot,
+                "start_unix_secs": status.start_unix_secs,
+                    "current_unix_secs": status.current_unix_secs,
+                "uptime_secs": status.uptime_secs, "requests": status.requests,
+                    "graph_dot": status.graph_dot,
             }),
         };
         return session.out.value(&value);

@@ -9,9 +9,9 @@ use crate::output::Table;
 use crate::session::Session;
 
 const EXAMPLES: &str = "\
-Looks at the host that it runs on; as root it sees all. The daemon is asked what it is joined to, and in which
-mode; without one the rest is looked at all the same. Ends with 1 when there is a problem. Warnings are what costs
-speed or may bite later.
+Looks at the host that it runs on; as root it sees all. The daemon is asked what it is joined to,
+and in which mode; without one the rest is looked at all the same. Ends with 1 when there is a
+problem. Warnings are what costs speed or may bite later.
 
 Examples:
   butterfly doctor

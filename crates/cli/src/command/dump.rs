@@ -11,8 +11,9 @@ use crate::translate::requests;
 
 /// Shown behind the help.
 pub const EXAMPLE: &str = "\
-What the format cannot say is left out, with a warning on stderr; a rule that it cannot say makes the dump fail.
-Over API v0 the daemon tells neither ICMP types nor SCTP ports: dump over API v1. `butterfly config` loses nothing.
+What the format cannot say is left out, with a warning on stderr; a rule that it cannot say makes
+the dump fail. Over API v0 the daemon tells neither ICMP types nor SCTP ports: dump over API v1.
+`butterfly config` loses nothing.
 
 Example:
   butterfly dump > saved; butterfly request saved";

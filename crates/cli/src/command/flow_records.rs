@@ -131,7 +131,8 @@ mod tests {
         };
         assert_eq!(
             line(&end),
-            "1500.000042 end vni=7 tcp 10.0.0.1:40000 (vm1) > 10.0.0.2:443 (vm2) closed frames=5+4 bytes=500+4000"
+            "1500.000042 end vni=7 tcp 10.0.0.1:40000 (vm1) > 10.0.0.2:443 (vm2) closed frames=5+4 \
+             bytes=500+4000"
         );
     }
 }

@@ -234,7 +234,8 @@ fn row(cells: [String; 10]) -> String {
         reply,
     ] = cells;
     format!(
-        "{nic:<16} {dir:<3} {proto:<6} {source:<21} {destination:<21} {state:<12} {age:>6} {timeout:>9} {bytes:>12} {reply:>12}"
+        "{nic:<16} {dir:<3} {proto:<6} {source:<21} {destination:<21} {state:<12} {age:>6} \
+         {timeout:>9} {bytes:>12} {reply:>12}"
     )
 }
 

@@ -20,14 +20,14 @@ use crate::query::{Alone, Forward};
 use crate::session::Session;
 
 const EXAMPLES: &str = "\
-Nothing is configured here: addresses, routes, rules, neighbours and MTUs are the kernel's, and followed as they
-change. What the fast path does not do itself is left to the kernel, which also takes over when this ends,
-however it ends. While it runs, and where no daemon does, `butterfly route`, `neigh`, `interface` and `router show` say
-what it knows. With --json a line a report.
+Nothing is configured here: addresses, routes, rules, neighbours and MTUs are the kernel's, and
+followed as they change. What the fast path does not do itself is left to the kernel, which also
+takes over when this ends, however it ends. While it runs, and where no daemon does, `butterfly
+route`, `neigh`, `interface` and `router show` say what it knows. With --json a line a report.
 
-With --acl only what its rules allow is forwarded; SIGHUP has the file read again, and a file with a mistake changes
-nothing. The rules end with the process: for rules that stay, give the kernel those of --acl-to-nftables, which this
-command recognises. docs/router.md has the file's words.
+With --acl only what its rules allow is forwarded; SIGHUP has the file read again, and a file with
+a mistake changes nothing. The rules end with the process: for rules that stay, give the kernel
+those of --acl-to-nftables, which this command recognises. docs/router.md has the file's words.
 
 Examples:
   butterfly forward eth1 eth2
@@ -52,7 +52,8 @@ pub struct ForwardArgs {
     #[arg(long)]
     routes: bool,
     /// Print the counters every so many seconds
-    #[arg(long, value_name = "SECS", num_args = 0..=1, default_missing_value = "1", require_equals = true,
+    #[arg(long, value_name = "SECS", num_args = 0..=1, default_missing_value = "1",
+        require_equals = true,
         value_parser = clap::value_parser!(u64).range(1..))]
     watch: Option<u64>,
     /// How the program runs: in the driver, behind it, or at tc [default: tc where packets are the
@@ -270,6 +271,11 @@ fn json_of(report: &Report) -> Value {
             json!({ "name": one.name, "mode": one.mode, "ipv4": family(four), "ipv6": family(six) })
         })
         .collect();
-    let table = |at: usize| json!({ "prefixes": report.tables[at].prefixes, "nodes": report.tables[at].nodes, "nodes_max": report.tables[at].nodes_max });
+    let table = |at: usize| {
+        let table = &report.tables[at];
+        json!({
+            "prefixes": table.prefixes, "nodes": table.nodes, "nodes_max": table.nodes_max,
+        })
+    };
     json!({ "interfaces": interfaces, "notes": report.notes, "ipv4": table(0), "ipv6": table(1) })
 }

@@ -46,8 +46,8 @@ impl NeighCommand {
 /// `neigh list`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-A reachable neighbour has to be confirmed when its time is up, a stale one may be forgotten. The router has the kernel
-confirm those that it sends to.
+A reachable neighbour has to be confirmed when its time is up, a stale one may be forgotten. The
+router has the kernel confirm those that it sends to.
 
 Examples:
   butterfly neigh list

@@ -33,9 +33,10 @@ pub struct Vnis {
 /// `network set`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-What is not said: a network without host and binding learns, floods to its multicast group and hears anybody, as
-the original Butterfly, until any host is known, and nobody from then on; one with hosts learns, floods to each of them
-and hears them alone; one with bindings does the same and does not learn.
+What is not said: a network without host and binding learns, floods to its multicast group and
+hears anybody, as the original Butterfly, until any host is known, and nobody from then on; one
+with hosts learns, floods to each of them and hears them alone; one with bindings does the same
+and does not learn.
 
 Examples:
   butterfly network set 42 --learning on --flood multicast --group 239.1.1.1 --from anybody

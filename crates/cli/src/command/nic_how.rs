@@ -56,7 +56,8 @@ fn vhost_user(status: &v1::NicStatus, id: &str, mac: &str, path: &str) -> String
          -chardev socket,id={id},path={path},{qemu} \\\n\
          -netdev vhost-user,id=net-{id},chardev={id} \\\n\
          -device virtio-net-pci,netdev=net-{id},mac={mac}\n\
-         # libvirt; and in the domain <memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>\n\
+         # libvirt; and in the domain <memoryBacking><source type='memfd'/><access \
+         mode='shared'/></memoryBacking>\n\
          <interface type='vhostuser'>\n\
          \x20 <mac address='{mac}'/>\n\
          \x20 <source type='unix' path='{path}' mode='{mode}'/>\n\

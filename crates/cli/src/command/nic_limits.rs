@@ -100,7 +100,8 @@ fn bits(text: &str) -> Result<u64, String> {
     let lower = text.to_ascii_lowercase();
     if lower.ends_with("bps") {
         return Err(format!(
-            "{text:?}: is it bits (mbit) or, as in tc, bytes a second? Write bit, kbit, mbit, gbit or tbit"
+            "{text:?}: is it bits (mbit) or, as in tc, bytes a second? Write bit, kbit, mbit, gbit \
+             or tbit"
         ));
     }
     let units = [

@@ -162,7 +162,8 @@ struct NicArgs {
     #[arg(long, visible_alias = "no-anti-spoof")]
     disable_antispoof: bool,
     /// Do not filter the NIC at all; update: API v1
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false", hide_possible_values = true)]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
+        value_name = "true|false", hide_possible_values = true)]
     bypass_filtering: Option<bool>,
     /// Write the NIC's frames to --trace-path, behind what is there
     #[arg(long, value_name = "true|false", hide_possible_values = true)]
@@ -185,13 +186,16 @@ struct NicArgs {
     #[arg(long, value_name = "SECS")]
     udp_stream_timeout: Option<u32>,
     /// API v1: the guest may be a DHCP server
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false", hide_possible_values = true)]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
+        value_name = "true|false", hide_possible_values = true)]
     allow_dhcp_server: Option<bool>,
     /// API v1: the guest may send router advertisements and redirects, of IPv4 and IPv6
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false", hide_possible_values = true)]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
+        value_name = "true|false", hide_possible_values = true)]
     allow_router_advertisements: Option<bool>,
     /// API v1: frames to MACs that nobody has go to this NIC, and it may send from any MAC
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false", hide_possible_values = true)]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
+        value_name = "true|false", hide_possible_values = true)]
     learn_macs: Option<bool>,
     /// API v1: the largest IP packet in bytes, offered to the guest; update: 0 leaves it to the
     /// daemon's --nic-mtu

@@ -14,10 +14,11 @@ use crate::words::{direction_name, span};
 /// `nic show`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-What was counted since the NIC was created; for a vhost-user NIC how far the virtual machine monitor is;
-then each queue pair as it stands, with the worker that has it. On a transmitq (the guest sends) `waiting`
-are chains that the worker has not taken yet; on a receiveq they are the buffers that the guest has given:
-with 0 the next frame for it is dropped, ring_full. Looking stops no frame. API v0 knows the values alone.
+What was counted since the NIC was created; for a vhost-user NIC how far the virtual machine
+monitor is; then each queue pair as it stands, with the worker that has it. On a transmitq (the
+guest sends) `waiting` are chains that the worker has not taken yet; on a receiveq they are the
+buffers that the guest has given: with 0 the next frame for it is dropped, ring_full. Looking
+stops no frame. API v0 knows the values alone.
 
 Example:
   butterfly nic show vnic_1")]

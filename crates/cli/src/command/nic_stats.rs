@@ -16,10 +16,10 @@ use crate::session::Session;
 /// `nic stats`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-Bytes are those of Ethernet frames; in is what entered the guest. API v0 knows bytes alone. `butterfly drops`
-says why frames were dropped. OUT KERNEL: frames of OUT FRAMES that the kernel has forwarded itself, to
-containers and other hosts. Counting a NIC's connections (FLOWS) walks the daemon's whole table of them;
---watch leaves them out and costs the workers nothing.
+Bytes are those of Ethernet frames; in is what entered the guest. API v0 knows bytes alone.
+`butterfly drops` says why frames were dropped. OUT KERNEL: frames of OUT FRAMES that the kernel
+has forwarded itself, to containers and other hosts. Counting a NIC's connections (FLOWS) walks
+the daemon's whole table of them; --watch leaves them out and costs the workers nothing.
 
 Examples:
   butterfly nic stats vnic_1
@@ -66,7 +66,8 @@ fn value(stats: &v1::NicStats, all: bool) -> Value {
     match all {
         true => json::full("NicStats", stats),
         false => {
-            json!({ "id": stats.id, "ingress_bytes": stats.ingress_bytes, "egress_bytes": stats.egress_bytes })
+            json!({ "id": stats.id, "ingress_bytes": stats.ingress_bytes,
+                "egress_bytes": stats.egress_bytes })
         }
     }
 }
@@ -75,7 +76,8 @@ fn counters(sample: &v1::ListNicStatsResponse, all: bool) -> Value {
     match all {
         true => json::full("ListNicStatsResponse", sample),
         false => {
-            json!({ "nics": sample.nics.iter().map(|stats| value(stats, false)).collect::<Vec<_>>() })
+            json!({ "nics": sample.nics.iter()
+                .map(|stats| value(stats, false)).collect::<Vec<_>>() })
         }
     }
 }

@@ -25,9 +25,9 @@ pub enum RouteCommand {
 /// `route show`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-Flags: U usable, G by a gateway, H one address, S not the kernel's own, B blackhole, R refused. By: fast (forwarded in
-XDP), lookup (in XDP, to where the kernel's lookup says), kernel, drop, or - for a route that no packet takes.
-With --json a line a route.
+Flags: U usable, G by a gateway, H one address, S not the kernel's own, B blackhole, R refused.
+By: fast (forwarded in XDP), lookup (in XDP, to where the kernel's lookup says), kernel, drop, or
+- for a route that no packet takes. With --json a line a route.
 
 Examples:
   butterfly route show
@@ -259,7 +259,8 @@ Destination          Gateway            Flags  Netif        By      Table  Why
         };
         assert_eq!(
             lines(&hole),
-            "2001:db8::1/128                         UHSB                -       7      no rule leads to table 7\n"
+            "2001:db8::1/128                         UHSB                -       7      no rule \
+             leads to table 7\n"
         );
     }
 

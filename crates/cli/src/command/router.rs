@@ -37,8 +37,9 @@ pub enum RouterCommand {
 /// `router add`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-Nothing else is configured: addresses, routes, rules, neighbours and MTUs are the kernel's, and followed as they change.
-What the fast path does not do itself is left to the kernel, which also takes over when the daemon ends.
+Nothing else is configured: addresses, routes, rules, neighbours and MTUs are the kernel's, and
+followed as they change. What the fast path does not do itself is left to the kernel, which also
+takes over when the daemon ends.
 
 Example:
   butterfly router add eth1 eth2.100")]

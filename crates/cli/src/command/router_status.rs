@@ -18,8 +18,8 @@ use crate::session::Session;
 /// `router show`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-Bytes are those of packets without Ethernet headers. The last table is what the kernel counted itself in this network
-namespace: answers to what was left to it are its own.
+Bytes are those of packets without Ethernet headers. The last table is what the kernel counted
+itself in this network namespace: answers to what was left to it are its own.
 
 Examples:
   butterfly router show

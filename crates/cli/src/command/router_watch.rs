@@ -24,7 +24,8 @@ pub struct WatchArgs {
     #[command(flatten)]
     events: EventArgs,
     /// All counters, too, every second or every SECS
-    #[arg(long, value_name = "SECS", num_args = 0..=1, require_equals = true, default_missing_value = "1", value_parser = seconds)]
+    #[arg(long, value_name = "SECS", num_args = 0..=1, require_equals = true,
+        default_missing_value = "1", value_parser = seconds)]
     counters: Option<Duration>,
 }
 

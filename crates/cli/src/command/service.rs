@@ -47,8 +47,8 @@ pub enum ServiceCommand {
 /// `service add`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-A service is ADDRESS:PORT of TCP, or ADDRESS:PORT/udp, /sctp; PORT may be all. Each server has the service's address too,
-and answers the clients itself (direct server return).
+A service is ADDRESS:PORT of TCP, or ADDRESS:PORT/udp, /sctp; PORT may be all. Each server has the
+service's address too, and answers the clients itself (direct server return).
 
 Examples:
   butterfly service add 192.168.101.1:80 --server 10.1.2.10 10.1.2.11 --check http --check-path /healthz

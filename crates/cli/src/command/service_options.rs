@@ -45,7 +45,8 @@ pub struct ServiceOptions {
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     tunnel_port: Option<u16>,
     /// All flows of a client go to one server
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false")]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
+        value_name = "true|false")]
     sticky: Option<bool>,
     /// With fewer healthy servers the service is withdrawn [default: 1]
     #[arg(long, value_name = "SERVERS")]

@@ -105,7 +105,8 @@ mod tests {
         };
         assert_eq!(
             line(&event),
-            "1500.000042 service 192.0.2.1:80/tcp server 10.0.0.1 is unhealthy no answer within 1000 ms"
+            "1500.000042 service 192.0.2.1:80/tcp server 10.0.0.1 is unhealthy no answer within \
+             1000 ms"
         );
     }
 }

@@ -10,7 +10,8 @@ use crate::words::{SCTP, TCP, UDP, protocol_name};
 pub fn service_key(text: &str) -> Result<v1::ServiceKey, String> {
     let bad = || {
         format!(
-            "'{text}' is not ADDRESS:PORT or ADDRESS:PORT/PROTOCOL, as 192.0.2.1:80, [2001:db8::1]:53/udp or 192.0.2.1:all"
+            "'{text}' is not ADDRESS:PORT or ADDRESS:PORT/PROTOCOL, as 192.0.2.1:80, \
+             [2001:db8::1]:53/udp or 192.0.2.1:all"
         )
     };
     let (place, protocol) = match text.rsplit_once('/') {

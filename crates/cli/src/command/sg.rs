@@ -54,7 +54,8 @@ pub struct AddArgs {
     #[arg(long)]
     removal: Option<Removal>,
     /// API v1: TCP connections may be taken up in their middle
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false")]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
+        value_name = "true|false")]
     allow_midstream: Option<bool>,
 }
 

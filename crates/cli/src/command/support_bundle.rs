@@ -21,10 +21,11 @@ use crate::json;
 use crate::session::Session;
 
 const EXAMPLES: &str = "\
-Configuration, status, counters and drops of the daemon, what `doctor` finds, the kernel's interfaces, addresses and
-routes, the settings file and the last lines of the journal. Addresses and names of NICs are in it; secrets are not:
-keys and certificates are not read, and what looks like a password, a token or a key is replaced. Connections are left
-out unless --flows is given. Look into it before you give it away: tar -xzf.
+Configuration, status, counters and drops of the daemon, what `doctor` finds, the kernel's
+interfaces, addresses and routes, the settings file and the last lines of the journal. Addresses
+and names of NICs are in it; secrets are not: keys and certificates are not read, and what looks
+like a password, a token or a key is replaced. Connections are left out unless --flows is given.
+Look into it before you give it away: tar -xzf.
 
 Examples:
   butterfly support-bundle
@@ -381,7 +382,8 @@ mod tests {
     #[test]
     fn nor_in_lines() {
         let text = "ip = 192.0.2.1\nbgp-password = hunter2 ; a comment\n[x] Token: hunter2\n\
-                    -----BEGIN PRIVATE KEY-----\nhunter2\n-----END PRIVATE KEY-----\nurl=http://a/?secret=hunter2&b\n\
+                    -----BEGIN PRIVATE KEY-----\nhunter2\n-----END PRIVATE KEY-----\n\
+                    url=http://a/?secret=hunter2&b\n\
                     encryption_key_path = /etc/butterfly/key\n";
         let cleaned = clean(text);
         assert!(!cleaned.contains("hunter2"), "{cleaned}");

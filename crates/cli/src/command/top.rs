@@ -15,9 +15,10 @@ use crate::top::screen;
 use crate::top::views::{Order, Rows, Sample, View};
 
 const EXAMPLES: &str = "\
-Keys: 1..6 or Tab another view, s another column to sort by, r the other way round, / a filter (Enter ends it,
-Escape clears it), arrows and Page keys to move, p to pause, q to quit. A filter keeps rows that have the text in any
-column. --once prints one view after one interval and ends; with --json its rows as objects.
+Keys: 1..6 or Tab another view, s another column to sort by, r the other way round, / a filter
+(Enter ends it, Escape clears it), arrows and Page keys to move, p to pause, q to quit. A filter
+keeps rows that have the text in any column. --once prints one view after one interval and ends;
+with --json its rows as objects.
 
 Examples:
   butterfly top

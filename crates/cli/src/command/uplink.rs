@@ -15,8 +15,8 @@ use crate::words::direction_name;
 pub enum UplinkCommand {
     /// Join this host to others by more interfaces, now or when they come
     #[command(after_help = "\
-Beside the interface that has this host's address (`butterflyd -i`): where there are several, the kernel's routes say which
-frames leave by which.
+Beside the interface that has this host's address (`butterflyd -i`): where there are several, the
+kernel's routes say which frames leave by which.
 
 Example:
   butterfly uplink add eth2 + uplink list")]

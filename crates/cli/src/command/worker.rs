@@ -23,13 +23,14 @@ pub enum WorkerCommand {
 }
 
 const READING: &str = "\
-Numbers are those of the second before the print (of --watch's interval). BUSY is the time in turns of the
-loop that found frames, AWAKE that and polling in vain. Cycles are those of the time-stamp counter, timed in
-one batch of many.";
+Numbers are those of the second before the print (of --watch's interval). BUSY is the time in
+turns of the loop that found frames, AWAKE that and polling in vain. Cycles are those of the
+time-stamp counter, timed in one batch of many.";
 
 /// `worker list`.
 #[derive(Args, Debug)]
-#[command(after_help = format!("{READING}\n\nExamples:\n  butterfly worker list\n  butterfly worker list --watch"))]
+#[command(after_help = format!("{READING}\n\nExamples:\n  butterfly worker list\n  butterfly \
+    worker list --watch"))]
 pub struct ListArgs {
     #[command(flatten)]
     repeat: Repeat,
@@ -37,7 +38,8 @@ pub struct ListArgs {
 
 /// `worker show`.
 #[derive(Args, Debug)]
-#[command(after_help = format!("{READING}\n\nExamples:\n  butterfly worker show 0\n  butterfly worker show 0 --watch=5"))]
+#[command(after_help = format!("{READING}\n\nExamples:\n  butterfly worker show 0\n  butterfly \
+    worker show 0 --watch=5"))]
 pub struct ShowArgs {
     /// The worker's index, from 0
     worker: u32,

@@ -90,7 +90,8 @@ fn asked(daemon: &Daemon, findings: &mut Findings) {
             Level::Problem,
             &format!("NIC {id}"),
             format!("its guest broke the protocol: {}", nic.detail),
-            "restart the guest or its driver; if it comes back, `butterfly support-bundle` has what an issue needs",
+            "restart the guest or its driver; if it comes back, `butterfly support-bundle` has \
+             what an issue needs",
         );
     }
 }
@@ -194,10 +195,15 @@ pub(super) fn huge_pages(findings: &mut Findings) {
             Level::Note,
             "memory",
             "no huge pages are set aside: guests in ordinary memory cost more TLB misses".into(),
-            "sysctl -w vm.nr_hugepages=N, and memory-backend-file,mem-path=/dev/hugepages,share=on for the guests",
+            "sysctl -w vm.nr_hugepages=N, and memory-backend-file,mem-path=/dev/hugepages,share=on \
+             for the guests",
         ),
         (Some(total), Some(free)) => {
-            findings.ok("huge_pages", "memory", format!("{free} of {total} huge pages are free"));
+            findings.ok(
+                "huge_pages",
+                "memory",
+                format!("{free} of {total} huge pages are free"),
+            );
         }
         _ => {}
     }
@@ -208,13 +214,20 @@ pub(super) fn clock(findings: &mut Findings) {
     match text(path).as_deref() {
         // Read without a system call.
         Some("tsc" | "arch_sys_counter" | "kvm-clock" | "hyperv_clocksource_tsc_page") => {
-            findings.ok("clock", "machine", "the clock is read without a system call".into());
+            findings.ok(
+                "clock",
+                "machine",
+                "the clock is read without a system call".into(),
+            );
         }
         Some(source) => findings.add(
             "clock",
             Level::Warning,
             "machine",
-            format!("the clock source is {source}: each reading is a system call or slow, and workers read it every turn"),
+            format!(
+                "the clock source is {source}: each reading is a system call or slow, and \
+                workers read it every turn"
+            ),
             "boot with clocksource=tsc tsc=reliable, if the hypervisor or the CPU has a stable TSC",
         ),
         None => {}

@@ -165,18 +165,31 @@ fn mtu(link: &Link, daemon: &Daemon, snapshot: &Snapshot, findings: &mut Finding
         .collect();
     let largest = daemon.nics.iter().map(|nic| nic.mtu).max().unwrap_or(0);
     match ids.first() {
-        None => findings.ok("mtu", name, format!("MTU {}, which carries packets of {room} bytes", link.mtu)),
+        None => findings.ok(
+            "mtu",
+            name,
+            format!(
+                "MTU {}, which carries packets of {room} \
+            bytes",
+                link.mtu
+            ),
+        ),
         Some(first) => findings.add(
             "mtu",
             Level::Warning,
             name,
             format!(
-                "its MTU is {}: with {overhead} bytes of VXLAN it carries packets of {room}, and {} NICs (as {first}) have an MTU \
+                "its MTU is {}: with {overhead} bytes of VXLAN it carries packets of {room}, and \
+                 {} NICs (as {first}) have an MTU \
                  of up to {largest}",
                 link.mtu,
                 ids.len()
             ),
-            format!("ip link set {name} mtu {}, and the network's ports likewise; or nic-mtu = {room}", largest + overhead),
+            format!(
+                "ip link set {name} mtu {}, and the network's ports likewise; \
+                or nic-mtu = {room}",
+                largest + overhead
+            ),
         ),
     }
 }
@@ -189,7 +202,9 @@ fn offloads(link: &Link, findings: &mut Findings) {
             "lro",
             Level::Warning,
             name,
-            "it merges TCP segments (LRO): what is forwarded is too large for the next link, and XDP in the driver is refused".into(),
+            "it merges TCP segments (LRO): what is forwarded is too large for the next link, and \
+             XDP in the driver is refused"
+                .into(),
             format!("ethtool -K {name} lro off"),
         );
     } else {
@@ -200,7 +215,8 @@ fn offloads(link: &Link, findings: &mut Findings) {
             "rx_vlan",
             Level::Note,
             name,
-            "it takes VLAN tags out of what it receives, which programs then do not see; the daemon turns that off where it uses \
+            "it takes VLAN tags out of what it receives, which programs then do not see; \
+             the daemon turns that off where it uses \
              VLANs"
                 .into(),
             format!("ethtool -K {name} rxvlan off"),
@@ -256,7 +272,11 @@ fn programs(link: &Link, findings: &mut Findings) {
                 "foreign_tc",
                 level,
                 name,
-                format!("{}{program} is at tc {word}, and is not ours: what it takes we do not see, nor it what we take", one.name),
+                format!(
+                    "{}{program} is at tc {word}, and is not ours: what it takes we do not \
+                    see, nor it what we take",
+                    one.name
+                ),
                 format!("tc filter show dev {name} {word}; bpftool net show dev {name}"),
             );
         }
@@ -274,7 +294,8 @@ fn driver(link: &Link, daemon: &Daemon, findings: &mut Findings) {
             Level::Warning,
             name,
             format!("our program runs behind the driver ({driver}), not in it: {why}"),
-            "a driver with native XDP; ethtool -L fewer queues, or a smaller MTU, where it asks for that",
+            "a driver with native XDP; ethtool -L fewer queues, or a smaller MTU, where it asks \
+             for that",
         );
     }
     if let Some(uplink) = daemon
@@ -349,11 +370,16 @@ fn sysctls(link: &Link, daemon: &Daemon, findings: &mut Findings) {
             "rp_filter",
             Level::Warning,
             name,
-            "net.ipv4.conf.*.rp_filter is 1 (strict): packets whose way back is another interface are dropped, as with several \
+            "net.ipv4.conf.*.rp_filter is 1 (strict): packets whose way back is another interface \
+             are dropped, as with several \
              uplinks or direct server return"
                 .into(),
             format!("sysctl -w net/ipv4/conf/all/rp_filter=2 net/ipv4/conf/{name}/rp_filter=2"),
         ),
-        _ => findings.ok("rp_filter", name, "sources are not filtered strictly".into()),
+        _ => findings.ok(
+            "rp_filter",
+            name,
+            "sources are not filtered strictly".into(),
+        ),
     }
 }

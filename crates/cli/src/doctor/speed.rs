@@ -189,16 +189,24 @@ fn isolated(core: Option<u32>, findings: &mut Findings) {
         None => !cores.is_empty(),
     };
     match fits {
-        true => findings.ok("isolcpus", "cores", "cores are set aside for workers".into()),
+        true => findings.ok(
+            "isolcpus",
+            "cores",
+            "cores are set aside for workers".into(),
+        ),
         false => findings.add(
             "isolcpus",
             Level::Note,
             "cores",
             match core {
-                Some(core) => format!("core {core} is not set aside: the scheduler puts others there"),
+                Some(core) => format!(
+                    "core {core} is not set aside: the scheduler puts others \
+                    there"
+                ),
                 None => "none is set aside: the scheduler puts others where workers are".into(),
             },
-            "isolcpus=managed_irq,domain,N nohz_full=N on the kernel's command line, and butterflyd -u N",
+            "isolcpus=managed_irq,domain,N nohz_full=N on the kernel's command line, and \
+             butterflyd -u N",
         ),
     }
 }
@@ -212,7 +220,8 @@ fn nodes(findings: &mut Findings) {
             Level::Note,
             "memory",
             format!("{count} NUMA nodes: memory of another node costs more"),
-            "keep workers, guests' memory and the physical NIC on one node (numactl, host-nodes= of QEMU)",
+            "keep workers, guests' memory and the physical NIC on one node (numactl, host-nodes= \
+             of QEMU)",
         ),
     }
 }

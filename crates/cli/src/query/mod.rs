@@ -13,7 +13,8 @@ pub use socket::{Alone, QuerySocket, running};
 /// Why nothing is changed by the socket.
 fn no_changes(kind: Alone) -> tonic::Status {
     tonic::Status::failed_precondition(format!(
-        "this is `butterfly {kind}`, whose command line says what it does: by its socket it is only \
+        "this is `butterfly {kind}`, whose command line says what it does: by its socket it is \
+         only \
          looked at"
     ))
 }

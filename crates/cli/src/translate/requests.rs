@@ -49,7 +49,8 @@ pub fn from_config(config: &v1::Config) -> Result<(Messages, Vec<String>), Untra
     let strict = config.nics.iter().filter(strict).count();
     if strict > 0 {
         warnings.push(format!(
-            "{strict} of {} NICs may not answer DHCP or send router advertisements, which over API v0 all may",
+            "{strict} of {} NICs may not answer DHCP or send router advertisements, which over API \
+             v0 all may",
             config.nics.len()
         ));
     }
@@ -183,7 +184,8 @@ mod tests {
             [
                 "group g: API v0 has no allow_midstream",
                 "NIC a: API v0 has no mtu",
-                "1 of 1 NICs may not answer DHCP or send router advertisements, which over API v0 all may",
+                "1 of 1 NICs may not answer DHCP or send router advertisements, which over API v0 \
+                 all may",
                 "2 endpoints: API v0 has none"
             ]
         );

@@ -386,7 +386,8 @@ mod tests {
         binding.mac = Mac::BROADCAST;
         assert_eq!(
             binding.normalised().unwrap_err().to_string(),
-            "binding of ff:ff:ff:ff:ff:ff in VNI 1: MAC 'ff:ff:ff:ff:ff:ff' is not the address of one machine"
+            "binding of ff:ff:ff:ff:ff:ff in VNI 1: MAC 'ff:ff:ff:ff:ff:ff' is not the address of \
+             one machine"
         );
     }
 }

@@ -182,7 +182,8 @@ mod tests {
                     .unwrap_err()
                     .to_string(),
                 format!(
-                    "NIC 'a': member '{mapped}' is an IPv4 address in the form of IPv6, write 10.0.0.1"
+                    "NIC 'a': member '{mapped}' is an IPv4 address in the form of IPv6, write \
+                     10.0.0.1"
                 )
             );
             assert!(

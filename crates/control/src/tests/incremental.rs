@@ -157,7 +157,8 @@ fn overlay_line(network: &Network, hosts: &imbl::Vector<Option<IpAddr>>) -> Stri
     let members: BTreeSet<IpAddr> = overlay.members.iter().map(host).collect();
     let trusted = [&overlay.dhcp_servers, &overlay.routers];
     format!(
-        "{:?} bindings {bindings:?} neighbours {neighbours:?} flood {flood} {flags:?} of {members:?} {trusted:?}",
+        "{:?} bindings {bindings:?} neighbours {neighbours:?} flood {flood} {flags:?} of \
+         {members:?} {trusted:?}",
         network.vni
     )
 }
@@ -358,7 +359,8 @@ fn an_operation() -> impl Strategy<Value = Operation> {
     let simple = prop_oneof![
         4 => a_nic().prop_map(Box::new).prop_map(Operation::PutNic),
         1 => (0..6u8, 1..7u8).prop_map(|(id, last)| Operation::Address(id, last)),
-        1 => (0..6u8, prop::collection::vec(0..5u8, 0..3)).prop_map(|(id, groups)| Operation::Groups(id, groups)),
+        1 => (0..6u8, prop::collection::vec(0..5u8, 0..3))
+            .prop_map(|(id, groups)| Operation::Groups(id, groups)),
         2 => (0..6u8).prop_map(Operation::DeleteNic),
         2 => a_group().prop_map(Operation::PutGroup),
         2 => (0..5u8).prop_map(Operation::DeleteGroup),
@@ -448,25 +450,30 @@ fn from_nothing(config: Config) -> Vec<String> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(
+        ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn step_by_step_is_from_nothing(operations in prop::collection::vec(an_operation(), 1..30)) {
         let (mut controller, shared) = controller();
         for operation in operations {
-            let before = (controller.config(), controller.status(), canonical(&controller), shared.world().open.clone());
+            let before = (controller.config(), controller.status(), canonical(&controller),
+                shared.world().open.clone());
             let shown = format!("{operation:?}");
             if !run(&mut controller, &shared, operation) {
-                let after = (controller.config(), controller.status(), canonical(&controller), shared.world().open.clone());
+                let after = (controller.config(), controller.status(), canonical(&controller),
+                    shared.world().open.clone());
                 prop_assert!(before == after, "a refused operation changed something: {shown}");
             }
-            prop_assert_eq!(canonical(&controller), from_nothing(controller.config()), "after {}", shown);
+            prop_assert_eq!(canonical(&controller), from_nothing(controller.config()),
+                "after {}", shown);
             let published = shared.world().snapshots.last().map(Arc::clone);
             if let Some(published) = published {
                 prop_assert!(published.epoch == controller.state().snapshot.epoch);
             }
             let slots: Vec<u32> = shared.world().open.keys().copied().collect();
-            let mut wanted: Vec<u32> = controller.state().nics.values().map(|nic| nic.slot.0).collect();
+            let mut wanted: Vec<u32> =
+                controller.state().nics.values().map(|nic| nic.slot.0).collect();
             wanted.sort();
             prop_assert_eq!(slots, wanted);
         }

@@ -82,7 +82,8 @@ fn a_refusal_names_the_thing_and_the_value_and_changes_nothing() {
                         (true, Some("/root/a.pcap".to_owned()))
                 })
             },
-            "NIC 'a': packet trace path '/root/a.pcap' is not a file beneath /tmp, the folder of traces (--trace-dir)",
+            "NIC 'a': packet trace path '/root/a.pcap' is not a file beneath /tmp, the folder of \
+             traces (--trace-dir)",
         ),
         (
             |c| {
@@ -90,7 +91,8 @@ fn a_refusal_names_the_thing_and_the_value_and_changes_nothing() {
                     (nic.packet_trace, nic.packet_trace_path) = (true, Some("../a.pcap".to_owned()))
                 })
             },
-            "NIC 'a': packet trace path '/tmp/../a.pcap' is not a file beneath /tmp, the folder of traces (--trace-dir)",
+            "NIC 'a': packet trace path '/tmp/../a.pcap' is not a file beneath /tmp, the folder of \
+             traces (--trace-dir)",
         ),
         (
             |c| {

@@ -54,7 +54,8 @@ impl LogFile {
             Err(e) => {
                 if !std::mem::replace(&mut self.failing, true) {
                     tracing::error!(
-                        "the flow log {path} cannot be written to: {e}; records are lost until it can"
+                        "the flow log {path} cannot be written to: {e}; \
+                         records are lost until it can"
                     );
                 }
                 records.len() as u64

@@ -48,7 +48,8 @@ impl Groups {
                     if self.refused.insert(key) {
                         let (group, ifindex) = key;
                         tracing::warn!(
-                            "the multicast group {group} cannot be joined on interface {ifindex}: {error}; networks that \
+                            "the multicast group {group} cannot be joined on interface {ifindex}: \
+                             {error}; networks that \
                              flood to it may not hear other hosts"
                         );
                     }

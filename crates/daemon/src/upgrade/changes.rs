@@ -9,7 +9,8 @@ use tokio::sync::watch;
 /// Between two looks of who cannot be woken.
 const LOOK: Duration = Duration::from_millis(5);
 /// What a client is told whose change was not made.
-pub const REPLACED: &str = "another program has taken this daemon's place meanwhile, and nothing was \
+pub const REPLACED: &str = "another program has taken this daemon's place meanwhile, and nothing \
+    was \
                             changed: connect anew, and ask again";
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

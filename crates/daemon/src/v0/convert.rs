@@ -173,7 +173,8 @@ pub fn sg_details(group: &Group) -> v0::Sg {
 /// A rule to add, checked: as the original, it must say who is at the other end.
 pub fn rule(rule: &v0::Rule) -> Result<Rule, Error> {
     if rule.cidr.is_none() && rule.security_group.is_none() {
-        let why = "has neither a CIDR nor a security group; for anybody, add one with 0.0.0.0/0 and one with ::/0";
+        let why = "has neither a CIDR nor a security group; for anybody, add one with 0.0.0.0/0 \
+            and one with ::/0";
         return Err(Error::Rule(why.to_owned()));
     }
     rule_to_delete(rule)

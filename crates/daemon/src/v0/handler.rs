@@ -191,7 +191,8 @@ impl Handler {
 /// A request that comes behind a reply that is full.
 fn not_answered(request: Message) -> Message {
     let why = format!(
-        "not carried out: the answers before it are over {REPLY_MAX} bytes, send it in another frame"
+        "not carried out: the answers before it are over {REPLY_MAX} bytes, send it in another \
+         frame"
     );
     let message_id = request.message_0.and_then(|message| message.message_id);
     respond(requests::refused(why), message_id)

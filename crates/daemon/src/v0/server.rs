@@ -64,16 +64,20 @@ impl Listener {
             Endpoint::Tcp(addresses) => {
                 if key.is_none() && !policy.insecure {
                     return Err(format!(
-                        "the v0 API would be open in clear text to whoever can connect to {endpoint}, the users of this host \
-                         among them: give a key with -k (encryption_key_path in the INI file), listen on ipc://PATH instead, \
-                         or say --insecure-api (insecure-api = true under [security] in the INI file)"
+                        "the v0 API would be open in clear text to whoever can connect to \
+                         {endpoint}, the users of this host \
+                         among them: give a key with -k (encryption_key_path in the INI file), \
+                         listen on ipc://PATH instead, \
+                         or say --insecure-api (insecure-api = true under [security] in the INI \
+                         file)"
                     ));
                 }
                 let listener = listen_by(&addresses, handed).await;
                 let listener = listener.map_err(|e| format!("cannot listen on {endpoint}: {e}"))?;
                 if key.is_none() {
                     tracing::warn!(
-                        "the v0 API is open in clear text on {endpoint}: whoever can connect, the users of this host among \
+                        "the v0 API is open in clear text on {endpoint}: whoever can connect, the \
+                         users of this host among \
                          them, may do anything that this daemon can"
                     );
                 }

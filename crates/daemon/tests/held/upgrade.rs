@@ -160,7 +160,8 @@ async fn vmms_keep_their_connections_when_another_program_takes_over() {
         let (mut gaps, mut pauses): (Vec<_>, Vec<_>) = done.unzip();
         let (lost, twice) = guests.ended_whole(kind);
         println!(
-            "{kind}: upgraded ten times: without a frame {}; none moved for {}; of {} frames {lost} \
+            "{kind}: upgraded ten times: without a frame {}; none moved for {}; \
+             of {} frames {lost} \
              lost and {twice} twice",
             milliseconds(&mut gaps),
             milliseconds(&mut pauses),
@@ -211,7 +212,8 @@ async fn the_daemon_goes_on_when_the_other_program_cannot() {
     let ready = format!("{hello}say(5, '9.9'); hear(6)\n");
     let opened = format!("{ready}say(7, 'flows=memory'); hear(8)\n");
     let by_file = format!(
-        "{ready}say(7, 'flows=file'); hear(8)\nsay(13, ','.join(sorted(n for n in names if 'conn' in n \
+        "{ready}say(7, 'flows=file'); hear(8)\nsay(13, ','.join(sorted(n for n in names if 'conn' \
+         in n \
          or 'vhost:' in n)))"
     );
     let daemon = env!("CARGO_BIN_EXE_butterflyd");
@@ -324,8 +326,8 @@ p.wait()
     assert_eq!((guests.sent as usize - guests.came.len(), twice), (0, 0));
 }
 
-/// A VMM whose session cannot be held keeps the daemon, which says so; one that stops amid a message
-/// is hung up on. Neither harms others.
+/// A VMM whose session cannot be held keeps the daemon, which says so; one that stops amid a
+/// message is hung up on. Neither harms others.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_vmm_that_cannot_go_along_keeps_the_daemon_or_is_hung_up_on() {
     let mut guests = Guests::new(common::FEATURES).await;

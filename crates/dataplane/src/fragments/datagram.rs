@@ -132,7 +132,9 @@ mod tests {
     proptest! {
         /// Against a list of bytes that were seen.
         #[test]
-        fn pieces_overlap_when_their_bytes_do(pieces in proptest::collection::vec((0u32..24, 1u32..6), 1..12)) {
+        fn pieces_overlap_when_their_bytes_do(
+            pieces in proptest::collection::vec((0u32..24, 1u32..6), 1..12),
+        ) {
             let mut datagram = datagram();
             let mut seen = [false; 40];
             for (start, len) in pieces {

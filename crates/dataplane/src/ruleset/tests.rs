@@ -120,13 +120,15 @@ proptest! {
             None,
         ];
         let set = RuleSet::new(rules.clone());
-        prop_assert_eq!(set.has_egress(), rules.iter().any(|rule| rule.direction == Direction::Egress));
+        prop_assert_eq!(set.has_egress(),
+            rules.iter().any(|rule| rule.direction == Direction::Egress));
         for asked in asked {
             let expected = rules.iter().any(|rule| matches(rule, &asked, &groups));
             let found = set.decide(&asked, &groups[..]);
             prop_assert_eq!(found.is_some(), expected, "{:?}", asked);
             if let Some(slot) = found {
-                prop_assert!(matches(&rules[slot.0 as usize], &asked, &groups), "{:?} by {:?}", asked, slot);
+                prop_assert!(matches(&rules[slot.0 as usize], &asked, &groups), "{:?} by {:?}",
+                    asked, slot);
             }
             let v6 = asked.peer.is_ipv6();
             let open = rules.iter().any(|rule| {

@@ -86,7 +86,8 @@ impl Polling {
         match port.add_to(&self.poller, queue.token()) {
             Some(Ok(())) => true,
             Some(Err(error)) => {
-                tracing::warn!(slot = queue.slot.0, %error, "a port cannot wake its worker, which will poll it");
+                tracing::warn!(slot = queue.slot.0, %error, "a port cannot wake its worker, which \
+                    will poll it");
                 false
             }
             None => false,
@@ -333,7 +334,8 @@ impl Attached {
         if std::mem::take(&mut self.hold.unwatched)
             && let Some(Err(error)) = self.port.add_to(poller, queue.token())
         {
-            tracing::warn!(slot = queue.slot.0, %error, "a port cannot wake its worker, which will poll it");
+            tracing::warn!(slot = queue.slot.0, %error, "a port cannot wake its worker, which will \
+                poll it");
             self.wakes = false;
         }
     }

@@ -134,9 +134,14 @@ fn packet(from: usize, v6: bool, odd: bool) -> impl Strategy<Value = Packet> {
         4 => Just(0x02u8), 4 => Just(0x12), 8 => Just(0x10), 4 => Just(0x18), 4 => Just(0x11),
         2 => Just(0x04), 1 => Just(0x14), 1 => Just(0x30), 1 => Just(0x03), 1 => Just(0x00),
     ];
-    let number = || prop_oneof![4 => Just(1000u32), 4 => Just(1001), 1 => Just(1400), 1 => Just(u32::MAX - 9)];
+    let number = || {
+        prop_oneof![
+            4 => Just(1000u32), 4 => Just(1001), 1 => Just(1400), 1 => Just(u32::MAX - 9),
+        ]
+    };
     let options = prop_oneof![
-        6 => Just(Options::None), 2 => (0..2u8).prop_map(Options::Scale), 3 => Just(Options::Timestamp),
+        6 => Just(Options::None), 2 => (0..2u8).prop_map(Options::Scale),
+            3 => Just(Options::Timestamp),
         2 => Just(Options::Sack), odd => Just(Options::Broken),
     ];
     let kind = prop_oneof![

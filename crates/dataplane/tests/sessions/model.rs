@@ -331,7 +331,8 @@ fn frame(packet: &Packet, nics: &[Nic]) -> Vec<u8> {
 
 fn packet() -> impl Strategy<Value = Packet> {
     let flags = prop_oneof![
-        4 => Just(0x02u8), 4 => Just(0x12), 8 => Just(0x10), 3 => Just(0x11), 1 => Just(0x14), 1 => Just(0x03),
+        4 => Just(0x02u8), 4 => Just(0x12), 8 => Just(0x10), 3 => Just(0x11), 1 => Just(0x14),
+            1 => Just(0x03),
     ];
     let kind = prop_oneof![
         3 => (1u16..3, 1u16..3).prop_map(|(s, d)| Kind::Udp(s, d)),
@@ -366,9 +367,11 @@ fn rules() -> impl Strategy<Value = Vec<RuleSpec>> {
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         30 => packet().prop_map(Step::Send),
-        2 => prop_oneof![Just(1u64), Just(9), Just(10), Just(29), Just(30), Just(60), Just(119), Just(180), Just(600)]
+        2 => prop_oneof![Just(1u64), Just(9), Just(10), Just(29), Just(30), Just(60), Just(119),
+            Just(180), Just(600)]
             .prop_map(Step::Wait),
-        2 => (0..NICS, rules(), any::<bool>()).prop_map(|(nic, rules, drain)| Step::Rules(nic, rules, drain)),
+        2 => (0..NICS, rules(), any::<bool>())
+            .prop_map(|(nic, rules, drain)| Step::Rules(nic, rules, drain)),
         1 => (0..NICS, any::<bool>()).prop_map(|(nic, gone)| Step::Addresses(nic, gone)),
         1 => (0..NICS).prop_map(Step::Delete),
     ]

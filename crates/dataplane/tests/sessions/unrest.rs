@@ -34,7 +34,8 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        6 => (0..NICS, 0..NICS, 1..40usize).prop_map(|(from, to, count)| Step::Send(from, to, count)),
+        6 => (0..NICS, 0..NICS, 1..40usize)
+            .prop_map(|(from, to, count)| Step::Send(from, to, count)),
         8 => (0..WORKERS).prop_map(Step::Turn),
         2 => (0..WORKERS).prop_map(Step::Sleep),
         1 => (0..NICS, 0..WORKERS).prop_map(|(nic, worker)| Step::Move(nic, worker)),
@@ -63,7 +64,9 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn no_frame_is_lost_without_a_reason_or_delivered_twice(steps in prop::collection::vec(step(), 1..120)) {
+    fn no_frame_is_lost_without_a_reason_or_delivered_twice(
+        steps in prop::collection::vec(step(), 1..120),
+    ) {
         let mut lab = Lab::on(Simulation::several(WORKERS));
         let nics: Vec<Nic> = (0..NICS).map(|_| lab.nic()).collect();
         let group = lab.group(vec![allow_all_in(None)]);
@@ -119,14 +122,16 @@ proptest! {
         }
         let delivered: usize = seen.iter().map(Vec::len).sum();
         let dropped: u64 = lab.drops().iter().sum();
-        prop_assert_eq!(delivered as u64 + dropped, due, "{:?}", difference(&[0; 99], &lab.drops()));
+        prop_assert_eq!(delivered as u64 + dropped, due, "{:?}",
+            difference(&[0; 99], &lab.drops()));
         let rx: u64 = nics.iter().map(|nic| lab.sim.port(nic.slot).rx_frames).sum();
         let tx: u64 = nics.iter().map(|nic| lab.sim.port(nic.slot).tx_frames).sum();
         prop_assert_eq!((rx, tx), (u64::from(next), delivered as u64));
         // Nothing overtakes where no queue moves.
         for seen in seen.iter().filter(|_| !moves) {
             for sender in 0..NICS {
-                let of_sender: Vec<_> = seen.iter().filter(|number| senders[**number as usize] == sender).collect();
+                let of_sender: Vec<_> =
+                    seen.iter().filter(|number| senders[**number as usize] == sender).collect();
                 prop_assert!(of_sender.is_sorted(), "{:?}", of_sender);
             }
         }

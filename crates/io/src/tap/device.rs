@@ -34,7 +34,8 @@ pub struct TapOptions {
 pub enum TapError {
     /// The name cannot be an interface's.
     #[error(
-        "TAP interface name '{0}' is not 1 to 15 bytes without '/', ':', '%', spaces and control characters"
+        "TAP interface name '{0}' is not 1 to 15 bytes without '/', ':', '%', spaces and control \
+         characters"
     )]
     Name(String),
     /// A descriptor that was kept is of no interface any more: it was removed.

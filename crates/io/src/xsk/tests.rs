@@ -499,7 +499,8 @@ proptest! {
                     let count = port.receive(&mut batch).unwrap();
                     prop_assert_eq!(count, batch.len());
                     for index in 0..count {
-                        prop_assert_eq!(Some(batch.to_bytes(index)), arriving.pop_front().map(pattern));
+                        prop_assert_eq!(Some(batch.to_bytes(index)),
+                            arriving.pop_front().map(pattern));
                     }
                     if count > 0 {
                         out.push_back(batch);
@@ -513,7 +514,8 @@ proptest! {
                     batch.push_bytes(&pattern(len), Offload::default());
                     match port.transmit(&batch, 0) {
                         Ok(()) => written.push_back(len),
-                        Err(TransmitError::TooSmall) => prop_assert!(len > mtu as usize + LINK_HEADER),
+                        Err(TransmitError::TooSmall) =>
+                            prop_assert!(len > mtu as usize + LINK_HEADER),
                         Err(error) => prop_assert_eq!(error, TransmitError::Full),
                     }
                 }

@@ -100,7 +100,8 @@ impl List {
             "drop"
         };
         let mut text = format!(
-            "table inet butterfly {{\n\tchain forward {{\n\t\ttype filter hook forward priority filter; policy {policy};\n"
+            "table inet butterfly {{\n\tchain forward {{\n\t\ttype filter hook forward priority \
+             filter; policy {policy};\n"
         );
         for rule in &self.rules {
             text += &format!("\t\t{}\n", Nftables(rule));

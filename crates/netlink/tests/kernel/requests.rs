@@ -21,7 +21,8 @@ fn the_kernel_says_where_a_packet_would_go() {
         let requests = Requests::new().expect("a socket");
         ip(
             &namespace,
-            "route add 10.0.0.0/8 mtu 1400 nexthop via 192.0.2.9 weight 2 nexthop via 198.51.100.9 weight 5",
+            "route add 10.0.0.0/8 mtu 1400 nexthop via 192.0.2.9 weight 2 nexthop via 198.51.100.9 \
+             weight 5",
         );
         ip(&namespace, "route add unreachable 10.9.0.0/16");
         ip(&namespace, "-6 route add 2001:db8:f::/48 via 2001:db8:a::9");

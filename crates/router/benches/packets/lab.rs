@@ -37,11 +37,14 @@ pub fn frame(v6: bool, len: usize) -> Vec<u8> {
 pub fn namespace() -> Namespace {
     let namespace = Namespace::new().expect("a namespace");
     let setup = "set -e
-        sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1 net.ipv6.route.max_size=10000000
+        sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1 \
+        net.ipv6.route.max_size=10000000
         ip link add east address 02:00:00:00:00:0e type veth peer name sender
         ip link add west type veth peer name sink
-        for name in east west sender sink; do sysctl -qw net.ipv4.conf.$name.rp_filter=0; ip link set $name up; done
-        for name in spare0 spare1; do ip link add $name type veth peer name $name-end; ip link set $name up; done
+        for name in east west sender sink; do sysctl -qw net.ipv4.conf.$name.rp_filter=0
+        ip link set $name up; done
+        for name in spare0 spare1; do ip link add $name type veth peer name $name-end
+        ip link set $name up; done
         for name in sender sink east west; do ethtool -K $name gro on; done
         ip addr add 10.1.0.1/24 dev east; ip addr add 10.2.0.1/24 dev west
         ip addr add 2001:db8:1::1/64 dev east nodad; ip addr add 2001:db8:2::1/64 dev west nodad

@@ -163,7 +163,8 @@ async fn follow(
     let memory = (resident_kib() - before) / 1024;
     let lines = ours.report().tables[usize::from(v6)].nodes;
     println!(
-        "{}, {name} routes: added in {took:.2} s, followed {behind:.2} s later; the table takes {} KiB, this process {memory} MiB more",
+        "{}, {name} routes: added in {took:.2} s, followed {behind:.2} s later; \
+         the table takes {} KiB, this process {memory} MiB more",
         if v6 { "v6" } else { "v4" },
         lines / 16
     );

@@ -172,7 +172,8 @@ fn equal(seed: u64, frames: &[Vec<u8>], fast: &[Out], kernel: &[Out]) {
         let (ours, theirs) = (&fast[number], &kernel[number]);
         assert!(
             alike(ours, theirs),
-            "frame {number} of seed {seed}: {frame:02x?}\nours: {ours:02x?}\nthe kernel's: {theirs:02x?}"
+            "frame {number} of seed {seed}: {frame:02x?}\nours: {ours:02x?}\n\
+             the kernel's: {theirs:02x?}"
         );
     }
 }

@@ -49,7 +49,8 @@ pub fn can_make(kind: &str) -> bool {
     let can = namespace.succeeds(made).expect("ip");
     if !can {
         println!(
-            "skipped: this machine's kernel makes no {kind} devices; a guest's does, see another_kernel.rs"
+            "skipped: this machine's kernel makes no {kind} devices; \
+             a guest's does, see another_kernel.rs"
         );
     }
     can

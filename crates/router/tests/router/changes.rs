@@ -115,8 +115,10 @@ fn way_down(lab: &mut Lab, ours: &Ours) -> bool {
 
 #[test]
 fn flows_spread_by_weight_and_stay() {
-    let setup = "ip route add 192.0.2.0/24 nexthop via 10.2.0.2 weight 1 nexthop via 10.2.0.3 weight 3
-        ip -6 route add 2001:db8:aa::/48 nexthop via 2001:db8:2::2 weight 1 nexthop via 2001:db8:2::3 weight 3";
+    let setup = "ip route add 192.0.2.0/24 nexthop via 10.2.0.2 weight 1 nexthop via 10.2.0.3 \
+        weight 3
+        ip -6 route add 2001:db8:aa::/48 nexthop via 2001:db8:2::2 weight 1 nexthop via \
+        2001:db8:2::3 weight 3";
     story(setup, async |namespace, mut lab| {
         let mut ours = Ours::start(&SMALL).await;
         for (src, net) in [("10.1.0.", "192.0.2."), ("2001:db8:1::", "2001:db8:aa::")] {
@@ -158,12 +160,14 @@ fn flows_spread_by_weight_and_stay() {
                 "ports do not count by default"
             );
             namespace
-                .ok("sysctl -qw net.ipv4.fib_multipath_hash_policy=1 net.ipv6.fib_multipath_hash_policy=1")
+                .ok("sysctl -qw net.ipv4.fib_multipath_hash_policy=1 \
+                    net.ipv6.fib_multipath_hash_policy=1")
                 .expect("sysctl");
             ours.until("spread by ports", |_| spread(&mut lab, true).len() == 2)
                 .await;
             namespace
-                .ok("sysctl -qw net.ipv4.fib_multipath_hash_policy=0 net.ipv6.fib_multipath_hash_policy=0")
+                .ok("sysctl -qw net.ipv4.fib_multipath_hash_policy=0 \
+                    net.ipv6.fib_multipath_hash_policy=0")
                 .expect("sysctl");
             ours.until("spread by addresses", |_| spread(&mut lab, true).len() == 1)
                 .await;
@@ -176,7 +180,10 @@ fn a_firewall_that_looks_on_is_seen_and_obeyed() {
     story("", async |namespace, mut lab| {
         let mut ours = Ours::start(&SMALL).await;
         assert!(way(&mut lab, &ours, "203.0.113.7").1);
-        namespace.ok("nft 'add table ip filter; add chain ip filter forward { type filter hook forward priority 0; }'").expect("nft");
+        namespace
+            .ok("nft 'add table ip filter; add chain ip filter forward \
+            { type filter hook forward priority 0; }'")
+            .expect("nft");
         assert!(
             way(&mut lab, &ours, "203.0.113.7").1,
             "an empty chain that accepts changes nothing"
@@ -191,7 +198,8 @@ fn a_firewall_that_looks_on_is_seen_and_obeyed() {
         assert_eq!(
             ours.notes(),
             [
-                "IPv4 is left to the kernel: nftables ip filter forward (1 rules) sees forwarded packets"
+                "IPv4 is left to the kernel: nftables ip filter forward (1 rules) sees forwarded \
+                 packets"
             ]
         );
         assert!(

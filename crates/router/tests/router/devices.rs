@@ -36,7 +36,8 @@ const BONDS: Cables = Cables {
         for port in w0 w1; do ip link set cable-$port master west; done
         ip link set east type bond active_slave cable-e0
         ip link set east up; ip link set west up
-        until ip link show east | grep -q LOWER_UP && ip link show west | grep -q LOWER_UP; do sleep 0.05; done",
+        until ip link show east | grep -q LOWER_UP && ip link show west | grep -q LOWER_UP
+        do sleep 0.05; done",
     modes: NATIVE,
 };
 
@@ -56,11 +57,13 @@ fn a_tag_is_put_on() {
     let cables = Cables {
         east: &["east"],
         east_tag: &[],
-        setup: "ip link add link cable-w name west type vlan id 6 protocol 802.1ad && ip link set west up",
+        setup: "ip link add link cable-w name west type vlan id 6 protocol 802.1ad && \
+            ip link set west up",
         ..VLANS
     };
     if can_make("vlan") {
-        let rules = "ip rule add pref 100 from 10.1.0.3 table 77; ip route add 203.0.113.0/24 via 10.2.0.4 table 77";
+        let rules = "ip rule add pref 100 from 10.1.0.3 table 77; \
+            ip route add 203.0.113.0/24 via 10.2.0.4 table 77";
         compare(&cables, rules, 12);
     }
 }
@@ -96,14 +99,16 @@ fn a_vlan_within_a_vlan() {
         return;
     }
     let one = inner(
-        "ip link add link cable-e name service type vlan id 10 protocol 802.1ad && ip link set service up
+        "ip link add link cable-e name service type vlan id 10 protocol 802.1ad &&
+         ip link set service up
         ip link add link service name east type vlan id 20 && ip link set east up
         ip link add link cable-w name west type vlan id 6 protocol 802.1ad && ip link set west up",
         "west",
     );
     compare(&one, "", 16);
     let none = inner(
-        "ip link add link cable-e name service type vlan id 10 protocol 802.1ad && ip link set service up
+        "ip link add link cable-e name service type vlan id 10 protocol 802.1ad &&
+         ip link set service up
         ip link add link service name east type vlan id 20 && ip link set east up",
         "",
     );
@@ -195,7 +200,8 @@ const VLANS_ON_BONDS: Cables = Cables {
         ip link set bond-e up; ip link set bond-w up
         ip link add link bond-e name east type vlan id 5 && ip link set east up
         ip link add link bond-w name west type vlan id 6 protocol 802.1ad && ip link set west up
-        until ip link show east | grep -q LOWER_UP && ip link show west | grep -q LOWER_UP; do sleep 0.05; done",
+        until ip link show east | grep -q LOWER_UP && ip link show west | grep -q LOWER_UP
+        do sleep 0.05; done",
     ..BONDS
 };
 
@@ -259,11 +265,10 @@ fn a_bond_in_generic_mode() {
         ours.until("port less", |_| !program("cable-e0")).await;
         assert_eq!(arrive(1), [1, 0], "by the other one");
         namespace
-            .ok(
-                "ip link set cable-e0 down; ip link set cable-e0 master east; ip link set cable-e0 up
+            .ok("ip link set cable-e0 down; ip link set cable-e0 master east
+                 ip link set cable-e0 up
                 until ip -d link show cable-e0 | grep -q 'mii_status UP'; do sleep 0.05; done
-                ip link set east type bond active_slave cable-e0",
-            )
+                ip link set east type bond active_slave cable-e0")
             .expect("it comes back");
         let index = namespace.ifindex("cable-e0").expect("its index");
         ours.until("port", |ours| {

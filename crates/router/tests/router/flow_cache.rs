@@ -157,7 +157,8 @@ fn flows_are_known_as_long_as_what_they_were_decided_by() {
         ),
         (
             four,
-            "nft 'add table ip f; add chain ip f c { type filter hook forward priority 0; }; add rule ip f c drop'",
+            "nft 'add table ip f; add chain ip f c { type filter hook forward priority 0; }; \
+             add rule ip f c drop'",
             None,
         ),
         (four, "sysctl -qw net.ipv4.conf.east.forwarding=0", None),
@@ -181,7 +182,8 @@ fn flows_are_known_as_long_as_what_they_were_decided_by() {
         ),
         (
             six,
-            "nft 'add table ip6 f; add chain ip6 f c { type filter hook forward priority 0; }; add rule ip6 f c drop'",
+            "nft 'add table ip6 f; add chain ip6 f c { type filter hook forward priority 0; }; \
+             add rule ip6 f c drop'",
             None,
         ),
         (six, "sysctl -qw net.ipv6.conf.all.forwarding=0", None),

@@ -143,7 +143,8 @@ pub fn story_over(cables: &Cables, setup: &str, story: impl AsyncFnOnce(&Namespa
 const SYSTEM: &str = "sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1 \
     net.ipv6.conf.default.accept_dad=0 net.ipv6.conf.all.accept_dad=0 \
     net.ipv4.icmp_ratelimit=0 net.ipv6.icmp.ratelimit=0 \
-    net.ipv4.icmp_msgs_per_sec=1000000 net.ipv4.icmp_msgs_burst=100000 net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0";
+    net.ipv4.icmp_msgs_per_sec=1000000 net.ipv4.icmp_msgs_burst=100000 \
+    net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0";
 
 const NETWORK: &str = "set -e
     sysctl -qw net.ipv4.conf.east.rp_filter=0 net.ipv4.conf.west.rp_filter=0
@@ -151,12 +152,15 @@ const NETWORK: &str = "set -e
     ip addr add 10.1.0.1/24 dev east; ip addr add 10.2.0.1/24 dev west
     ip addr add 2001:db8:1::1/64 dev east nodad; ip addr add 2001:db8:2::1/64 dev west nodad
     for n in 2 3 4 5; do
-        ip neigh add 10.1.0.$n lladdr 02:00:00:00:01:0$n dev east; ip neigh add 10.2.0.$n lladdr 02:00:00:00:02:0$n dev west
-        ip neigh add 2001:db8:1::$n lladdr 02:00:00:00:01:0$n dev east; ip neigh add 2001:db8:2::$n lladdr 02:00:00:00:02:0$n dev west
+        ip neigh add 10.1.0.$n lladdr 02:00:00:00:01:0$n dev east
+        ip neigh add 10.2.0.$n lladdr 02:00:00:00:02:0$n dev west
+        ip neigh add 2001:db8:1::$n lladdr 02:00:00:00:01:0$n dev east
+        ip neigh add 2001:db8:2::$n lladdr 02:00:00:00:02:0$n dev west
     done
     ip neigh add fe80::2 lladdr 02:00:00:00:01:02 dev east
     ip route add 203.0.113.0/24 via 10.2.0.2; ip route add 198.51.100.0/25 via 10.2.0.3 mtu 1300
-    ip -6 route add 2001:db8:f::/48 via 2001:db8:2::2; ip -6 route add 2001:db8:e::/64 via 2001:db8:2::3";
+    ip -6 route add 2001:db8:f::/48 via 2001:db8:2::2
+    ip -6 route add 2001:db8:e::/64 via 2001:db8:2::3";
 
 impl Ours {
     /// In the modes of these cables.

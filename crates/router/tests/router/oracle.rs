@@ -86,7 +86,8 @@ pub fn compare_over(cables: &Cables, setup: &'static str, seed: u64, packets: us
             let (ours, theirs) = (&fast[number], &kernel[number]);
             assert!(
                 alike(ours, theirs),
-                "frame {number} of seed {seed}: {frame:02x?}\nours: {ours:02x?}\nthe kernel's: {theirs:02x?}"
+                "frame {number} of seed {seed}: {frame:02x?}\nours: {ours:02x?}\n\
+                 the kernel's: {theirs:02x?}"
             );
         }
         let forwarded = ours.count(Counter::Forwarded);
@@ -144,15 +145,18 @@ fn with_loose_reverse_path_filtering_and_no_default_route() {
 fn with_routes_that_refuse() {
     let routes = "ip route add blackhole 203.0.113.0/25; ip route add prohibit 203.0.113.128/26
         ip route add unreachable 203.0.113.192/26; ip -6 route add blackhole 2001:db8:f:1::/64
-        ip -6 route add prohibit 2001:db8:e::/80; ip route add default via 10.2.0.5; ip -6 route add default via 2001:db8:2::5";
+        ip -6 route add prohibit 2001:db8:e::/80; ip route add default via 10.2.0.5
+        ip -6 route add default via 2001:db8:2::5";
     compare(routes, 4, 1000);
 }
 
 #[test]
 fn with_policy_rules_by_the_kernels_lookup() {
-    let rules = "ip rule add pref 100 from 10.1.0.3 table 77; ip route add 203.0.113.0/24 via 10.2.0.4 table 77
+    let rules = "ip rule add pref 100 from 10.1.0.3 table 77
+    ip route add 203.0.113.0/24 via 10.2.0.4 table 77
         ip route add blackhole 198.51.100.0/24 table 77
-        ip -6 rule add pref 100 from 2001:db8:1::3 table 77; ip -6 route add 2001:db8:f::/48 via 2001:db8:2::4 table 77";
+        ip -6 rule add pref 100 from 2001:db8:1::3 table 77
+        ip -6 route add 2001:db8:f::/48 via 2001:db8:2::4 table 77";
     compare(rules, 5, 1200);
 }
 
@@ -160,7 +164,8 @@ fn with_policy_rules_by_the_kernels_lookup() {
 fn with_tables_one_before_the_other() {
     let rules = "ip rule add pref 100 table 77; ip route add 203.0.112.0/23 via 10.2.0.4 table 77
         ip route add throw 203.0.113.128/25 table 77; ip route add 10.2.0.4/32 via 10.2.0.5 table 77
-        ip -6 rule add pref 100 table 77; ip -6 route add 2001:db8:f:1::/64 via 2001:db8:2::4 table 77
+        ip -6 rule add pref 100 table 77; ip -6 route add 2001:db8:f:1::/64 via 2001:db8:2::4 \
+        table 77
         ip -6 route add 2001:db8:e::9/128 via 2001:db8:2::5 table 77";
     compare(rules, 6, 1500);
 }

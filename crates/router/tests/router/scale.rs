@@ -137,7 +137,8 @@ fn a_million_routes_are_followed() {
 fn routes_by_bgp_are_followed() {
     let peer = Namespace::new().expect("a namespace");
     let setup = format!(
-        "ip link add feed type veth peer name far netns {}; ip addr add 10.9.0.1/24 dev feed; ip link set feed up",
+        "ip link add feed type veth peer name far netns {}; ip addr add 10.9.0.1/24 dev feed; \
+         ip link set feed up",
         peer.pid()
     );
     story(&setup, async |namespace, mut lab| {
@@ -150,7 +151,8 @@ fn routes_by_bgp_are_followed() {
         );
         let mut ours = Ours::start(&Options::default()).await;
         let (us, them) = ((65001, "10.9.0.1"), (65002, "10.9.0.2"));
-        let announce = " address-family ipv4 unicast\n  redistribute kernel\n  neighbor 10.9.0.1 route-map west out\n \
+        let announce = " address-family ipv4 unicast\n  redistribute kernel\n  neighbor 10.9.0.1 \
+            route-map west out\n \
              exit-address-family\nroute-map west permit 10\n set ip next-hop 10.2.0.2\n";
         let _ours = Speaker::start(namespace, us, them, "").expect("FRR");
         let mut theirs = Speaker::start(&peer, them, us, announce).expect("FRR");

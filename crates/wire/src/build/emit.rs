@@ -56,7 +56,8 @@ impl Builder {
             } else {
                 self.gso_size
             };
-            offload.ecn = matches!(&self.transport, Transport::Tcp { flags, .. } if flags.contains(TcpFlags::CWR));
+            offload.ecn = matches!(&self.transport,
+                Transport::Tcp { flags, .. } if flags.contains(TcpFlags::CWR));
         }
         if out.len() < self.pad_to {
             out.resize(self.pad_to, 0);

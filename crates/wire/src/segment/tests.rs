@@ -274,10 +274,14 @@ fn naive_is_valid(frame: &[u8]) -> bool {
 proptest! {
     #[test]
     fn every_segment_verifies_and_the_payload_is_all_there(
-        v6_packet in any::<bool>(), udp in any::<bool>(), len in 0usize..9000, size in 8u16..3000, seed in any::<u32>(),
+        v6_packet in any::<bool>(), udp in any::<bool>(), len in 0usize..9000,
+            size in 8u16..3000, seed in any::<u32>(),
     ) {
         let ip = if v6_packet { v6() } else { v4().id(seed as u16) };
-        let l4 = if udp { ip.udp(seed as u16, 53) } else { ip.tcp(seed as u16, 80, TcpFlags::ACK).seq(seed) };
+        let l4 = match udp {
+            true => ip.udp(seed as u16, 53),
+            false => ip.tcp(seed as u16, 80, TcpFlags::ACK).seq(seed),
+        };
         let payload = bytes(len);
         let segments = cut(&l4.payload(&payload).gso(size), true);
         let header_len = if v6_packet { 54 } else { 34 } + if udp { 8 } else { 20 };

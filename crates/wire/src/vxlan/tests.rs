@@ -202,7 +202,10 @@ fn what_is_not_vxlan_to_this_port_says_why() {
 proptest! {
     /// Whatever comes: no panic, and what is found lies within the frame.
     #[test]
-    fn what_is_found_lies_within(head in prop::collection::vec(any::<u8>(), 0..120), v6 in any::<bool>(), more in 0usize..2000) {
+    fn what_is_found_lies_within(
+        head in prop::collection::vec(any::<u8>(), 0..120), v6 in any::<bool>(),
+            more in 0usize..2000,
+    ) {
         let mut head = head;
         if head.len() >= 50 {
             // Likely enough to be VXLAN for the parser to go on.

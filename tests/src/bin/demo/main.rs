@@ -84,7 +84,8 @@ struct Demo {
 impl Demo {
     fn start(interrupted: &Arc<AtomicBool>) -> Result<Self> {
         title(
-            "A switch, and three NICs: two in network 42; a third in network 43 with an address of the first two",
+            "A switch, and three NICs: two in network 42; a third in network 43 with an address of \
+             the first two",
         );
         let image = Image::ready()?;
         let begin = Instant::now();
@@ -114,7 +115,8 @@ impl Demo {
         on_host(
             &daemon,
             &format!(
-                "nic add --id stranger --mac {BOB} --vni 43 --ip 10.0.0.2 --type tap --path bf-stranger"
+                "nic add --id stranger --mac {BOB} --vni 43 --ip 10.0.0.2 --type tap --path \
+                 bf-stranger"
             ),
         )?;
         let stranger = Namespace::new()?;
@@ -127,7 +129,8 @@ impl Demo {
         };
         for name in ["alice", "bob"] {
             println!(
-                "$ qemu-system-x86_64 -object memory-backend-memfd,share=on,… -chardev socket,id=c,path={} \
+                "$ qemu-system-x86_64 -object memory-backend-memfd,share=on,… -chardev \
+                 socket,id=c,path={} \
                  -netdev vhost-user,id=n,chardev=c -device virtio-net-pci,netdev=n,…",
                 daemon.socket(name).display()
             );

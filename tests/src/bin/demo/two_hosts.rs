@@ -111,7 +111,8 @@ impl TwoHosts {
         go_on()?;
 
         title(
-            "Meanwhile a service of the right host's kernel answers on the same address and interface",
+            "Meanwhile a service of the right host's kernel answers on the same address and \
+             interface",
         );
         let tool = image::repository().join("target/guest/root/bin/guest");
         let _service = self.service(&format!("{} tcp-serve 22", tool.display()))?;

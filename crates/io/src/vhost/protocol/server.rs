@@ -438,7 +438,8 @@ impl Thread {
                 Ok(tokens) => ready.extend(tokens),
                 Err(error) => {
                     warn!("vhost-user: waiting for sockets: {error}");
-                    std::thread::sleep(PAUSE_BROKEN); // cannot happen with a valid epoll; must not spin
+                    // cannot happen with a valid epoll; must not spin
+                    std::thread::sleep(PAUSE_BROKEN);
                 }
             }
             for &token in &ready {

@@ -73,7 +73,8 @@ impl fmt::Display for RingFault {
             Address { head, addr, len } => {
                 write!(
                     f,
-                    "the chain of descriptor {head} names {len} bytes at {addr:#x}, not all guest memory"
+                    "the chain of descriptor {head} names {len} bytes at {addr:#x}, not all guest \
+                     memory"
                 )
             }
             Direction {
@@ -84,7 +85,8 @@ impl fmt::Display for RingFault {
                 let wanted = if writable { "writable" } else { "readable" };
                 write!(
                     f,
-                    "the chain of descriptor {head} has flags {flags:#x} where a {wanted} buffer belongs"
+                    "the chain of descriptor {head} has flags {flags:#x} where a {wanted} buffer \
+                     belongs"
                 )
             }
             IndirectNotNegotiated { head } => {
@@ -114,7 +116,8 @@ impl fmt::Display for RingFault {
             IndirectLength { head, len } => {
                 write!(
                     f,
-                    "the chain of descriptor {head} has an indirect table of {len} bytes, not 1 to {CHAIN_MAX} descriptors of 16"
+                    "the chain of descriptor {head} has an indirect table of {len} bytes, not 1 to \
+                     {CHAIN_MAX} descriptors of 16"
                 )
             }
             TooLong { head, limit } => {
@@ -126,7 +129,8 @@ impl fmt::Display for RingFault {
             NoHeader { head, len } => {
                 write!(
                     f,
-                    "the chain of descriptor {head} holds {len} bytes, less than the virtio-net header"
+                    "the chain of descriptor {head} holds {len} bytes, less than the virtio-net \
+                     header"
                 )
             }
         }

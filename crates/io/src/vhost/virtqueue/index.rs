@@ -129,35 +129,45 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_split_event_has_passed_as_the_model_says(old in 0u32..200_000, moved in 0u32..=32768, event in -300i64..40_000) {
+        fn a_split_event_has_passed_as_the_model_says(
+            old in 0u32..200_000, moved in 0u32..=32768, event in -300i64..40_000,
+        ) {
             let event = i64::from(old) + event;
             let model = (i64::from(old)..i64::from(old + moved)).contains(&event);
             prop_assert_eq!(passed(event as u16, (old + moved) as u16, old as u16), model);
         }
 
         #[test]
-        fn a_packed_event_has_passed_as_the_model_says(size in 1u16..=32768, from in 0u32..200_000, moved: u16, event: u16) {
+        fn a_packed_event_has_passed_as_the_model_says(
+            size in 1u16..=32768, from in 0u32..200_000, moved: u16, event: u16,
+        ) {
             // The ring has gone on by a lap at most, and the guest asks for a place of the lap from
             // `old` on.
             let moved = u32::from(moved) % (u32::from(size) + 1);
             let event = from + u32::from(event) % u32::from(size);
             let at = |count| place(count, size);
-            prop_assert_eq!(passed_packed(at(event), at(from + moved), at(from), size), event < from + moved);
+            prop_assert_eq!(passed_packed(at(event), at(from + moved), at(from), size),
+                event < from + moved);
         }
 
         #[test]
-        fn an_event_anywhere_passes_only_where_the_ring_has_been(size in 1u16..=600, from in 0u32..5_000, moved: u16, event: u16) {
+        fn an_event_anywhere_passes_only_where_the_ring_has_been(
+            size in 1u16..=600, from in 0u32..5_000, moved: u16, event: u16,
+        ) {
             let moved = u32::from(moved) % (u32::from(size) + 1);
             let said = Position::from_bits(event);
             prop_assert_eq!(said.bits(), event);
             let at = |count| place(count, size);
             let passed = passed_packed(said, at(from + moved), at(from), size);
             // Outside the ring anything goes, but overflow.
-            prop_assert!(said.slot >= size || passed == (from..from + moved).any(|count| at(count) == said));
+            prop_assert!(said.slot >= size
+                || passed == (from..from + moved).any(|count| at(count) == said));
         }
 
         #[test]
-        fn a_position_goes_on_as_the_model_does(size in 1u16..=32768, from in 0u32..200_000, slots: u16) {
+        fn a_position_goes_on_as_the_model_does(
+            size in 1u16..=32768, from in 0u32..200_000, slots: u16,
+        ) {
             let slots = (u32::from(slots) % (u32::from(size) + 1)) as u16;
             let later = place(from, size).after(slots, size);
             prop_assert_eq!(later, place(from + u32::from(slots), size));
@@ -173,8 +183,10 @@ mod tests {
             let offered = if at.wrap { AVAIL } else { USED };
             let next_lap = place(from + u32::from(size), size);
             prop_assert!(at.is_available(offered) && !next_lap.is_available(offered));
-            prop_assert!(!at.is_available(at.used_flags()) && !next_lap.is_available(at.used_flags()));
-            prop_assert!(at.is_used(at.used_flags()) && !next_lap.is_used(at.used_flags()) && !at.is_used(offered));
+            prop_assert!(!at.is_available(at.used_flags())
+                && !next_lap.is_available(at.used_flags()));
+            prop_assert!(at.is_used(at.used_flags()) && !next_lap.is_used(at.used_flags())
+                && !at.is_used(offered));
             // A ring of zeroes offers nothing.
             prop_assert!(!at.is_available(0));
         }

@@ -96,7 +96,8 @@ impl Raiser {
             let error = std::io::Error::last_os_error();
             tracing::warn!(
                 %error,
-                "no asynchronous I/O (fs.aio-max-nr?): a VMM that makes its call descriptors block can make a worker wait"
+                "no asynchronous I/O (fs.aio-max-nr?): a VMM that makes its call descriptors block \
+                 can make a worker wait"
             );
             return None;
         }

@@ -82,7 +82,8 @@ fn ipv6_extension_headers() {
         .udp(1, 2)
         .payload(&[0; 8]);
     refused(&hop_by_hop, L4_V6 + 1, &[3], ParseError::Ipv6Extension); // longer than the packet
-    refused(&hop_by_hop, L4_V6 + 3, &[5], ParseError::Ipv6Extension); // an option longer than the header
+    // an option longer than the header
+    refused(&hop_by_hop, L4_V6 + 3, &[5], ParseError::Ipv6Extension);
     refused(
         &hop_by_hop,
         L4_V6 + 2,
@@ -176,7 +177,8 @@ fn ipv4_fragments() {
         ParseError::FragmentLength,
     ); // nothing
     refused(&udp, IP + 6, &[0x1f, 0xff], ParseError::FragmentBeyondEnd); // the ping of death
-    refused(&udp, IP + 6, &[0x1f, 0xfc], ParseError::FragmentBeyondEnd); // beyond only because the header counts
+    // beyond only because the header counts
+    refused(&udp, IP + 6, &[0x1f, 0xfc], ParseError::FragmentBeyondEnd);
     // Only TCP has flags at offset 8.
     let later = &build::fragments(&v4().udp(1, 2).payload(&[0; 8]).build(), 8, 1)[1];
     assert_eq!(ip_of(later).l4_info, L4::LaterFragment);

@@ -196,10 +196,14 @@ fn every_truncation_is_refused_and_every_shorter_view_is_refused_or_the_same() {
 
 proptest! {
     #[test]
-    fn no_bytes_break_it(bytes in proptest::collection::vec(any::<u8>(), 0..200), more in 0usize..100, kind in 0usize..4) {
+    fn no_bytes_break_it(
+        bytes in proptest::collection::vec(any::<u8>(), 0..200), more in 0usize..100,
+            kind in 0usize..4,
+    ) {
         let mut bytes = bytes;
         // Mostly frames that get past the EtherType.
-        let kinds: [&[u8]; 4] = [&[0x08, 0x00, 0x45], &[0x86, 0xdd, 0x60], &[0x08, 0x06, 0x00], &[]];
+        let kinds: [&[u8]; 4] =
+            [&[0x08, 0x00, 0x45], &[0x86, 0xdd, 0x60], &[0x08, 0x06, 0x00], &[]];
         if bytes.len() > 16 {
             bytes[12..12 + kinds[kind].len()].copy_from_slice(kinds[kind]);
         }
@@ -225,16 +229,22 @@ proptest! {
 
     #[test]
     fn what_is_built_is_parsed(
-        src in any::<[u8; 4]>(), dst in any::<[u8; 16]>(), v6 in any::<bool>(), sport in any::<u16>(), dport in any::<u16>(),
-        (seq, ack, window, flags) in any::<(u32, u32, u16, u8)>(), len in 0usize..2000, (ttl, tos) in any::<(u8, u8)>(),
+        src in any::<[u8; 4]>(), dst in any::<[u8; 16]>(), v6 in any::<bool>(),
+            sport in any::<u16>(), dport in any::<u16>(),
+        (seq, ack, window, flags) in any::<(u32, u32, u16, u8)>(), len in 0usize..2000,
+            (ttl, tos) in any::<(u8, u8)>(),
     ) {
-        let (src, dst): (IpAddr, IpAddr) = if v6 { (A6.into(), dst.into()) } else { (src.into(), [dst[0], 1, 2, 3].into()) };
+        let (src, dst): (IpAddr, IpAddr) =
+            if v6 { (A6.into(), dst.into()) } else { (src.into(), [dst[0], 1, 2, 3].into()) };
         let ip = build::frame(A, B).ip(src, dst).ttl(ttl).tos(tos).payload(&vec![0x5a; len]);
-        let tcp = ip.clone().tcp(sport, dport, TcpFlags(flags)).seq(seq).ack(ack).window(window).build();
+        let tcp = ip.clone().tcp(sport, dport, TcpFlags(flags)).seq(seq).ack(ack).window(window)
+            .build();
         let parsed = ip_of(&tcp);
         let flags = TcpFlags(flags);
-        let expected = L4::Tcp { sport, dport, flags, seq, ack, window, header_len: 20, payload_len: len as u32 };
-        prop_assert_eq!((parsed.src(), parsed.dst(), parsed.ttl, parsed.tos, parsed.l4_info), (src, dst, ttl, tos, expected));
+        let expected = L4::Tcp { sport, dport, flags, seq, ack, window, header_len: 20,
+            payload_len: len as u32 };
+        prop_assert_eq!((parsed.src(), parsed.dst(), parsed.ttl, parsed.tos, parsed.l4_info),
+            (src, dst, ttl, tos, expected));
         prop_assert!(any_plain(&tcp, tcp.len()).is_some());
         let udp = ip.udp(sport, dport).build();
         prop_assert_eq!(ip_of(&udp).l4_info, L4::Udp { sport, dport });
