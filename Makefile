@@ -141,7 +141,7 @@ bench-hosts: setup ## qperf, iperf3 and ping of containers on one host and on tw
 	cargo build --quiet --release -p butterfly-daemon -p butterfly-cli
 	bench/hosts/hosts.py --namespaces --programs target/release $(QUICK_FLAG)
 
-bench-seeing: setup ## what metrics, a log of connections, a capture and a live trace cost a stream of others; QUICK=1 for a short one
+bench-seeing: setup ## what metrics, a log of connections, a capture, a live trace and samples cost a stream; QUICK=1 for a short one
 	cargo build --quiet --release -p butterfly-daemon -p butterfly-cli -p butterfly-bench
 	target/release/butterfly-bench seeing $(QUICK_FLAG)
 

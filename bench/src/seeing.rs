@@ -1,12 +1,14 @@
 //! What looking costs: a stream between two guests, in turn with nobody looking and with the
-//! metrics scraped, connections told, another guest's frames captured, or traced as they pass.
+//! metrics scraped, connections logged, another guest's frames captured or traced as they pass, or
+//! the stream's own frames sampled.
 //!
-//! A third guest begins ten thousand connections a second, so that there is something to tell, to
-//! capture and to trace; the stream itself is nobody's subject. Windows with and without a watcher
-//! follow each other. What is compared is the worker's own time a frame, from its counters of
-//! frames and of nanoseconds in turns that found one: who looks runs on the driver's core, and what
-//! that takes of the driver's time is not the path's.
+//! A third guest begins ten thousand connections a second, so that there is something to log, to
+//! capture and to trace; only the samples are taken of the stream itself. Windows with and without
+//! a watcher follow each other. What is compared is the worker's own time a frame, from its
+//! counters of frames and of nanoseconds in turns that found one: who looks runs on the driver's
+//! core, and what that takes of the driver's time is not the path's.
 
+use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -41,14 +43,20 @@ enum Watcher {
     Capture,
     /// `butterfly trace --live` of it, a hundred frames a second as it is without `--rate`.
     LiveTrace,
+    /// sFlow of both NICs of the stream, at the default rate.
+    Samples,
 }
 
+/// One frame of so many is sampled, as it is without `--sflow-rate`.
+const SAMPLE_RATE: u32 = 1000;
+
 impl Watcher {
-    const ALL: [Watcher; 4] = [
+    const ALL: [Watcher; 5] = [
         Watcher::Metrics,
         Watcher::FlowLog,
         Watcher::Capture,
         Watcher::LiveTrace,
+        Watcher::Samples,
     ];
 
     /// The name in the table and in ratios.
@@ -58,10 +66,12 @@ impl Watcher {
             Watcher::FlowLog => "flow_log",
             Watcher::Capture => "capture",
             Watcher::LiveTrace => "live_trace",
+            Watcher::Samples => "samples",
         }
     }
 
-    fn start(self, dir: &Path) -> Result<Process, PeerError> {
+    /// Looks from now on; None where it is the daemon itself that does.
+    fn start(self, dir: &Path) -> Result<Option<Process>, PeerError> {
         let line = match self {
             Watcher::Metrics => {
                 let url = "http://localhost/metrics";
@@ -72,14 +82,51 @@ impl Watcher {
                 );
                 let mut command = Process::command("sh");
                 command.args(["-c", &script]);
-                return Process::start(&mut command, &dir.join("watcher.log"));
+                return Process::start(&mut command, &dir.join("watcher.log")).map(Some);
             }
+            Watcher::Samples => return sample(dir, SAMPLE_RATE).map(|()| None),
             Watcher::FlowLog => "watch --of flows --json",
             Watcher::Capture => "capture nic2",
             Watcher::LiveTrace => "trace --live nic2",
         };
-        butterfly::watcher(dir, line)
+        butterfly::watcher(dir, line).map(Some)
     }
+
+    /// Ends it. An error where the collector has no sample: then nobody has looked.
+    fn stop(
+        self,
+        dir: &Path,
+        process: Option<Process>,
+        collector: &UdpSocket,
+    ) -> Result<(), PeerError> {
+        drop(process);
+        if let Watcher::Samples = self {
+            sample(dir, 0)?;
+            let mut datagram = [0; 1500];
+            collector
+                .recv(&mut datagram)
+                .map_err(|error| PeerError(format!("no sample has come: {error}")))?;
+            while collector.recv(&mut datagram).is_ok() {}
+        }
+        Ok(())
+    }
+}
+
+/// Sets the rate of both NICs of the stream; 0: no frame is sampled.
+fn sample(dir: &Path, rate: u32) -> Result<(), PeerError> {
+    let line = format!("nic update nic0 --sflow-rate {rate} + nic update nic1 --sflow-rate {rate}");
+    butterfly::butterfly(dir, &line).map(drop)
+}
+
+/// Where samples are sent to.
+fn collector() -> Result<(UdpSocket, String), PeerError> {
+    let bound = || {
+        let socket = UdpSocket::bind("127.0.0.1:0")?;
+        socket.set_nonblocking(true)?;
+        let address = socket.local_addr()?.to_string();
+        Ok((socket, address))
+    };
+    bound().map_err(|error: std::io::Error| PeerError(format!("a collector's socket: {error}")))
 }
 
 /// Runs it and prints the table.
@@ -91,7 +138,16 @@ pub fn run(quick: bool, core: usize) -> Result<Ratios, PeerError> {
         tempfile::tempdir().map_err(|error| PeerError(format!("temporary directory: {error}")))?;
     let dir = dir.path();
     let socket = format!("unix:{}", metrics(dir).display());
-    let running = butterfly::start(dir, core, Setup::Flood, true, &["--metrics", &socket])?;
+    let (collector, address) = collector()?;
+    let options = [
+        "--metrics",
+        &socket,
+        "--sflow",
+        &address,
+        "--sflow-rate",
+        "0",
+    ];
+    let running = butterfly::start(dir, core, Setup::Flood, true, &options)?;
     let guest = || Guest::new(1024, 2_036);
     let guests = [guest()?, guest()?, guest()?, guest()?];
     let _sessions = running.connect(&guests)?;
@@ -114,7 +170,7 @@ pub fn run(quick: bool, core: usize) -> Result<Ratios, PeerError> {
             let watching = watcher.start(dir)?;
             scene.window(SETTLED)?;
             with.push(scene.window(window)?);
-            drop(watching);
+            watcher.stop(dir, watching, &collector)?;
             // What it leaves, a view without its captures among it, is in force.
             scene.window(SETTLED)?;
         }
