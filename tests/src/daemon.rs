@@ -219,6 +219,18 @@ impl Daemon {
     pub fn is_running(&mut self) -> bool {
         self.process.ended().is_none()
     }
+
+    fn keeper(&self) -> Option<u32> {
+        let socket = self.dir.path().join("keeper");
+        let processes = std::fs::read_dir("/proc").ok()?.flatten();
+        let mut pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        pids.find(|pid| {
+            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
+            let socket = socket.to_str().map(str::as_bytes);
+            words.contains(&&b"--as-keeper"[..]) && socket.is_some_and(|at| words.contains(&at))
+        })
+    }
 }
 
 /// What outlives the process: who has taken its place, and a keeper of its folder (`--keeper
@@ -231,20 +243,6 @@ impl Drop for Daemon {
             // It may be gone already.
             let _ = process::run(&["kill", "-9", &pid.to_string()]);
         }
-    }
-}
-
-impl Daemon {
-    fn keeper(&self) -> Option<u32> {
-        let socket = self.dir.path().join("keeper");
-        let processes = std::fs::read_dir("/proc").ok()?.flatten();
-        let mut pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        pids.find(|pid| {
-            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
-            let socket = socket.to_str().map(str::as_bytes);
-            words.contains(&&b"--as-keeper"[..]) && socket.is_some_and(|at| words.contains(&at))
-        })
     }
 }
 
