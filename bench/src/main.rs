@@ -25,6 +25,7 @@ mod interrupt;
 mod latency;
 mod load;
 mod neighbours;
+mod options;
 mod overlay;
 mod page;
 mod passes;
@@ -68,7 +69,7 @@ pub const TRAFFIC_PORTS: u16 = 128;
 enum Command {
     /// Frames and connections a second, round trips and idle cost, on one core: this switch,
     /// testpmd, OVS-DPDK.
-    Switch(switch::Options),
+    Switch(options::Options),
     /// One worker against two, each with a pair of guests; skipped where there are not three
     /// processors.
     Workers(workers::Options),
@@ -129,7 +130,7 @@ enum Command {
     },
     /// Frames a second to another host and from there, over a veth: this switch, OVS-DPDK, the
     /// kernel.
-    Overlay(overlay::Options),
+    Overlay(options::Options),
     /// How long no frame passes, and which connections are lost, when the switch is killed,
     /// upgraded or restarted, beside OVS-DPDK's restart.
     Restart(restart::Options),

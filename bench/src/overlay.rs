@@ -12,11 +12,11 @@ mod guest;
 mod host;
 mod kernel;
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::hugepages::HugePages;
 use crate::load::Load;
+use crate::options::Options;
 use crate::passes::{self, Cores};
 use crate::peers::PeerError;
 use crate::report::Ratios;
@@ -104,29 +104,6 @@ impl Column for Peer {
     fn is_limit(self) -> bool {
         self == Peer::Sender
     }
-}
-
-/// What the command line says.
-#[derive(clap::Args)]
-pub struct Options {
-    /// Fewer sizes and rounds: under five minutes.
-    #[arg(long)]
-    quick: bool,
-    /// The core of the switch; the guest and the far end run on the other.
-    #[arg(long, default_value_t = 0)]
-    core: usize,
-    /// Measure only the hosts whose names contain one of these.
-    #[arg(long)]
-    only: Vec<String>,
-    /// Measure only the rows whose names begin with one of these.
-    #[arg(long)]
-    row: Vec<String>,
-    /// Rounds, for fewer or more than usual.
-    #[arg(long)]
-    rounds: Option<usize>,
-    /// Where the table and the data are written: overlay-near.md, .tsv, and of far cores.
-    #[arg(long)]
-    out: Option<PathBuf>,
 }
 
 /// How long and how often.

@@ -5,12 +5,12 @@
 //! guests and configurations made for them. Between passes the distance of the two cores is
 //! measured, and a pass counts for the regime that held at both its ends.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::entrant::{Entrant, QUIET};
 use crate::hugepages::HugePages;
 use crate::load::Load;
+use crate::options::Options;
 use crate::passes::{self, Cores};
 use crate::peers::{Peer, PeerError, Setup};
 use crate::plan::{BASE, Plan, Row, Test};
@@ -23,30 +23,6 @@ const HUGE_PAGES: u64 = 300;
 
 /// One measurement of the driver's own limits.
 const CEILING: Duration = Duration::from_millis(300);
-
-/// What the command line says.
-#[derive(clap::Args)]
-pub struct Options {
-    /// Fewer sizes, rounds and seconds: under five minutes.
-    #[arg(long)]
-    quick: bool,
-    /// The core of the switch; the guests' driver runs on the other.
-    #[arg(long, default_value_t = 0)]
-    core: usize,
-    /// Measure only the switches whose names contain one of these.
-    #[arg(long)]
-    only: Vec<String>,
-    /// Measure only the rows whose names begin with one of these.
-    #[arg(long)]
-    row: Vec<String>,
-    /// Rounds, for fewer or more than usual.
-    #[arg(long)]
-    rounds: Option<usize>,
-    /// Where the data, the table and the plot of each regime are written: switch-near.tsv, .md and
-    /// .svg.
-    #[arg(long)]
-    out: Option<PathBuf>,
-}
 
 /// Runs it and prints the tables.
 pub fn run(options: &Options) -> Result<Ratios, PeerError> {
