@@ -1,14 +1,15 @@
 //! A guest moves from one host to another and back while it runs: QEMU copies its memory, and the
 //! switch tells it what it has written there meanwhile. Its connections go along, with a neighbour
-//! that it leaves behind and with one that it comes to. Rings are split, and packed.
+//! that it leaves behind, with one that it comes to, and with one on a third host. Rings are split,
+//! and packed.
 //!
-//! The hosts are namespaces with a `butterflyd` each, joined by a cable; the neighbours are
+//! The hosts are namespaces with a `butterflyd` each, on one Ethernet; the neighbours are
 //! containers. Streams are looked at byte by byte by who reads them, so that a page that was
 //! forgotten shows.
 
 use std::path::PathBuf;
 
-use butterfly_tests::hosts::{Family, Host, Hosts, mac, serve};
+use butterfly_tests::hosts::{Family, Host, ethernet, mac, serve};
 use butterfly_tests::lab::check;
 use butterfly_tests::trials;
 use butterfly_tests::trials::run_each;
@@ -26,8 +27,8 @@ const RATE: u64 = 3_000_000;
 
 /// The last octets of the addresses of the guest and of its neighbours, which have a name each.
 const GUEST: u8 = 1;
-const NEIGHBOURS: [u8; 2] = [2, 3];
-const NAMES: [&str; 2] = ["left", "right"];
+const NEIGHBOURS: [u8; 3] = [2, 3, 4];
+const NAMES: [&str; 3] = ["left", "right", "third"];
 
 fn main() {
     run_each(trials![split_rings, packed_rings_without_announcement])
@@ -49,35 +50,38 @@ fn packed_rings_without_announcement() -> Result<()> {
 }
 
 fn moved(kind: fn(Nic) -> Nic) -> Result<()> {
-    let hosts = Hosts::start(Family::V4, &[])?;
+    let (_bridge, namespaces) = ethernet(3)?;
+    let started = (1..)
+        .zip(namespaces)
+        .map(|(host, namespace)| Host::start(namespace, host, Family::V4, &[]));
+    let hosts = started.collect::<Result<Vec<_>>>()?;
     let stage = Stage::new(&hosts, kind)?;
-    stage
-        .trial()
-        .map_err(|error| format!("{error}\n{}", hosts.dump()))
+    stage.trial().map_err(|error| {
+        let dumps = hosts.iter().zip(NAMES).map(|(host, name)| host.dump(name));
+        format!("{error}\n{}", dumps.collect::<String>())
+    })
 }
 
 struct Stage<'a> {
-    hosts: [&'a Host; 2],
-    /// One on each host, that of the left one first, and what serves there.
-    neighbours: [Namespace; 2],
+    /// The guest moves between the first two.
+    hosts: &'a [Host],
+    /// One on each host.
+    neighbours: Vec<Namespace>,
     image: Image,
     kind: fn(Nic) -> Nic,
 }
 
 impl<'a> Stage<'a> {
-    fn new(hosts: &'a Hosts, kind: fn(Nic) -> Nic) -> Result<Self> {
-        let all = [&hosts.left, &hosts.right];
-        let neighbours = [
-            all[0].guest(NAMES[0], VNI, NEIGHBOURS[0])?,
-            all[1].guest(NAMES[1], VNI, NEIGHBOURS[1])?,
-        ];
+    fn new(hosts: &'a [Host], kind: fn(Nic) -> Nic) -> Result<Self> {
+        let neighbours = hosts.iter().zip(NAMES).zip(NEIGHBOURS);
+        let neighbours = neighbours.map(|((host, name), last)| host.guest(name, VNI, last));
         let stage = Self {
-            hosts: all,
-            neighbours,
+            hosts,
+            neighbours: neighbours.collect::<Result<_>>()?,
             image: Image::ready()?,
             kind,
         };
-        for host in all {
+        for host in &hosts[..2] {
             // Nobody is let in: what comes to the guest is what it has asked for.
             host.daemon.cli("sg add closed")?;
             stage.put(host, WAITING)?;
@@ -86,12 +90,11 @@ impl<'a> Stage<'a> {
     }
 
     fn trial(&self) -> Result<()> {
-        let _servers = [
-            serve(&self.neighbours[0], &format!("tcp-serve 80 {RATE}"))?,
-            serve(&self.neighbours[1], &format!("tcp-serve 80 {RATE}"))?,
-        ];
-        self.put(self.hosts[0], VNI)?;
-        let guest = Guest::start(&self.image, &self.machine(self.hosts[0]))?;
+        let served = self.neighbours.iter();
+        let served = served.map(|neighbour| serve(neighbour, &format!("tcp-serve 80 {RATE}")));
+        let _servers = served.collect::<Result<Vec<_>>>()?;
+        self.put(&self.hosts[0], VNI)?;
+        let guest = Guest::start(&self.image, &self.machine(&self.hosts[0]))?;
         guest.ok(&format!(
             "ip link set eth0 mtu 1400 up; ip addr add 10.1.0.{GUEST}/24 dev eth0; \
              ip addr add fd01::{GUEST}/64 dev eth0; \
@@ -124,24 +127,24 @@ impl<'a> Stage<'a> {
 
     /// A move that is cancelled half-way leaves the guest as it was.
     fn is_called_off(&self, guest: &Guest, streams: &[Stream]) -> Result<()> {
-        let other = Guest::to_be_moved_into(&self.image, &self.machine(self.hosts[1]))?;
+        let other = Guest::to_be_moved_into(&self.image, &self.machine(&self.hosts[1]))?;
         guest.monitor("migrate_set_parameter max-bandwidth 1M")?;
         guest.move_to(&other, false)?;
         guest.is_moved_until("active")?;
-        self.logs(self.hosts[0], true)?;
+        self.logs(&self.hosts[0], true)?;
         for stream in streams {
             stream.goes_on(guest)?;
         }
         guest.monitor("migrate_cancel")?;
         guest.is_moved_until("cancelled")?;
-        self.logs(self.hosts[0], false)?;
+        self.logs(&self.hosts[0], false)?;
         guest.monitor("migrate_set_parameter max-bandwidth 1G")?;
         streams.iter().try_for_each(|stream| stream.goes_on(guest))
     }
 
     /// The guest moves while its streams go on; when it stands still, its NIC is handed over.
     fn moves(&self, guest: Guest, from: usize, to: usize, streams: &[Stream]) -> Result<Guest> {
-        let other = Guest::to_be_moved_into(&self.image, &self.machine(self.hosts[to]))?;
+        let other = Guest::to_be_moved_into(&self.image, &self.machine(&self.hosts[to]))?;
         // So slow that it does not stand still, and answers, while its streams are looked at.
         guest.monitor("migrate_set_parameter max-bandwidth 1M")?;
         guest.move_to(&other, true)?;
@@ -150,18 +153,18 @@ impl<'a> Stage<'a> {
             .try_for_each(|stream| stream.goes_on(&guest))?;
         guest.monitor("migrate_set_parameter max-bandwidth 60M")?;
         guest.is_moved_until("pre-switchover")?;
-        self.hand_over(self.hosts[from], self.hosts[to], NAMES[from])?;
+        self.hand_over(&self.hosts[from], &self.hosts[to], NAMES[from])?;
         guest.move_on()?;
         guest.is_moved_until("completed")?;
         // Others learn where it is: a frame to it goes to that host, and no more to all.
         let address = Family::V4.address(to as u8 + 1);
         let line = format!("learnt:    {} at {address}, ", mac(GUEST));
-        wait_for("the other host to learn the new place", PATIENCE, || {
-            let learnt = self.hosts[from]
-                .daemon
-                .cli(&format!("network show {VNI}"))?;
-            Ok(learnt.contains(&line).then_some(()))
-        })?;
+        for host in [&self.hosts[from], &self.hosts[2]] {
+            wait_for("another host to learn the new place", PATIENCE, || {
+                let learnt = host.daemon.cli(&format!("network show {VNI}"))?;
+                Ok(learnt.contains(&line).then_some(()))
+            })?;
+        }
         Ok(other)
     }
 
@@ -176,8 +179,11 @@ impl<'a> Stage<'a> {
         self.put(to, VNI)?;
         let taken = to.daemon.cli(&format!("flows import guest {guest}"))?;
         check(
-            taken.trim().parse().is_ok_and(|taken: u64| taken >= 2),
-            &format!("both streams' connections are taken up: {taken}"),
+            taken
+                .trim()
+                .parse()
+                .is_ok_and(|taken: usize| taken >= NEIGHBOURS.len()),
+            &format!("the streams' connections are taken up: {taken}"),
         )?;
         self.put(from, WAITING)?;
         from.daemon

@@ -1,7 +1,8 @@
 //! Two hosts as network namespaces joined by a cable, a `butterflyd` on each, and containers as
 //! their guests.
 //!
-//! The hosts have 192.0.2.1 and 192.0.2.2, fd0c::1 and fd0c::2 on `uplink0`. A guest is a namespace
+//! The hosts have 192.0.2.1 and 192.0.2.2, fd0c::1 and fd0c::2 on `uplink0`; more of them on one
+//! Ethernet ([`ethernet`]) the addresses that follow. A guest is a namespace
 //! behind a TAP NIC whose id is its name, in the group `open`, which lets everything in.
 
 use crate::Daemon;
@@ -22,7 +23,7 @@ pub enum Family {
 }
 
 impl Family {
-    /// The address of host 1 or 2.
+    /// The address of a host, from 1 on.
     pub fn address(self, host: u8) -> String {
         match self {
             Family::V4 => format!("192.0.2.{host}"),
@@ -79,6 +80,25 @@ pub fn cable(mtu: u16) -> Result<(Namespace, Namespace)> {
     Ok((left, right))
 }
 
+/// As many namespaces as asked for, on one Ethernet, addresses on their ends. The first of what is
+/// given back holds the bridge that joins them.
+pub fn ethernet(hosts: u8) -> Result<(Namespace, Vec<Namespace>)> {
+    let bridge = Namespace::new()?;
+    bridge.ok("ip link add br0 type bridge && ip link set br0 up")?;
+    let plugged = |host| {
+        let namespace = Namespace::new()?;
+        let pid = namespace.pid();
+        bridge.ok(&format!(
+            "ip link add port{host} type veth peer name {UPLINK} netns {pid} && \
+             ip link set port{host} master br0 up"
+        ))?;
+        address(&namespace, host)?;
+        Ok(namespace)
+    };
+    let namespaces = (1..=hosts).map(plugged).collect::<Result<_>>()?;
+    Ok((bridge, namespaces))
+}
+
 /// Gives the uplink of a host its addresses, and takes it up.
 pub fn address(namespace: &Namespace, host: u8) -> Result<()> {
     namespace.ok(&format!(
@@ -122,6 +142,15 @@ impl Host {
         guest.ok(&format!("ip link set eth0 mtu {mtu}"))?;
         Ok(guest)
     }
+
+    /// All that explains a failure, under a name.
+    pub fn dump(&self, name: &str) -> String {
+        let network = self
+            .namespace
+            .ok("ip addr; ip route; ip neigh; ip maddr show dev uplink0; ip -s link");
+        let network = network.unwrap_or_else(|e| e);
+        format!("=== {name}\n{network}\n{}", self.daemon.dump())
+    }
 }
 
 impl Hosts {
@@ -136,14 +165,7 @@ impl Hosts {
 
     /// All that explains a failure.
     pub fn dump(&self) -> String {
-        let of = |name: &str, host: &Host| {
-            let network = host
-                .namespace
-                .ok("ip addr; ip route; ip neigh; ip maddr show dev uplink0; ip -s link");
-            let network = network.unwrap_or_else(|e| e);
-            format!("=== {name}\n{network}\n{}", host.daemon.dump())
-        };
-        of("left", &self.left) + &of("right", &self.right)
+        self.left.dump("left") + &self.right.dump("right")
     }
 }
 
