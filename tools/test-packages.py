@@ -1,8 +1,9 @@
 #!/usr/bin/python3
 """Boots a Debian 12 with systemd (tools/system-image.sh) in QEMU, by software emulation, and does
 in it what an administrator does: install the .deb, follow the README, look at the service,
-break it, reboot, remove, purge. Before that apt installs the package on a Debian 12 and a Debian 13 that
-are not booted, and what it depends on, and on the Debian 12 butterfly-dpdk as well.
+break it, take the daemon with DPDK and leave it again, reboot, remove, purge. Before that apt installs
+the package on a Debian 12 and a Debian 13 that are not booted, and what it depends on, and on the
+Debian 12 butterfly-dpdk as well.
 
 usage: test-packages.py FOLDER    the folder has the .deb (tools/packages.py)
 
@@ -300,7 +301,8 @@ def main():
     install_on("bookworm", packages)
     install_on("trixie", packages[:1])
     with tempfile.TemporaryDirectory() as files:
-        shutil.copy(packages[0], f"{files}/butterfly.deb")
+        for package, name in zip(packages, ("butterfly", "butterfly-dpdk")):
+            shutil.copy(package, f"{files}/{name}.deb")
         shutil.copy(f"{ROOT}/tests/hang_thread.py", files)
         peer = f"{ROOT}/target/debug/vhost-peer"
         subprocess.run(["strip", "-o", f"{files}/vhost-peer", peer], check=True)
@@ -471,6 +473,7 @@ def session(test):
         """,
         "Watchdog timeout",
     )
+    with_dpdk(step)
     test.machine.reboot()
     step(
         "back after a reboot, though its interfaces come later",
@@ -509,6 +512,79 @@ def session(test):
         "purge: nothing stays but the user",
         "rm -rf /etc/systemd/system/butterflyd.service.d\ndpkg -P butterfly\n"
         "fails test -e /etc/butterfly\nfails test -e /var/lib/butterfly\nfails systemctl cat butterflyd\nid butterfly",
+    )
+
+
+# Whose program the service runs.
+PROGRAM_OF = """
+program_of() { readlink /proc/$(systemctl show -p MainPID --value butterflyd)/exe; }
+"""
+
+
+def with_dpdk(step):
+    """The package with DPDK under the service: taken, given a device, and removed again."""
+    step(
+        "butterfly-dpdk: an upgrade takes its daemon, and all goes on",
+        f"""
+        {PROGRAM_OF}
+        dpkg -i /root/in/butterfly-dpdk.deb
+        test "$(program_of)" = /usr/sbin/butterflyd
+        ip netns exec c1 ping -q -c 500 -i 0.02 -W 20 10.0.0.2 &
+        ping=$!
+        sleep 2
+        butterfly upgrade /usr/sbin/butterflyd-dpdk
+        wait $ping
+        test "$(program_of)" = /usr/sbin/butterflyd-dpdk
+        butterfly uplink list
+        ip netns exec c1 ping -c 3 -W 5 10.0.0.99
+        """,
+        "the next start of butterflyd.service is of the daemon with DPDK",
+        " 0% packet loss",
+        "AF_XDP, native XDP",
+        "3 received",
+    )
+    step(
+        "a device of DPDK's is the uplink, under the service",
+        f"""
+        {PROGRAM_OF}
+        cp /etc/butterfly/butterflyd.ini /tmp/before.ini
+        device="--no-huge -m 64 --no-pci --vdev=net_af_packet0,iface=up0"
+        sed -i "/^\\[general\\]/a dpdk-args = $device" /etc/butterfly/butterflyd.ini
+        ip addr del 192.0.2.1/24 dev up0
+        systemctl restart butterflyd
+        butterfly health --wait 60
+        test "$(program_of)" = /usr/sbin/butterflyd-dpdk
+        ip addr add 192.0.2.1/24 dev dpdk0
+        ip link set dpdk0 up
+        ping -c 3 -W 5 192.0.2.2
+        butterfly uplink list
+        ip netns exec c1 ping -c 5 -W 5 10.0.0.99
+        """,
+        "DPDK, net_af_packet, net_af_packet0",
+        "3 received",
+        "5 received",
+    )
+    step(
+        "butterfly-dpdk goes: the daemon without DPDK takes over, and all goes on",
+        f"""
+        {PROGRAM_OF}
+        cp /tmp/before.ini /etc/butterfly/butterflyd.ini
+        systemctl restart butterflyd
+        ip addr add 192.0.2.1/24 dev up0
+        butterfly health --wait 60
+        test "$(program_of)" = /usr/sbin/butterflyd-dpdk
+        fails test -e /sys/class/net/dpdk0
+        ip netns exec c1 ping -q -c 1000 -i 0.02 -W 20 10.0.0.2 &
+        ping=$!
+        sleep 2
+        dpkg -P butterfly-dpdk
+        kill -0 $ping
+        wait $ping
+        test "$(program_of)" = /usr/sbin/butterflyd
+        ip netns exec c1 ping -c 3 -W 5 10.0.0.99
+        """,
+        " 0% packet loss",
+        "3 received",
     )
 
 
