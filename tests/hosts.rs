@@ -917,7 +917,7 @@ fn upgrades(hosts: &mut Hosts) -> Result<()> {
     let text = "#!/usr/bin/env python3
 import array, socket
 s = socket.socket(fileno=0)
-def hear(word):
+def receive(word):
     while True:
         m, anc, _, _ = s.recvmsg(1 << 15, socket.CMSG_SPACE(4 * 253))
         for _, _, data in anc:
@@ -926,7 +926,7 @@ def hear(word):
         if m[0] == word: return
 def say(word, note=''):
     s.sendall(bytes([word, 0]) + note.encode())
-hear(1); say(2); hear(4); say(5, '9.9'); hear(6); say(7, 'flows=memory'); hear(8)
+receive(1); say(2); receive(4); say(5, '9.9'); receive(6); say(7, 'flows=memory'); receive(8)
 say(13, 'I have it all, and do not want it')
 ";
     let written = std::fs::write(&fails, text);

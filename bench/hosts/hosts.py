@@ -42,7 +42,7 @@ class Failed(Exception):
     """A command that did not do what it should, as a sentence."""
 
 
-class Place:
+class CommandTarget:
     """Where commands run: this machine, a namespace of it, or a host over ssh."""
 
     def __init__(self, name, prefix):
@@ -50,7 +50,7 @@ class Place:
 
     def inside(self, namespace):
         """A network namespace of that place."""
-        return Place(f"{namespace} on {self.name}", [*self.prefix, "ip", "netns", "exec", namespace])
+        return CommandTarget(f"{namespace} on {self.name}", [*self.prefix, "ip", "netns", "exec", namespace])
 
     def argv(self, command):
         words = command if isinstance(command, list) else shlex.split(command)
@@ -76,7 +76,7 @@ class Place:
         return subprocess.Popen(self.argv(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
 
-class Host(Place):
+class Host(CommandTarget):
     """A host with a daemon of this benchmark."""
 
     def __init__(self, name, prefix, programs, address, outside=None):
@@ -165,7 +165,7 @@ class Guest:
 def over_ssh(destination):
     """A place that is reached with no question asked; what else ssh has to know is in its configuration."""
     configuration = ["-F", SSH_CONFIG] if SSH_CONFIG else []
-    return Place(destination, ["ssh", *configuration, "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", destination, "--"])
+    return CommandTarget(destination, ["ssh", *configuration, "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", destination, "--"])
 
 
 @contextlib.contextmanager
@@ -351,7 +351,7 @@ def machine(place):
 @contextlib.contextmanager
 def namespaces(programs):
     """Two namespaces of this machine and a cable between them, as hosts."""
-    here = Place("this machine", [])
+    here = CommandTarget("this machine", [])
     names = ["bf-host-left", "bf-host-right"]
     try:
         for name in names:
@@ -533,7 +533,7 @@ def parse():
 
 def main():
     options = parse()
-    figures, here = Figures(), Place("this machine", [])
+    figures, here = Figures(), CommandTarget("this machine", [])
     # Whoever stops it wants it cleaned up.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with contextlib.ExitStack() as stack:

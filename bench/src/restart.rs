@@ -2,7 +2,7 @@
 //! restarted: this one, and beside it OVS-DPDK, in the same run.
 //!
 //! A stream of small frames with numbers goes from one guest to another at a fixed rate
-//! ([`lanes`]). Its *blackout* is the longest time between two arrivals around the event without
+//! ([`traffic`]). Its *blackout* is the longest time between two arrivals around the event without
 //! the usual one ([`stream::blackout`]); *lost* are the numbers that never come. What a stream sees
 //! when nothing happens, which is the machine and the driver, is measured beside it. Before the
 //! event there are established connections, and behind it their server speaks: what does not arrive
@@ -11,9 +11,9 @@
 
 mod connections;
 mod end;
-mod lanes;
 mod scene;
 mod stream;
+mod traffic;
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -343,7 +343,7 @@ fn write(dir: &Path, rows: &[Row], connections: usize) -> Result<(), PeerError> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lanes::Seen;
+    use traffic::Seen;
 
     fn row(kind: Kind, event: Event, ms: &[u64], lost: usize) -> Row {
         let mut costs = Costs::default();

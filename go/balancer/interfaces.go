@@ -193,7 +193,7 @@ func (b *Balancer) take(one *attached, view *view) error {
 	one.holds, one.tags = map[uint32]hold{}, map[uint32]bool{}
 	err := b.run(one, view)
 	if err == nil {
-		err = b.tell(one, view)
+		err = b.setLinks(one, view)
 	}
 	if err != nil {
 		return errors.Join(err, b.leave(one))
@@ -234,8 +234,8 @@ func (b *Balancer) run(one *attached, view *view) error {
 	return nil
 }
 
-// tell says to the program what its interfaces are now.
-func (b *Balancer) tell(one *attached, view *view) error {
+// setLinks says to the program what its interfaces are now.
+func (b *Balancer) setLinks(one *attached, view *view) error {
 	mac, known := view.macOf(one.ifindex)
 	if !known {
 		return fmt.Errorf("%w: there is no Ethernet interface %q", ErrNotFound, one.name)
@@ -330,7 +330,7 @@ func (b *Balancer) followOne(one *attached, view *view) error {
 			}
 		}
 	}
-	return errors.Join(failed, b.tell(one, view))
+	return errors.Join(failed, b.setLinks(one, view))
 }
 
 func (a *attached) hold(program *ebpf.Program, device uint32, mode Mode) error {

@@ -89,7 +89,7 @@ fn announces(stage: &mut Stage) -> Result<()> {
             Ok(is_it.then_some(()))
         })
     };
-    stage.tell(&format!(
+    stage.set_services(&format!(
         "service add {SERVICE} --server 10.1.2.10 10.1.2.11 --min-healthy 2"
     ))?;
     heard(stage, true)?;
@@ -158,7 +158,7 @@ pub fn of_its_own_to_bird(stage: &mut Stage) -> Result<()> {
     // "Network not found" is an error of birdc's.
     let attributes = || {
         router
-            .tell(&format!("show route for {VIP} all"))
+            .run(&format!("show route for {VIP} all"))
             .unwrap_or_default()
     };
     let has = |what: &str| {
@@ -184,7 +184,7 @@ pub fn of_its_own_to_bird(stage: &mut Stage) -> Result<()> {
     drain(stage, "10.1.2.10")?;
     has("BGP.med: 60")?;
     drain(stage, "10.1.2.11")?;
-    hears(stage, false)?;
+    wait_for_route(stage, false)?;
     for server in ["10.1.2.10", "10.1.2.11"] {
         stage
             .daemon
@@ -212,7 +212,7 @@ pub fn of_its_own_to_bird(stage: &mut Stage) -> Result<()> {
     let second = bird_of(stage)?;
     let begin = Instant::now();
     testkit::process::run(&["kill", "-KILL", &stage.daemon.pid().to_string()])?;
-    hears(stage, false)?;
+    wait_for_route(stage, false)?;
     check(
         begin.elapsed() < Duration::from_secs(10),
         "long before the hold time of 240 s is over",
@@ -223,13 +223,13 @@ pub fn of_its_own_to_bird(stage: &mut Stage) -> Result<()> {
 
     // Another daemon, which stops as it should: the route goes while it still balances.
     stage.daemon = crate::stage::balancing(&stage.balancer, &settings.options(), stage.mode)?;
-    stage.tell(&format!(
+    stage.set_services(&format!(
         "service add {SERVICE} --server 10.1.2.10 10.1.2.11"
     ))?;
-    hears(stage, true)?;
+    wait_for_route(stage, true)?;
     let third = bird_of(stage)?;
     stage.daemon.stop()?;
-    hears(stage, false)?;
+    wait_for_route(stage, false)?;
     check(!running(third), "it has taken its BIRD along")?;
     check(
         !stage.daemon.dir().join("bgp").exists(),
@@ -241,7 +241,7 @@ pub fn of_its_own_to_bird(stage: &mut Stage) -> Result<()> {
 /// on, and so does the session with the router, which hears of nothing.
 fn over_an_upgrade(stage: &mut Stage, router: &Bird) -> Result<()> {
     let heard = || -> Result<Vec<String>> {
-        let all = router.tell("show protocols all daemon")?;
+        let all = router.run("show protocols all daemon")?;
         // Since when it is up, and what was heard of routes.
         let telling = |line: &&str| line.starts_with("daemon") || line.contains("Import ");
         Ok(all.lines().filter(telling).map(str::to_owned).collect())
@@ -287,13 +287,13 @@ pub fn of_its_own_to_frr(stage: &mut Stage) -> Result<()> {
         "clients reach the service by the route",
     )?;
     stage.daemon.cli(&format!("service del {SERVICE}"))?;
-    hears(stage, false)?;
-    stage.tell(&format!(
+    wait_for_route(stage, false)?;
+    stage.set_services(&format!(
         "service add {SERVICE} --server 10.1.2.10 10.1.2.11"
     ))?;
-    hears(stage, true)?;
+    wait_for_route(stage, true)?;
     testkit::process::run(&["kill", "-KILL", &stage.daemon.pid().to_string()])?;
-    hears(stage, false)
+    wait_for_route(stage, false)
 }
 
 /// The balancer's host says nothing any more, and closes nothing: BFD tells the router long before
@@ -306,13 +306,13 @@ pub fn is_missed_by_bfd(stage: &mut Stage) -> Result<()> {
     let _settings = told(stage, &format!("{SETTINGS}bfd = yes\n"))?;
     serve(stage)?;
     let pid = bird_of(stage)?.to_string();
-    let status = || _router.tell("show bfd sessions");
+    let status = || _router.run("show bfd sessions");
     wait_for("BFD to be up", PATIENCE, || {
         Ok(status()?.contains("Up").then_some(()))
     })
     .map_err(|e| format!("{e}: {}", status().unwrap_or_default()))?;
     testkit::process::run(&["kill", "-STOP", &pid])?;
-    let done = hears(stage, false);
+    let done = wait_for_route(stage, false);
     testkit::process::run(&["kill", "-CONT", &pid])?;
     done
 }
@@ -353,13 +353,13 @@ fn told(stage: &mut Stage, text: &str) -> Result<Told> {
 /// A service, whose address the client knows of nobody else.
 fn serve(stage: &Stage) -> Result<()> {
     stage.client.ok(&format!("ip route del {VIP}"))?;
-    stage.tell(&format!(
+    stage.set_services(&format!(
         "service add {SERVICE} --server 10.1.2.10 10.1.2.11"
     ))?;
-    hears(stage, true)
+    wait_for_route(stage, true)
 }
 
-fn hears(stage: &Stage, expected: bool) -> Result<()> {
+fn wait_for_route(stage: &Stage, expected: bool) -> Result<()> {
     let what = format!("the client's route by the balancer to be there: {expected}");
     wait_for(&what, PATIENCE, || {
         let route = stage.client.ok(&format!("ip route show {VIP}"))?;

@@ -10,7 +10,7 @@ use crate::stage::{SERVICE, Stage, VIP};
 
 /// By weight, exactly counted; a sticky client has one server.
 pub fn are_spread_and_counted(stage: &mut Stage) -> Result<()> {
-    stage.tell(&format!(
+    stage.set_services(&format!(
         "service add {SERVICE} --server 10.1.2.10 10.1.2.11*3"
     ))?;
     let connections = stage.open(400)?;
@@ -49,7 +49,7 @@ pub fn are_spread_and_counted(stage: &mut Stage) -> Result<()> {
 /// Servers join, drain, die and are taken out, and the client moves to another CPU each time: no
 /// flow whose server lives notices.
 pub fn ten_thousand_survive(stage: &mut Stage) -> Result<()> {
-    stage.tell(&format!(
+    stage.set_services(&format!(
         "service add {SERVICE} --server 10.1.2.10 10.1.2.11 10.1.2.12"
     ))?;
     let pinned = Pinned::new()?;
@@ -66,7 +66,7 @@ pub fn ten_thousand_survive(stage: &mut Stage) -> Result<()> {
         )?;
     }
     // One joins.
-    stage.tell(&format!("service server add {SERVICE} 10.1.2.13"))?;
+    stage.set_services(&format!("service server add {SERVICE} 10.1.2.13"))?;
     asked_from(stage, &pinned, 1, &mut connections)
         .map_err(|e| format!("after a server joined: {e}"))?;
     check(
@@ -144,12 +144,12 @@ pub fn are_not_displaced(stage: &mut Stage) -> Result<()> {
     const FLOOD: u32 = 30_000;
     const ENOUGH: u64 = 10_000;
     stage.restart(&["--balance-max-flows", "1024"])?;
-    stage.tell(&format!(
+    stage.set_services(&format!(
         "service add {SERVICE} --server 10.1.2.10 10.1.2.11"
     ))?;
     let mut connections = stage.open(400)?;
     // From now on flows are remembered where servers have changed.
-    stage.tell(&format!("service server add {SERVICE} 10.1.2.12"))?;
+    stage.set_services(&format!("service server add {SERVICE} 10.1.2.12"))?;
     connections
         .ask_all()
         .map_err(|e| format!("before the flood: {e}"))?;
@@ -171,7 +171,7 @@ pub fn are_not_displaced(stage: &mut Stage) -> Result<()> {
         .ask_all()
         .map_err(|e| format!("after the flood: {e}"))?;
     // Now all depends on what is remembered.
-    stage.tell(&format!("service server add {SERVICE} 10.1.2.13"))?;
+    stage.set_services(&format!("service server add {SERVICE} 10.1.2.13"))?;
     flood::syns(&stage.client, vip, 80, FLOOD)?;
     connections
         .ask_all()

@@ -15,7 +15,7 @@ pub fn taken(stage: &Stage) -> Result<bool> {
 
 /// One NIC for both, given back when asked for and when the daemon is killed.
 pub fn stay_the_kernel_s(stage: &mut Stage) -> Result<()> {
-    stage.tell(&format!("service add {SERVICE} --server 10.1.2.10"))?;
+    stage.set_services(&format!("service add {SERVICE} --server 10.1.2.10"))?;
     let web = Web::serve(&stage.balancer, 8080, "kernel")?;
     let _connections = stage.open(10)?;
     let own: SocketAddr = "10.1.2.3:8080".parse().map_err(|e| format!("{e}"))?;
@@ -96,7 +96,7 @@ pub fn keep_their_mode(stage: &mut Stage) -> Result<()> {
 
 /// Removed, and made anew under the same name: it is another one to the kernel.
 pub fn come_back(stage: &mut Stage) -> Result<()> {
-    stage.tell(&format!(
+    stage.set_services(&format!(
         "service add {SERVICE} --server 10.1.2.10 10.1.2.11"
     ))?;
     drop(stage.open(10)?);

@@ -27,7 +27,7 @@ pub fn of_ipv6(stage: &mut Stage) -> Result<()> {
         give(&server.host, &format!("fd01::1{index}"))?;
         take_vip(&server.host, VIP6)?;
     }
-    stage.tell(&format!(
+    stage.set_services(&format!(
         "service add [{VIP6}]:80 --server fd01::10 fd01::11 fd01::12 --check http --check-interval \
          5000 --check-timeout 5000"
     ))?;
@@ -38,7 +38,7 @@ pub fn of_ipv6(stage: &mut Stage) -> Result<()> {
         (0..3).all(|n| connections.to(&format!("s{n}")) > 50),
         "all servers have their share",
     )?;
-    stage.tell(&format!("service server add [{VIP6}]:80 fd01::13"))?;
+    stage.set_services(&format!("service server add [{VIP6}]:80 fd01::13"))?;
     connections
         .ask_all()
         .map_err(|e| format!("after a server joined: {e}"))?;
@@ -49,9 +49,9 @@ pub fn of_ipv6(stage: &mut Stage) -> Result<()> {
         "echo is answered",
     )?;
     // Where a packet goes is told by a server's MAC address, whichever family it was found by.
-    stage.tell(&format!("service server del [{VIP6}]:80 fd01::12"))?;
+    stage.set_services(&format!("service server del [{VIP6}]:80 fd01::12"))?;
     connections.give_up("s2");
-    stage.tell(&format!("service server add [{VIP6}]:80 10.1.2.12"))?;
+    stage.set_services(&format!("service server add [{VIP6}]:80 10.1.2.12"))?;
     stage.healths_of_become(&format!("[{VIP6}]:80"), &["HEALTHY"; 4])?;
     connections
         .ask_all()
@@ -88,12 +88,12 @@ pub fn of_sockets(stage: &mut Stage) -> Result<()> {
         let service =
             |port: u16, protocol: &str| format!("{}/{protocol}", SocketAddr::from((address, port)));
         for port in [traffic::UPLOAD, traffic::DOWNLOAD] {
-            stage.tell(&format!(
+            stage.set_services(&format!(
                 "service add {} --server {servers}",
                 service(port, "tcp")
             ))?;
         }
-        stage.tell(&format!(
+        stage.set_services(&format!(
             "service add {} --server {servers}",
             service(traffic::ECHO, "udp")
         ))?;
@@ -126,7 +126,7 @@ pub fn behind_a_bridge(stage: &mut Stage) -> Result<()> {
          ip link set eth0 master br0 && ip link set br0 up && ip addr add 10.1.2.3/24 dev br0",
     )?;
     stage.client.ok("ip neigh flush dev eth0")?;
-    stage.tell(&format!(
+    stage.set_services(&format!(
         "service add {SERVICE} --server 10.1.2.10 10.1.2.11"
     ))?;
     let connections = stage.open(100)?;
@@ -164,7 +164,7 @@ pub fn of_fragments(stage: &mut Stage) -> Result<()> {
             }
         });
     }
-    stage.tell(&format!(
+    stage.set_services(&format!(
         "service add {VIP}:5353/udp --server 10.1.2.10 10.1.2.11 10.1.2.12 10.1.2.13"
     ))?;
     for round in 0..20 {
@@ -230,7 +230,7 @@ pub fn of_errors(stage: &mut Stage) -> Result<()> {
                 .then_some(()))
         })?;
     }
-    stage.tell(&format!(
+    stage.set_services(&format!(
         "service add {VIP}:81 --server 10.1.2.10 10.1.2.11 10.1.2.12 10.1.2.13"
     ))?;
     for round in 0..16 {

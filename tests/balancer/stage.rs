@@ -94,7 +94,7 @@ impl Stage {
 
     /// Tells the daemon something of services, and waits until it knows the way to all their
     /// servers: those that are not reached yet get no flows.
-    pub fn tell(&self, line: &str) -> Result<()> {
+    pub fn set_services(&self, line: &str) -> Result<()> {
         self.daemon.cli(line)?;
         self.ways_are_known()
     }

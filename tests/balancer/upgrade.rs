@@ -25,14 +25,14 @@ const NONE: &str = "counter packets 0 bytes 0";
 /// already.
 pub fn keeps_flows(stage: &mut Stage) -> Result<()> {
     stage.restart(&["--store", "{dir}/store", "--keeper", "{dir}/keeper"])?;
-    stage.tell(&format!(
+    stage.set_services(&format!(
         "service add {SERVICE} --server 10.1.2.10 10.1.2.11 10.1.2.12 --check tcp \
          --check-interval 500"
     ))?;
     stage.healths_become(&["HEALTHY"; 3])?;
     let mut old = stage.open(200)?;
     // From now on flows are remembered: old ones and new ones have other servers by the same slots.
-    stage.tell(&format!("service server add {SERVICE} 10.1.2.13"))?;
+    stage.set_services(&format!("service server add {SERVICE} 10.1.2.13"))?;
     stage.healths_become(&["HEALTHY"; 4])?;
     let mut new = stage.open(200)?;
     old.ask_all()?;
@@ -95,7 +95,7 @@ pub fn keeps_flows(stage: &mut Stage) -> Result<()> {
     // What is checked goes on, and so do numbers: flows stay when servers change again.
     stage.servers[1].web = None;
     stage.healths_become(&["HEALTHY", "UNHEALTHY", "HEALTHY", "HEALTHY"])?;
-    stage.tell(&format!("service server drain {SERVICE} 10.1.2.12"))?;
+    stage.set_services(&format!("service server drain {SERVICE} 10.1.2.12"))?;
     for connections in [&mut old, &mut new, &mut opened] {
         connections.give_up("s1");
         connections.ask_all()?;

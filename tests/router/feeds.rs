@@ -68,11 +68,11 @@ pub fn bird_feeds_it(stage: &mut Stage) -> Result<()> {
     is_fast(TOLD[1], "ipv6")?;
     // One is taken back under traffic, and the other does not mind.
     hosts.pinging(|| {
-        tells.tell("disable four")?;
+        tells.run("disable four")?;
         gone(TOLD[0])
     })?;
     is_fast(TOLD[1], "ipv6")?;
-    tells.tell("enable four")?;
+    tells.run("enable four")?;
     is_fast(TOLD[0], "ipv4")?;
     tells.kill();
     TOLD.iter().try_for_each(|to| gone(to))

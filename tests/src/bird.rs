@@ -40,7 +40,7 @@ impl Bird {
     }
 
     /// A command of `birdc`'s.
-    pub fn tell(&self, command: &str) -> Result<String> {
+    pub fn run(&self, command: &str) -> Result<String> {
         let control = self.control.display().to_string();
         let words = ["birdc", "-s", &control];
         process::run(

@@ -1,5 +1,5 @@
 //! The guest of a host under test: rings of vhost-user, or for the kernel's bridge what it takes
-//! from a container and from a virtual machine; or nobody.
+//! from a container and from a virtual machine; or none.
 
 use std::time::{Duration, Instant};
 
@@ -31,7 +31,7 @@ pub enum Side {
     /// Ports of a bridge.
     Ports(Box<Ports>),
     /// What arrives at the host is counted by its interface, and dropped there.
-    Nobody { _sink: Attachment },
+    Discard { _sink: Attachment },
 }
 
 impl Side {
@@ -44,7 +44,7 @@ impl Side {
                 Ok(())
             }
             Side::Ports(ports) => ports.send(frame, 1),
-            Side::Nobody { .. } => Ok(()),
+            Side::Discard { .. } => Ok(()),
         }
     }
 
@@ -59,7 +59,7 @@ impl Side {
         let guest = match self {
             Side::Rings { guest, .. } => guest,
             Side::Ports(ports) => return ports.flood(frame, offload, time),
-            Side::Nobody { .. } => return Ok(()),
+            Side::Discard { .. } => return Ok(()),
         };
         let start = Instant::now();
         let chunk = MOST.min(guest.transmit.size / 4);
@@ -86,7 +86,7 @@ impl Side {
     pub fn take(&mut self) -> u64 {
         match self {
             Side::Rings { guest, .. } => guest.receive().into(),
-            Side::Ports(_) | Side::Nobody { .. } => 0,
+            Side::Ports(_) | Side::Discard { .. } => 0,
         }
     }
 }

@@ -70,7 +70,7 @@ impl Host {
                 Side::Rings { guest, _sessions }
             }
             None if peer == Peer::Kernel => Side::Ports(kernel::start(&cable, core)?.into()),
-            None => Side::Nobody {
+            None => Side::Discard {
                 _sink: cable::sink(&cable.host, UPLINK)?,
             },
         };
@@ -145,7 +145,7 @@ impl Host {
 
     /// Waits until the guests hear each other: guest 0 begins, as rules allow, and is answered.
     fn meet(&mut self) -> Result<(), PeerError> {
-        if matches!(self.side, Side::Nobody { .. }) {
+        if matches!(self.side, Side::Discard { .. }) {
             return Ok(());
         }
         let answer = tunnel::wrapped(&load::datagram(1, 60)?)?;
@@ -230,7 +230,7 @@ impl Host {
         match &self.side {
             Side::Rings { .. } => Ok(0),
             Side::Ports(ports) => ports.arrived(),
-            Side::Nobody { .. } => cable::received(&self.cable.host, UPLINK),
+            Side::Discard { .. } => cable::received(&self.cable.host, UPLINK),
         }
     }
 

@@ -215,7 +215,7 @@ impl Sockets {
         while !silent.is_empty() && begun.elapsed() < KERNEL_LATE {
             interrupt::check()?;
             let open = &mut self.open;
-            silent.retain(|index| !hears(&mut open[*index][0]));
+            silent.retain(|index| !has_received(&mut open[*index][0]));
             std::thread::sleep(Duration::from_millis(1));
         }
         for index in &silent {
@@ -226,7 +226,7 @@ impl Sockets {
 }
 
 /// Has a byte come?
-fn hears(client: &mut TcpStream) -> bool {
+fn has_received(client: &mut TcpStream) -> bool {
     loop {
         match client.read(&mut [0]) {
             Ok(count) => return count == 1,

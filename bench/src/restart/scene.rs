@@ -11,8 +11,8 @@ use testkit::netns::Namespace;
 
 use super::connections::Connections;
 use super::end::{End, Rings};
-use super::lanes::{Lanes, Progress, Seen};
 use super::stream::Stream;
+use super::traffic::{Progress, Seen, Traffic};
 use crate::passes::Cores;
 use crate::peers::lasting::Lasting;
 use crate::peers::{PeerError, Process, butterfly, guest_ip, guest_mac, ovs};
@@ -149,7 +149,7 @@ pub struct Cost {
 /// A switch with all that is its.
 pub struct Scene {
     // In the order in which they go.
-    lanes: Lanes,
+    traffic: Traffic,
     switch: Switch,
     connections: Connections,
     driver: usize,
@@ -181,13 +181,13 @@ impl Scene {
     /// Has it happen while frames pass.
     pub fn undergo(&mut self, event: Event) -> Result<Cost, PeerError> {
         let (progress, driver) = (Progress::default(), self.driver);
-        let (lanes, switch) = (&mut self.lanes, &mut self.switch);
+        let (traffic, switch) = (&mut self.traffic, &mut self.switch);
         // What is started here is to have the processors that it would have: only the driver is
         // bound to one.
         let seen = std::thread::scope(|scope| {
             let watch = scope.spawn(|| {
                 regime::pin(driver);
-                lanes.watch(&progress)
+                traffic.watch(&progress)
             });
             while !progress.ready.load(Ordering::Acquire) && !watch.is_finished() {
                 std::thread::sleep(Duration::from_millis(1));
@@ -201,7 +201,7 @@ impl Scene {
             let seen = seen.unwrap_or_else(|_| Err(PeerError("the driver panics".to_owned())));
             happened.and(seen)
         })?;
-        let lost = self.connections.lost(&mut self.lanes.ends)?;
+        let lost = self.connections.lost(&mut self.traffic.ends)?;
         let asked = self.connections.asked();
         Ok(Cost { seen, lost, asked })
     }
@@ -224,7 +224,7 @@ impl Scene {
         let connections = Connections::open(connections, &mut ends)?;
         let streams = (0..pairs).map(|pair| Stream::new(2 * pair, 2 * pair + 1));
         Ok(Scene {
-            lanes: Lanes::new(ends, streams.collect::<Result<_, _>>()?),
+            traffic: Traffic::new(ends, streams.collect::<Result<_, _>>()?),
             switch: Switch::Ours(daemon),
             connections,
             driver: cores.driver,
@@ -256,7 +256,7 @@ impl Scene {
         });
         let ends: Vec<End> = ends.into_iter().collect::<Result<_, PeerError>>()?;
         Ok(Scene {
-            lanes: Lanes::new(ends, vec![Stream::new(0, 1)?]),
+            traffic: Traffic::new(ends, vec![Stream::new(0, 1)?]),
             switch: Switch::Ours(daemon),
             connections: Connections::between(client, server, SOCKETS)?,
             driver: cores.driver,
@@ -290,12 +290,12 @@ impl Scene {
             let rings = Rings::connected(false, &butterfly::socket(dir, guest))?;
             ends.push(End::Rings(Box::new(rings)));
         }
-        let mut lanes = Lanes::new(ends, vec![Stream::new(0, 1)?, Stream::new(1, 0)?]);
+        let mut traffic = Traffic::new(ends, vec![Stream::new(0, 1)?, Stream::new(1, 0)?]);
         // The uplinks are joined by now.
-        lanes.meet()?;
-        let connections = Connections::open(connections, &mut lanes.ends)?;
+        traffic.meet()?;
+        let connections = Connections::open(connections, &mut traffic.ends)?;
         Ok(Scene {
-            lanes,
+            traffic,
             switch: Switch::Ours(daemon),
             connections,
             driver: cores.driver,
@@ -315,11 +315,11 @@ impl Scene {
         let ends = sockets.iter().map(|socket| guest(socket));
         let ends: Vec<End> = ends.collect::<Result<_, PeerError>>()?;
         let switch = ovs::Lasting::start(dir.path(), cores.switch)?;
-        let mut lanes = Lanes::new(ends, vec![Stream::new(0, 1)?]);
-        lanes.meet()?;
-        let connections = Connections::open(connections, &mut lanes.ends)?;
+        let mut traffic = Traffic::new(ends, vec![Stream::new(0, 1)?]);
+        traffic.meet()?;
+        let connections = Connections::open(connections, &mut traffic.ends)?;
         Ok(Scene {
-            lanes,
+            traffic,
             switch: Switch::Ovs(switch),
             connections,
             driver: cores.driver,

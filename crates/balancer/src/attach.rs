@@ -67,7 +67,7 @@ impl Balancer {
             known.extend(attached.interfaces().iter().copied());
         }
         gone.retain(|old| known.iter().all(|now| now.ifindex != *old));
-        self.tell(&gone, &known)
+        self.update_interfaces(&gone, &known)
     }
 
     /// Learns what its interfaces are now; those that are gone first: others may have their
@@ -75,7 +75,7 @@ impl Balancer {
     ///
     /// # Errors
     /// As [`set_interface`](Self::set_interface).
-    pub fn tell(&mut self, gone: &[u32], now: &[Interface]) -> Result<(), Error> {
+    pub fn update_interfaces(&mut self, gone: &[u32], now: &[Interface]) -> Result<(), Error> {
         for ifindex in gone {
             self.forget_interface(*ifindex)?;
         }
@@ -97,7 +97,7 @@ impl Balancer {
             .iter()
             .map(|known| known.ifindex)
             .collect();
-        self.tell(&told, &[])?;
+        self.update_interfaces(&told, &[])?;
         self.forget_below(attached.ifindex())
     }
 
@@ -108,7 +108,7 @@ impl Balancer {
             .values()
             .filter(|known| known.ifindex == ifindex || known.out == ifindex);
         let its: Vec<u32> = its.map(|known| known.ifindex).collect();
-        self.tell(&its, &[])
+        self.update_interfaces(&its, &[])
     }
 
     /// Gives an interface back, with a bond its ports.

@@ -267,7 +267,7 @@ impl Follower {
         let gone = known.iter().filter(|known| known.ifindex != known.out);
         let gone = gone.filter(|known| now.iter().all(|now| now.ifindex != known.ifindex));
         let gone: Vec<u32> = gone.map(|known| known.ifindex).collect();
-        balancer.tell(&gone, &now)?;
+        balancer.update_interfaces(&gone, &now)?;
         balancer.set_hops(next_hops)
     }
 }

@@ -44,8 +44,8 @@ pub struct Config {
 /// Who gives addresses.
 #[derive(Debug, Clone)]
 pub enum Ipam {
-    /// Nobody: what is asked for is taken.
-    Nobody,
+    /// Nobody does: the addresses that are asked for are taken.
+    NotUsed,
     /// We do.
     Ours(Ranges),
     /// The plugin of this name.
@@ -172,7 +172,7 @@ impl Config {
             return Err(Error::config(format!("name '{name}' {why}")));
         }
         let ipam = match written.ipam["type"].as_str() {
-            None | Some("") => Ipam::Nobody,
+            None | Some("") => Ipam::NotUsed,
             Some("butterfly") => {
                 let ranges: Ranges = serde_json::from_value(written.ipam).map_err(decode)?;
                 Ipam::Ours(ranges)

@@ -17,7 +17,7 @@ pub use leases::Leases;
 /// Takes addresses for a container.
 pub fn add(call: &Call, config: &Config) -> Result<Addresses, Error> {
     match &config.ipam {
-        Ipam::Nobody => {
+        Ipam::NotUsed => {
             let asked = config.asked(call)?;
             let all = match call.arguments.ips.is_empty() {
                 true => &config.ips,
@@ -50,7 +50,7 @@ pub fn add(call: &Call, config: &Config) -> Result<Addresses, Error> {
 /// Gives a container's addresses back; those that it has not are given back already.
 pub fn del(call: &Call, config: &Config) -> Result<(), Error> {
     match &config.ipam {
-        Ipam::Nobody => Ok(()),
+        Ipam::NotUsed => Ok(()),
         Ipam::Ours(ranges) => Leases::open(ranges, &config.name)?.give_back(&attachment(call)),
         Ipam::Plugin(plugin) => run(plugin, "DEL", call, config).map(drop),
     }
@@ -59,7 +59,7 @@ pub fn del(call: &Call, config: &Config) -> Result<(), Error> {
 /// Whether a container still has its addresses.
 pub fn check(call: &Call, config: &Config) -> Result<(), Error> {
     match &config.ipam {
-        Ipam::Nobody => Ok(()),
+        Ipam::NotUsed => Ok(()),
         Ipam::Ours(ranges) => Leases::open(ranges, &config.name)?.check(&attachment(call)),
         Ipam::Plugin(plugin) => run(plugin, "CHECK", call, config).map(drop),
     }
@@ -68,7 +68,7 @@ pub fn check(call: &Call, config: &Config) -> Result<(), Error> {
 /// Whether addresses can be given out at all.
 pub fn status(call: &Call, config: &Config) -> Result<(), Error> {
     match &config.ipam {
-        Ipam::Nobody => Ok(()),
+        Ipam::NotUsed => Ok(()),
         Ipam::Ours(ranges) => Leases::open(ranges, &config.name)?.status(),
         Ipam::Plugin(plugin) => run(plugin, "STATUS", call, config).map(drop),
     }
@@ -77,7 +77,7 @@ pub fn status(call: &Call, config: &Config) -> Result<(), Error> {
 /// Gives back what no container in use has.
 pub fn gc(call: &Call, config: &Config, valid: &[Attachment]) -> Result<(), Error> {
     match &config.ipam {
-        Ipam::Nobody => Ok(()),
+        Ipam::NotUsed => Ok(()),
         Ipam::Ours(ranges) => Leases::open(ranges, &config.name)?.keep(valid),
         Ipam::Plugin(plugin) => run(plugin, "GC", call, config).map(drop),
     }

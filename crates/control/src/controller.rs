@@ -490,11 +490,11 @@ impl Controller {
         };
         if entry.state != state {
             entry.state = state.clone();
-            self.tell(EventKind::NicState(id, state));
+            self.send_event(EventKind::NicState(id, state));
         }
     }
 
-    fn tell(&mut self, kind: EventKind) {
+    fn send_event(&mut self, kind: EventKind) {
         self.events.send(self.state.snapshot.epoch.0, kind);
     }
 

@@ -50,7 +50,7 @@ pub enum Join {
     Address,
     Interfaces(Vec<String>),
     /// None at all.
-    Nobody,
+    NoInterface,
 }
 
 /// How many words an option takes.
@@ -534,7 +534,7 @@ impl DpdkArgs {
         };
         match &chosen.leads {
             Leads::To(interface) => Ok(Join::Interfaces(vec![interface.clone()])),
-            Leads::Nowhere => Ok(Join::Nobody),
+            Leads::Nowhere => Ok(Join::NoInterface),
             Leads::Pci => match interface_of(&chosen.name) {
                 Some(interface) => Ok(Join::Interfaces(vec![interface])),
                 None => {
@@ -700,11 +700,11 @@ mod tests {
             ),
             (two, None, by(&["eth0"]), 1),
             (two, Some(1), by(&["eth1"]), 1),
-            ("--vdev=eth_ring0", None, Join::Nobody, 0),
+            ("--vdev=eth_ring0", None, Join::NoInterface, 0),
             (
                 "--vdev=eth_ring0 --vdev=net_null1",
                 Some(1),
-                Join::Nobody,
+                Join::NoInterface,
                 1,
             ),
             (
@@ -730,7 +730,7 @@ mod tests {
             ),
             ("-w 0000:01:00.0,option=1", None, by(&["ens1"]), 0),
             ("-a 01:00.0 --vdev=eth_ring0", None, by(&["ens1"]), 1),
-            ("-a 01:00.0 --vdev=eth_ring0", Some(1), Join::Nobody, 1),
+            ("-a 01:00.0 --vdev=eth_ring0", Some(1), Join::NoInterface, 1),
             ("--allow=0000:09:00.0", None, Join::Address, 1),
         ] {
             let (join, said) = joined(text, port);

@@ -233,7 +233,7 @@ impl FlowLog {
             of_collectors.fetch_add(collector.send(records), Ordering::Relaxed);
         }
         for watcher in &mut state.watchers {
-            of_watchers.fetch_add(watcher.tell(records), Ordering::Relaxed);
+            of_watchers.fetch_add(watcher.send(records), Ordering::Relaxed);
         }
     }
 }
@@ -246,7 +246,7 @@ impl State {
 
 impl Watcher {
     /// Gives how many were lost since it reads too slowly.
-    fn tell(&mut self, records: &[v1::FlowRecord]) -> u64 {
+    fn send(&mut self, records: &[v1::FlowRecord]) -> u64 {
         let named = |record: &&v1::FlowRecord| {
             self.nic.is_empty() || [&record.nic, &record.peer_nic].contains(&&self.nic)
         };

@@ -22,7 +22,7 @@ use std::time::SystemTime;
 
 use control::model::NicKind;
 use control::{Controller, Error};
-use dataplane::{Heard, Left, LeftLocation, LeftState, Location, Switch};
+use dataplane::{HandedOverMac, Left, LeftLocation, LeftState, Location, Switch};
 use io::vhost::{PortKey, Server};
 use nix::unistd::Uid;
 
@@ -167,7 +167,7 @@ pub fn take_macs(controller: &Controller, switch: &Switch, left: &OwnedFd) {
                     (*vni == mac.vni).then_some(*place)?
                 }
             };
-            Some(Heard {
+            Some(HandedOverMac {
                 vni: mac.vni,
                 mac: mac.mac,
                 location,

@@ -21,7 +21,7 @@ use tokio::net::{TcpListener, TcpStream, lookup_host};
 
 use crate::access::{Access, Gate, Peer, Who};
 use crate::app::App;
-use crate::places::{Place, Places};
+use crate::places::{ClientPlace, ClientPlaces};
 use crate::unix_socket::ApiSocket;
 use crate::v0::server::listen_by;
 use crate::v1::bounds::Guarded;
@@ -59,7 +59,7 @@ enum Socket {
 /// Who asks. Cheap to clone.
 #[derive(Clone)]
 pub struct Client {
-    pub place: Arc<Place>,
+    pub place: Arc<ClientPlace>,
     pub origin: Origin,
 }
 
@@ -165,7 +165,7 @@ impl Listener {
         let desk = Desk {
             served: self.served,
             answers,
-            places: Places::new(self.served.name, CLIENTS_MAX),
+            places: ClientPlaces::new(self.served.name, CLIENTS_MAX),
         };
         tokio::select! {
             () = app.stopping() => (),
@@ -208,7 +208,7 @@ impl Listener {
 struct Desk<A> {
     served: Served,
     answers: A,
-    places: Places,
+    places: ClientPlaces,
 }
 
 impl<A: Answers> Desk<A> {

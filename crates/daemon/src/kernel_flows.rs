@@ -13,8 +13,8 @@ use bytemuck::Zeroable;
 use container::cables::{DSCP_INNER, FlowKey, FlowMaps, FlowValue};
 use dataplane::Switch;
 use dataplane::flow::kernel::{
-    GOOD_FOR_NS, KernelBook, KernelFlow, KernelFlows, KernelKey, KernelMemory, KernelOuter,
-    KernelTable,
+    GOOD_FOR_NS, KernelFlow, KernelFlowTable, KernelFlows, KernelKey, KernelMap, KernelMemory,
+    KernelOuter,
 };
 use rustix::time::{ClockId, clock_gettime};
 use xdp::Table;
@@ -34,25 +34,25 @@ pub fn begin(switch: &Arc<Switch>, maps: FlowMaps) -> Result<(), String> {
     } = maps;
     let shared = KernelFlows::new(KernelMemory::Map(states), KernelMemory::Map(force));
     shared.extend(monotonic_ns() + GOOD_FOR_NS);
-    let book = switch.use_kernel_flows(&shared);
-    let Some(book) = book.map_err(|e| e.to_string())? else {
+    let table = switch.use_kernel_flows(&shared);
+    let Some(table) = table.map_err(|e| e.to_string())? else {
         return Ok(());
     };
     let switch = switch.clone();
     let thread = std::thread::Builder::new().name("kernel-flows".into());
-    let thread = thread.spawn(move || look_after(&switch, &shared, book, Map(flows)));
+    let thread = thread.spawn(move || look_after(&switch, &shared, table, Map(flows)));
     match thread {
         Ok(_) => Ok(()),
         Err(e) => Err(format!("a thread cannot be started: {e}")),
     }
 }
 
-fn look_after(switch: &Switch, shared: &KernelFlows, mut book: KernelBook, mut map: Map) {
+fn look_after(switch: &Switch, shared: &KernelFlows, mut table: KernelFlowTable, mut map: Map) {
     let mut wanted_ns = 0;
     loop {
         let now_ns = monotonic_ns();
         shared.extend(now_ns + GOOD_FOR_NS);
-        match switch.turn_kernel_book(&mut book, &mut map) {
+        match switch.update_kernel_flow_table(&mut table, &mut map) {
             Ok(0) => {}
             Ok(_) => wanted_ns = now_ns,
             // Nothing is switched any more.
@@ -79,7 +79,7 @@ fn monotonic_ns() -> u64 {
 /// The program's map.
 struct Map(Table<FlowKey, FlowValue>);
 
-impl KernelTable for Map {
+impl KernelMap for Map {
     fn enter(&mut self, key: &KernelKey, flow: &KernelFlow) -> bool {
         let mut value = FlowValue {
             state: flow.state,

@@ -861,7 +861,7 @@ fn uplinks(
             ));
             (names, false)
         }
-        (Some(names), Join::Nobody) => {
+        (Some(names), Join::NoInterface) => {
             remarks.push(format!(
                 "the uplinks {} count, not the device of --dpdk-args that leads nowhere",
                 names.join(",")
@@ -870,7 +870,7 @@ fn uplinks(
         }
         (Some(names), _) | (None, Join::Interfaces(names)) => (names, false),
         (None, Join::Address) => (Vec::new(), false),
-        (None, Join::Nobody) => (Vec::new(), true),
+        (None, Join::NoInterface) => (Vec::new(), true),
     }
 }
 

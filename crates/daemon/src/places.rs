@@ -17,7 +17,7 @@ const TOLD_EVERY: Duration = Duration::from_secs(60);
 
 /// All places. Cheap to clone.
 #[derive(Clone)]
-pub struct Places(Arc<Mutex<Taken>>);
+pub struct ClientPlaces(Arc<Mutex<Taken>>);
 
 struct Taken {
     /// The API that the clients are of, for the log.
@@ -39,15 +39,15 @@ struct Client {
 }
 
 /// One client's place, given back when this is dropped.
-pub struct Place {
-    places: Places,
+pub struct ClientPlace {
+    places: ClientPlaces,
     number: u64,
     displaced: Arc<Notify>,
 }
 
-impl Places {
-    pub fn new(api: &'static str, most: usize) -> Places {
-        Places(Arc::new(Mutex::new(Taken {
+impl ClientPlaces {
+    pub fn new(api: &'static str, most: usize) -> ClientPlaces {
+        ClientPlaces(Arc::new(Mutex::new(Taken {
             api,
             most,
             next: 0,
@@ -58,7 +58,7 @@ impl Places {
     }
 
     /// A place for who comes; `None` when all who have one are being answered.
-    pub fn take(&self) -> Option<Place> {
+    pub fn take(&self) -> Option<ClientPlace> {
         let mut taken = self.lock();
         if taken.clients.len() >= taken.most {
             let silent = taken
@@ -67,7 +67,7 @@ impl Places {
                 .filter(|(_, client)| client.asking == 0);
             let longest = silent.min_by_key(|(_, client)| (client.was_answered, client.since));
             let longest = longest.map(|(number, _)| *number);
-            taken.tell(longest.is_some());
+            taken.warn_full(longest.is_some());
             let client = taken.clients.remove(&longest?)?;
             client.displaced.notify_one();
         }
@@ -80,7 +80,7 @@ impl Places {
             displaced: displaced.clone(),
         };
         taken.clients.insert(number, client);
-        Some(Place {
+        Some(ClientPlace {
             places: self.clone(),
             number,
             displaced,
@@ -93,7 +93,8 @@ impl Places {
 }
 
 impl Taken {
-    fn tell(&mut self, displaced: bool) {
+    /// Logs that all places are taken, at most once in [`TOLD_EVERY`].
+    fn warn_full(&mut self, displaced: bool) {
         self.untold += 1;
         if self.told.is_some_and(|told| told.elapsed() < TOLD_EVERY) {
             return;
@@ -112,9 +113,9 @@ impl Taken {
     }
 }
 
-impl Place {
-    /// Its client asks, and keeps its place until as many [`Place::end`]s. False when it has lost
-    /// it.
+impl ClientPlace {
+    /// Its client asks, and keeps its place until as many calls of [`end`](Self::end). False when
+    /// it has lost it.
     pub fn begin(&self) -> bool {
         match self.places.lock().clients.get_mut(&self.number) {
             Some(client) => {
@@ -140,7 +141,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ClientPlace {
     fn drop(&mut self) {
         self.places.lock().clients.remove(&self.number);
     }
@@ -150,7 +151,7 @@ impl Drop for Place {
 mod tests {
     use super::*;
 
-    async fn is_displaced(place: &Place) -> bool {
+    async fn is_displaced(place: &ClientPlace) -> bool {
         tokio::time::timeout(Duration::ZERO, place.displaced())
             .await
             .is_ok()
@@ -158,7 +159,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn who_is_silent_longest_makes_room() {
-        let places = Places::new("test", 3);
+        let places = ClientPlaces::new("test", 3);
         let (asked, silent, late) = (
             places.take().unwrap(),
             places.take().unwrap(),

@@ -49,7 +49,7 @@ use crate::privileges;
 use crate::reload::Reload;
 use crate::router;
 use crate::start_gate::StartGate;
-use crate::states::{InterfaceStates, PortStates, tell_interface, tell_port};
+use crate::states::{InterfaceStates, PortStates, record_interface, record_port};
 use crate::stored::{self, Stored};
 use crate::underlay::{self, NextHopTask};
 use crate::unix_socket::{self, NicSockets};
@@ -459,9 +459,9 @@ async fn serve(
     starting.store(false, Ordering::Relaxed);
 
     let mut tasks = JoinSet::new();
-    tasks.spawn(states.deliver(app.clone(), tell_port));
+    tasks.spawn(states.deliver(app.clone(), record_port));
     tasks.spawn(balancer::log(app.clone(), events));
-    tasks.spawn(interface_states.deliver(app.clone(), tell_interface));
+    tasks.spawn(interface_states.deliver(app.clone(), record_interface));
     tasks.spawn(follow_next_hops(
         next_hops,
         underlay_options(settings),

@@ -175,8 +175,8 @@ impl Agent {
     fn run(mut self) {
         while !self.sflow.0.stopped.load(Ordering::Relaxed) {
             std::thread::park_timeout(POLL);
-            self.tell_flows();
-            self.tell_counters();
+            self.send_flows();
+            self.send_counters();
             for collector in &mut self.collectors {
                 collector.finish(self.began, &self.sflow.0.counts);
             }
@@ -185,7 +185,7 @@ impl Agent {
         let _ = self.switch.end_samples();
     }
 
-    fn tell_flows(&mut self) {
+    fn send_flows(&mut self) {
         let counts = &self.sflow.0.counts;
         let lost = self.samples.lost();
         counts.lost[0].store(lost, Ordering::Relaxed);
@@ -215,7 +215,7 @@ impl Agent {
         }
     }
 
-    fn tell_counters(&mut self) {
+    fn send_counters(&mut self) {
         let due = |at: Instant| at <= Instant::now();
         if self.turn.left.is_empty() && self.turn.next.is_none_or(due) {
             self.turn.next = Some(Instant::now() + COUNTERS_EVERY);

@@ -60,7 +60,7 @@ impl<K: Ord, V> States<K, V> {
     }
 
     /// Brings states to the controller until the daemon stops.
-    pub async fn deliver(self, app: Arc<App>, tell: fn(&mut Controller, K, V)) {
+    pub async fn deliver(self, app: Arc<App>, record: fn(&mut Controller, K, V)) {
         let deliver = async {
             loop {
                 self.shared.news.notified().await;
@@ -69,7 +69,7 @@ impl<K: Ord, V> States<K, V> {
                     let mut control = app.control();
                     let latest = std::mem::take(&mut *self.lock());
                     for (whose, state) in latest {
-                        tell(&mut control, whose, state);
+                        record(&mut control, whose, state);
                     }
                 });
             }
@@ -89,12 +89,12 @@ impl<K: Ord, V> States<K, V> {
 }
 
 /// A port's state.
-pub fn tell_port(control: &mut Controller, slot: u32, state: NicState) {
+pub fn record_port(control: &mut Controller, slot: u32, state: NicState) {
     control.port_state(PortSlot(slot), state);
 }
 
 /// An interface's.
-pub fn tell_interface(
+pub fn record_interface(
     control: &mut Controller,
     (feature, _): (Feature, String),
     status: InterfaceStatus,

@@ -118,7 +118,7 @@ impl Uplinks {
         engine.name(interfaces);
         let facts: Arc<[Fact]> = Arc::from(engine.reconcile(&self.kernel.snapshot()));
         // With the engine locked: what the task finds out later is told later.
-        tell(&self.told, facts.clone());
+        publish(&self.told, facts.clone());
         facts
     }
 
@@ -212,7 +212,7 @@ async fn follow(
         let (engine_now, told_now, snapshot) = (engine.clone(), told.clone(), kernel.snapshot());
         let reconciled = spawn_blocking(move || {
             let mut engine = lock(&engine_now);
-            tell(&told_now, Arc::from(engine.reconcile(&snapshot)));
+            publish(&told_now, Arc::from(engine.reconcile(&snapshot)));
         });
         // It panicked, or the runtime is going: either way there is nothing to follow with.
         let Ok(()) = reconciled.await else { return };
@@ -222,7 +222,7 @@ async fn follow(
     }
 }
 
-fn tell(told: &watch::Sender<Arc<[Fact]>>, facts: Arc<[Fact]>) {
+fn publish(told: &watch::Sender<Arc<[Fact]>>, facts: Arc<[Fact]>) {
     told.send_if_modified(|known| {
         let differs = *known != facts;
         *known = facts;

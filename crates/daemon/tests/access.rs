@@ -46,7 +46,7 @@ except (ConnectionResetError, BrokenPipeError):
     print(0)
 ";
         let hello: String = hello.iter().map(|byte| format!("{byte:02x}")).collect();
-        let hear = |uid| {
+        let greet = |uid| {
             let mut python = Command::new("/usr/bin/python3");
             python
                 .args(["-c", script])
@@ -57,12 +57,12 @@ except (ConnectionResetError, BrokenPipeError):
                 .gid(uid);
             python.output()
         };
-        let Ok(root) = hear(0) else {
+        let Ok(root) = greet(0) else {
             eprintln!("skipped: there is no /usr/bin/python3");
             return;
         };
         assert_ne!(root.stdout, b"0\n", "{name}: root is heard: {root:?}");
-        assert_eq!(hear(NOBODY).unwrap().stdout, b"0\n", "{name}");
+        assert_eq!(greet(NOBODY).unwrap().stdout, b"0\n", "{name}");
         let said = format!("turned away uid 65534 on {}", socket.display());
         assert!(daemon.log().contains(&said), "{}", daemon.log());
     }

@@ -14,7 +14,7 @@ use crate::dump::FlowPage;
 use crate::flow::kernel::{Entered, KernelPart};
 use crate::flow::{FlowId, FlowInfo, Log};
 use crate::ids::{PortSlot, PortUid};
-use crate::learned::{Heard, LearnedMac};
+use crate::learned::{HandedOverMac, LearnedMac};
 use crate::load::{QueueLoad, WorkerLoad};
 use crate::queue::QueueId;
 use crate::report::PortReport;
@@ -44,7 +44,7 @@ pub(crate) enum Command {
     Settle(Sender<usize>),
     /// Receive nothing from any port, or receive again.
     Pause(bool, Sender<()>),
-    Attach(Arrival, Sender<Option<Box<Port>>>),
+    Attach(QueueArrival, Sender<Option<Box<Port>>>),
     Detach(QueueId, Sender<Option<Box<Port>>>),
     /// Give a queue to another worker; the answer: it was here, and is there.
     Move(QueueId, usize, Sender<bool>),
@@ -68,7 +68,7 @@ pub(crate) enum Command {
     Ports(Option<PortSlot>, Sender<Vec<PortReport>>),
     /// Learn what a process before has heard, and, with `true`, note it for the next one; the
     /// answer: how many were taken.
-    Learn(Arc<[Heard]>, bool, Sender<usize>),
+    Learn(Arc<[HandedOverMac]>, bool, Sender<usize>),
     /// The MACs that it has learnt in a network.
     Learned(Vni, Sender<Vec<LearnedMac>>),
     /// What would become of a frame; nothing is changed. The trial comes back, to be dropped by who
@@ -78,7 +78,7 @@ pub(crate) enum Command {
 }
 
 /// A queue that comes to a worker.
-pub(crate) struct Arrival {
+pub(crate) struct QueueArrival {
     pub queue: QueueId,
     pub port: Box<Port>,
     pub load: Arc<QueueLoad>,

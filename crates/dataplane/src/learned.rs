@@ -59,9 +59,9 @@ pub struct LearnedMac {
     pub age_secs: u32,
 }
 
-/// A MAC that a process before has heard, and where that is to this one.
+/// A MAC that the process before has learnt and handed over, and where that is to this one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Heard {
+pub struct HandedOverMac {
     /// The network.
     pub vni: Vni,
     /// The address.
@@ -334,7 +334,7 @@ impl LearnedMacs {
     }
 
     /// Notes what another worker has heard.
-    pub(crate) fn hear_from_others(&mut self, news: &News, now_secs: u32) {
+    pub(crate) fn note_from_worker(&mut self, news: &News, now_secs: u32) {
         if let Some(noted) = self.note(news, now_secs) {
             self.set_told(news, now_secs);
             if noted.is_new {
@@ -548,7 +548,7 @@ mod tests {
         let (mut macs, mut other) = (LearnedMacs::new(8, 1), LearnedMacs::new(8, 1));
         macs.share_with_others(true);
         other.share_with_others(true);
-        let mut hear = |uid: u32, now| {
+        let mut news_of = |uid: u32, now| {
             macs.learn(here(), mac(1), nic(uid), now);
             let news = macs.next_news();
             if let Some(news) = news.filter(|_| now == 25) {
@@ -559,14 +559,17 @@ mod tests {
                 Location::Host(_) => 0,
             })
         };
-        assert_eq!((hear(1, 5), hear(1, 6), hear(1, 14)), (Some(1), None, None));
         assert_eq!(
-            (hear(1, 15), hear(1, 16), hear(2, 16)),
+            (news_of(1, 5), news_of(1, 6), news_of(1, 14)),
+            (Some(1), None, None)
+        );
+        assert_eq!(
+            (news_of(1, 15), news_of(1, 16), news_of(2, 16)),
             (Some(1), None, Some(2))
         );
-        assert_eq!((hear(2, 20), hear(2, 26)), (None, Some(2)));
+        assert_eq!((news_of(2, 20), news_of(2, 26)), (None, Some(2)));
         assert_eq!(
-            (hear(2, 27), hear(1, 25), hear(1, 25)),
+            (news_of(2, 27), news_of(1, 25), news_of(1, 25)),
             (None, Some(1), Some(1))
         );
 
@@ -575,7 +578,7 @@ mod tests {
             mac: mac(1),
             location: nic(1),
         };
-        other.hear_from_others(&news, 5);
+        other.note_from_worker(&news, 5);
         assert_eq!(other.find(NET, mac(1), 6), Some(nic(1)));
         assert!(!other.has_news(), "it is not told back");
     }
@@ -645,7 +648,7 @@ mod tests {
             mac: mac(3),
             location: nic(3),
         };
-        macs.hear_from_others(&news, 17);
+        macs.note_from_worker(&news, 17);
         assert_eq!(
             noted(&memory),
             [record(1, nic(1), 15), record(2, nic(2), 16)]

@@ -124,7 +124,7 @@ pub use dump::FlowCursor;
 pub use handle::WorkerGone;
 pub use io::trace::Trace;
 pub use judge::GroupAnswer;
-pub use learned::{Heard, LearnedMac, Location};
+pub use learned::{HandedOverMac, LearnedMac, Location};
 pub use left::{Left, LeftEnd};
 pub use left_state::{LeftCounts, LeftLocation, LeftMac, LeftState};
 pub use queue::QueueId;

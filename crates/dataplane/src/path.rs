@@ -212,7 +212,7 @@ impl Path {
     fn look_after_waiting(&mut self, ports: &mut Ports, now: Now) {
         let waiting = &mut self.tables.waiting;
         if waiting.has_untold() {
-            waiting.tell(|host| self.wanted.note(host));
+            waiting.ask(|host| self.wanted.note(host));
         }
         let late = waiting.overdue(now.millis());
         self.send_released(&late, ports, now);

@@ -23,12 +23,12 @@ use crate::config::WorkerConfig;
 use crate::counters::{Counters, PortCounters, RuleCounters};
 use crate::drop_reason::REASONS;
 use crate::dump::{FlowCursor, FlowPage};
-use crate::flow::kernel::{KernelBook, KernelFlows, KernelTable};
+use crate::flow::kernel::{KernelFlowTable, KernelFlows, KernelMap};
 use crate::flow::{FlowEvents, FlowInfo, FlowMemory, FlowTable, Log};
-use crate::handle::{Answer, Arrival, Command, WorkerGone, WorkerHandle};
+use crate::handle::{Answer, Command, QueueArrival, WorkerGone, WorkerHandle};
 use crate::handoff::{self, Wake};
 use crate::ids::{PortSlot, PortUid, RuleSlot};
-use crate::learned::{Heard, LearnedMac};
+use crate::learned::{HandedOverMac, LearnedMac};
 use crate::load::{QueueLoad, WorkerLoad};
 use crate::queue::{MAX_WORKERS, QueueId, Routes};
 use crate::report::PortReport;
@@ -227,33 +227,33 @@ impl Switch {
     }
 
     /// From now on the kernel forwards flows between the NICs that have a
-    /// [device](Self::set_kernel_device). The book is for a thread that turns it. `None`: it does
-    /// already.
+    /// [device](Self::set_kernel_device). The table is for a thread that
+    /// [updates](Self::update_kernel_flow_table) it. `None`: it does already.
     pub fn use_kernel_flows(
         &self,
         flows: &Arc<KernelFlows>,
-    ) -> Result<Option<KernelBook>, WorkerGone> {
+    ) -> Result<Option<KernelFlowTable>, WorkerGone> {
         if self.kernel.set(flows.clone()).is_err() {
             return Ok(None);
         }
         let counters = self.workers.iter().map(|worker| worker.counters.clone());
-        let (book, parts) = KernelBook::new(flows, counters);
+        let (table, parts) = KernelFlowTable::new(flows, counters);
         for (worker, part) in parts.into_iter().enumerate() {
             self.ask(worker, |answer| Command::Kernel(Box::new(part), answer))
                 .wait()?;
         }
         self.hand_out_again()?;
-        Ok(Some(book))
+        Ok(Some(table))
     }
 
     /// Has the kernel forget what is over and told of what workers have asked for since the last
     /// call: to be called again and again. Gives how many directions that were.
-    pub fn turn_kernel_book(
+    pub fn update_kernel_flow_table(
         &self,
-        book: &mut KernelBook,
-        table: &mut impl KernelTable,
+        table: &mut KernelFlowTable,
+        map: &mut impl KernelMap,
     ) -> Result<usize, WorkerGone> {
-        book.turn(table, |worker, entered| {
+        table.update(map, |worker, entered| {
             self.ask(worker, |answer| Command::Entered(entered, answer))
                 .wait()
         })
@@ -326,12 +326,12 @@ impl Switch {
         queues: &BTreeMap<QueueId, Assigned>,
         queue: QueueId,
         port: Port,
-    ) -> (Assigned, Arrival) {
+    ) -> (Assigned, QueueArrival) {
         let (worker, load) = match queues.get(&queue) {
             Some(assigned) => (assigned.worker, assigned.load.clone()),
             None => (self.least_loaded(queues), Arc::default()),
         };
-        let arrival = Arrival {
+        let arrival = QueueArrival {
             queue,
             port: Box::new(port),
             load: load.clone(),
@@ -510,8 +510,8 @@ impl Switch {
 
     /// Has all workers learn what a process before has heard, in the order in which it was: how
     /// many MACs were taken. What this process has heard itself is newer.
-    pub fn learn(&self, heard: Vec<Heard>) -> Result<usize, WorkerGone> {
-        let heard: Arc<[Heard]> = heard.into();
+    pub fn learn(&self, heard: Vec<HandedOverMac>) -> Result<usize, WorkerGone> {
+        let heard: Arc<[HandedOverMac]> = heard.into();
         let mut taken = 0;
         for worker in 0..self.workers.len() {
             let learn = |answer| Command::Learn(heard.clone(), worker == 0, answer);

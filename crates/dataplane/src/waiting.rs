@@ -165,13 +165,13 @@ impl Waiting {
         self.untold
     }
 
-    /// Asks for those whom nobody was asked for yet, until `tell` says that it takes no more. The
+    /// Asks for those whom nobody was asked for yet, until `ask` says that it takes no more. The
     /// next call goes on from there; a host may be named several times.
-    pub(crate) fn tell(&mut self, mut tell: impl FnMut(IpAddr) -> bool) {
+    pub(crate) fn ask(&mut self, mut ask: impl FnMut(IpAddr) -> bool) {
         let all = self.frames.iter_mut().flat_map(|frame| &mut frame.towards);
         self.untold = false;
         for sought in all.filter(|sought| !sought.told) {
-            sought.told = tell(sought.host);
+            sought.told = ask(sought.host);
             if !sought.told {
                 self.untold = true;
                 return;
@@ -288,7 +288,7 @@ mod tests {
         let mut told = Vec::new();
         for _ in 0..4 {
             assert!(waiting.has_untold());
-            waiting.tell(|host| wanted.note(host));
+            waiting.ask(|host| wanted.note(host));
             let some = wanted.take();
             assert!(some.len() <= WANTED_MAX);
             told.extend(some);

@@ -172,7 +172,7 @@ impl Worker {
                 index += 1;
             }
         }
-        self.tell_news();
+        self.send_news();
         self.path.keep_house(now);
         self.path.give_up_waiting(&mut self.ports, now);
         if self.path.send_queued(&mut self.ports, now) {

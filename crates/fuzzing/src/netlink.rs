@@ -17,10 +17,10 @@ const FLAGS: [u16; 4] = [0, 0x100, 0x800, 0x900];
 
 /// Feeds the messages to tables.
 pub fn netlink(data: &[u8]) {
-    look(&tell(data));
+    look(&apply(data));
 }
 
-fn tell(data: &[u8]) -> Offline {
+fn apply(data: &[u8]) -> Offline {
     let mut tables = Offline::default();
     if let [RAW, datagram @ ..] = data {
         tables.apply(datagram);
@@ -86,7 +86,7 @@ mod tests {
         let seeds = crate::seeds::all()
             .into_iter()
             .filter(|(target, _)| *target == "netlink");
-        let longest = seeds.map(|(_, seed)| tell(&seed)).max_by_key(|tables| {
+        let longest = seeds.map(|(_, seed)| apply(&seed)).max_by_key(|tables| {
             let now = tables.snapshot();
             now.links.len() + now.addresses.len() + now.routes.len() + now.settings.len()
         });

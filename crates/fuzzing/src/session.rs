@@ -187,8 +187,8 @@ impl Vmm {
             2 => self.number(SET_FEATURES, features::offered(&self.nic) & input.u64()),
             3 => self.number(SET_PROTOCOL_FEATURES, protocol::OFFERED & input.u64()),
             4 => self.memory_table(input),
-            5 => self.tell(SET_VRING_NUM, &pair(ring, 1 << (input.u8() % 17)), vec![]),
-            6 => self.tell(SET_VRING_BASE, &pair(ring, input.u16().into()), vec![]),
+            5 => self.send(SET_VRING_NUM, &pair(ring, 1 << (input.u8() % 17)), vec![]),
+            6 => self.send(SET_VRING_BASE, &pair(ring, input.u16().into()), vec![]),
             7 => {
                 let mut payload = pair(ring, u32::from(input.u8() == 0xff));
                 let mut place = 0;
@@ -203,17 +203,17 @@ impl Vmm {
                     place
                 };
                 payload.extend(log.to_ne_bytes());
-                self.tell(SET_VRING_ADDR, &payload, vec![]);
+                self.send(SET_VRING_ADDR, &payload, vec![]);
             }
             8 => self.ring_fd(SET_VRING_KICK, ring, input),
             9 => self.ring_fd(SET_VRING_CALL, ring, input),
             10 => self.ring_fd(SET_VRING_ERR, ring, input),
-            11 => self.tell(
+            11 => self.send(
                 SET_VRING_ENABLE,
                 &pair(ring, u32::from(input.u8() & 3)),
                 vec![],
             ),
-            12 => self.tell(GET_VRING_BASE, &pair(ring, 0), vec![]),
+            12 => self.send(GET_VRING_BASE, &pair(ring, 0), vec![]),
             13 => self.number(NET_SET_MTU, input.u16().into()),
             14 => self.number(SEND_RARP, input.u64()),
             15 => {
@@ -224,7 +224,7 @@ impl Vmm {
                     SET_OWNER,
                     RESET_OWNER,
                 ];
-                self.tell(plain[usize::from(input.u8()) % plain.len()], &[], vec![]);
+                self.send(plain[usize::from(input.u8()) % plain.len()], &[], vec![]);
             }
             16..=20 => self.write(input),
             21 => self.cut_short(u64::from(input.u8() % 17) << 12),
@@ -239,10 +239,10 @@ impl Vmm {
                     .map(u32::to_ne_bytes)
                     .concat();
                 payload.resize(12 + usize::from(payload[4]), 0);
-                self.tell(GET_CONFIG, &payload, vec![]);
+                self.send(GET_CONFIG, &payload, vec![]);
             }
             29 => self.offer_log(input),
-            _ => self.tell(step.into(), &[], vec![]),
+            _ => self.send(step.into(), &[], vec![]),
         }
     }
 
@@ -258,7 +258,7 @@ impl Vmm {
             table.extend(word.to_ne_bytes());
         }
         let fd = self.memory.try_clone().expect("a duplicate");
-        self.tell(SET_MEM_TABLE, &table, vec![fd]);
+        self.send(SET_MEM_TABLE, &table, vec![fd]);
         // All pairs, or the first: the rings of two pairs share their memory.
         let rings = if choice & 0x80 != 0 {
             2 * u32::from(PAIRS)
@@ -267,24 +267,24 @@ impl Vmm {
         };
         for ring in 0..rings {
             let at = USER + u64::from(ring % 2) * 0x4000;
-            self.tell(SET_VRING_NUM, &pair(ring, 1 << (choice % 8)), vec![]);
-            self.tell(SET_VRING_BASE, &pair(ring, 0), vec![]);
+            self.send(SET_VRING_NUM, &pair(ring, 1 << (choice % 8)), vec![]);
+            self.send(SET_VRING_BASE, &pair(ring, 0), vec![]);
             let mut payload = pair(ring, 0);
             for place in [at, at + 0x2000, at + 0x1000, 0] {
                 payload.extend(place.to_ne_bytes());
             }
-            self.tell(SET_VRING_ADDR, &payload, vec![]);
-            self.tell(
+            self.send(SET_VRING_ADDR, &payload, vec![]);
+            self.send(
                 SET_VRING_KICK,
                 &u64::from(ring).to_ne_bytes(),
                 vec![event()],
             );
-            self.tell(
+            self.send(
                 SET_VRING_CALL,
                 &u64::from(ring).to_ne_bytes(),
                 vec![event()],
             );
-            self.tell(SET_VRING_ENABLE, &pair(ring, 1), vec![]);
+            self.send(SET_VRING_ENABLE, &pair(ring, 1), vec![]);
         }
     }
 
@@ -318,7 +318,7 @@ impl Vmm {
         } else {
             self.descriptor(kind)
         };
-        self.tell(SET_BACKEND_REQ_FD, &[], vec![fd]);
+        self.send(SET_BACKEND_REQ_FD, &[], vec![fd]);
     }
 
     /// A log of written pages in the middle of a file, which it may be too small for.
@@ -335,8 +335,8 @@ impl Vmm {
         self.log = Some((file, size));
         let payload = [size.to_ne_bytes(), LOG_AT.to_ne_bytes()].concat();
         match choice & 3 {
-            0 => self.tell(SET_LOG_FD, &[], vec![event()]),
-            _ => self.tell(SET_LOG_BASE, &payload, vec![fd]),
+            0 => self.send(SET_LOG_FD, &[], vec![event()]),
+            _ => self.send(SET_LOG_BASE, &payload, vec![fd]),
         }
         if choice & 4 != 0 {
             self.number(
@@ -432,7 +432,7 @@ impl Vmm {
             }
             fds.push(self.descriptor(if choice == 0xff { input.u8() } else { 0 }));
         }
-        self.tell(SET_MEM_TABLE, &payload, fds);
+        self.send(SET_MEM_TABLE, &payload, fds);
     }
 
     fn ring_fd(&mut self, request: u32, ring: u32, input: &mut Input) {
@@ -466,10 +466,10 @@ impl Vmm {
     }
 
     fn number_with(&mut self, request: u32, value: u64, fds: Vec<OwnedFd>) {
-        self.tell(request, &value.to_ne_bytes(), fds);
+        self.send(request, &value.to_ne_bytes(), fds);
     }
 
-    fn tell(&mut self, request: u32, payload: &[u8], fds: Vec<OwnedFd>) {
+    fn send(&mut self, request: u32, payload: &[u8], fds: Vec<OwnedFd>) {
         self.say(&message(request, 9, payload), fds);
     }
 

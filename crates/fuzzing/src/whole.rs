@@ -445,8 +445,8 @@ impl Lab {
                 continue;
             }
             let known = hosts_of(config, nic.vni).contains(host);
-            let anybody = hears_anybody(config, nic.vni) || learns(config, nic.vni);
-            let flood = host.is_multicast() && hears_anybody(config, nic.vni);
+            let anybody = accepts_anybody(config, nic.vni) || learns(config, nic.vni);
+            let flood = host.is_multicast() && accepts_anybody(config, nic.vni);
             assert!(known || flood || anybody, "{}", why(host));
             let unknown = sent.dst == Mac::BROADCAST || learns(config, nic.vni);
             assert!(unknown, "a MAC that nobody has: {}", why(host));
@@ -686,7 +686,7 @@ fn answered(config: &Config, nic: &Nic, sent: &Sent, frame: &[u8]) {
 
 /// Whether a frame is taken from a host: by who it is, and in whose name.
 fn is_taken(config: &Config, host: IpAddr, vni: Vni, sent: &Sent) -> bool {
-    if !hears_anybody(config, vni) && !hosts_of(config, vni).contains(&host) {
+    if !accepts_anybody(config, vni) && !hosts_of(config, vni).contains(&host) {
         return false;
     }
     let mut here = config.nics.values().filter(|nic| nic.vni == vni);
@@ -712,7 +712,7 @@ fn hosts_of(config: &Config, vni: Vni) -> BTreeSet<IpAddr> {
     declared.chain(bound.map(|one| one.host)).collect()
 }
 
-fn hears_anybody(config: &Config, vni: Vni) -> bool {
+fn accepts_anybody(config: &Config, vni: Vni) -> bool {
     let said = config.networks.get(&vni).and_then(|said| said.from_anybody);
     // While nobody is known at all.
     said.unwrap_or(config.hosts.is_empty() && config.bindings.is_empty())

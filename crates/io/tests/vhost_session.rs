@@ -84,7 +84,7 @@ impl Vmm {
     }
 
     /// Says it as an honest VMM would, and is neither answered nor sent away.
-    fn tell(&mut self, request: u32, payload: &[u8], fds: Vec<OwnedFd>) {
+    fn send(&mut self, request: u32, payload: &[u8], fds: Vec<OwnedFd>) {
         let outcome = self.say(request, VERSION, payload, fds);
         assert_eq!(
             outcome,
@@ -127,12 +127,12 @@ impl Vmm {
     }
 
     fn negotiate(&mut self, features: u64) {
-        self.tell(
+        self.send(
             SET_PROTOCOL_FEATURES,
             &protocol::OFFERED.to_ne_bytes(),
             vec![],
         );
-        self.tell(
+        self.send(
             SET_FEATURES,
             &(features | features::VERSION_1).to_ne_bytes(),
             vec![],
@@ -142,7 +142,7 @@ impl Vmm {
     /// Memory of 1 MiB, and both rings of 64 entries as far as SET_VRING_CALL.
     fn set_up(&mut self, features: u64) {
         self.negotiate(features);
-        self.tell(
+        self.send(
             SET_MEM_TABLE,
             &table(&[[0, 0x10_0000, USER, 0]]),
             vec![memory(0x10_0000)],
@@ -153,19 +153,19 @@ impl Vmm {
     }
 
     fn set_up_ring(&mut self, ring: u32) {
-        self.tell(SET_VRING_NUM, &pair(ring, 64), vec![]);
-        self.tell(SET_VRING_BASE, &pair(ring, 0), vec![]);
-        self.tell(
+        self.send(SET_VRING_NUM, &pair(ring, 64), vec![]);
+        self.send(SET_VRING_BASE, &pair(ring, 0), vec![]);
+        self.send(
             SET_VRING_ADDR,
             &addresses(ring, USER + u64::from(ring) * 0x8000),
             vec![],
         );
-        self.tell(
+        self.send(
             SET_VRING_KICK,
             &u64::from(ring).to_ne_bytes(),
             vec![event()],
         );
-        self.tell(
+        self.send(
             SET_VRING_CALL,
             &u64::from(ring).to_ne_bytes(),
             vec![event()],
@@ -353,41 +353,41 @@ fn a_ring_runs_when_it_is_described_started_and_enabled() {
         [false, false],
         "with protocol features rings start disabled"
     );
-    vmm.tell(SET_VRING_ENABLE, &pair(1, 1), vec![]);
+    vmm.send(SET_VRING_ENABLE, &pair(1, 1), vec![]);
     assert_eq!(
         (vmm.rings(), vmm.state()),
         ([false, true], PortState::Up),
         "one way"
     );
-    vmm.tell(SET_VRING_ENABLE, &pair(0, 1), vec![]);
+    vmm.send(SET_VRING_ENABLE, &pair(0, 1), vec![]);
     assert_eq!(vmm.rings(), [true, true]);
     // Turned off, the ring that the guest transmits on is emptied, and the other left alone.
-    vmm.tell(SET_VRING_ENABLE, &pair(1, 0), vec![]);
+    vmm.send(SET_VRING_ENABLE, &pair(1, 0), vec![]);
     assert_eq!((vmm.rings(), vmm.state()), ([true, true], PortState::Up));
-    vmm.tell(SET_VRING_ENABLE, &pair(0, 0), vec![]);
+    vmm.send(SET_VRING_ENABLE, &pair(0, 0), vec![]);
     assert_eq!(
         (vmm.rings(), vmm.state()),
         ([false, true], PortState::Connected)
     );
     // Started anew it is left alone until it is enabled: what the guest has sent meanwhile goes out
     // then.
-    vmm.tell(SET_VRING_KICK, &1u64.to_ne_bytes(), vec![event()]);
+    vmm.send(SET_VRING_KICK, &1u64.to_ne_bytes(), vec![event()]);
     assert_eq!(
         (vmm.rings(), vmm.state()),
         ([false, false], PortState::Connected)
     );
-    vmm.tell(SET_VRING_ENABLE, &pair(0, 1), vec![]);
-    vmm.tell(SET_VRING_ENABLE, &pair(1, 1), vec![]);
+    vmm.send(SET_VRING_ENABLE, &pair(0, 1), vec![]);
+    vmm.send(SET_VRING_ENABLE, &pair(1, 1), vec![]);
     let outcome = vmm.say(GET_VRING_BASE, VERSION, &pair(0, 0), vec![]);
     assert_eq!(outcome.reply, Some(message(GET_VRING_BASE, 5, &pair(0, 0))));
     assert_eq!(vmm.rings(), [false, true]);
     // Enabling does not start, a kick does; without a descriptor it is polled.
-    vmm.tell(SET_VRING_ENABLE, &pair(0, 0), vec![]);
-    vmm.tell(SET_VRING_ENABLE, &pair(0, 1), vec![]);
+    vmm.send(SET_VRING_ENABLE, &pair(0, 0), vec![]);
+    vmm.send(SET_VRING_ENABLE, &pair(0, 1), vec![]);
     assert_eq!(vmm.rings(), [false, true]);
-    vmm.tell(SET_VRING_KICK, &0x100u64.to_ne_bytes(), vec![]);
+    vmm.send(SET_VRING_KICK, &0x100u64.to_ne_bytes(), vec![]);
     assert_eq!(vmm.rings(), [true, true]);
-    vmm.tell(RESET_OWNER, &[], vec![]);
+    vmm.send(RESET_OWNER, &[], vec![]);
     assert_eq!(
         (vmm.rings(), vmm.state()),
         ([false, false], PortState::Connected)
@@ -436,18 +436,18 @@ fn each_pair_comes_and_goes_alone_and_memory_takes_them_all() {
     assert!(pairs(&vmm).is_empty());
     // In whatever order, a pair between two others left out.
     for ring in [4, 0, 1, 5] {
-        vmm.tell(SET_VRING_ENABLE, &pair(ring, 1), vec![]);
+        vmm.send(SET_VRING_ENABLE, &pair(ring, 1), vec![]);
     }
     assert_eq!((pairs(&vmm), vmm.state()), (vec![0, 2], PortState::Up));
     assert_eq!(handed_over(&vmm), [2, 0, 0, 2]);
 
     // What is said of one ring leaves the other pairs where they are.
-    vmm.tell(SET_VRING_CALL, &5u64.to_ne_bytes(), vec![event()]);
+    vmm.send(SET_VRING_CALL, &5u64.to_ne_bytes(), vec![event()]);
     assert_eq!(handed_over(&vmm), [2]);
-    vmm.tell(SET_VRING_ENABLE, &pair(2, 1), vec![]);
+    vmm.send(SET_VRING_ENABLE, &pair(2, 1), vec![]);
     assert_eq!((handed_over(&vmm), pairs(&vmm)), (vec![1], vec![0, 1, 2]));
     for ring in [4, 5] {
-        vmm.tell(SET_VRING_ENABLE, &pair(ring, 0), vec![]);
+        vmm.send(SET_VRING_ENABLE, &pair(ring, 0), vec![]);
     }
     assert_eq!(
         pairs(&vmm),
@@ -481,18 +481,18 @@ fn each_pair_comes_and_goes_alone_and_memory_takes_them_all() {
         "queue pair 1: the descriptor table of 1024 bytes at 0x0 is not in the guest's memory"
     );
     assert_eq!(pairs(&vmm), [0]);
-    vmm.tell(SET_VRING_ADDR, &addresses(2, USER + 0x1_0000), vec![]);
-    vmm.tell(SET_VRING_KICK, &2u64.to_ne_bytes(), vec![event()]);
+    vmm.send(SET_VRING_ADDR, &addresses(2, USER + 0x1_0000), vec![]);
+    vmm.send(SET_VRING_KICK, &2u64.to_ne_bytes(), vec![event()]);
     assert_eq!((pairs(&vmm), vmm.state()), (vec![0, 1], PortState::Up));
 
     handed_over(&vmm);
-    vmm.tell(
+    vmm.send(
         SET_MEM_TABLE,
         &table(&[[0, 0x10_0000, USER, 0]]),
         vec![memory(0x10_0000)],
     );
     assert_eq!(handed_over(&vmm), [0, 1]);
-    vmm.tell(NET_SET_MTU, &1400u64.to_ne_bytes(), vec![]);
+    vmm.send(NET_SET_MTU, &1400u64.to_ne_bytes(), vec![]);
     assert_eq!(handed_over(&vmm), [0, 1]);
     vmm.is_refused(SET_VRING_NUM, &pair(8, 64), vec![]);
     drop(vmm);
@@ -515,7 +515,7 @@ fn a_session_holds_as_many_pairs_as_there_can_be() {
     let mut vmm = Vmm::new(options(64));
     vmm.set_up(features::MQ);
     let room = table(&[[0, 0x40_0000, USER, 0]]);
-    vmm.tell(SET_MEM_TABLE, &room, vec![memory(0x40_0000)]);
+    vmm.send(SET_MEM_TABLE, &room, vec![memory(0x40_0000)]);
     (2..128).for_each(|ring| vmm.set_up_ring(ring));
     assert_eq!(pairs(&vmm), (0..64).collect::<Vec<u16>>());
     assert_eq!(vmm.session().info().rings.len(), 128);
@@ -530,12 +530,12 @@ fn a_request_that_says_nothing_new_leaves_the_port_alone() {
     let mut vmm = Vmm::new(nic("calm"));
     vmm.set_up(0);
     let attached = vmm.switch.lock().attached.len();
-    vmm.tell(SET_VRING_ENABLE, &pair(0, 1), vec![]);
+    vmm.send(SET_VRING_ENABLE, &pair(0, 1), vec![]);
     let attached_once = vmm.switch.lock().attached.len();
-    vmm.tell(SET_VRING_ENABLE, &pair(0, 1), vec![]);
-    vmm.tell(SET_FEATURES, &features::VERSION_1.to_ne_bytes(), vec![]);
-    vmm.tell(SET_VRING_ERR, &0u64.to_ne_bytes(), vec![event()]);
-    vmm.tell(SET_OWNER, &[], vec![]);
+    vmm.send(SET_VRING_ENABLE, &pair(0, 1), vec![]);
+    vmm.send(SET_FEATURES, &features::VERSION_1.to_ne_bytes(), vec![]);
+    vmm.send(SET_VRING_ERR, &0u64.to_ne_bytes(), vec![event()]);
+    vmm.send(SET_OWNER, &[], vec![]);
     assert_eq!(vmm.switch.lock().attached.len(), attached_once);
     assert!(attached_once <= attached + 1);
 }
@@ -547,15 +547,15 @@ fn a_guest_is_announced_under_its_own_name() {
     vmm.negotiate(0);
     vmm.is_told_no(SEND_RARP, &[2, 0, 0, 0, 0, 9, 0, 0], vec![]);
     assert!(vmm.switch.lock().announced.is_empty());
-    vmm.tell(SEND_RARP, &[2, 0, 0, 0, 0, 1, 0, 0], vec![]);
+    vmm.send(SEND_RARP, &[2, 0, 0, 0, 0, 1, 0, 0], vec![]);
     assert_eq!(vmm.switch.lock().announced, [KEY]);
     // Sixteen at once, ten a second: each is a frame to all of its network.
     for _ in 1..16 {
-        vmm.tell(SEND_RARP, &[2, 0, 0, 0, 0, 1, 0, 0], vec![]);
+        vmm.send(SEND_RARP, &[2, 0, 0, 0, 0, 1, 0, 0], vec![]);
     }
     vmm.is_told_no(SEND_RARP, &[2, 0, 0, 0, 0, 1, 0, 0], vec![]);
     vmm.now += Duration::from_millis(100);
-    vmm.tell(SEND_RARP, &[2, 0, 0, 0, 0, 1, 0, 0], vec![]);
+    vmm.send(SEND_RARP, &[2, 0, 0, 0, 0, 1, 0, 0], vec![]);
     vmm.is_told_no(SEND_RARP, &[2, 0, 0, 0, 0, 1, 0, 0], vec![]);
     assert_eq!(vmm.switch.lock().announced, [KEY; 17]);
 }
@@ -565,11 +565,11 @@ fn packed_rings_have_any_number_of_entries() {
     let _alone = alone();
     let mut vmm = Vmm::new(nic("any"));
     vmm.set_up(features::PROTOCOL_FEATURES | features::RING_PACKED);
-    vmm.tell(SET_VRING_ENABLE, &pair(0, 1), vec![]);
-    vmm.tell(SET_VRING_ENABLE, &pair(1, 1), vec![]);
+    vmm.send(SET_VRING_ENABLE, &pair(0, 1), vec![]);
+    vmm.send(SET_VRING_ENABLE, &pair(1, 1), vec![]);
     assert_eq!(vmm.rings(), [true, true]);
     for size in [1, 3, 65] {
-        vmm.tell(SET_VRING_NUM, &pair(0, size), vec![]);
+        vmm.send(SET_VRING_NUM, &pair(0, size), vec![]);
         assert_eq!(vmm.rings(), [true, true], "size {size}");
     }
     for size in [0, 32769, 65536 + 64] {
@@ -578,7 +578,7 @@ fn packed_rings_have_any_number_of_entries() {
     }
     // Before the kind is known, any will do; a split ring of such a size does not run.
     let mut vmm = Vmm::new(nic("any"));
-    vmm.tell(SET_VRING_NUM, &pair(1, 65), vec![]);
+    vmm.send(SET_VRING_NUM, &pair(1, 65), vec![]);
     vmm.negotiate(features::PROTOCOL_FEATURES);
     vmm.is_told_no(SET_VRING_NUM, &pair(1, 65), vec![]);
 }
@@ -662,7 +662,7 @@ fn a_channel_to_the_vmm_is_one_of_a_pair_of_stream_sockets() {
     let pairs = [UnixStream::pair().unwrap(), UnixStream::pair().unwrap()];
     for (ours, mut theirs) in pairs {
         theirs.set_read_timeout(Some(PATIENCE)).unwrap();
-        vmm.tell(SET_BACKEND_REQ_FD, &[], vec![ours.into()]);
+        vmm.send(SET_BACKEND_REQ_FD, &[], vec![ours.into()]);
         let taken = vmm.session.as_mut().unwrap().take_channel().unwrap();
         drop(taken);
         assert_eq!(theirs.read(&mut [0; 1]).unwrap(), 0);
@@ -705,7 +705,7 @@ fn an_mtu_is_one_and_not_above_the_nics() {
         vmm.is_told_no(NET_SET_MTU, &bad.to_ne_bytes(), vec![]);
     }
     assert_eq!(vmm.session().info().mtu, Some(1500));
-    vmm.tell(NET_SET_MTU, &68u64.to_ne_bytes(), vec![]);
+    vmm.send(NET_SET_MTU, &68u64.to_ne_bytes(), vec![]);
     assert_eq!(vmm.session().info().mtu, Some(68));
 }
 
@@ -715,11 +715,11 @@ fn what_is_not_known_is_declined_and_what_waits_for_an_answer_is_not_left_waitin
     let fds = open_fds();
     let mut vmm = Vmm::new(nic("other"));
     // Known, but not asked for: the feature was not taken.
-    vmm.tell(RESET_DEVICE, &[], vec![]);
-    vmm.tell(SET_STATUS, &1u64.to_ne_bytes(), vec![]);
-    vmm.tell(ADD_MEM_REG, &[0; 40], vec![event()]);
-    vmm.tell(SET_BACKEND_REQ_FD, &[], vec![event()]);
-    vmm.tell(SEND_RARP, &[2, 0, 0, 0, 0, 1, 0, 0], vec![]);
+    vmm.send(RESET_DEVICE, &[], vec![]);
+    vmm.send(SET_STATUS, &1u64.to_ne_bytes(), vec![]);
+    vmm.send(ADD_MEM_REG, &[0; 40], vec![event()]);
+    vmm.send(SET_BACKEND_REQ_FD, &[], vec![event()]);
+    vmm.send(SEND_RARP, &[2, 0, 0, 0, 0, 1, 0, 0], vec![]);
     assert!(vmm.switch.lock().announced.is_empty());
     vmm.negotiate(features::PROTOCOL_FEATURES);
     for request in [GPU_SET_SOCKET, SET_VRING_ENDIAN, 41, 9999] {
@@ -740,14 +740,14 @@ fn impossible_rings_do_not_run_and_a_new_start_mends_them() {
     let fds = open_fds();
     let mut vmm = Vmm::new(nic("impossible"));
     vmm.set_up(features::PROTOCOL_FEATURES);
-    vmm.tell(SET_VRING_ENABLE, &pair(0, 1), vec![]);
-    vmm.tell(SET_VRING_ENABLE, &pair(1, 1), vec![]);
+    vmm.send(SET_VRING_ENABLE, &pair(0, 1), vec![]);
+    vmm.send(SET_VRING_ENABLE, &pair(1, 1), vec![]);
     assert_eq!(vmm.rings(), [true, true]);
     for size in [0, 3, 65, 32769, 65536, u32::MAX] {
         vmm.is_told_no(SET_VRING_NUM, &pair(0, size), vec![]);
         assert_eq!(vmm.rings(), [false, true], "size {size}");
     }
-    vmm.tell(SET_VRING_NUM, &pair(0, 64), vec![]);
+    vmm.send(SET_VRING_NUM, &pair(0, 64), vec![]);
     assert_eq!(vmm.rings(), [true, true]);
 
     let misaligned = |at: usize| {
@@ -921,7 +921,7 @@ fn memory_that_is_replaced_takes_the_rings_along() {
         [0, 0x10_0000, USER, 0],
         [0x10_0000, 0x10_0000, USER + 0x10_0000, 0],
     ]);
-    vmm.tell(
+    vmm.send(
         SET_MEM_TABLE,
         &two,
         vec![memory(0x10_0000), memory(0x10_0000)],
@@ -949,7 +949,7 @@ fn a_guest_is_moved_in_qemus_words() {
     let mut vmm = Vmm::new(nic("moved"));
     vmm.set_up(0);
     let all = |vmm: &mut Vmm, features: u64| {
-        vmm.tell(
+        vmm.send(
             SET_FEATURES,
             &(features | features::VERSION_1).to_ne_bytes(),
             vec![],
@@ -965,7 +965,7 @@ fn a_guest_is_moved_in_qemus_words() {
         all(&mut vmm, features::LOG_ALL);
         for ring in 0..2 {
             let used = u64::from(ring) * 0x8000 + 0x2000;
-            vmm.tell(
+            vmm.send(
                 SET_VRING_ADDR,
                 &logged_addresses(ring, at(ring), used),
                 vec![],
@@ -975,7 +975,7 @@ fn a_guest_is_moved_in_qemus_words() {
         // It is called off.
         all(&mut vmm, 0);
         for ring in 0..2 {
-            vmm.tell(SET_VRING_ADDR, &addresses(ring, at(ring)), vec![]);
+            vmm.send(SET_VRING_ADDR, &addresses(ring, at(ring)), vec![]);
         }
         assert_eq!((vmm.rings(), vmm.state()), ([true, true], PortState::Up));
     }
@@ -1013,10 +1013,10 @@ fn a_log_too_small_stops_the_nic_until_it_is_large_enough() {
     for used in [0xf_ff00, 0x10_0000, u64::MAX - 4, u64::MAX] {
         vmm.is_told_no(SET_VRING_ADDR, &logged_addresses(0, USER, used), vec![]);
         assert_eq!(vmm.rings(), [false, true], "{used:#x}");
-        vmm.tell(SET_FEATURES, &features::VERSION_1.to_ne_bytes(), vec![]);
+        vmm.send(SET_FEATURES, &features::VERSION_1.to_ne_bytes(), vec![]);
         assert_eq!(vmm.rings(), [false, true], "{used:#x}");
-        vmm.tell(SET_VRING_ADDR, &addresses(0, USER), vec![]);
-        vmm.tell(
+        vmm.send(SET_VRING_ADDR, &addresses(0, USER), vec![]);
+        vmm.send(
             SET_FEATURES,
             &(features::LOG_ALL | features::VERSION_1).to_ne_bytes(),
             vec![],
@@ -1045,7 +1045,7 @@ fn a_log_is_not_taken_without_its_feature() {
     let without = || {
         let mut vmm = Vmm::new(nic("without"));
         let taken = protocol::OFFERED & !protocol::LOG_SHMFD;
-        vmm.tell(SET_PROTOCOL_FEATURES, &taken.to_ne_bytes(), vec![]);
+        vmm.send(SET_PROTOCOL_FEATURES, &taken.to_ne_bytes(), vec![]);
         vmm
     };
     without().is_refused(SET_LOG_BASE, &log(4096, 0), vec![memory(4096)]);
@@ -1094,12 +1094,12 @@ fn a_device_is_reset_by_request_and_by_status() {
     for request in [RESET_DEVICE, SET_STATUS] {
         let mut vmm = Vmm::new(nic("reset"));
         vmm.set_up(0);
-        vmm.tell(SET_STATUS, &0xfu64.to_ne_bytes(), vec![]);
+        vmm.send(SET_STATUS, &0xfu64.to_ne_bytes(), vec![]);
         let status = |vmm: &mut Vmm| vmm.say(GET_STATUS, VERSION, &[], vec![]).reply.unwrap();
         assert_eq!(status(&mut vmm), reply(GET_STATUS, 0xf));
         assert_eq!((vmm.rings(), vmm.state()), ([true, true], PortState::Up));
         let payload: &[u8] = if request == SET_STATUS { &[0; 8] } else { &[] };
-        vmm.tell(request, payload, vec![]);
+        vmm.send(request, payload, vec![]);
         assert_eq!(
             (vmm.rings(), vmm.state()),
             ([false, false], PortState::Connected)
@@ -1107,7 +1107,7 @@ fn a_device_is_reset_by_request_and_by_status() {
         assert_eq!(status(&mut vmm), reply(GET_STATUS, 0));
         assert_eq!(vmm.session().info().features, None);
         // The memory is still there: a VMM does not hand over again what has not changed.
-        vmm.tell(SET_FEATURES, &features::VERSION_1.to_ne_bytes(), vec![]);
+        vmm.send(SET_FEATURES, &features::VERSION_1.to_ne_bytes(), vec![]);
         vmm.set_up_ring(0);
         assert_eq!((vmm.rings(), vmm.state()), ([true, false], PortState::Up));
         vmm.is_refused(SET_STATUS, &256u64.to_ne_bytes(), vec![]);
@@ -1135,12 +1135,12 @@ fn memory_comes_and_goes_region_by_region() {
     assert_eq!(slots, reply(GET_MAX_MEM_SLOTS, 64));
     let low = region([0, 0x10_0000, USER, 0]);
     let high = region([0x100_0000, 0x1000, USER + 0x100_0000, 0]);
-    vmm.tell(ADD_MEM_REG, &low, vec![memory(0x10_0000)]);
+    vmm.send(ADD_MEM_REG, &low, vec![memory(0x10_0000)]);
     (0..2).for_each(|ring| vmm.set_up_ring(ring));
     assert_eq!((vmm.rings(), vmm.state()), ([true, true], PortState::Up));
     // The second time is QEMU's for another pair of queues.
     for _ in 0..2 {
-        vmm.tell(ADD_MEM_REG, &high, vec![memory(0x1000)]);
+        vmm.send(ADD_MEM_REG, &high, vec![memory(0x1000)]);
         assert_eq!((vmm.rings(), vmm.state()), ([true, true], PortState::Up));
     }
     // What the rings lie in goes and comes back, which is acknowledged, and they run again.
@@ -1150,10 +1150,10 @@ fn memory_comes_and_goes_region_by_region() {
         (Some(reply(REM_MEM_REG, 0)), false)
     );
     assert_eq!(vmm.rings(), [false, false]);
-    (0..2).for_each(|_| vmm.tell(REM_MEM_REG, &high, vec![]));
-    vmm.tell(ADD_MEM_REG, &high, vec![memory(0x1000)]);
+    (0..2).for_each(|_| vmm.send(REM_MEM_REG, &high, vec![]));
+    vmm.send(ADD_MEM_REG, &high, vec![memory(0x1000)]);
     assert_eq!(vmm.rings(), [false, false]);
-    vmm.tell(ADD_MEM_REG, &low, vec![memory(0x10_0000)]);
+    vmm.send(ADD_MEM_REG, &low, vec![memory(0x10_0000)]);
     assert_eq!((vmm.rings(), vmm.state()), ([true, true], PortState::Up));
     drop(vmm);
     assert_eq!(open_fds(), fds);
@@ -1186,7 +1186,7 @@ fn regions_that_cannot_be_end_the_session() {
     for (request, payload, file) in cases {
         let mut vmm = Vmm::new(nic("slots"));
         vmm.negotiate(0);
-        vmm.tell(ADD_MEM_REG, &low, vec![memory(0x10_0000)]);
+        vmm.send(ADD_MEM_REG, &low, vec![memory(0x10_0000)]);
         vmm.is_refused(
             request,
             &payload,
@@ -1197,7 +1197,7 @@ fn regions_that_cannot_be_end_the_session() {
     vmm.negotiate(0);
     for slot in 0..64u64 {
         let at = slot * 0x1000;
-        vmm.tell(
+        vmm.send(
             ADD_MEM_REG,
             &region([at, 0x1000, USER + at, 0]),
             vec![memory(0x1000)],

@@ -210,7 +210,7 @@ impl Keeper {
         state.owed += 1;
         // More than that find no room.
         let heard = match state.owed {
-            OWED_MAX.. => state.hear_owed(),
+            OWED_MAX.. => state.receive_owed(),
             _ => Ok(()),
         };
         said.and(heard).map_err(|error| {
@@ -310,8 +310,8 @@ impl Keeper {
         };
         let said = say(socket, verb, name, held);
         let heard = said
-            .and_then(|()| state.hear_owed())
-            .and_then(|()| state.hear());
+            .and_then(|()| state.receive_owed())
+            .and_then(|()| state.receive_answer());
         match heard {
             Ok(Ok(())) => Ok(()),
             Ok(Err(why)) => Err(refused(&self.path, name, why)),
@@ -328,19 +328,19 @@ impl Keeper {
 }
 
 impl State {
-    /// Hears what it has answered to what was said before.
-    fn hear_owed(&mut self) -> io::Result<()> {
+    /// Receives its answers to what was said before.
+    fn receive_owed(&mut self) -> io::Result<()> {
         while self.owed > 0 {
             // It refuses no release.
-            let _ = self.hear()?;
+            let _ = self.receive_answer()?;
             self.owed -= 1;
         }
         Ok(())
     }
 
-    fn hear(&self) -> io::Result<Result<(), String>> {
+    fn receive_answer(&self) -> io::Result<Result<(), String>> {
         let socket = self.socket.as_ref().ok_or(io::ErrorKind::NotConnected)?;
-        heard(socket)
+        receive_answer(socket)
     }
 }
 
@@ -409,7 +409,7 @@ fn ask(
     held: Option<&Held>,
 ) -> io::Result<Result<(), String>> {
     say(socket, verb, name, held)?;
-    heard(socket)
+    receive_answer(socket)
 }
 
 fn say(socket: &OwnedFd, verb: Verb, name: &str, held: Option<&Held>) -> io::Result<()> {
@@ -420,7 +420,7 @@ fn say(socket: &OwnedFd, verb: Verb, name: &str, held: Option<&Held>) -> io::Res
 }
 
 /// The answer to a question; `Err` within: it refuses.
-fn heard(socket: &OwnedFd) -> io::Result<Result<(), String>> {
+fn receive_answer(socket: &OwnedFd) -> io::Result<Result<(), String>> {
     let message = answer(socket)?;
     match message.verb {
         Verb::Done => Ok(Ok(())),

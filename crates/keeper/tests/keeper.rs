@@ -10,11 +10,11 @@ use std::time::Duration;
 use butterfly_keeper::{Error, Keeper, bind, serve};
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
-struct Place(tempfile::TempDir);
+struct Fixture(tempfile::TempDir);
 
-impl Place {
-    fn new() -> Place {
-        Place(tempfile::tempdir().unwrap())
+impl Fixture {
+    fn new() -> Fixture {
+        Fixture(tempfile::tempdir().unwrap())
     }
 
     fn socket(&self) -> PathBuf {
@@ -49,22 +49,22 @@ fn is_open(mut reader: &PipeReader) -> bool {
 
 #[test]
 fn what_is_held_outlives_daemons_until_it_is_released() {
-    let place = Place::new();
-    let keeper = place.start();
+    let fixture = Fixture::new();
+    let keeper = fixture.start();
     let (reader, fd) = held();
-    let daemon = place.daemon();
+    let daemon = fixture.daemon();
     daemon.hold("tap:a", b"a note", &[fd.as_fd()]).unwrap();
     drop(fd);
     drop(daemon);
     assert!(is_open(&reader));
 
     // One that dies while it takes over takes nothing away.
-    let daemon = place.daemon();
+    let daemon = fixture.daemon();
     drop(daemon.take("tap:a").unwrap().unwrap());
     drop(daemon);
     assert!(is_open(&reader));
 
-    let daemon = place.daemon();
+    let daemon = fixture.daemon();
     assert!(daemon.take("tap:b").unwrap().is_none());
     let taken = daemon.take("tap:a").unwrap().unwrap();
     assert_eq!(taken.note, b"a note");
@@ -79,9 +79,9 @@ fn what_is_held_outlives_daemons_until_it_is_released() {
 
 #[test]
 fn what_nobody_takes_up_is_released_and_a_name_holds_one() {
-    let place = Place::new();
-    let keeper = place.start();
-    let daemon = place.daemon();
+    let fixture = Fixture::new();
+    let keeper = fixture.start();
+    let daemon = fixture.daemon();
     let ((first, one), (second, other)) = (held(), held());
     daemon.hold("a", b"", &[one.as_fd()]).unwrap();
     daemon.hold("b", b"", &[other.as_fd()]).unwrap();
@@ -91,7 +91,7 @@ fn what_nobody_takes_up_is_released_and_a_name_holds_one() {
     drop(fd);
     assert_eq!((is_open(&second), is_open(&third)), (false, true));
     drop(daemon);
-    let daemon = place.daemon();
+    let daemon = fixture.daemon();
     let taken = daemon.take("a").unwrap();
     assert_eq!(daemon.release_left().unwrap(), ["b"]);
     assert_eq!((is_open(&first), is_open(&third)), (true, false));
@@ -103,12 +103,12 @@ fn what_nobody_takes_up_is_released_and_a_name_holds_one() {
 
 #[test]
 fn one_daemon_at_a_time_and_one_keeper() {
-    let place = Place::new();
-    let keeper = place.start();
-    let first = place.daemon();
-    let refused = Keeper::connect(&place.socket()).map(drop).unwrap_err();
+    let fixture = Fixture::new();
+    let keeper = fixture.start();
+    let first = fixture.daemon();
+    let refused = Keeper::connect(&fixture.socket()).map(drop).unwrap_err();
     assert!(matches!(refused, Error::InUse(_)), "{refused}");
-    let error = bind(&place.socket()).unwrap_err();
+    let error = bind(&fixture.socket()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AddrInUse);
     drop(first);
     keeper.join().unwrap();
@@ -117,9 +117,9 @@ fn one_daemon_at_a_time_and_one_keeper() {
 /// The daemon has a descriptor of each itself, and gives them to the next keeper.
 #[test]
 fn a_keeper_that_dies_is_given_all_again() {
-    let place = Place::new();
+    let fixture = Fixture::new();
     // This one is killed: a process of its own would be; here its connection ends.
-    let listener = bind(&place.socket()).unwrap();
+    let listener = bind(&fixture.socket()).unwrap();
     let (reader, fd) = held();
     let killed = std::thread::spawn(move || {
         let client = rustix::net::accept(&listener).unwrap();
@@ -131,7 +131,7 @@ fn a_keeper_that_dies_is_given_all_again() {
         answer();
         answer();
     });
-    let daemon = place.daemon();
+    let daemon = fixture.daemon();
     daemon.hold("a", b"of before", &[fd.as_fd()]).unwrap();
     drop(fd);
     killed.join().unwrap();
@@ -142,12 +142,12 @@ fn a_keeper_that_dies_is_given_all_again() {
     let (other, fd) = held();
     daemon.hold("b", b"", &[fd.as_fd()]).unwrap_err();
     drop(fd);
-    let keeper = place.start();
+    let keeper = fixture.start();
     daemon.mend().unwrap();
     assert!(!daemon.watch(Duration::ZERO));
     drop(daemon);
     assert_eq!((is_open(&reader), is_open(&other)), (true, true));
-    let daemon = place.daemon();
+    let daemon = fixture.daemon();
     assert_eq!(daemon.take("a").unwrap().unwrap().note, b"of before");
     daemon.release("a").unwrap();
     daemon.release("b").unwrap();
@@ -158,13 +158,13 @@ fn a_keeper_that_dies_is_given_all_again() {
 /// Bytes that are no message are refused, and what is held stays.
 #[test]
 fn a_client_that_talks_nonsense_loses_nothing() {
-    let place = Place::new();
-    let keeper = place.start();
-    let daemon = place.daemon();
+    let fixture = Fixture::new();
+    let keeper = fixture.start();
+    let daemon = fixture.daemon();
     let (reader, fd) = held();
     daemon.hold("a", b"", &[fd.as_fd()]).unwrap();
     drop((fd, daemon));
-    let socket = client(&place.socket());
+    let socket = client(&fixture.socket());
     let name_too_long = [&[1, 255][..], &[b'a'; 20]].concat();
     let note_too_long = [&[1, 1, b'a'][..], &[0; 2000]].concat();
     let nonsense: [&[u8]; 8] = [
@@ -187,7 +187,7 @@ fn a_client_that_talks_nonsense_loses_nothing() {
     }
     drop(socket);
     assert!(is_open(&reader));
-    let daemon = place.daemon();
+    let daemon = fixture.daemon();
     daemon.release_left().unwrap();
     drop(daemon);
     keeper.join().unwrap();

@@ -212,7 +212,7 @@ impl Follower {
             heard = self.groups.receive() => match heard {
                 Ok(datagram) => {
                     let kinds = take(&mut self.tables, &mut self.resync, datagram);
-                    kinds | self.hear_more()?
+                    kinds | self.receive_more()?
                 }
                 Err(error) => self.overflowed(error)?,
             },
@@ -235,7 +235,7 @@ impl Follower {
     }
 
     /// What else is there already, up to a batch.
-    fn hear_more(&mut self) -> io::Result<Kinds> {
+    fn receive_more(&mut self) -> io::Result<Kinds> {
         let mut kinds = Kinds::NONE;
         for _ in 1..BATCH {
             match self.groups.try_receive() {

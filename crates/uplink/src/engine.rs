@@ -144,7 +144,7 @@ impl Engine {
             .follow(plan.endpoints.iter().map(|(ip, _)| *ip));
         if plan.endpoints != self.endpoints {
             self.endpoints.clone_from(&plan.endpoints);
-            self.tell_endpoints();
+            self.set_endpoints();
         }
         let mut wanted: BTreeMap<u32, &Wanted> = BTreeMap::new();
         for one in &plan.uplinks {
@@ -311,7 +311,7 @@ impl Engine {
             let loaded =
                 Program::load(self.options.port, self.options.groups).map_err(|e| e.to_string());
             self.program = Some(loaded);
-            self.tell_endpoints();
+            self.set_endpoints();
         }
     }
 
@@ -323,7 +323,7 @@ impl Engine {
         }
     }
 
-    fn tell_endpoints(&self) {
+    fn set_endpoints(&self) {
         if let Some(Ok(program)) = &self.program
             && let Err(error) = program.set_endpoints(&self.endpoints)
         {

@@ -109,7 +109,7 @@ impl World<'_> {
     }
 
     /// Whether a datagram to the VXLAN port of `to`, sent over and over, reaches a port of ours.
-    fn hears(&mut self, to: &str, len: usize) -> bool {
+    fn is_reached(&mut self, to: &str, len: usize) -> bool {
         let deadline = Instant::now() + PATIENCE;
         let mut batch = Batch::new();
         while Instant::now() < deadline {
@@ -208,14 +208,14 @@ fn a_link_goes_down_and_up_and_its_mtu_changes() {
             (facts[0].queues, facts[0].mtu, facts[0].why.as_str()),
             (1, 1500, "")
         );
-        assert!(world.hears("192.0.2.1", 100));
+        assert!(world.is_reached("192.0.2.1", 100));
 
         world.ours.ok("ip link set eth0 down").unwrap();
         world.until("link that is down", |facts| !facts[0].up);
         assert!(!world.held.lock().unwrap()[&(0, 0)].is_up());
         world.ours.ok("ip link set eth0 up").unwrap();
         world.until("link that is up", joined);
-        assert!(world.hears("192.0.2.1", 100));
+        assert!(world.is_reached("192.0.2.1", 100));
         // The other end alone.
         world.theirs.ok("ip link set far down").unwrap();
         world.until("link without carrier", |facts| !facts[0].up);
@@ -225,11 +225,11 @@ fn a_link_goes_down_and_up_and_its_mtu_changes() {
         world.theirs.ok("ip link set far mtu 9000").unwrap();
         world.ours.ok("ip link set eth0 mtu 9000").unwrap();
         world.until("larger MTU", |facts| facts[0].mtu == 9000 && joined(facts));
-        assert!(world.hears("192.0.2.1", 8900));
+        assert!(world.is_reached("192.0.2.1", 8900));
         world.ours.ok("ip link set eth0 mtu 1500").unwrap();
         world.until("smaller MTU", |facts| facts[0].mtu == 1500);
         assert_eq!(world.held.lock().unwrap()[&(0, 0)].mtu(), Some(1500));
-        assert!(world.hears("192.0.2.1", 100));
+        assert!(world.is_reached("192.0.2.1", 100));
     });
 }
 
@@ -246,7 +246,7 @@ fn an_interface_is_removed_and_returns() {
             world.ours.ok("ip addr add 192.0.2.1/24 dev eth0").unwrap();
             let facts = world.until("uplink", joined);
             assert_eq!((facts[0].number, facts[0].queues, world.ports()), (0, 2, 2));
-            assert!(world.hears("192.0.2.1", 100));
+            assert!(world.is_reached("192.0.2.1", 100));
             world.ours.ok("ip link del eth0").unwrap();
             // Its ports may say so before the kernel's tables do.
             world.until("end of it", |facts| {
@@ -276,7 +276,7 @@ fn an_address_goes_to_another_interface() {
             (facts[0].interface.as_str(), facts[0].addresses.len()),
             ("eth1", 1)
         );
-        assert!(world.hears("192.0.2.1", 100));
+        assert!(world.is_reached("192.0.2.1", 100));
         // One more address of another family.
         world
             .ours
@@ -327,7 +327,7 @@ fn a_tap_device_until_an_interface_has_the_address() {
                  ip link set eth0 master br0 && {join}"
             ))
             .unwrap();
-        assert!(world.hears("192.0.2.1", 1400));
+        assert!(world.is_reached("192.0.2.1", 1400));
         // Its MTU is followed, and so is its state; when it is removed there is another.
         world.ours.ok("ip link set butterfly0 mtu 1300").unwrap();
         world.until("another MTU", |facts| facts[0].mtu == 1300);
@@ -339,7 +339,7 @@ fn a_tap_device_until_an_interface_has_the_address() {
             joined(facts) && ![0, first].contains(&facts[0].ifindex)
         });
         world.ours.ok(join).unwrap();
-        assert!(world.hears("192.0.2.1", 1400));
+        assert!(world.is_reached("192.0.2.1", 1400));
 
         world.ours.ok("ip addr add 192.0.2.1/24 dev br0").unwrap();
         let facts = world.until("interface", |facts| {
@@ -352,7 +352,7 @@ fn a_tap_device_until_an_interface_has_the_address() {
         .unwrap();
         // Who knew it there would find out by itself, some seconds later.
         world.theirs.ok("ip neigh flush dev far").unwrap();
-        assert!(world.hears("192.0.2.1", 1400));
+        assert!(world.is_reached("192.0.2.1", 1400));
         // It has had one: that is waited for.
         world.ours.ok("ip addr del 192.0.2.1/24 dev br0").unwrap();
         world.until("end of it", <[Fact]>::is_empty);
@@ -377,11 +377,11 @@ fn another_program_is_in_the_way_and_then_is_not() {
         let facts = world.until("uplink", joined);
         assert_eq!(facts[0].mode, "packet socket");
         assert!(facts[0].why.contains("pass"), "{}", facts[0].why);
-        assert!(world.hears("192.0.2.1", 100) && world.hears("2001:db8::1", 100));
+        assert!(world.is_reached("192.0.2.1", 100) && world.is_reached("2001:db8::1", 100));
         drop(attached);
         let facts = world.until("XDP", |facts| facts[0].mode.starts_with("AF_XDP"));
         assert_eq!(facts[0].addresses.len(), 2);
-        assert!(world.hears("192.0.2.1", 100) && world.hears("2001:db8::1", 100));
+        assert!(world.is_reached("192.0.2.1", 100) && world.is_reached("2001:db8::1", 100));
     });
 }
 
@@ -407,6 +407,6 @@ fn queues_that_are_added_get_their_sockets() {
             joined(facts) && facts[0].queues == 2
         });
         assert_eq!((facts.len(), world.ports()), (1, 2));
-        assert!(world.hears("192.0.2.1", 100));
+        assert!(world.is_reached("192.0.2.1", 100));
     });
 }

@@ -65,7 +65,7 @@ impl Scatter {
     ///
     /// # Errors
     /// There are more destinations than there is room for.
-    pub fn tell(&self, frame: &[u8], to: &[IpAddr], ifindex: u32) -> Result<(), Error> {
+    pub fn set_frame(&self, frame: &[u8], to: &[IpAddr], ifindex: u32) -> Result<(), Error> {
         assert!(to.len().is_power_of_two(), "{} destinations", to.len());
         let mut told = Told {
             frame: [0; BYTES],

@@ -43,7 +43,7 @@ impl Again {
     }
 
     /// What to send: a frame that has no tags, of so many flows, a power of two.
-    pub fn tell(&self, frame: &[u8], flows: u32) {
+    pub fn set_frame(&self, frame: &[u8], flows: u32) {
         let v6 = frame[12] == 0x86;
         let mut told = Told {
             frame: [0; BYTES],

@@ -50,7 +50,7 @@ pub fn measure(results: &mut Results, rounds: usize) {
     let _sender = attach(&net.sender, "eth0", &drop);
     let again = Again::new();
     let frame = stage::tcp(false, TcpFlags::ACK);
-    again.tell(&frame, FLOWS);
+    again.set_frame(&frame, FLOWS);
     again.hand_to(&transmit);
     println!(
         "frames over veth, sender and receivers on one core, of {FLOWS} flows; \

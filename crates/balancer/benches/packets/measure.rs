@@ -28,7 +28,7 @@ pub fn all(results: &mut Results, rounds: usize) {
 }
 
 fn one(again: &Again, transmit: &Program, row: &Row, results: &mut Results, rounds: usize) {
-    again.tell(&row.frame, row.flows);
+    again.set_frame(&row.frame, row.flows);
     let times = row.flows.max(RUNS);
     let run = |program: &Program, times: u32| {
         again.hand_to(program);

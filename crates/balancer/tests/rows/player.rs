@@ -68,7 +68,7 @@ impl Balancer {
     pub fn set_interface(&mut self, interface: Interface) -> Done<()> {
         match self {
             Balancer::Rust(own) => Ok(own.set_interface(interface)?),
-            Balancer::Go(peer) => peer.tell(json!({"Op": "link", "Ifindex": interface.ifindex,
+            Balancer::Go(peer) => peer.send(json!({"Op": "link", "Ifindex": interface.ifindex,
                 "Out": interface.out, "MAC": interface.mac.0})),
         }
     }
@@ -78,7 +78,7 @@ impl Balancer {
     pub fn forget_interface(&mut self, ifindex: u32) -> Done<()> {
         match self {
             Balancer::Rust(own) => Ok(own.forget_interface(ifindex)?),
-            Balancer::Go(peer) => peer.tell(json!({"Op": "forget", "Ifindex": ifindex})),
+            Balancer::Go(peer) => peer.send(json!({"Op": "forget", "Ifindex": ifindex})),
         }
     }
 
@@ -108,7 +108,7 @@ impl Balancer {
             Balancer::Go(peer) => {
                 let said = hops.iter().map(|(to, hop)| (to.to_string(), hop_said(hop)));
                 let said: serde_json::Map<String, Value> = said.collect();
-                peer.tell(json!({"Op": "hops", "Hops": said}))?;
+                peer.send(json!({"Op": "hops", "Hops": said}))?;
                 peer.hops = hops;
                 Ok(())
             }
@@ -134,7 +134,7 @@ impl Balancer {
                         json!({"Service": its, "Destinations": servers})
                     })
                     .collect();
-                peer.tell(json!({"Op": "config", "Config": {"Services": all}}))
+                peer.send(json!({"Op": "config", "Config": {"Services": all}}))
             }
         }
     }
@@ -142,7 +142,7 @@ impl Balancer {
     pub fn set_server(&mut self, key: ServiceKey, server: Server) -> Done<()> {
         match self {
             Balancer::Rust(own) => Ok(own.set_server(key, server)?),
-            Balancer::Go(peer) => peer.tell(json!({"Op": "update destination",
+            Balancer::Go(peer) => peer.send(json!({"Op": "update destination",
                 "Service": service_said(&key, false), "Destination": server_said(&server)})),
         }
     }
@@ -150,7 +150,7 @@ impl Balancer {
     pub fn remove_server(&mut self, key: ServiceKey, address: IpAddr) -> Done<()> {
         match self {
             Balancer::Rust(own) => Ok(own.remove_server(key, address)?),
-            Balancer::Go(peer) => peer.tell(json!({"Op": "remove destination",
+            Balancer::Go(peer) => peer.send(json!({"Op": "remove destination",
                 "Service": service_said(&key, false),
                 "Destination": {"Address": address.to_string()}})),
         }
@@ -160,7 +160,7 @@ impl Balancer {
         match self {
             Balancer::Rust(own) => Ok(own.remove_service(key)?),
             Balancer::Go(peer) => {
-                peer.tell(json!({"Op": "remove service", "Service": service_said(&key, false)}))
+                peer.send(json!({"Op": "remove service", "Service": service_said(&key, false)}))
             }
         }
     }
@@ -168,7 +168,7 @@ impl Balancer {
     pub fn settle(&mut self) -> Done<()> {
         match self {
             Balancer::Rust(own) => Ok(own.settle()?),
-            Balancer::Go(peer) => peer.tell(json!({"Op": "settle"})),
+            Balancer::Go(peer) => peer.send(json!({"Op": "settle"})),
         }
     }
 
@@ -480,7 +480,7 @@ impl Peer {
         }
     }
 
-    fn tell(&self, request: Value) -> Done<()> {
+    fn send(&self, request: Value) -> Done<()> {
         self.ask(request).map(drop)
     }
 }

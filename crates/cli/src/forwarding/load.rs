@@ -99,7 +99,9 @@ impl Load {
             .build();
         // None: the destination is to be another.
         frame[CHECKSUM].fill(0);
-        let told = self.scatter.tell(&frame, &self.traffic.to, self.source.0);
+        let told = self
+            .scatter
+            .set_frame(&frame, &self.traffic.to, self.source.0);
         told.map_err(|e| e.to_string())?;
         self.frame = frame;
         Ok(())

@@ -37,7 +37,7 @@ struct Run {
 
 /// The file.
 #[derive(Default, Serialize, Deserialize)]
-struct Book {
+struct Stored {
     /// Who has each address: the container and its interface.
     leases: BTreeMap<IpAddr, (String, String)>,
     /// The address of each set that was given last.
@@ -91,22 +91,23 @@ impl Leases {
     /// An address of each set: those that are asked for, and else the next that are free. What the
     /// container has already it gets again.
     pub fn take(&self, who: &Attachment, asked: &[IpAddr]) -> Result<Addresses, Error> {
-        let mut book = self.read()?;
+        let mut stored = self.read()?;
         let mut ips = Vec::new();
         for (number, set) in self.sets.iter().enumerate() {
             let run = |ip: &IpAddr| set.iter().find(|run| run.has(*ip));
             let given = match asked.iter().find(|ip| run(ip).is_some()) {
-                Some(ip) if book.is_free(*ip, who) => *ip,
+                Some(ip) if stored.is_free(*ip, who) => *ip,
                 Some(ip) => return Err(Error::no_address(format!("{ip} is taken"))),
-                None => match book.of(who).find(|ip| run(ip).is_some()) {
+                None => match stored.of(who).find(|ip| run(ip).is_some()) {
                     Some(ip) => ip,
-                    None => next(set, &book, number)?,
+                    None => next(set, &stored, number)?,
                 },
             };
             let Some(run) = run(&given) else { continue };
-            book.leases
+            stored
+                .leases
                 .insert(given, (who.container.clone(), who.ifname.clone()));
-            book.last.insert(number, given);
+            stored.last.insert(number, given);
             let net = IpNet::new(given, run.net.prefix_len());
             ips.push(Ip {
                 net: net.unwrap_or_else(|_| given.into()),
@@ -117,7 +118,7 @@ impl Leases {
         if let Some(other) = asked.iter().find(|ip| !known(ip)) {
             return Err(Error::no_address(format!("{other} is in no range")));
         }
-        self.write(&book)?;
+        self.write(&stored)?;
         Ok(Addresses {
             ips,
             routes: self.routes.clone(),
@@ -140,9 +141,9 @@ impl Leases {
 
     /// Whether a container has an address of each set.
     pub fn check(&self, who: &Attachment) -> Result<(), Error> {
-        let book = self.read()?;
+        let stored = self.read()?;
         for set in &self.sets {
-            if !book.of(who).any(|ip| set.iter().any(|run| run.has(ip))) {
+            if !stored.of(who).any(|ip| set.iter().any(|run| run.has(ip))) {
                 let (container, ifname) = (&who.container, &who.ifname);
                 return Err(Error::differs(format!(
                     "{container} has no lease for {ifname}"
@@ -154,20 +155,21 @@ impl Leases {
 
     /// Whether each set has a free address.
     pub fn status(&self) -> Result<(), Error> {
-        let book = self.read()?;
-        let free = |(number, set): (usize, &Vec<Run>)| next(set, &book, number).map(drop);
+        let stored = self.read()?;
+        let free = |(number, set): (usize, &Vec<Run>)| next(set, &stored, number).map(drop);
         let free = self.sets.iter().enumerate().try_for_each(free);
         free.map_err(|e| Error::unavailable(e.message))
     }
 
     fn retain(&self, keep: impl Fn(&String, &String) -> bool) -> Result<(), Error> {
-        let mut book = self.read()?;
-        let before = book.leases.len();
-        book.leases
+        let mut stored = self.read()?;
+        let before = stored.leases.len();
+        stored
+            .leases
             .retain(|_, (container, ifname)| keep(container, ifname));
-        match book.leases.len() == before {
+        match stored.leases.len() == before {
             true => Ok(()),
-            false => self.write(&book),
+            false => self.write(&stored),
         }
     }
 
@@ -175,21 +177,21 @@ impl Leases {
         self.folder.join("leases.json")
     }
 
-    fn read(&self) -> Result<Book, Error> {
+    fn read(&self) -> Result<Stored, Error> {
         let file = self.file();
         let text = match std::fs::read(&file) {
             Ok(text) => text,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Book::default()),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Stored::default()),
             Err(e) => return Err(Error::io(format!("{}: {e}", file.display()))),
         };
         let wrong = |e| Error::io(format!("{} cannot be read as leases: {e}", file.display()));
         serde_json::from_slice(&text).map_err(wrong)
     }
 
-    fn write(&self, book: &Book) -> Result<(), Error> {
+    fn write(&self, stored: &Stored) -> Result<(), Error> {
         let new = self.folder.join("leases.new");
         let failed = |e: std::io::Error| Error::io(format!("{}: {e}", self.file().display()));
-        let text = serde_json::to_vec(book).map_err(|e| failed(e.into()))?;
+        let text = serde_json::to_vec(stored).map_err(|e| failed(e.into()))?;
         let mut file = File::create(&new).map_err(failed)?;
         file.write_all(&text)
             .and_then(|()| file.sync_all())
@@ -200,7 +202,7 @@ impl Leases {
     }
 }
 
-impl Book {
+impl Stored {
     fn is_free(&self, ip: IpAddr, who: &Attachment) -> bool {
         let of = self.leases.get(&ip);
         of.is_none_or(|(container, ifname)| (container, ifname) == (&who.container, &who.ifname))
@@ -215,8 +217,8 @@ impl Book {
 }
 
 /// The first free address of a set behind the one that was given last, and from the start again.
-fn next(set: &[Run], book: &Book, number: usize) -> Result<IpAddr, Error> {
-    let last = book.last.get(&number).copied();
+fn next(set: &[Run], stored: &Stored, number: usize) -> Result<IpAddr, Error> {
+    let last = stored.last.get(&number).copied();
     let at = last.and_then(|ip| set.iter().position(|run| run.has(ip)));
     let (at, after) = match (at, last) {
         (Some(at), Some(ip)) => (at, number_of(ip).saturating_add(1)),
@@ -230,14 +232,14 @@ fn next(set: &[Run], book: &Book, number: usize) -> Result<IpAddr, Error> {
             run.first
         };
         // At most as many are taken as there are leases: one more is enough to find a free one.
-        let steps = u128::try_from(book.leases.len())
+        let steps = u128::try_from(stored.leases.len())
             .unwrap_or(u128::MAX)
             .saturating_add(2);
         let end = run.last.min(from.saturating_add(steps));
         let mut numbers = from..=end;
         let free = numbers.find_map(|number| {
             let ip = run.address(number);
-            (ip != run.gateway && !book.leases.contains_key(&ip)).then_some(ip)
+            (ip != run.gateway && !stored.leases.contains_key(&ip)).then_some(ip)
         });
         if let Some(ip) = free {
             return Ok(ip);

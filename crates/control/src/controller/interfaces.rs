@@ -52,7 +52,7 @@ impl Controller {
     pub fn interface_state(&mut self, feature: Feature, status: InterfaceStatus) {
         let declared = self.interfaces(feature);
         if declared.iter().any(|one| one.name == status.name) {
-            self.tell(EventKind::InterfaceState(feature, status));
+            self.send_event(EventKind::InterfaceState(feature, status));
         }
     }
 }

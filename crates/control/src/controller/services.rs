@@ -144,7 +144,7 @@ impl Controller {
         let Some(((key, server), health, detail)) = turned else {
             return Ok(());
         };
-        self.tell(EventKind::ServerHealth {
+        self.send_event(EventKind::ServerHealth {
             key,
             server,
             health,
@@ -170,7 +170,7 @@ impl Controller {
                 continue;
             };
             let standing = self.checks.standing(service);
-            self.tell(EventKind::InService {
+            self.send_event(EventKind::InService {
                 key,
                 in_service: standing.in_service,
                 healthy: standing.healthy,
@@ -179,7 +179,7 @@ impl Controller {
         }
         for vip in turned.addresses {
             let announced = self.checks.is_announced(vip);
-            self.tell(EventKind::Address { vip, announced });
+            self.send_event(EventKind::Address { vip, announced });
         }
     }
 }

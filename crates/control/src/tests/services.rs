@@ -136,15 +136,15 @@ impl Features for Host {
 
 /// A journal that others can read, and that refuses when it is told to.
 #[derive(Clone, Default)]
-struct Book(Arc<Mutex<(Vec<Change>, bool)>>);
+struct RecordedJournal(Arc<Mutex<(Vec<Change>, bool)>>);
 
-impl Journal for Book {
+impl Journal for RecordedJournal {
     fn record(&mut self, change: &Change) -> Result<(), Error> {
-        let mut book = self.0.lock().unwrap();
-        if book.1 {
+        let mut journal = self.0.lock().unwrap();
+        if journal.1 {
             return Err(Error::Journal("the disk is full".into()));
         }
-        book.0.push(change.clone());
+        journal.0.push(change.clone());
         Ok(())
     }
 }
@@ -626,13 +626,13 @@ fn document(session: &Session) -> Config {
 #[test]
 fn a_document_of_all_parts_is_one_change() {
     let mut session = Session::new();
-    let book = Book::default();
-    session.controller = session.controller.with_journal(Box::new(book.clone()));
+    let journal = RecordedJournal::default();
+    session.controller = session.controller.with_journal(Box::new(journal.clone()));
     let events = session.controller.subscribe();
     session.events = events;
     let wanted = document(&session);
     let dry = session.controller.apply(wanted.clone(), true).unwrap();
-    assert!(session.events().is_empty() && book.0.lock().unwrap().0.is_empty());
+    assert!(session.events().is_empty() && journal.0.lock().unwrap().0.is_empty());
     let author = Author::Client("a test".into());
     session.controller.set_author(author.clone());
     assert_eq!(session.controller.apply(wanted.clone(), false), Ok(dry));
@@ -651,7 +651,7 @@ fn a_document_of_all_parts_is_one_change() {
         ],
         "in one order"
     );
-    let recorded = std::mem::take(&mut book.0.lock().unwrap().0);
+    let recorded = std::mem::take(&mut journal.0.lock().unwrap().0);
     let [change] = recorded.as_slice() else {
         panic!("{recorded:?}")
     };
@@ -663,14 +663,14 @@ fn a_document_of_all_parts_is_one_change() {
     ));
     // Applied again it changes nothing, and nobody hears of it.
     assert_eq!(session.controller.apply(wanted, false), Ok(Diff::default()));
-    assert!(session.events().is_empty() && book.0.lock().unwrap().0.is_empty());
+    assert!(session.events().is_empty() && journal.0.lock().unwrap().0.is_empty());
 }
 
 #[test]
 fn what_a_late_step_refuses_is_undone_in_all_parts() {
     let mut session = Session::new();
-    let book = Book::default();
-    session.controller = session.controller.with_journal(Box::new(book.clone()));
+    let journal = RecordedJournal::default();
+    session.controller = session.controller.with_journal(Box::new(journal.clone()));
     session.put(service(81, &[7])).unwrap();
     let eth1 = interface("eth1", None);
     session
@@ -688,7 +688,7 @@ fn what_a_late_step_refuses_is_undone_in_all_parts() {
         ],
     );
     session.events();
-    book.0.lock().unwrap().0.clear();
+    journal.0.lock().unwrap().0.clear();
     session.world.log();
 
     // The last of the interfaces.
@@ -701,18 +701,18 @@ fn what_a_late_step_refuses_is_undone_in_all_parts() {
     assert_eq!(refused.kind(), ErrorKind::Unavailable);
     // The journal.
     session.host.plane().refused = vec![];
-    book.0.lock().unwrap().1 = true;
+    journal.0.lock().unwrap().1 = true;
     let refused = session.controller.apply(wanted.clone(), false).unwrap_err();
     assert_eq!(
         refused.to_string(),
         "the change cannot be recorded: the disk is full"
     );
     // The workers: what was recorded is recorded the other way round.
-    book.0.lock().unwrap().1 = false;
+    journal.0.lock().unwrap().1 = false;
     session.world.world().refuse_publish = true;
     session.controller.apply(wanted.clone(), false).unwrap_err();
     session.world.world().refuse_publish = false;
-    let recorded = std::mem::take(&mut book.0.lock().unwrap().0);
+    let recorded = std::mem::take(&mut journal.0.lock().unwrap().0);
     assert_eq!(recorded.len(), 2);
     assert_eq!(recorded[0].clone().inverse(), recorded[1]);
 
@@ -866,11 +866,11 @@ fn the_router_s_access_list_is_in_force_before_its_interfaces() {
     assert_eq!(session.host.plane().acl.as_ref(), Some(&*tcp));
     assert_eq!(session.controller.config().router_acl, Some(Some(tcp)));
     // The journal has both, and undoes them.
-    let book = Book::default();
-    session.controller = session.controller.with_journal(Box::new(book.clone()));
+    let journal = RecordedJournal::default();
+    session.controller = session.controller.with_journal(Box::new(journal.clone()));
     declare(&mut session, &["eth1"], None).unwrap();
     assert_eq!(session.host.plane().acl, None);
-    let recorded = std::mem::take(&mut book.0.lock().unwrap().0);
+    let recorded = std::mem::take(&mut journal.0.lock().unwrap().0);
     assert!(matches!(
         &recorded[0].objects[..],
         [ObjectChange::RouterAcl(BeforeAfter {

@@ -248,13 +248,13 @@ where
                 Ok(answer.map(|body| watched.body(body)))
             });
         }
-        let heard = Arc::new(Mutex::new(Heard::default()));
-        let hearing = heard.clone();
+        let recorded = Arc::new(Mutex::new(RecordedBody::default()));
+        let recording = recorded.clone();
         let request = request.map(|body| {
             Body::new(body.map_frame(move |frame| {
                 if let Some(data) = frame.data_ref() {
-                    let mut heard = hearing.lock().unwrap_or_else(PoisonError::into_inner);
-                    heard.add(data);
+                    let mut recorded = recording.lock().unwrap_or_else(PoisonError::into_inner);
+                    recorded.add(data);
                 }
                 frame
             }))
@@ -267,12 +267,12 @@ where
                 _ => answer.await?,
             };
             requests.answered("v1", need.request, began, result(&answer));
-            let heard = heard.lock().unwrap_or_else(PoisonError::into_inner);
+            let recorded = recorded.lock().unwrap_or_else(PoisonError::into_inner);
             caller.asked(
-                || api::json::of_v1_request(&path, heard.message()),
-                heard.bytes.saturating_sub(PREFIX),
+                || api::json::of_v1_request(&path, recorded.message()),
+                recorded.bytes.saturating_sub(PREFIX),
             );
-            drop(heard);
+            drop(recorded);
             match Status::from_header_map(answer.headers()) {
                 Some(status) if status.code() != Code::Ok => {
                     caller.ended(&code(status.code()), status.message());
@@ -314,12 +314,12 @@ const PREFIX: usize = 5;
 
 /// A request's body as it passes, as far as it is recorded.
 #[derive(Default)]
-struct Heard {
+struct RecordedBody {
     first: Vec<u8>,
     bytes: usize,
 }
 
-impl Heard {
+impl RecordedBody {
     fn add(&mut self, data: &[u8]) {
         self.bytes += data.len();
         let room = (PREFIX + ARGUMENTS_MAX).saturating_sub(self.first.len());
@@ -411,11 +411,11 @@ mod tests {
 
     #[test]
     fn what_is_heard_is_bounded() {
-        let mut heard = Heard::default();
+        let mut recorded = RecordedBody::default();
         for _ in 0..100 {
-            heard.add(&[7; 4096]);
+            recorded.add(&[7; 4096]);
         }
-        assert_eq!(heard.message().len(), ARGUMENTS_MAX);
-        assert_eq!(heard.bytes, 409_600);
+        assert_eq!(recorded.message().len(), ARGUMENTS_MAX);
+        assert_eq!(recorded.bytes, 409_600);
     }
 }

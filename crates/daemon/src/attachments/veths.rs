@@ -151,7 +151,7 @@ impl VethNics {
             return Err("nobody watches containers' interfaces".into());
         };
         let state = veths.open(request.slot.0, wanted(request, veth, &self.daemon))?;
-        self.shared.tell_switch(&mut watched, request.slot.0);
+        self.shared.update_switch(&mut watched, request.slot.0);
         watched.ring();
         Ok(told(state))
     }
@@ -167,7 +167,7 @@ impl VethNics {
             tracing::warn!("NIC '{}' has no interface: {why}", request.nic.id);
         }
         self.shared.states.leave(request.slot.0, told(state));
-        self.shared.tell_switch(&mut watched, request.slot.0);
+        self.shared.update_switch(&mut watched, request.slot.0);
         watched.ring();
     }
 
@@ -175,7 +175,7 @@ impl VethNics {
     pub fn heal(&mut self, slot: PortSlot) -> Option<NicState> {
         let mut watched = self.shared.lock();
         let state = watched.veths.as_mut()?.heal(slot.0)?;
-        self.shared.tell_switch(&mut watched, slot.0);
+        self.shared.update_switch(&mut watched, slot.0);
         drop(watched);
         let state = told(state);
         self.shared.states.leave(slot.0, state.clone());
@@ -193,7 +193,7 @@ impl VethNics {
     pub fn close(&mut self, slot: PortSlot) -> Option<u32> {
         let mut watched = self.shared.lock();
         let near = watched.veths.as_mut().and_then(|veths| veths.close(slot.0));
-        self.shared.tell_switch(&mut watched, slot.0);
+        self.shared.update_switch(&mut watched, slot.0);
         near
     }
 
@@ -244,7 +244,7 @@ impl Shared {
     }
 
     /// Tells the switch which device a NIC has, that the program is at which forwards flows.
-    fn tell_switch(&self, watched: &mut Watched, slot: u32) {
+    fn update_switch(&self, watched: &mut Watched, slot: u32) {
         let Some(veths) = &watched.veths else { return };
         if !watched.forwards
             && let Some(maps) = veths.flow_maps()
@@ -294,7 +294,7 @@ impl Shared {
             let news = veths.check();
             // A pair may have been made anew without any news, and have another device.
             for slot in veths.keys() {
-                self.tell_switch(&mut watched, slot);
+                self.update_switch(&mut watched, slot);
             }
             for (slot, state) in news {
                 if let Err(why) = &state {

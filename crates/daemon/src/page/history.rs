@@ -27,10 +27,10 @@ const NIC_SAMPLES: usize = STEPS / NIC_STEPS as usize;
 
 /// The last hour. Cheap to clone.
 #[derive(Clone, Default)]
-pub struct History(Arc<Mutex<Kept>>);
+pub struct History(Arc<Mutex<Recorded>>);
 
 #[derive(Default)]
-struct Kept {
+struct Recorded {
     last: Option<Totals>,
     host: VecDeque<Sample>,
     /// Counters of each NIC when its last sample was taken, and when that was.
@@ -148,7 +148,7 @@ impl History {
         }))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Kept> {
+    fn lock(&self) -> MutexGuard<'_, Recorded> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -178,7 +178,7 @@ fn grown(now: u64, before: u64, secs: f32) -> f32 {
     now.saturating_sub(before) as f32 / secs
 }
 
-impl Kept {
+impl Recorded {
     fn add(&mut self, now: Totals, unix: u64) {
         if let Some(last) = &self.last {
             let secs = now.at.duration_since(last.at).as_secs_f32();

@@ -173,7 +173,7 @@ impl Keeper {
         let (member, new) = wanted.map_err(Refusal::Unavailable)?;
         if new {
             self.events.send(EventKind::Interface(member.clone()));
-            self.tell_notes();
+            self.send_notes();
         }
         Ok(member)
     }
@@ -191,7 +191,7 @@ impl Keeper {
         };
         if given_back {
             self.events.send(EventKind::Deleted(name.to_owned()));
-            self.tell_notes();
+            self.send_notes();
         }
         given_back
     }
@@ -210,7 +210,7 @@ impl Keeper {
             Some(member) => EventKind::Interface(member.clone()),
             None => EventKind::Deleted(name),
         });
-        self.tell_notes();
+        self.send_notes();
         restored.map_err(Refusal::Unavailable)
     }
 
@@ -220,7 +220,7 @@ impl Keeper {
             set.map_err(|error| error.to_string())?;
         }
         self.acl = list;
-        self.tell_notes();
+        self.send_notes();
         Ok(())
     }
 
@@ -283,14 +283,14 @@ impl Keeper {
         }
         self.running = Some(driver.service);
         if changed? {
-            self.tell_changes(&before);
-            self.tell_notes();
+            self.send_changes(&before);
+            self.send_notes();
         }
         Ok(())
     }
 
     /// What the kernel's tables have now that they had not before.
-    fn tell_changes(&mut self, before: &Snapshot) {
+    fn send_changes(&mut self, before: &Snapshot) {
         let Some(service) = &self.running else {
             return;
         };
@@ -302,7 +302,7 @@ impl Keeper {
         kinds.into_iter().for_each(|kind| self.events.send(kind));
     }
 
-    fn tell_notes(&mut self) {
+    fn send_notes(&mut self) {
         let now = self.report().map(|report| report.notes).unwrap_or_default();
         let before = std::mem::replace(&mut self.notes, now);
         let gone = before.iter().filter(|note| !self.notes.contains(note));

@@ -46,7 +46,7 @@ impl Predecessor {
         let null = std::fs::File::open("/dev/null").map_err(|e| failed(&e))?;
         rustix::stdio::dup2_stdin(&null).map_err(|e| failed(&e))?;
         let line = Line::new(socket);
-        let offer = line.hear_one(Word::Offer, PATIENCE);
+        let offer = line.receive_one(Word::Offer, PATIENCE);
         let offer = offer.map_err(|why| said(&why))?;
         let number = String::from_utf8_lossy(&offer.note).into_owned();
         let predecessor = Predecessor {
@@ -83,7 +83,7 @@ impl Predecessor {
     /// All is prepared. Returns when the store can be opened.
     pub fn ready(&self) -> Result<(), String> {
         self.say(Word::Ready, api::VERSION)?;
-        self.hear(Word::Store).map(drop)
+        self.receive(Word::Store).map(drop)
     }
 
     /// The store is open. Returns when no frame moves any more, with what is left then.
@@ -104,7 +104,7 @@ impl Predecessor {
     /// All is taken up. Returns when this process is the daemon.
     pub fn taken(&self) -> Result<(), String> {
         self.say(Word::Taken, "")?;
-        self.hear(Word::Go)?;
+        self.receive(Word::Go)?;
         self.apart.store(false, Ordering::SeqCst);
         Ok(())
     }
@@ -187,21 +187,21 @@ impl Predecessor {
         said.map_err(|e| format!("the daemon before is gone: {e}"))
     }
 
-    fn hear(&self, word: Word) -> Result<Parts, String> {
-        let heard = self.line.hear_one(word, PATIENCE);
-        heard.map_err(|why| said(&why))
+    fn receive(&self, word: Word) -> Result<Parts, String> {
+        let received = self.line.receive_one(word, PATIENCE);
+        received.map_err(|why| said(&why))
     }
 
     fn items_until(&self, end: Word) -> Result<Parts, String> {
         loop {
-            let heard = self.line.hear(&[Word::Item, end], PATIENCE);
-            let heard = heard.map_err(|why| said(&why))?;
-            if heard.verb == end as u8 {
-                return Ok(heard);
+            let received = self.line.receive(&[Word::Item, end], PATIENCE);
+            let received = received.map_err(|why| said(&why))?;
+            if received.verb == end as u8 {
+                return Ok(received);
             }
             let Parts {
                 name, note, fds, ..
-            } = heard;
+            } = received;
             self.lock().insert(name, Kept { note, fds });
         }
     }

@@ -244,7 +244,7 @@ impl Upgrade {
         };
         let number = self.number(app);
         next.say(Word::Offer, "", number.to_string().as_bytes(), &[])?;
-        next.hear(Word::Hello, PREPARES_WITHIN)?;
+        next.receive(Word::Hello, PREPARES_WITHIN)?;
         given.still = self.announcing.get().map(Announcing::stand_still);
         self.changes.hold();
         // Who changes something now has begun before, and is done then.
@@ -281,7 +281,7 @@ impl Upgrade {
         give_all(next, "point", points.map_err(|e| e.to_string())?)?;
         give_all(next, "balancer", app.balancer.hand_over()?)?;
         next.say(Word::All, "", b"", &[])?;
-        let ready = next.hear(Word::Ready, PREPARES_WITHIN)?;
+        let ready = next.receive(Word::Ready, PREPARES_WITHIN)?;
         let version = String::from_utf8_lossy(&ready.note).into_owned();
 
         // While frames move still.
@@ -289,7 +289,7 @@ impl Upgrade {
         given.store = true;
         stored.give_way()?;
         next.say(Word::Store, "", b"", &[])?;
-        let opened = next.hear(Word::Opened, OPENS_WITHIN)?;
+        let opened = next.receive(Word::Opened, OPENS_WITHIN)?;
 
         // Before the vhost thread stands still: who has the controller may wait for that thread.
         let control = app.control();
@@ -320,7 +320,7 @@ impl Upgrade {
         }
         let used = app.workers.switch().flows_used().to_string();
         next.say(Word::Ports, "", used.as_bytes(), &[])?;
-        next.hear(Word::Taken, TAKES_WITHIN)?;
+        next.receive(Word::Taken, TAKES_WITHIN)?;
         {
             let mut child = lock(&self.child);
             if self.stopping.load(Ordering::SeqCst) {
@@ -339,10 +339,10 @@ impl Upgrade {
         let pid = next.child.id();
         let moving = next
             .say(Word::Go, "", b"", &[])
-            .and_then(|()| next.hear(Word::Moving, SERVES_WITHIN));
+            .and_then(|()| next.receive(Word::Moving, SERVES_WITHIN));
         let pause = began.elapsed();
         app.stop();
-        let serving = moving.and_then(|_| next.hear(Word::Serving, SERVES_WITHIN));
+        let serving = moving.and_then(|_| next.receive(Word::Serving, SERVES_WITHIN));
         if let Err(why) = serving {
             tracing::error!(
                 "this daemon ends, to be started again: the next one failed behind the point at \
@@ -445,22 +445,26 @@ impl Next {
         })
     }
 
-    fn hear(&mut self, word: Word, patience: Duration) -> Result<keeper::Parts, String> {
-        self.line.hear_one(word, patience).map_err(|why| match why {
-            Silence::Gone => self.ended(),
-            Silence::Late => format!(
-                "{} has not come as far as '{word:?}' within {} s",
-                self.program.display(),
-                patience.as_secs()
-            ),
-            Silence::Said(why) => format!("{} cannot take over: {why}", self.program.display()),
-        })
+    fn receive(&mut self, word: Word, patience: Duration) -> Result<keeper::Parts, String> {
+        self.line
+            .receive_one(word, patience)
+            .map_err(|why| match why {
+                Silence::Gone => self.ended(),
+                Silence::Late => format!(
+                    "{} has not come as far as '{word:?}' within {} s",
+                    self.program.display(),
+                    patience.as_secs()
+                ),
+                Silence::Said(why) => format!("{} cannot take over: {why}", self.program.display()),
+            })
     }
 
     /// Why it has closed its end: what it said before that, or how it ended.
     fn ended(&mut self) -> String {
         let shown = self.program.display().to_string();
-        if let Err(Silence::Said(why)) = self.line.hear_one(Word::Hello, Duration::from_millis(1)) {
+        if let Err(Silence::Said(why)) =
+            self.line.receive_one(Word::Hello, Duration::from_millis(1))
+        {
             return format!("{shown} cannot take over: {why}");
         }
         let until = Instant::now() + Duration::from_secs(1);

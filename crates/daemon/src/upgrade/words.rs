@@ -61,7 +61,7 @@ const SENDS_WITHIN: Duration = Duration::from_secs(2);
 /// One end of the socket between them.
 pub struct Line(OwnedFd);
 
-/// Why nothing was heard.
+/// Why nothing was received.
 pub enum Silence {
     /// The other end is gone.
     Gone,
@@ -97,31 +97,31 @@ impl Line {
     }
 
     /// Waits for one of two words, so long.
-    pub fn hear(&self, wanted: &[Word], patience: Duration) -> Result<Parts, Silence> {
+    pub fn receive(&self, wanted: &[Word], patience: Duration) -> Result<Parts, Silence> {
         let failed = |e: std::io::Error| Silence::Said(e.to_string());
         set_socket_timeout(&self.0, Timeout::Recv, Some(patience)).map_err(|e| failed(e.into()))?;
-        let heard = receive_parts(&self.0).map_err(|e| match e.kind() {
+        let received = receive_parts(&self.0).map_err(|e| match e.kind() {
             std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => Silence::Late,
             std::io::ErrorKind::ConnectionReset => Silence::Gone,
             _ => failed(e),
         })?;
-        let heard = heard.ok_or(Silence::Gone)?;
-        if heard.verb == Word::No as u8 {
-            let why = String::from_utf8_lossy(&heard.note).into_owned();
+        let received = received.ok_or(Silence::Gone)?;
+        if received.verb == Word::No as u8 {
+            let why = String::from_utf8_lossy(&received.note).into_owned();
             return Err(Silence::Said(why));
         }
-        match wanted.iter().any(|word| *word as u8 == heard.verb) {
-            true => Ok(heard),
+        match wanted.iter().any(|word| *word as u8 == received.verb) {
+            true => Ok(received),
             false => Err(Silence::Said(format!(
                 "it said what was not asked for (word {})",
-                heard.verb
+                received.verb
             ))),
         }
     }
 
     /// Waits for one word.
-    pub fn hear_one(&self, wanted: Word, patience: Duration) -> Result<Parts, Silence> {
-        self.hear(&[wanted], patience)
+    pub fn receive_one(&self, wanted: Word, patience: Duration) -> Result<Parts, Silence> {
+        self.receive(&[wanted], patience)
     }
 }
 
@@ -184,36 +184,36 @@ mod tests {
     const SOON: Duration = Duration::from_millis(20);
 
     #[test]
-    fn a_word_is_heard_and_silence_has_a_reason() {
+    fn a_word_is_received_and_silence_has_a_reason() {
         let (one, other) = pair();
         let file = file_of(b"bytes").unwrap();
         one.say(Word::Item, "a name", b"a note", &[file.as_fd()])
             .unwrap();
-        let heard = other.hear(&[Word::All, Word::Item], SOON);
-        let heard = heard.ok().unwrap();
+        let received = other.receive(&[Word::All, Word::Item], SOON);
+        let received = received.ok().unwrap();
         assert_eq!(
-            (heard.name.as_str(), &*heard.note),
+            (received.name.as_str(), &*received.note),
             ("a name", &b"a note"[..])
         );
-        let fd = heard.fds.into_iter().next().unwrap();
+        let fd = received.fds.into_iter().next().unwrap();
         assert_eq!(bytes_of(fd, 4).unwrap(), b"byte");
         assert!(matches!(
-            other.hear_one(Word::All, SOON),
+            other.receive_one(Word::All, SOON),
             Err(Silence::Late)
         ));
         one.say(Word::Go, "", b"", &[]).unwrap();
         assert!(matches!(
-            other.hear_one(Word::All, SOON),
+            other.receive_one(Word::All, SOON),
             Err(Silence::Said(why)) if why.contains("word 10")
         ));
         one.refuse(&"why ".repeat(10_000));
         assert!(matches!(
-            other.hear_one(Word::All, SOON),
+            other.receive_one(Word::All, SOON),
             Err(Silence::Said(why)) if why.len() == SENTENCE_MAX
         ));
         drop(one);
         assert!(matches!(
-            other.hear_one(Word::All, SOON),
+            other.receive_one(Word::All, SOON),
             Err(Silence::Gone)
         ));
     }

@@ -20,7 +20,7 @@ use super::zmtp::{Connection, Room, SMALL, ZmtpError};
 use crate::access::{Access, Gate, Peer, Who};
 use crate::app::App;
 use crate::lock;
-use crate::places::{Place, Places};
+use crate::places::{ClientPlace, ClientPlaces};
 use crate::unix_socket::ApiSocket;
 
 /// Clients connected at one time.
@@ -112,7 +112,7 @@ impl Listener {
         let desk = Desk {
             handler: Handler::behind(self.policy.gate.clone(), app.operations.clone(), self.key),
             app: app.clone(),
-            places: Places::new("v0", CLIENTS_MAX),
+            places: ClientPlaces::new("v0", CLIENTS_MAX),
             room: Room::default(),
             turns: Arc::new(Semaphore::new(ANSWERED_AT_ONCE)),
         };
@@ -155,7 +155,7 @@ async fn listen(addresses: &[SocketAddr]) -> std::io::Result<TcpListener> {
 struct Desk {
     handler: Handler,
     app: Arc<App>,
-    places: Places,
+    places: ClientPlaces,
     room: Room,
     turns: Arc<Semaphore>,
 }
@@ -211,7 +211,7 @@ async fn converse<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
     peer: &Peer,
     desk: &Desk,
-    place: &Place,
+    place: &ClientPlace,
 ) -> Result<(), ZmtpError> {
     let key = desk.handler.key().cloned();
     let mut connection = Connection::greet(stream, desk.room.clone(), key).await?;

@@ -1,5 +1,5 @@
-//! What v1 clients can take of the daemon: connections by [`Places`], and bytes of requests that
-//! are being received, of all clients together.
+//! What v1 clients can take of the daemon: connections by [`ClientPlaces`], and bytes of requests
+//! that are being received, of all clients together.
 //!
 //! tonic bounds one message; here is what many of them may add up to. A request may have a little
 //! of memory for nothing; what is above that comes out of a [`Budget`]. When it is spent, a request
@@ -28,7 +28,7 @@ use super::service::refused;
 use super::tls::Authority;
 use crate::access::Peer;
 use crate::app::Operations;
-use crate::places::Place;
+use crate::places::ClientPlace;
 
 /// Bytes that a request may take without a permit.
 const SMALL: usize = 64 << 10;
@@ -217,7 +217,7 @@ where
 }
 
 /// A client that is being answered.
-struct Asking(Option<Arc<Place>>);
+struct Asking(Option<Arc<ClientPlace>>);
 
 impl Asking {
     fn begin<B>(request: &http::Request<B>) -> Asking {
@@ -241,14 +241,14 @@ impl Drop for Asking {
 /// The client that a request is from.
 #[derive(Clone)]
 pub struct Guest {
-    place: Arc<Place>,
+    place: Arc<ClientPlace>,
     pub peer: Peer,
     /// Over mutual TLS.
     authority: Option<Authority>,
 }
 
 impl Guest {
-    pub fn new(place: Arc<Place>, peer: Peer, authority: Option<Authority>) -> Guest {
+    pub fn new(place: Arc<ClientPlace>, peer: Peer, authority: Option<Authority>) -> Guest {
         Guest {
             place,
             peer,
@@ -271,7 +271,7 @@ pub struct Identified<S> {
 impl<S> Identified<S> {
     pub fn new(
         stream: S,
-        place: Arc<Place>,
+        place: Arc<ClientPlace>,
         peer: Peer,
         authority: Option<Authority>,
     ) -> Identified<S> {
@@ -319,13 +319,13 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Identified<S> {
 /// A connection with its place; it breaks off when somebody else gets that.
 pub struct Guarded<S> {
     stream: S,
-    place: Arc<Place>,
+    place: Arc<ClientPlace>,
     /// `None` when it has lost it.
     displaced: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 
 impl<S> Guarded<S> {
-    pub fn new(stream: S, place: Place) -> Guarded<S> {
+    pub fn new(stream: S, place: ClientPlace) -> Guarded<S> {
         Guarded {
             stream,
             displaced: Some(Box::pin(place.displaced())),
@@ -333,7 +333,7 @@ impl<S> Guarded<S> {
         }
     }
 
-    pub fn place(&self) -> Arc<Place> {
+    pub fn place(&self) -> Arc<ClientPlace> {
         self.place.clone()
     }
 }

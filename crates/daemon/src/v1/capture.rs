@@ -22,7 +22,7 @@ use crate::app::App;
 use crate::events;
 
 /// NICs and uplinks of one capture.
-const PLACES_MAX: usize = 64;
+const TAPS_MAX: usize = 64;
 /// Captures and live traces of all clients at one time: each may hold 8 MiB of frames.
 pub(super) const AT_ONCE: usize = 16;
 /// A part is sent when it has so many bytes, or nothing more is there.
@@ -31,7 +31,7 @@ const PART_BYTES: usize = 256 << 10;
 const AHEAD: usize = 4;
 /// How often it is looked whether the reader is gone, and what was lost is told.
 const LOOK: Duration = Duration::from_millis(200);
-const TELL: Duration = Duration::from_secs(1);
+const COUNTS_EVERY: Duration = Duration::from_secs(1);
 /// What libpcap takes for "all of it".
 const SNAP_MAX: usize = 262_144;
 
@@ -61,7 +61,7 @@ pub fn begin(
     control: &mut Permitted,
     request: &v1::CaptureFramesRequest,
 ) -> Result<Begun, Status> {
-    let (names, places) = places(app, control, request)?;
+    let (names, taps) = taps(app, control, request)?;
     let filter = filter(&request.filter)?;
     let direction = match request.direction() {
         v1::Direction::Unspecified => None,
@@ -86,9 +86,9 @@ pub fn begin(
             "{AT_ONCE} captures run already, which is the limit"
         )));
     }
-    let named = |slot: PortSlot| places.iter().position(|(place, _)| *place == slot);
+    let named = |slot: PortSlot| taps.iter().position(|(tap, _)| *tap == slot);
     switch
-        .begin_capture(&places, &capture)
+        .begin_capture(&taps, &capture)
         .map_err(|error| match error {
             CaptureError::TooMany(slot) => {
                 let name = named(slot).map_or("", |index| names[index].as_str());
@@ -108,24 +108,24 @@ pub fn begin(
     })
 }
 
-type Places = Vec<(PortSlot, PortUid)>;
+type Taps = Vec<(PortSlot, PortUid)>;
 
-fn places(
+fn taps(
     app: &App,
     control: &mut Permitted,
     request: &v1::CaptureFramesRequest,
-) -> Result<(Vec<String>, Places), Status> {
+) -> Result<(Vec<String>, Taps), Status> {
     let count = request.nics.len() + request.uplinks.len();
-    if count == 0 || count > PLACES_MAX {
+    if count == 0 || count > TAPS_MAX {
         return Err(Status::invalid_argument(format!(
-            "a capture of {count} NICs and uplinks: it has 1 to {PLACES_MAX}"
+            "a capture of {count} NICs and uplinks: it has 1 to {TAPS_MAX}"
         )));
     }
-    let mut places = Vec::with_capacity(count);
+    let mut taps = Vec::with_capacity(count);
     for id in &request.nics {
         let id = NicId::new(id).map_err(super::refused)?;
         let nic = control.nic(&id)?;
-        places.push((nic.slot, nic.uid));
+        taps.push((nic.slot, nic.uid));
     }
     if !request.uplinks.is_empty() {
         // An uplink has what all networks say.
@@ -136,17 +136,17 @@ fn places(
             let fact = facts.find(|fact| fact.interface == *name).ok_or_else(|| {
                 Status::not_found(format!("there is no uplink '{}'", name.escape_debug()))
             })?;
-            places.push((PortSlot::uplink(fact.number), PortUid(0)));
+            taps.push((PortSlot::uplink(fact.number), PortUid(0)));
         }
     }
-    let mut seen = places.clone();
+    let mut seen = taps.clone();
     seen.sort_unstable();
     seen.dedup();
-    if seen.len() < places.len() {
+    if seen.len() < taps.len() {
         return Err(Status::invalid_argument("a NIC or uplink is named twice"));
     }
     let names = request.nics.iter().chain(&request.uplinks).cloned();
-    Ok((names.collect(), places))
+    Ok((names.collect(), taps))
 }
 
 pub fn filter(program: &[v1::BpfInstruction]) -> Result<Option<Filter>, Status> {
@@ -253,8 +253,8 @@ impl Writer {
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
             }
-            if self.told_at.elapsed() >= TELL {
-                self.tell();
+            if self.told_at.elapsed() >= COUNTS_EVERY {
+                self.put_counts();
             }
             if !self.block.is_empty() {
                 going = self.send(sender);
@@ -262,7 +262,7 @@ impl Writer {
         }
         if going {
             self.told_at = Instant::now();
-            self.tell();
+            self.put_counts();
             self.send(sender);
         }
     }
@@ -295,7 +295,7 @@ impl Writer {
     }
 
     /// How much was seen and lost, if that has changed.
-    fn tell(&mut self) {
+    fn put_counts(&mut self) {
         self.told_at = Instant::now();
         let counts = self.begun.capture.counts();
         if counts != self.told {

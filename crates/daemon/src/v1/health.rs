@@ -15,17 +15,17 @@ pub async fn service(health: &Health) -> HealthServer<impl health_server::Health
     let (reporter, server) = health_reporter();
     let mut state = health.watch();
     let now = *state.borrow_and_update();
-    tell(&reporter, now).await;
+    report(&reporter, now).await;
     tokio::spawn(async move {
         while state.changed().await.is_ok() {
             let now = *state.borrow_and_update();
-            tell(&reporter, now).await;
+            report(&reporter, now).await;
         }
     });
     server
 }
 
-async fn tell(reporter: &HealthReporter, serving: bool) {
+async fn report(reporter: &HealthReporter, serving: bool) {
     let status = match serving {
         true => ServingStatus::Serving,
         false => ServingStatus::NotServing,

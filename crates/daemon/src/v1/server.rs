@@ -23,7 +23,7 @@ use super::tls::Certificates;
 use crate::access::{Access, Admitted, Gate, Peer, Who};
 use crate::app::App;
 use crate::balancer;
-use crate::places::{Place, Places};
+use crate::places::{ClientPlace, ClientPlaces};
 use crate::router;
 use crate::unix_socket::ApiSocket;
 use crate::v0::server::listen_by;
@@ -103,7 +103,7 @@ impl Listener {
         let services = services(&app, &gate).await;
         let stopping = app.clone();
         let stopping = async move { stopping.stopping().await };
-        let places = Places::new("v1", CLIENTS_MAX);
+        let places = ClientPlaces::new("v1", CLIENTS_MAX);
         let builder = Server::builder().max_concurrent_streams(STREAMS_MAX);
         let served = match self {
             Listener::Unix(socket) => {
@@ -160,7 +160,7 @@ type Clients<S> = ReceiverStream<std::io::Result<Identified<S>>>;
 /// Who may connect and has a place, until the daemon stops; then the socket's file goes.
 fn local_clients(
     socket: ApiSocket,
-    places: Places,
+    places: ClientPlaces,
     app: Arc<App>,
     access: Access,
     gate: Gate,
@@ -199,7 +199,7 @@ fn local_clients(
 fn remote_clients(
     listener: TcpListener,
     certificates: Arc<Certificates>,
-    places: Places,
+    places: ClientPlaces,
     app: Arc<App>,
 ) -> Clients<TlsStream<Guarded<TcpStream>>> {
     let (sender, receiver) = mpsc::channel(1);
@@ -236,7 +236,7 @@ fn remote_clients(
 async fn greet(
     stream: TcpStream,
     address: SocketAddr,
-    place: Place,
+    place: ClientPlace,
     certificates: &Certificates,
 ) -> std::io::Result<Identified<TlsStream<Guarded<TcpStream>>>> {
     let stream = Guarded::new(stream, place);

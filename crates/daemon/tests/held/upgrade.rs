@@ -186,7 +186,7 @@ fn speaker(steps: &str) -> String {
 import array, socket, time
 s = socket.socket(fileno=0)
 names = []
-def hear(word):
+def receive(word):
     while True:
         m, anc, _, _ = s.recvmsg(1 << 15, socket.CMSG_SPACE(4 * 253))
         for _, _, data in anc:
@@ -208,13 +208,12 @@ async fn the_daemon_goes_on_when_the_other_program_cannot() {
     let mut guests = Guests::new(common::FEATURES | RING_PACKED).await;
     guests.flow(100, "frames before");
     let pid = guests.daemon.as_ref().unwrap().pid();
-    let hello = "hear(1); say(2); hear(4)\n";
-    let ready = format!("{hello}say(5, '9.9'); hear(6)\n");
-    let opened = format!("{ready}say(7, 'flows=memory'); hear(8)\n");
+    let hello = "receive(1); say(2); receive(4)\n";
+    let ready = format!("{hello}say(5, '9.9'); receive(6)\n");
+    let opened = format!("{ready}say(7, 'flows=memory'); receive(8)\n");
     let by_file = format!(
-        "{ready}say(7, 'flows=file'); hear(8)\nsay(13, ','.join(sorted(n for n in names if 'conn' \
-         in n \
-         or 'vhost:' in n)))"
+        "{ready}say(7, 'flows=file'); receive(8)\n\
+         say(13, ','.join(sorted(n for n in names if 'conn' in n or 'vhost:' in n)))"
     );
     let daemon = env!("CARGO_BIN_EXE_butterflyd");
     let other_number = format!(
@@ -245,13 +244,13 @@ p.wait()
         ),
         (
             "says-no",
-            Some(speaker("hear(1); say(13, 'I am not able')")),
+            Some(speaker("receive(1); say(13, 'I am not able')")),
             "I am not able",
         ),
         ("babbles", Some(speaker("say(9)")), "was not asked for"),
         (
             "ends-amid-items",
-            Some(speaker("hear(1); say(2); hear(3)")),
+            Some(speaker("receive(1); say(2); receive(3)")),
             "exit status: 0",
         ),
         ("ends-prepared", Some(speaker(&ready)), "exit status: 0"),
@@ -375,7 +374,7 @@ async fn changes_wait_and_none_that_was_answered_is_lost() {
     let mut guests = Guests::new(common::FEATURES).await;
     let marker = guests.store.path().join("has-objects");
     let slow = speaker(&format!(
-        "hear(1); say(2); hear(4); open('{}', 'w'); time.sleep(1); say(13, 'not now')",
+        "receive(1); say(2); receive(4); open('{}', 'w'); time.sleep(1); say(13, 'not now')",
         marker.display()
     ));
     let slow = script(&guests, "slow", &slow);

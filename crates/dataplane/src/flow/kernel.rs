@@ -37,8 +37,8 @@
 //!
 //! **Who does what.** Workers make no system call for it. A worker asks, through a ring of its own
 //! that may be full, for a direction that has sent [`ENOUGH`] frames to be entered; a thread of the
-//! daemon, which owns the [`KernelBook`], chooses a place and enters it in the kernel's map
-//! ([`KernelTable`]), and tells the worker. A flow that ends marks its place; the thread takes it
+//! daemon, which owns the [`KernelFlowTable`], chooses a place and enters it in the kernel's map
+//! ([`KernelMap`]), and tells the worker. A flow that ends marks its place; the thread takes it
 //! out of the map and gives the place to others. All places taken, a full map or a full ring cost
 //! speed alone.
 //!
@@ -79,7 +79,7 @@ pub const GOOD_FOR_NS: u64 = 2_000_000_000;
 
 /// Directions of one worker that wait to be entered.
 const ASKS: usize = 1024;
-/// Connections that are folded in one turn.
+/// Connections that are folded in one turn of a worker.
 const FOLD_STEP: usize = 256;
 
 /// Numbers of a direction's state: `struct kernel_state` of bpf/cable.h.
@@ -98,7 +98,7 @@ pub const FORCE_NUMBERS: usize = 2;
 const GENERATION: usize = 0;
 const UNTIL_NS: usize = 1;
 
-/// Phases of a place: nobody's, chosen by the book, a flow's, no flow's any more.
+/// Phases of a place: free, chosen by the [`KernelFlowTable`], a flow's, no flow's any more.
 const FREE: u8 = 0;
 const CHOSEN: u8 = 1;
 const HELD: u8 = 2;
@@ -130,16 +130,17 @@ pub struct KernelFlows {
     generation: AtomicU32,
     closed: AtomicBool,
     phases: Box<[AtomicU8]>,
-    places: Box<[Place]>,
+    /// By place, as the phases.
+    connections: Box<[Connection]>,
     /// The index of each NIC's device on the host, by slot; 0: none that the program is at.
     devices: Box<[AtomicU32]>,
     held: AtomicU32,
     refused: AtomicU64,
 }
 
-/// What is known of a place beside its states.
+/// The connection that has a place: what is known of it beside its states.
 #[derive(Default, Debug)]
-struct Place {
+struct Connection {
     flow: AtomicU32,
     tag: AtomicU32,
     /// Frames and bytes of the kernel's that are folded already, by side.
@@ -169,7 +170,7 @@ struct Seen {
     edge: u32,
 }
 
-impl Place {
+impl Connection {
     fn is_entered(&self, side: Side, devices: u64, to: Mac) -> bool {
         self.entered[side & 1].load(Ordering::Acquire) == devices
             && self.macs[side & 1].load(Ordering::Relaxed) == mac_bits(to)
@@ -179,15 +180,14 @@ impl Place {
 impl KernelFlows {
     /// For so many connections: `states` has two states for each, one behind the other.
     pub fn new(states: KernelMemory, force: KernelMemory) -> Arc<KernelFlows> {
-        let connections =
-            (states.numbers().len() / (2 * STATE_NUMBERS)).min(CONNECTIONS_MAX as usize);
+        let count = (states.numbers().len() / (2 * STATE_NUMBERS)).min(CONNECTIONS_MAX as usize);
         Arc::new(KernelFlows {
             states,
             force,
             generation: AtomicU32::new(0),
             closed: AtomicBool::new(false),
-            phases: zeroed_slice_box(connections),
-            places: (0..connections).map(|_| Place::default()).collect(),
+            phases: zeroed_slice_box(count),
+            connections: (0..count).map(|_| Connection::default()).collect(),
             devices: zeroed_slice_box(MAX_PORTS),
             held: AtomicU32::new(0),
             refused: AtomicU64::new(0),
@@ -196,7 +196,7 @@ impl KernelFlows {
 
     /// How many connections there is room for.
     pub fn max(&self) -> u32 {
-        self.places.len() as u32
+        self.connections.len() as u32
     }
 
     /// How many the kernel is told of.
@@ -271,15 +271,15 @@ impl KernelFlows {
         self.states.numbers().get(start..start + STATE_NUMBERS)
     }
 
-    fn place(&self, place: u32) -> Option<&Place> {
-        self.places.get(place as usize)
+    fn connection(&self, place: u32) -> Option<&Connection> {
+        self.connections.get(place as usize)
     }
 
     /// Takes what the kernel has seen and nobody has folded. `None`: nothing.
     fn claim(&self, place: u32, side: Side) -> Option<Seen> {
         let state = self.state(place, side)?;
         let number = |at: usize| state[at].load(Ordering::Relaxed);
-        let [frames, bytes] = &self.place(place)?.folded[side & 1];
+        let [frames, bytes] = &self.connection(place)?.folded[side & 1];
         let (now_frames, now_bytes) = (number(FRAMES), number(BYTES));
         if frames.load(Ordering::Relaxed) == now_frames
             && bytes.load(Ordering::Relaxed) == now_bytes
@@ -303,7 +303,7 @@ impl KernelFlows {
 
     /// A flow takes a place that was chosen for it.
     fn begin(&self, place: u32, id: FlowId) -> bool {
-        let Some(own) = self.place(place) else {
+        let Some(own) = self.connection(place) else {
             return false;
         };
         for side in 0..2 {
@@ -319,7 +319,7 @@ impl KernelFlows {
         taken
     }
 
-    /// A flow leaves its place, which comes to the book.
+    /// A flow leaves its place, which comes back to the [`KernelFlowTable`].
     fn end(&self, place: u32) {
         for side in 0..2 {
             self.end_permit(place, side);
@@ -485,7 +485,7 @@ impl KernelPart {
         let (entry, side) = (offer.entry, offer.side);
         let place = entry.kernel.get().checked_sub(1);
         if let Some(place) = place
-            && let Some(own) = self.shared.place(place)
+            && let Some(own) = self.shared.connection(place)
             && own.is_entered(side, devices, offer.to.1)
         {
             self.permit(place, offer, devices);
@@ -520,8 +520,10 @@ impl KernelPart {
             until_ns,
             ..
         } = *offer;
-        let (Some(state), Some(own)) = (self.shared.state(place, side), self.shared.place(place))
-        else {
+        let (Some(state), Some(own)) = (
+            self.shared.state(place, side),
+            self.shared.connection(place),
+        ) else {
             return;
         };
         let tag = own.tag.load(Ordering::Acquire);
@@ -577,8 +579,8 @@ impl KernelPart {
             }
             let (from, to) = (PortSlot(mine.slot.get()), PortSlot(other.slot.get()));
             self.counters.received(from, seen.frames, seen.bytes);
-            let wire = self.shared.place(place);
-            let wire = wire.map_or(0, |place| place.wires[side & 1].load(Ordering::Relaxed));
+            let own = self.shared.connection(place);
+            let wire = own.map_or(0, |own| own.wires[side & 1].load(Ordering::Relaxed));
             let (to, outer_len) = match wire {
                 0 => (to, 0),
                 wire => (PortSlot((wire >> 32) as u32), wire & 0xffff_ffff),
@@ -653,10 +655,10 @@ impl KernelPart {
             }
             // What has gone another way counts for that.
             self.fold(entry);
-            if let Some(place) = self.shared.place(one.place) {
-                place.macs[one.side & 1].store(one.to_mac, Ordering::Relaxed);
-                place.wires[one.side & 1].store(one.wire, Ordering::Relaxed);
-                place.entered[one.side & 1].store(one.devices, Ordering::Release);
+            if let Some(own) = self.shared.connection(one.place) {
+                own.macs[one.side & 1].store(one.to_mac, Ordering::Relaxed);
+                own.wires[one.side & 1].store(one.wire, Ordering::Relaxed);
+                own.entered[one.side & 1].store(one.devices, Ordering::Release);
             }
         }
         refused
@@ -686,7 +688,7 @@ impl KernelPart {
             let Some(&number) = self.folding.get(self.fold_at) else {
                 return;
             };
-            let place = self.shared.place(number);
+            let place = self.shared.connection(number);
             let id = place.map_or(NONE, |place| place.flow.load(Ordering::Relaxed));
             if id < table.high() && table.entry(id).kernel.get() == number + 1 {
                 let entry = table.entry(id);
@@ -743,16 +745,16 @@ pub struct KernelOuter {
 }
 
 /// The map that the program looks packets up in.
-pub trait KernelTable {
+pub trait KernelMap {
     /// Enters a direction, in the place of what was there under the key. False: it is full.
     fn enter(&mut self, key: &KernelKey, flow: &KernelFlow) -> bool;
     /// Takes one out.
     fn leave(&mut self, key: &KernelKey);
 }
 
-/// What is entered, of one thread of the daemon.
+/// What is entered in the kernel's map, kept by one thread of the daemon.
 #[derive(Debug)]
-pub struct KernelBook {
+pub struct KernelFlowTable {
     shared: Arc<KernelFlows>,
     asks: Vec<Receiver<Ask>>,
     free: VecDeque<u32>,
@@ -768,12 +770,12 @@ struct Record {
     keys: [Option<KernelKey>; 2],
 }
 
-impl KernelBook {
+impl KernelFlowTable {
     /// An empty one for so many workers, and the workers' parts.
     pub(crate) fn new(
         shared: &Arc<KernelFlows>,
         counters: impl Iterator<Item = Arc<Counters>>,
-    ) -> (KernelBook, Vec<KernelPart>) {
+    ) -> (KernelFlowTable, Vec<KernelPart>) {
         let (parts, asks) = counters
             .map(|counters| {
                 let (asks, ring) = sync_channel(ASKS);
@@ -789,7 +791,7 @@ impl KernelBook {
                 (part, ring)
             })
             .unzip();
-        let book = KernelBook {
+        let table = KernelFlowTable {
             shared: shared.clone(),
             asks,
             free: (0..shared.max()).collect(),
@@ -797,16 +799,16 @@ impl KernelBook {
             entries: HashMap::default(),
             records: vec![Record::default(); shared.max() as usize],
         };
-        (book, parts)
+        (table, parts)
     }
 
     /// Takes out what is over and enters what workers have asked for since the last call. Gives how
-    /// many directions that were. `tell` tells a worker what was entered, and gives the places that
-    /// no flow took; its error ends the turn.
-    pub(crate) fn turn<E>(
+    /// many directions that were. `notify` tells a worker what was entered, and gives the places
+    /// that no flow took; its error ends the update.
+    pub(crate) fn update<E>(
         &mut self,
-        table: &mut impl KernelTable,
-        mut tell: impl FnMut(usize, Vec<Entered>) -> Result<Vec<u32>, E>,
+        map: &mut impl KernelMap,
+        mut notify: impl FnMut(usize, Vec<Entered>) -> Result<Vec<u32>, E>,
     ) -> Result<usize, E> {
         // What is asked for comes after what was over by then.
         let asks: Vec<Vec<Ask>> = self
@@ -814,13 +816,13 @@ impl KernelBook {
             .iter()
             .map(|ring| ring.try_iter().take(ASKS).collect())
             .collect();
-        self.take_back(table);
+        self.take_back(map);
         let mut count = 0;
         for (worker, asks) in asks.into_iter().enumerate() {
             let entered: Vec<Entered> = asks
                 .iter()
                 .filter_map(|ask| {
-                    let entered = self.enter(ask, table);
+                    let entered = self.enter(ask, map);
                     let refused = u64::from(entered.is_none());
                     self.shared.refused.fetch_add(refused, Ordering::Relaxed);
                     entered
@@ -830,32 +832,32 @@ impl KernelBook {
                 continue;
             }
             count += entered.len();
-            for place in tell(worker, entered)? {
+            for place in notify(worker, entered)? {
                 // The flow was over meanwhile, and has no other direction there.
                 if self.shared.move_on(place, CHOSEN, GONE) {
-                    self.take_back_one(place, table);
+                    self.take_back_one(place, map);
                 }
             }
         }
         Ok(count)
     }
 
-    fn take_back(&mut self, table: &mut impl KernelTable) {
+    fn take_back(&mut self, map: &mut impl KernelMap) {
         for place in 0..self.shared.max() {
             let phase = &self.shared.phases[place as usize];
             if phase.load(Ordering::Acquire) == GONE {
-                self.take_back_one(place, table);
+                self.take_back_one(place, map);
             }
         }
     }
 
-    fn take_back_one(&mut self, place: u32, table: &mut impl KernelTable) {
+    fn take_back_one(&mut self, place: u32, map: &mut impl KernelMap) {
         let record = std::mem::take(&mut self.records[place as usize]);
         for (side, key) in record.keys.into_iter().enumerate() {
             if let Some(key) = key {
-                self.leave(place, side, &key, table);
+                self.leave(place, side, &key, map);
             }
-            let own = &self.shared.places[place as usize];
+            let own = &self.shared.connections[place as usize];
             own.entered[side].store(0, Ordering::Relaxed);
         }
         if self.flows.get(&record.flow) == Some(&place) {
@@ -866,15 +868,15 @@ impl KernelBook {
     }
 
     /// Takes a direction out, unless another flow has its key now.
-    fn leave(&mut self, place: u32, side: Side, key: &KernelKey, table: &mut impl KernelTable) {
+    fn leave(&mut self, place: u32, side: Side, key: &KernelKey, map: &mut impl KernelMap) {
         if self.entries.get(key) == Some(&(place, side)) {
             self.entries.remove(key);
-            table.leave(key);
+            map.leave(key);
         }
     }
 
     /// `None`: there is no place, or the kernel does not take it.
-    fn enter(&mut self, ask: &Ask, table: &mut impl KernelTable) -> Option<Entered> {
+    fn enter(&mut self, ask: &Ask, map: &mut impl KernelMap) -> Option<Entered> {
         let place = match self.flows.get(&ask.key.words) {
             Some(place) => *place,
             None => self.choose(&ask.key)?,
@@ -891,27 +893,27 @@ impl KernelBook {
         };
         // What was permitted is not what is entered now, which only a packet that passes from here
         // on permits; `permit` looks for this behind its mark.
-        let own = &self.shared.places[place as usize];
+        let own = &self.shared.connections[place as usize];
         own.entered[ask.side & 1].store(0, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         self.shared.end_permit(place, ask.side);
         let before = self.records[place as usize].keys[ask.side].replace(key);
         if let Some(before) = before.filter(|before| *before != key) {
-            self.leave(place, ask.side, &before, table);
+            self.leave(place, ask.side, &before, map);
         }
         let flow = KernelFlow {
             state: 2 * place + ask.side as u32,
-            tag: self.shared.places[place as usize]
+            tag: self.shared.connections[place as usize]
                 .tag
                 .load(Ordering::Relaxed),
             to,
             outer: ask.wire.map(|wire| wire.outer),
         };
-        if from == 0 || to == 0 || !table.enter(&key, &flow) {
-            self.leave(place, ask.side, &key, table);
+        if from == 0 || to == 0 || !map.enter(&key, &flow) {
+            self.leave(place, ask.side, &key, map);
             self.records[place as usize].keys[ask.side] = None;
             if self.shared.move_on(place, CHOSEN, GONE) {
-                self.take_back_one(place, table);
+                self.take_back_one(place, map);
             }
             return None;
         }
@@ -934,7 +936,7 @@ impl KernelBook {
         self.flows.insert(key.words, place);
         self.records[place as usize].flow = key.words;
         // No two uses of a place have the same; 0 is none.
-        let tag = &self.shared.places[place as usize].tag;
+        let tag = &self.shared.connections[place as usize].tag;
         tag.store(
             tag.load(Ordering::Relaxed).wrapping_add(1).max(1),
             Ordering::Relaxed,
@@ -963,7 +965,7 @@ mod tests {
     #[derive(Default)]
     struct Map(HashMap<KernelKey, KernelFlow>, usize);
 
-    impl KernelTable for Map {
+    impl KernelMap for Map {
         fn enter(&mut self, key: &KernelKey, flow: &KernelFlow) -> bool {
             if self.0.len() >= self.1 && !self.0.contains_key(key) {
                 return false;
@@ -1044,25 +1046,25 @@ mod tests {
     #[test]
     fn places_are_given_and_taken_back_and_a_key_is_of_who_entered_it_last() {
         let shared = shared(2);
-        let (mut book, _) = KernelBook::new(&shared, [Arc::default()].into_iter());
+        let (mut table, _) = KernelFlowTable::new(&shared, [Arc::default()].into_iter());
         let mut map = Map(HashMap::new(), 9);
-        let first = book.enter(&ask((1, 2), 1000, 0), &mut map).unwrap();
-        let back = book.enter(&ask((1, 2), 1000, 1), &mut map).unwrap();
+        let first = table.enter(&ask((1, 2), 1000, 0), &mut map).unwrap();
+        let back = table.enter(&ask((1, 2), 1000, 1), &mut map).unwrap();
         assert_eq!((first.place, back.place, map.0.len()), (0, 0, 2));
         // Another NIC with the same addresses and devices: the same packets.
-        let other = book.enter(&ask((1, 3), 1000, 0), &mut map).unwrap();
+        let other = table.enter(&ask((1, 3), 1000, 0), &mut map).unwrap();
         assert_eq!((other.place, map.0.len()), (1, 2));
         assert!(
-            book.enter(&ask((1, 2), 1001, 0), &mut map).is_none(),
+            table.enter(&ask((1, 2), 1001, 0), &mut map).is_none(),
             "full"
         );
-        let tag = |place: usize| shared.places[place].tag.load(Ordering::Relaxed);
+        let tag = |place: usize| shared.connections[place].tag.load(Ordering::Relaxed);
         let before = tag(0);
         shared.phases[0].store(GONE, Ordering::Relaxed);
-        book.take_back(&mut map);
+        table.take_back(&mut map);
         let left: Vec<u32> = map.0.values().map(|flow| flow.state).collect();
         assert_eq!(left, [2], "what the other has entered stays");
-        let next = book.enter(&ask((1, 2), 1001, 0), &mut map).unwrap();
+        let next = table.enter(&ask((1, 2), 1001, 0), &mut map).unwrap();
         assert_eq!(next.place, 0);
         assert_ne!(tag(0), before, "nothing of before fits it");
     }
@@ -1070,10 +1072,10 @@ mod tests {
     #[test]
     fn what_the_kernel_does_not_take_leaves_its_place_to_others() {
         let shared = shared(1);
-        let (mut book, _) = KernelBook::new(&shared, [Arc::default()].into_iter());
+        let (mut table, _) = KernelFlowTable::new(&shared, [Arc::default()].into_iter());
         let mut map = Map(HashMap::new(), 0);
-        assert!(book.enter(&ask((1, 2), 1000, 0), &mut map).is_none());
+        assert!(table.enter(&ask((1, 2), 1000, 0), &mut map).is_none());
         map.1 = 1;
-        assert!(book.enter(&ask((1, 2), 1001, 0), &mut map).is_some());
+        assert!(table.enter(&ask((1, 2), 1001, 0), &mut map).is_some());
     }
 }

@@ -153,14 +153,14 @@ impl Flows {
 
     /// A flow has begun, and its first packet is noted.
     #[inline]
-    pub(crate) fn tell_begun(&self, id: FlowId) {
+    pub(crate) fn log_begun(&self, id: FlowId) {
         if let Some(log) = &self.log {
             log.began(self.table.entry(id));
         }
     }
 
     /// A flow is closed, and kept for a while.
-    pub(super) fn tell_closed(&self, id: FlowId, state: FlowState) {
+    pub(super) fn log_closed(&self, id: FlowId, state: FlowState) {
         if let Some(log) = &self.log {
             log.ended(self.table.entry(id), state, FlowEnd::Closed);
         }

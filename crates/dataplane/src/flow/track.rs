@@ -222,7 +222,7 @@ impl Flows {
                 mine.note_tcp_flags(segment.flags);
             }
             if next != state && next.is_over() {
-                self.tell_closed(id, next);
+                self.log_closed(id, next);
             }
             return Tracked::Pass;
         }

@@ -76,7 +76,7 @@ pub(crate) fn begin(
     flows.note_first(id, seen);
     let rules = [egress.rule, ingress.rule].map(|rule| rule.map_or(NONE, |rule| rule.0));
     count_rules(counters, rules, 1, seen.len as u64);
-    flows.tell_begun(id);
+    flows.log_begun(id);
     open_answers(view, flows.entry(id), key, seen.side, to);
     Ok(Some(id))
 }

@@ -8,10 +8,10 @@ use io::port::Port;
 
 use super::Worker;
 use crate::dump::{self, Dump};
-use crate::handle::{Arrival, Command};
+use crate::handle::{Command, QueueArrival};
 use crate::handoff::RING;
 use crate::ids::NetworkIdx;
-use crate::learned::{Heard, News};
+use crate::learned::{HandedOverMac, News};
 use crate::load::{QueueLoad, WorkerLoad};
 use crate::queue::QueueId;
 use crate::report;
@@ -34,7 +34,7 @@ pub(super) struct Leaving {
 enum Then {
     Back(Sender<Option<Box<Port>>>),
     /// Back, and another one takes its place.
-    Replaced(Arrival, Sender<Option<Box<Port>>>),
+    Replaced(QueueArrival, Sender<Option<Box<Port>>>),
     /// To another worker.
     Over(usize, Sender<bool>),
 }
@@ -201,7 +201,7 @@ impl Worker {
         }
     }
 
-    fn learn(&mut self, heard: &[Heard], notes: bool) -> usize {
+    fn learn(&mut self, heard: &[HandedOverMac], notes: bool) -> usize {
         let (view, learned) = (&self.path.view, &mut self.path.tables.learned);
         let networks: HashMap<u32, NetworkIdx> = view
             .networks()
@@ -286,7 +286,7 @@ impl Worker {
         let Some((port, load)) = self.take_out(queue, false) else {
             return false;
         };
-        let arrival = Arrival { queue, port, load };
+        let arrival = QueueArrival { queue, port, load };
         let Some(handle) = self.handles.get(to) else {
             self.arrive(arrival, now);
             return false;
@@ -308,8 +308,8 @@ impl Worker {
         }
     }
 
-    pub(super) fn arrive(&mut self, arrival: Arrival, now: Now) {
-        let Arrival {
+    pub(super) fn arrive(&mut self, arrival: QueueArrival, now: Now) {
+        let QueueArrival {
             queue,
             mut port,
             load,

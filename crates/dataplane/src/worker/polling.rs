@@ -367,7 +367,7 @@ mod tests {
     use io::xsk::{XskPeer, XskPort};
 
     use super::*;
-    use crate::handle::Arrival;
+    use crate::handle::QueueArrival;
     use crate::snapshot::PortSlot;
     use crate::{Switch, WorkerConfig};
 
@@ -414,7 +414,7 @@ mod tests {
     fn with_socket() -> (Switch, Worker, XskPeer) {
         let (switch, mut worker) = one();
         let (port, peer) = XskPort::in_memory(64, 1500).unwrap();
-        let arrival = Arrival {
+        let arrival = QueueArrival {
             queue: PortSlot::uplink(0).into(),
             port: Box::new(Port::from(UplinkPort::from(port))),
             load: Default::default(),

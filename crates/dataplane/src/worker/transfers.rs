@@ -32,7 +32,7 @@ impl Worker {
                 all.taken += 1;
                 match message {
                     Message::Learned(news) => {
-                        self.path.tables.learned.hear_from_others(&news, now.secs())
+                        self.path.tables.learned.note_from_worker(&news, now.secs())
                     }
                     Message::Frames(transfer) => {
                         all.sent_on += usize::from(!self.deliver(&transfer, now));
@@ -187,7 +187,7 @@ impl Worker {
 
     /// Tells the other workers which MACs were learnt here.
     #[inline]
-    pub(super) fn tell_news(&mut self) {
+    pub(super) fn send_news(&mut self) {
         let learned = &mut self.path.tables.learned;
         if !learned.has_news() {
             return;

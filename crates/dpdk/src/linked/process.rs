@@ -40,7 +40,7 @@ pub fn start(args: &[String], log: fn(&str)) -> Result<(), Error> {
         let words = Box::leak(words.into_boxed_slice());
         // SAFETY: so many strings that end with zero and a null pointer behind them, none of which
         // is ever freed; and it is the first and only call.
-        unsafe { ffi::bf_start(words.len() as i32 - 1, words.as_mut_ptr(), hear) }
+        unsafe { ffi::bf_start(words.len() as i32 - 1, words.as_mut_ptr(), log_text) }
     });
     let done = started.map(|thread| thread.join());
     let error = match done {
@@ -57,7 +57,7 @@ pub fn start(args: &[String], log: fn(&str)) -> Result<(), Error> {
 }
 
 /// A piece of DPDK's log, which is a line.
-extern "C" fn hear(text: *const c_char, length: usize) {
+extern "C" fn log_text(text: *const c_char, length: usize) {
     // SAFETY: DPDK's stream hands over so many bytes that it has written.
     let text = unsafe { std::slice::from_raw_parts(text.cast::<u8>(), length) };
     let text = String::from_utf8_lossy(text);

@@ -216,7 +216,7 @@ impl RingLog {
     }
 
     /// Tells the VMM, if it wants to be told, that something was noted.
-    pub fn tell(&self) {
+    pub fn notify(&self) {
         if let Some(call) = &self.setup.call {
             notifier::raise(call.as_fd());
         }

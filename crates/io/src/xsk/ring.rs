@@ -24,7 +24,7 @@ impl Entry for XdpDesc {}
 
 /// A ring's place in memory.
 #[derive(Debug)]
-pub(super) struct Ring<T> {
+pub(super) struct XskRing<T> {
     mapping: Arc<Mapping>,
     producer: usize,
     consumer: usize,
@@ -36,12 +36,12 @@ pub(super) struct Ring<T> {
 
 // SAFETY: `entries` leads into the mapping that the ring keeps; each side has one owner that reads
 // or writes through it.
-unsafe impl<T: Entry> Send for Ring<T> {}
+unsafe impl<T: Entry> Send for XskRing<T> {}
 
-impl<T: Entry> Ring<T> {
+impl<T: Entry> XskRing<T> {
     /// The ring of `size` entries (a power of two) at these offsets. `None` when it does not lie in
     /// the mapping.
-    pub fn new(mapping: Arc<Mapping>, offsets: &XdpRingOffset, size: u32) -> Option<Ring<T>> {
+    pub fn new(mapping: Arc<Mapping>, offsets: &XdpRingOffset, size: u32) -> Option<XskRing<T>> {
         let index = |offset: u64| {
             let offset = usize::try_from(offset).ok()?;
             (offset.is_multiple_of(4) && offset.checked_add(4)? <= mapping.len()).then_some(offset)
@@ -52,7 +52,7 @@ impl<T: Entry> Ring<T> {
         {
             return None;
         }
-        Some(Ring {
+        Some(XskRing {
             producer: index(offsets.producer)?,
             consumer: index(offsets.consumer)?,
             flags: match offsets.flags {
@@ -96,7 +96,7 @@ impl<T: Entry> Ring<T> {
 /// The writing side: fill and transmit rings are ours to write.
 #[derive(Debug)]
 pub(super) struct Producer<T> {
-    ring: Ring<T>,
+    ring: XskRing<T>,
     /// Where the next entry goes.
     next: u32,
     /// What the other side has been shown.
@@ -107,7 +107,7 @@ pub(super) struct Producer<T> {
 
 impl<T: Entry> Producer<T> {
     /// Takes the ring up where it is.
-    pub fn new(ring: Ring<T>) -> Self {
+    pub fn new(ring: XskRing<T>) -> Self {
         let next = ring.word(ring.producer).load(Ordering::Relaxed);
         let consumed = ring.word(ring.consumer).load(Ordering::Acquire);
         Producer {
@@ -175,7 +175,7 @@ impl<T: Entry> Producer<T> {
             .min(self.ring.size)
     }
 
-    /// See [`Ring::wants_wakeup`].
+    /// See [`XskRing::wants_wakeup`].
     #[inline]
     pub fn wants_wakeup(&self) -> bool {
         self.ring.wants_wakeup()
@@ -185,7 +185,7 @@ impl<T: Entry> Producer<T> {
 /// The reading side: completion and receive rings are the kernel's to write.
 #[derive(Debug)]
 pub(super) struct Consumer<T> {
-    ring: Ring<T>,
+    ring: XskRing<T>,
     /// The next entry to read.
     next: u32,
     /// The producer index as last read.
@@ -194,7 +194,7 @@ pub(super) struct Consumer<T> {
 
 impl<T: Entry> Consumer<T> {
     /// Takes the ring up where it is.
-    pub fn new(ring: Ring<T>) -> Self {
+    pub fn new(ring: XskRing<T>) -> Self {
         let next = ring.word(ring.consumer).load(Ordering::Relaxed);
         Consumer {
             ring,
@@ -254,7 +254,7 @@ pub(super) fn in_memory<T: Entry>(
         desc: 192,
     };
     let mapping = Arc::new(Mapping::anonymous(192 + size as usize * size_of::<T>())?);
-    let ring = || Ring::new(mapping.clone(), &offsets, size).ok_or(Errno::INVAL);
+    let ring = || XskRing::new(mapping.clone(), &offsets, size).ok_or(Errno::INVAL);
     let (writing, reading) = (ring()?, ring()?);
     for index in [writing.producer, writing.consumer] {
         writing.word(index).store(first, Ordering::Relaxed);
@@ -306,7 +306,7 @@ mod tests {
                 flags: None,
                 desc,
             };
-            Ring::<u64>::new(mapping.clone(), &offsets, size).is_some()
+            XskRing::<u64>::new(mapping.clone(), &offsets, size).is_some()
         };
         assert!(ring(192, 0, 4));
         assert!(

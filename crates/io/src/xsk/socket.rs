@@ -14,7 +14,7 @@ use super::XskOptions;
 use super::mapping::Mapping;
 use super::options::Sizes;
 use super::queue::Rings;
-use super::ring::{Consumer, Entry, Producer, Ring};
+use super::ring::{Consumer, Entry, Producer, XskRing};
 use super::umem::Umem;
 
 /// Where the rings are found in a socket's address space (linux/if_xdp.h).
@@ -173,10 +173,10 @@ fn ring<T: Entry>(
     which: u64,
     offsets: &XdpRingOffset,
     size: u32,
-) -> Result<Ring<T>, Errno> {
+) -> Result<XskRing<T>, Errno> {
     let len = offsets.desc as usize + size as usize * size_of::<T>();
     let mapping = Mapping::of_socket(socket, which, len)?;
-    Ring::new(Arc::new(mapping), offsets, size).ok_or(Errno::INVAL)
+    XskRing::new(Arc::new(mapping), offsets, size).ok_or(Errno::INVAL)
 }
 
 /// Asks for busy polling: as long as somebody reads from the socket all the time, the kernel leaves

@@ -45,7 +45,7 @@ fn family(results: &mut Results, v6: bool, count: usize, rounds: usize) {
         let cable = Cable::new(&namespace, &[&scatter]);
         let frame = frame(v6, 60);
         let to = destinations(&prefixes, count);
-        scatter.tell(&frame, &to, 0).expect("there is room");
+        scatter.set_frame(&frame, &to, 0).expect("there is room");
         let mut router = Ours::start(&Options::default()).await;
         let lists = RULES.map(|count| list(&prefixes, count));
         // Without a list, and with each.

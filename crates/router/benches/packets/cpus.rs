@@ -40,8 +40,10 @@ pub fn measure(results: &mut Results, rounds: usize) {
         let cable = Cable::new(&namespace, &[&scatter, &redirect]);
         let to = destinations(&prefixes, DESTINATIONS);
         let frame = frame(false, 60);
-        scatter.tell(&frame, &to, 0).expect("there is room");
-        redirect.tell(&frame, &to, west).expect("there is room");
+        scatter.set_frame(&frame, &to, 0).expect("there is room");
+        redirect
+            .set_frame(&frame, &to, west)
+            .expect("there is room");
         let router = Ours::start(&Options::default()).await;
         let programs = [
             ("kernel", &pass),

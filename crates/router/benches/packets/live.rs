@@ -46,8 +46,10 @@ fn family(results: &mut Results, v6: bool, rounds: usize) {
         let to = destinations(&prefixes, DESTINATIONS);
         for size in SIZES {
             let frame = frame(v6, size - FCS);
-            scatter.tell(&frame, &to, 0).expect("there is room");
-            redirect.tell(&frame, &to, west).expect("there is room");
+            scatter.set_frame(&frame, &to, 0).expect("there is room");
+            redirect
+                .set_frame(&frame, &to, west)
+                .expect("there is room");
             let router = Ours::start(&Options::default()).await;
             let once = |program: &Program| {
                 scatter.hand_on_to(program).expect("one of XDP");

@@ -100,7 +100,7 @@ fn table(v6: bool, number: usize, turns: &Turns, rounds: usize) -> Costs {
         for ((_, count), [mine, kernels]) in DESTINATIONS.into_iter().zip(&mut costs.lookup) {
             let turn = turns.take(number);
             let to = destinations(&prefixes, count);
-            scatter.tell(&frame, &to, 0).expect("there is room");
+            scatter.set_frame(&frame, &to, 0).expect("there is room");
             drop(turn);
             let times = (count as u32).max(1 << 18);
             let once = |program: &Program, verdict| {

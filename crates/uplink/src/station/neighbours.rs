@@ -137,14 +137,14 @@ impl Neighbours {
                 (answer, moved)
             }
             Net::Ip(ip) => match nd::parse(frame, &ip) {
-                Ok(Some(message)) => self.hear_nd(&message, ip.src(), packet.src, now),
+                Ok(Some(message)) => self.receive_nd(&message, ip.src(), packet.src, now),
                 _ => (None, false),
             },
             Net::Other => (None, false),
         }
     }
 
-    fn hear_nd(
+    fn receive_nd(
         &mut self,
         message: &nd::Nd,
         src: IpAddr,

@@ -158,7 +158,7 @@ impl Driver for Balancing<'_> {
             AttachedInterface::take(&snapshot, name, &mut lock(self.programs), &members, mode)
         };
         let attached = taken.map_err(|e| said(&e))?;
-        let told = balancer.tell(&[], attached.interfaces());
+        let told = balancer.update_interfaces(&[], attached.interfaces());
         drop(balancer);
         let mode = attached.mode();
         self.interfaces.insert(name.to_owned(), attached);
@@ -188,7 +188,9 @@ impl Driver for Balancing<'_> {
         let now = attached.interfaces();
         let is_gone = |ifindex: &u32| now.iter().all(|known| known.ifindex != *ifindex);
         let gone: Vec<u32> = before.into_iter().filter(is_gone).collect();
-        balancer.tell(&gone, now).map_err(|e| e.to_string())?;
+        balancer
+            .update_interfaces(&gone, now)
+            .map_err(|e| e.to_string())?;
         followed.map_err(|e| e.to_string())
     }
 

@@ -226,7 +226,8 @@ impl Writer {
     fn sent(&self, passed: &Passed) -> v1::PassedFrame {
         let mut control = self.app.control();
         let control = Permitted::new(&mut control, &self.caller);
-        let mut trace = super::told(&self.app, &control, &self.begun.nic, &passed.report);
+        let mut trace =
+            super::trace_of_report(&self.app, &control, &self.begun.nic, &passed.report);
         let (delivered, held, reason) = match passed.fate {
             Outcome::Delivered => (true, false, None),
             Outcome::Held => (false, true, None),

@@ -32,7 +32,7 @@ pub fn get(
     let frame = std::mem::take(&mut made.frame);
     let report = app.workers.switch().trial(made.from, frame);
     let report = report.map_err(|gone| Status::unavailable(gone.to_string()))?;
-    Ok(Teller {
+    Ok(TraceBuilder {
         app,
         control,
         made: &made,
@@ -43,7 +43,7 @@ pub fn get(
 }
 
 /// A frame that a NIC has sent, in the model's names.
-fn told(app: &App, control: &Permitted, nic: &NicId, report: &Report) -> v1::Trace {
+fn trace_of_report(app: &App, control: &Permitted, nic: &NicId, report: &Report) -> v1::Trace {
     let nic = control.nic(nic).ok();
     let made = Made {
         from: nic.as_ref().map_or(PortSlot(u32::MAX >> 1), |nic| nic.slot),
@@ -51,7 +51,7 @@ fn told(app: &App, control: &Permitted, nic: &NicId, report: &Report) -> v1::Tra
         nic,
         frame: Vec::new(),
     };
-    Teller {
+    TraceBuilder {
         app,
         control,
         made: &made,
@@ -61,8 +61,8 @@ fn told(app: &App, control: &Permitted, nic: &NicId, report: &Report) -> v1::Tra
     .trace()
 }
 
-/// What a report is told with.
-struct Teller<'a, 'c> {
+/// Makes API v1's trace of a report, in the model's names.
+struct TraceBuilder<'a, 'c> {
     app: &'a App,
     control: &'a Permitted<'c>,
     made: &'a Made,
@@ -70,7 +70,7 @@ struct Teller<'a, 'c> {
     names: BTreeMap<PortUid, NicId>,
 }
 
-impl Teller<'_, '_> {
+impl TraceBuilder<'_, '_> {
     fn trace(&self) -> v1::Trace {
         let report = self.report;
         let targets: Vec<v1::TraceTarget> = report

@@ -421,7 +421,7 @@ impl Thread {
         loop {
             while self.waiting {
                 let Ok(command) = commands.recv() else { return };
-                if !self.obey(command) {
+                if !self.handle(command) {
                     return;
                 }
             }
@@ -458,7 +458,7 @@ impl Thread {
             self.dial();
             // After the bell was cleared: a command that comes now rings again.
             for command in commands.try_iter() {
-                if !self.obey(command) {
+                if !self.handle(command) {
                     return;
                 }
             }
@@ -466,7 +466,7 @@ impl Thread {
     }
 
     /// Does what it says; false: it is the end.
-    fn obey(&mut self, command: Command) -> bool {
+    fn handle(&mut self, command: Command) -> bool {
         match command {
             Command::Open(key, nic, end, left, answer) => {
                 let _ = answer.send(self.open(key, nic, *end, left));

@@ -301,7 +301,7 @@ impl PackedQueue {
         let here = slots.min(self.size - at.slot);
         log.descriptors(SLOT * u64::from(at.slot), SLOT * u64::from(here));
         log.descriptors(0, SLOT * u64::from(slots - here));
-        log.tell();
+        log.notify();
     }
 
     /// Our event structure was written.
@@ -310,7 +310,7 @@ impl PackedQueue {
     fn note_armed(&self) {
         let Some(log) = &self.seldom.log else { return };
         log.used(0, 4);
-        log.tell();
+        log.notify();
     }
 
     /// True when the guest, whose event structure says `event`, wants to be told of the slots from

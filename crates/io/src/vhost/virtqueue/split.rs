@@ -233,7 +233,7 @@ impl SplitQueue {
         entries(slot, here);
         entries(0, count - here);
         log.used(0, ENTRIES);
-        log.tell();
+        log.notify();
     }
 
     /// Flags or `avail_event` were written.
@@ -245,7 +245,7 @@ impl SplitQueue {
             true => log.used(ENTRIES + 8 * u64::from(self.size), 2),
             false => log.used(0, 2),
         }
-        log.tell();
+        log.notify();
     }
 
     /// See [`Queue::state`](crate::vhost::virtqueue::queue::Queue::state).

@@ -39,7 +39,7 @@ fn answer(mac: Mac, sender: &str, to: Mac, target: &str) -> Vec<u8> {
     }
 }
 
-fn hears(table: &mut Neighbours, frame: &[u8], now: Instant) -> (Option<Vec<u8>>, bool) {
+fn receive(table: &mut Neighbours, frame: &[u8], now: Instant) -> (Option<Vec<u8>>, bool) {
     let packet = parse::parse(frame, frame.len()).unwrap();
     table.receive(frame, &packet, now)
 }
@@ -48,7 +48,7 @@ fn hears(table: &mut Neighbours, frame: &[u8], now: Instant) -> (Option<Vec<u8>>
 fn who_asks_for_us_is_answered_and_nobody_else() {
     for (ours, theirs) in FAMILIES {
         let (table, now) = (&mut table(ours), Instant::now());
-        let heard = hears(table, &question(THEIRS, theirs, ours), now);
+        let heard = receive(table, &question(THEIRS, theirs, ours), now);
         assert_eq!(heard, (Some(answer(OURS, ours, THEIRS, theirs)), false));
         let other = if ip(ours).is_ipv4() {
             "192.0.2.9"
@@ -56,14 +56,14 @@ fn who_asks_for_us_is_answered_and_nobody_else() {
             "2001:db8::9"
         };
         assert_eq!(
-            hears(table, &question(THEIRS, theirs, other), now),
+            receive(table, &question(THEIRS, theirs, other), now),
             (None, false)
         );
         assert!(table.known.is_empty(), "who was not looked for is not kept");
     }
     // Somebody is about to take our address.
     let probe = question(THEIRS, "::", "2001:db8::1");
-    let (said, _) = hears(&mut table("2001:db8::1"), &probe, Instant::now());
+    let (said, _) = receive(&mut table("2001:db8::1"), &probe, Instant::now());
     let to_all = build::neighbour_advertisement(
         OURS,
         "2001:db8::1".parse().unwrap(),
@@ -90,8 +90,12 @@ fn a_neighbour_is_asked_for_found_asked_for_again_and_forgotten() {
         assert_eq!(asked(table.find(ip(theirs), at(1.5))), (None, true));
 
         let found = answer(THEIRS, theirs, OURS, ours);
-        assert_eq!(hears(table, &found, at(2.0)), (None, true));
-        assert_eq!(hears(table, &found, at(2.0)), (None, false), "it was known");
+        assert_eq!(receive(table, &found, at(2.0)), (None, true));
+        assert_eq!(
+            receive(table, &found, at(2.0)),
+            (None, false),
+            "it was known"
+        );
         assert_eq!(
             asked(table.find(ip(theirs), at(10.0))),
             (Some(THEIRS), false)
@@ -103,7 +107,7 @@ fn a_neighbour_is_asked_for_found_asked_for_again_and_forgotten() {
         // It has another MAC now, and says so by asking for us.
         let elsewhere = Mac([4, 0, 0, 0, 0, 3]);
         let moved = answer(elsewhere, theirs, OURS, ours);
-        assert_eq!(hears(table, &moved, at(31.0)), (None, true));
+        assert_eq!(receive(table, &moved, at(31.0)), (None, true));
         assert_eq!(
             asked(table.find(ip(theirs), at(32.0))),
             (Some(elsewhere), false)
@@ -130,7 +134,7 @@ fn what_no_neighbour_says_changes_nothing() {
     table.find(ip("192.0.2.2"), now);
     let group = answer(Mac([1, 0, 0x5e, 0, 0, 1]), "192.0.2.2", OURS, "192.0.2.1");
     assert_eq!(
-        hears(&mut table, &group, now),
+        receive(&mut table, &group, now),
         (None, false),
         "nobody is a group"
     );

@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const LATE: Duration = Duration::from_millis(100);
 
 /// Guests and their streams.
-pub struct Lanes {
+pub struct Traffic {
     /// By their number.
     pub ends: Vec<End>,
     streams: Vec<Stream>,
@@ -49,12 +49,12 @@ pub struct Progress {
     pub over: AtomicBool,
 }
 
-impl Lanes {
+impl Traffic {
     /// Streams between these guests.
-    pub fn new(ends: Vec<End>, streams: Vec<Stream>) -> Lanes {
+    pub fn new(ends: Vec<End>, streams: Vec<Stream>) -> Traffic {
         // What one thread can do for all of them.
         let spacing = Duration::from_micros(if streams.len() > 2 { 500 } else { 100 });
-        Lanes {
+        Traffic {
             ends,
             streams,
             spacing,
