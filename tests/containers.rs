@@ -141,7 +141,7 @@ fn a_container_has_its_interface_with_addresses_and_routes() -> Result<()> {
         )),
         &how,
     )?;
-    // The same values again change nothing, and a dump is read back.
+    // A NIC that is added again with its values does not change, and a dump is read back.
     add(&daemon, 1, &container.0, more)?;
     let dump = daemon.cli("config")?;
     let file = daemon.dir().join("dump");
@@ -264,7 +264,7 @@ fn a_namespace_that_goes_breaks_the_nic_and_heals_it_when_it_returns() -> Result
             "the pair is gone",
         )?;
     }
-    // The same `nic add` does not wait for the next look.
+    // `nic add` of the NIC as it is does not wait for the next look.
     let container = Named::new("comes")?;
     add(&daemon, 1, &name, "")?;
     container.ok("ping -q -c 1 -W 2 10.2.0.2")?;

@@ -627,7 +627,7 @@ fn the_same_leaves_for_another_host(over_v6: bool) -> Result<()> {
     the_same_with_both(kernel, path, &[(1, 2), (1, 2), (2, 1), (2, 1)])
 }
 
-/// The same frames, rules and all to both, between these ends.
+/// Sends each frame to both worlds, under equal rules, between these ends.
 fn the_same_with_both(mut kernel: World, mut path: World, ends: &[(usize, usize)]) -> Result<()> {
     let nics = kernel.nics;
     let mut dice = Dice(0x9e37_79b9_7f4a_7c15);

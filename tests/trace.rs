@@ -282,7 +282,7 @@ fn across_two_hosts() -> Result<()> {
         code == 1 && there["reason"] == "no_ingress_rule",
         &format!("the other host drops it: {code} {told:#}"),
     )?;
-    // The same, asked there.
+    // Asked of the other host itself, the answer is that as well.
     let host = "uplink --vni 42 --host 192.0.2.1 tcp 10.1.0.2:80 --source 10.1.0.1";
     let line = format!("{host} --source-mac {}", butterfly_tests::hosts::mac(1));
     dropped(&hosts.right.daemon, &line, "no_ingress_rule")?;

@@ -224,8 +224,8 @@ impl Switch {
         Switch::with_clock(ports, max_flows, snapshot, Some(Instant::now()))
     }
 
-    /// The same without time: ports that are quiet stay polled. Guests in this process have no
-    /// eventfd to wake a worker by.
+    /// These ports under a snapshot, without a clock: ports that are quiet stay polled. Guests in
+    /// this process have no eventfd to wake a worker by.
     pub(crate) fn without_time(
         ports: Vec<(QueueId, Port)>,
         max_flows: u32,

@@ -30,7 +30,7 @@ pub trait Column: Copy + PartialEq {
     /// The name in tables and ratios.
     fn name(self) -> &'static str;
 
-    /// Does it stand beside the others only to show a limit?
+    /// Whether it stands beside the others only to show a limit.
     fn is_limit(self) -> bool {
         false
     }

@@ -308,7 +308,7 @@ fn network(vni: Vni, overlay: Overlay) -> Network {
     }
 }
 
-/// The same numbers in every run (xorshift64).
+/// Random numbers that every run draws alike (xorshift64).
 struct Random(u64);
 
 impl Random {

@@ -408,8 +408,9 @@ static __always_inline bool acl_is_of_link6(const struct in6_addr *address)
 	return bpf_ntohl(address->s6_addr32[0]) >> 22 == 0xfe80 >> 6;
 }
 
-// The same as acl_way() for an address of a link: that which the packet came by, if there is a way,
-// the address is not this host's, and the packet is not too big.
+// What acl_way() gives for a link-local destination: the interface that the packet came by, if
+// there is a route, the address is not this host's, and the packet is not too big; else less than
+// zero.
 static __always_inline int acl_way_on_link(context *ctx, struct ipv6hdr *ip, __u32 in)
 {
 	const struct path *path = table6(find6(bpf_be64_to_cpu(*(const __be64 *)&ip->daddr)),

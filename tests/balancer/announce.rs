@@ -136,7 +136,7 @@ hold = 240
 as = 65002
 password = secret#1
 ";
-/// The same as the router has it.
+/// The session of [`SETTINGS`], as the router has it.
 const ROUTER: &str = r#"
 protocol kernel { ipv4 { import none; export all; }; }
 protocol bfd { }

@@ -163,8 +163,8 @@ pub fn start_host(
     host_of(daemon, dir, there)
 }
 
-/// The same by DPDK's `net_af_packet` on `uplink`, of a daemon that has DPDK. `far` is the other
-/// host's MAC.
+/// As [`start_host`], with a daemon that is built with DPDK, by DPDK's `net_af_packet` on `uplink`.
+/// `far` is the other host's MAC.
 pub fn start_host_by_dpdk(
     dir: &Path,
     core: usize,

@@ -122,7 +122,7 @@ impl Peer {
         Peer::OvsCt,
     ];
 
-    /// Does it sleep when there is nothing to do?
+    /// Whether it sleeps when there is nothing to do.
     pub fn sleeps(self) -> bool {
         matches!(
             self,
@@ -130,13 +130,13 @@ impl Peer {
         )
     }
 
-    /// Does it keep its core from halting as long as it is up, halted or not? It is up when no
+    /// Whether it keeps its core from halting as long as it is up, halted or not. It is up when no
     /// other is.
     pub fn keeps_awake(self) -> bool {
         self == Peer::ButterflyAwake
     }
 
-    /// Is it measured by this test?
+    /// Whether this test measures it.
     pub fn takes(self, test: Test) -> bool {
         match self {
             Peer::TestpmdLarge => test.setup() == Setup::Large,

@@ -450,7 +450,7 @@ impl Controller {
                 opened.push(new.clone());
             }
             if let Some(mirror) = &new.nic.mirror {
-                // The same one goes on, with what it has counted.
+                // A mirror that does not change goes on, with what it has counted.
                 let same = |old: &&NicEntry| {
                     (&old.nic.mirror, old.nic.vni) == (&new.nic.mirror, new.nic.vni)
                 };

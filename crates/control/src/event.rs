@@ -32,7 +32,8 @@ pub enum NicState {
 pub struct Event {
     /// 1 for the first since the daemon started, then one more each.
     pub sequence: u64,
-    /// The same of its own part alone: of the switch, of services, of interfaces.
+    /// Counted likewise, but among the events of its own part alone: of the switch, of services, of
+    /// interfaces.
     pub number: u64,
     /// The snapshot that this came with, or that was in force.
     pub epoch: u64,

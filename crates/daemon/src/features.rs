@@ -66,7 +66,7 @@ fn is_there(interface: &str) -> bool {
 
 impl Features for HostFeatures {
     fn now(&self) -> Duration {
-        // The same in the daemon that takes this one's place.
+        // A clock that the daemon that takes this one's place reads, too.
         Duration::from_nanos(monotonic_ns())
     }
 

@@ -80,7 +80,7 @@ pub(crate) fn egress(
     egress_seen(view, nic, question, owned, unseen)
 }
 
-/// The same, with somebody who looks on.
+/// What [`egress`] says; `look` is told which groups were asked.
 pub(crate) fn egress_seen(
     view: &View,
     nic: &PortConfig,
@@ -101,7 +101,7 @@ pub(crate) fn ingress(view: &View, nic: &PortConfig, question: &Question) -> Opt
     ingress_seen(view, nic, question, unseen)
 }
 
-/// The same, with somebody who looks on.
+/// What [`ingress`] says; `look` is told which groups were asked.
 pub(crate) fn ingress_seen(
     view: &View,
     nic: &PortConfig,

@@ -238,7 +238,7 @@ impl StateMemory {
         uid.store(is.0.into(), Ordering::Relaxed);
     }
 
-    /// The same of a rule's slot.
+    /// Whose a rule's slot is from now on, and what it had counted before; `None`: nobody's.
     pub fn note_rule(&self, slot: RuleSlot, whose: Option<(Key, RuleCounters)>) {
         let start = slot.0 as usize * RULE_WORDS;
         let Some([low, high, baseline @ ..]) = self.rules.get(start..start + RULE_WORDS) else {

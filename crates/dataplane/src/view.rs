@@ -581,7 +581,7 @@ mod tests {
         let second = then(&first, ports, |next| {
             next.ports.set(3, None);
             next.ports.set(4, port(4, 5000, vec![GroupIdx(1)]));
-            // The same NIC with other values.
+            // This NIC stays, with other values.
             next.ports.set(5, port(5, 6, Vec::new()));
         });
         let (next, difference) = view.next(&second);

@@ -37,8 +37,8 @@ impl Wanted {
         self.note_if(address, |_| true)
     }
 
-    /// The same of a host that was heard of and that no frame waits for:
-    /// [not too many](HEARD_A_SECOND). The others are noted when a frame is for them.
+    /// [Notes](Self::note) a host that was heard of and that no frame waits for, but
+    /// [not too many](HEARD_A_SECOND) a second. The others are noted when a frame is for them.
     #[cold]
     pub(crate) fn note_heard(&self, address: IpAddr, now_secs: u32) -> bool {
         self.note_if(address, |(second, count)| {

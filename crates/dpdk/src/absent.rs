@@ -1,4 +1,4 @@
-//! The same face without DPDK: there is never a device.
+//! What `linked` offers, in a build without DPDK: there is never a device.
 
 use std::sync::Arc;
 

@@ -265,7 +265,7 @@ impl Lab {
         drop(self.control.put_bindings(vec![binding]));
     }
 
-    /// The same configuration once more: nothing changes, and what is broken is healed.
+    /// Applies the configuration that is in force: nothing changes, and what is broken is healed.
     fn apply_again(&mut self) {
         let config = self.control.config();
         let diff = self.control.apply(config, false);

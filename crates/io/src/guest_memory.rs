@@ -132,7 +132,7 @@ impl GuestMemory {
         GuestMemory::with(specs, MissingPages::Made)
     }
 
-    /// The same, and what becomes of pages that are missing.
+    /// Maps all regions, or none; `missing` says what becomes of pages that are not there.
     pub fn with(specs: Vec<RegionSpec>, missing: MissingPages) -> Result<Self, MemoryError> {
         if specs.is_empty() || specs.len() > MAX_REGIONS {
             return Err(MemoryError::Count(specs.len()));

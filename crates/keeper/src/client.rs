@@ -224,7 +224,8 @@ impl Keeper {
         self.release_left_of(|_| true)
     }
 
-    /// The same of those alone whose names are such.
+    /// Has those closed whose names `which` takes, as [`release_left`](Self::release_left) does
+    /// all.
     pub fn release_left_of(&self, which: impl Fn(&str) -> bool) -> Result<Vec<String>, Error> {
         let left = self.lock().left.keys().cloned().collect::<Vec<String>>();
         let left: Vec<String> = left.into_iter().filter(|name| which(name)).collect();

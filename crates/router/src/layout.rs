@@ -470,7 +470,7 @@ pub struct AclHeader {
     pub no_rule: u32,
     /// Lines of tries' roots for sources of IPv4 and IPv6.
     pub source: [u32; 2],
-    /// The same for destinations.
+    /// And for destinations.
     pub destination: [u32; 2],
     /// Lines of tables of lines of rows.
     pub protocols: u32,

@@ -59,8 +59,8 @@ impl BpfArray {
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.words) }
     }
 
-    /// The same memory as numbers of 64 bits, each of which changes as a whole; an odd word at the
-    /// end is in none.
+    /// All words of the map, two by two, as numbers of 64 bits, each of which changes as a whole;
+    /// an odd word at the end is in none.
     pub fn numbers(&self) -> &[AtomicU64] {
         // SAFETY: as in `words`: the mapping begins at a page's start, so that it is aligned for
         // these too, and half as many of twice the size end where the words do or before.

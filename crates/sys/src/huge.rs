@@ -38,7 +38,8 @@ impl<T: Zeroable> Zeroed<T> {
         Zeroed::mapped(len, true)
     }
 
-    /// The same in pages as small as the system has: of a table of which little comes into use.
+    /// As [`new`](Self::new), in pages as small as the system has: for a table of which little
+    /// comes into use.
     pub fn sparse(len: usize) -> Self {
         Zeroed::mapped(len, false)
     }

@@ -185,7 +185,8 @@ impl Guest {
         self.port_parts_with(MissingPages::Made)
     }
 
-    /// The same, and what becomes of pages that the guest has not used.
+    /// As [`port_parts`](Guest::port_parts); `missing` says what becomes of pages that the guest
+    /// has not used.
     pub fn port_parts_with(&self, missing: MissingPages) -> PortParts {
         let memory = GuestMemory::with(self.regions(), missing).expect("the guest's memory");
         let memory = Arc::new(memory);

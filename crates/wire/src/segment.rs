@@ -162,7 +162,7 @@ impl Segments {
     }
 
     /// Where a segment's checksum is to be completed when its header was made with
-    /// [`Checksum::Partial`]. The same for every segment.
+    /// [`Checksum::Partial`]: one place for all segments.
     pub fn partial_checksum(&self) -> PartialChecksum {
         PartialChecksum {
             start: self.l4 as u16,

@@ -72,7 +72,7 @@ pub struct BalanceArgs {
 }
 
 impl BalanceArgs {
-    /// Does it, until SIGINT or SIGTERM, or the time is over.
+    /// Balances until SIGINT or SIGTERM, or until the time is over.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         let services = self.services.services()?;
         let failed = |e: balancer::Error| Error::Refused(e.to_string());

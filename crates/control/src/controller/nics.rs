@@ -7,8 +7,8 @@ use crate::model::{Nic, NicId, NicUpdate};
 use crate::stage::Change;
 
 impl Controller {
-    /// Makes a NIC be as given. The same content again changes nothing and does not touch the
-    /// running port. Other content replaces it: the guest's connection is kept unless kind or path
+    /// Makes a NIC be as given. If it is so already, nothing changes and the running port is not
+    /// touched. Other content replaces it: the guest's connection is kept unless kind or path
     /// changed, the flows unless MAC, VNI or the connection did.
     pub fn put_nic(&mut self, nic: Nic) -> Result<NicStatus, Error> {
         let id = nic.id.clone();

@@ -48,7 +48,7 @@ impl Caller {
         Author::Client(self.shown.clone())
     }
 
-    /// The same, for what goes on behind the request.
+    /// This caller without its record: for what goes on after the request was answered.
     pub fn unrecorded(mut self) -> Caller {
         self.record = None;
         self

@@ -12,7 +12,7 @@ pub fn member(member: Member) -> v1::RouterInterface {
     interface(member.status())
 }
 
-/// The same, as the controller says it.
+/// An interface of the router's with the status that the controller has of it.
 pub fn interface(status: InterfaceStatus) -> v1::RouterInterface {
     v1::RouterInterface {
         mode: mode_of(status.mode).into(),

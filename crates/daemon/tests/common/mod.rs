@@ -259,7 +259,7 @@ impl Daemon {
         self.wait_within(PATIENCE)
     }
 
-    /// The same, for one that may take longer.
+    /// Waits so long until the daemon has ended; how, and after how long.
     pub fn wait_within(&mut self, patience: Duration) -> (ExitStatus, Duration) {
         let started = Instant::now();
         loop {

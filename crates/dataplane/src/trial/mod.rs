@@ -47,7 +47,7 @@ pub enum Stage {
     Outer,
     /// What is it?
     Parse,
-    /// Does it come from whom it says?
+    /// Whether it comes from whom it says.
     Spoof,
     /// Is it a fragment, and what did the first one say?
     Fragments,

@@ -56,7 +56,7 @@ impl DirtyLog {
         DirtyLog::with(fd, size, offset, MissingPages::Made)
     }
 
-    /// The same, and what becomes of its pages that are missing.
+    /// As [`new`](Self::new); `missing` says what becomes of its pages that are not there.
     pub fn with(
         fd: OwnedFd,
         size: u64,

@@ -343,7 +343,7 @@ impl Copies {
         Ok(())
     }
 
-    /// The same of the call.
+    /// The VMM has given another call, or none. An error: there is no descriptor to be had.
     pub fn set_call(&mut self, call: Option<&OwnedFd>) -> std::io::Result<()> {
         self.call = call.map(OwnedFd::try_clone).transpose()?;
         Ok(())

@@ -125,8 +125,8 @@ impl Server {
         Server::start_as(sink, keeper, false)
     }
 
-    /// The same, of a process that another one gives way to: it serves nobody and connects to
-    /// nobody before [`begin`](Server::begin).
+    /// Starts the thread in a process that another one gives way to: it serves nobody and connects
+    /// to nobody before [`begin`](Server::begin).
     pub fn start_waiting(
         sink: Arc<dyn PortSink>,
         keeper: Option<Arc<dyn SessionKeeper>>,
@@ -173,7 +173,7 @@ impl Server {
         self.listen_as(key, path, SocketFile::default(), nic)
     }
 
-    /// The same, with a file that is whose `file` says.
+    /// As [`listen`](Server::listen), with a socket's file that belongs to whom `file` says.
     pub fn listen_as(
         &self,
         key: PortKey,
@@ -184,8 +184,8 @@ impl Server {
         self.listen_again(key, path, file, nic, None)
     }
 
-    /// The same, with the session that a process before has left, which goes on. One that cannot be
-    /// is closed, and the log says why.
+    /// As [`listen_as`](Server::listen_as), going on with the session that a process before has
+    /// left. One that cannot go on is closed, and the log says why.
     pub fn listen_again(
         &self,
         key: PortKey,
@@ -199,7 +199,7 @@ impl Server {
             .ok_or(ServerError::Stopped)?
     }
 
-    /// The same by the socket of a process that gives way to this one.
+    /// As [`listen`](Server::listen), at the socket of a process that gives way to this one.
     pub fn listen_by(
         &self,
         key: PortKey,
@@ -273,8 +273,8 @@ impl Server {
         self.connect_again(key, path, nic, None)
     }
 
-    /// The same, with the session that a process before has left, which goes on. One that cannot be
-    /// is closed, and the log says why.
+    /// As [`connect`](Server::connect), going on with the session that a process before has left.
+    /// One that cannot go on is closed, and the log says why.
     pub fn connect_again(
         &self,
         key: PortKey,

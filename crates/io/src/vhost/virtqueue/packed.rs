@@ -285,7 +285,8 @@ impl PackedQueue {
         self.bell.call(wanted);
     }
 
-    /// The same with a log: the descriptors of so many slots.
+    /// [Shows](Self::show) them, and notes the descriptors of so many slots in the log of written
+    /// pages.
     #[cold]
     #[inline(never)]
     fn show_and_note(&mut self, old: Position, first: Pending, slots: u16) {

@@ -219,7 +219,7 @@ impl SplitQueue {
         self.bell.call(wanted);
     }
 
-    /// The same with a log: the entries, and the index.
+    /// [Shows](Self::show) them, and notes entries and index in the log of written pages.
     #[cold]
     #[inline(never)]
     fn show_and_note(&mut self, old: u16, new: u16) {
