@@ -63,7 +63,8 @@ pub fn with_the_rest(stage: &mut Stage) -> Result<()> {
     // A NIC that cannot be had: nothing of the file is in force, no service either.
     let mut bad = declared.clone();
     bad["balancer"]["services"] = json!([]);
-    bad["nics"] = json!([{ "id": "n", "mac": "52:54:00:00:00:01", "vni": 7, "path": "/nonexistent/dir/socket" }]);
+    let path = "/nonexistent/dir/socket";
+    bad["nics"] = json!([{ "id": "n", "mac": "52:54:00:00:00:01", "vni": 7, "path": path }]);
     check(apply(stage, &bad, "").is_err(), "the NIC is refused")?;
     check(keys(stage)?.len() == 2, "and the services stay")?;
     // A service that makes no sense: the same.

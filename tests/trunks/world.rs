@@ -49,7 +49,8 @@ pub const FUNCTIONS: &str = "set -e
     }
     serve() {
         name=$1; shift
-        $in sysctl -q -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2 net.ipv4.conf.all.rp_filter=0
+        for setting in arp_ignore=1 arp_announce=2 rp_filter=0
+        do $in sysctl -q -w net.ipv4.conf.all.$setting; done
         for vip in $*; do $in ip addr add $vip dev lo; done
         mkdir -p /www/$name && echo $name >/www/$name/index.html && $in httpd -h /www/$name
         for role in 'tcp-sink 81' 'udp-serve 9' 'sctp-serve 9'

@@ -17,7 +17,8 @@ use xdp::{Program, Run, objects};
 
 thread_local! {
     /// What answers XDP_TX and does nothing else.
-    static EMPTY: Program = Program::load("transmit", objects::TRANSMIT, |_| Ok(())).expect("the program loads");
+    static EMPTY: Program =
+        Program::load("transmit", objects::TRANSMIT, |_| Ok(())).expect("the program loads");
     /// Net nanoseconds of the packets since this was last looked at.
     static TIMES: RefCell<Vec<f64>> = const { RefCell::new(Vec::new()) };
 }

@@ -2,7 +2,8 @@
 //! no compiler either: the BPF program is inside. Needs root, or CAP_BPF, CAP_NET_ADMIN and
 //! CAP_PERFMON.
 //!
-//!     cargo run -p butterfly-balancer --example balance -- eth0 192.168.101.1:80 10.1.2.10 10.1.2.11
+//!     cargo run -p butterfly-balancer --example balance -- \
+//!         eth0 192.168.101.1:80 10.1.2.10 10.1.2.11
 //!
 //! `tests/balancer/library.rs` runs it among real kernels.
 

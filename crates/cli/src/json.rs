@@ -163,9 +163,9 @@ mod tests {
             ..Default::default()
         };
         let expected = json!({
-            "id": "a", "ingress_frames": 0, "ingress_bytes": 1_u64 << 40, "egress_frames": 0, "egress_bytes": 0,
-            "ingress_drops": 0, "egress_drops": 0, "flows": 0, "egress_waits": 0,
-                "egress_wait_ns": 0,
+            "id": "a", "ingress_frames": 0, "ingress_bytes": 1_u64 << 40,
+            "egress_frames": 0, "egress_bytes": 0, "ingress_drops": 0, "egress_drops": 0,
+            "flows": 0, "egress_waits": 0, "egress_wait_ns": 0,
             "egress_kernel_frames": 0, "mirrored_frames": 0, "mirror_lost_frames": 0,
         });
         assert_eq!(full("NicStats", &stats), expected);

@@ -192,8 +192,12 @@ impl NextHopTask {
             tokio::select! {
                 changed = self.kernel.changed() => match changed {
                     Ok((_, kinds)) => {
-                        if kinds.any(
-                            Kinds::LINKS | Kinds::ADDRESSES | Kinds::ROUTES | Kinds::NEXTHOPS | Kinds::RULES) {
+                        let of_routes = Kinds::LINKS
+                            | Kinds::ADDRESSES
+                            | Kinds::ROUTES
+                            | Kinds::NEXTHOPS
+                            | Kinds::RULES;
+                        if kinds.any(of_routes) {
                             self.sought.routes.clear();
                             return Some(false);
                         }

@@ -59,7 +59,8 @@ async fn a_sealed_request_is_carried_out_and_its_answer_is_sealed() {
         "messages { revision: 0 message_0 { request { sg_add { id: 'a' } } message_id: 'x' } }",
     );
     let answer = Messages::decode(ask_sealed(&mut client, &request).await.as_slice()).unwrap();
-    let expected = "messages { revision: 6 message_0 { response { status { status: true } } message_id: 'x' } }";
+    let expected = "messages { revision: 6 message_0 { response { status { status: true } } \
+                    message_id: 'x' } }";
     assert_eq!(answer, api::text_format::parse(expected).unwrap());
 }
 

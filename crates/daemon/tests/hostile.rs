@@ -11,7 +11,18 @@ use api::v1;
 use common::{Daemon, PATIENCE, within};
 
 const LIST: &str = "messages { revision: 0 message_0 { request { nic_list: true } } }";
-const EMPTY: &str = "messages {\n  revision: 6\n  message_0 {\n    response {\n      status {\n        status: true\n      }\n    }\n  }\n}\n";
+const EMPTY: &str = "\
+messages {
+  revision: 6
+  message_0 {
+    response {
+      status {
+        status: true
+      }
+    }
+  }
+}
+";
 
 fn connect(daemon: &Daemon) -> TcpStream {
     let stream = TcpStream::connect(daemon.v0.strip_prefix("tcp://").unwrap()).unwrap();

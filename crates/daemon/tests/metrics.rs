@@ -402,7 +402,8 @@ async fn prometheus_scrapes_over_tls_and_over_loopback() {
             8,
         ),
         (
-            "histogram_quantile(0.9, butterfly_api_request_duration_seconds_bucket{request=\"PutNic\"})",
+            "histogram_quantile(0.9, \
+             butterfly_api_request_duration_seconds_bucket{request=\"PutNic\"})",
             2,
         ),
         ("process_resident_memory_bytes{job=\"butterfly\"} > 1e6", 1),

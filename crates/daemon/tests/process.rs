@@ -300,7 +300,8 @@ async fn v1_shutdown_answers_and_stops() {
 #[tokio::test]
 async fn a_crash_leaves_nothing_in_the_way() {
     let mut first = Daemon::start(&[]);
-    let nic = "messages { revision: 0 message_0 { request { nic_add { id: 'a' mac: '52:54:00:00:00:01' vni: 1 } } } }";
+    let nic = "messages { revision: 0 message_0 { request { \
+               nic_add { id: 'a' mac: '52:54:00:00:00:01' vni: 1 } } } }";
     first.v0().await.ask_text(nic).await;
     // The next one over what is left, at once: the first may still be dying.
     first.signal(Signal::KILL);

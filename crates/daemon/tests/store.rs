@@ -204,8 +204,9 @@ async fn all_that_is_declared_is_there_after_a_kill() {
     apply(&mut client, everything()).await;
     // The other ways in: v0, single requests, the balancer's own.
     let mut v0 = daemon.v0().await;
-    let add = "messages { revision: 0 message_0 { request { sg_rule_add { sg_id: \"db\" rule { direction: INBOUND \
-               protocol: 6 port_start: 5432 port_end: 5432 cidr { address: \"10.0.0.0\" mask_size: 8 } } } } } }";
+    let add = "messages { revision: 0 message_0 { request { sg_rule_add { sg_id: \"db\" \
+               rule { direction: INBOUND protocol: 6 port_start: 5432 port_end: 5432 \
+               cidr { address: \"10.0.0.0\" mask_size: 8 } } } } } }";
     let said = v0.ask_text(add).await;
     assert!(said.contains("status: true"), "{said}");
     put(&mut client, nic("late", 9)).await.unwrap();

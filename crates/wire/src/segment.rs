@@ -8,7 +8,7 @@
 //! ```text
 //! let segments = Segments::new(head, frame_len, &offload)?;
 //! for index in 0..segments.count() {
-//!     copy frame[segments.payload(index)] behind segments.header_len() bytes, summing it if need be
+//!     copy frame[segments.payload(index)] behind segments.header_len() bytes, summing it if need
 //!     segments.write(index, Checksum::Full { payload_sum }, the bytes before it)
 //! }
 //! ```

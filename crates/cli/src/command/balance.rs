@@ -36,8 +36,10 @@ kernel has interfaces for. While it runs, and where no daemon does, `butterfly s
 
 Examples:
   butterfly balance ens192 10.1.2.3 192.168.101.1 10.1.2.10 10.1.2.11 10.1.2.12
-  butterfly balance ens192 10.1.2.3 192.168.101.1 10.1.2.10 10.1.2.11 --vip 192.168.101.2 -p 80,443 -i ens224
-  butterfly balance ens192 10.1.2.3 192.168.101.1 10.1.2.10*3 10.1.2.11 --proto udp --port 53 --encapsulation ipip")]
+  butterfly balance ens192 10.1.2.3 192.168.101.1 10.1.2.10 10.1.2.11 \
+    --vip 192.168.101.2 -p 80,443 -i ens224
+  butterfly balance ens192 10.1.2.3 192.168.101.1 10.1.2.10*3 10.1.2.11 \
+    --proto udp --port 53 --encapsulation ipip")]
 pub struct BalanceArgs {
     /// The interface that clients' packets come by
     #[arg(value_name = "INTERFACE")]

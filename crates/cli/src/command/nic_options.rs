@@ -52,9 +52,10 @@ that it is to be replaced whole; the same values again are no error.
 
 Examples:
   butterfly nic add --id vnic_1 --mac 52:54:00:12:34:01 --vni 1337 --ip 42.0.0.1 --sg web ssh
-  butterfly nic add --id c1 --mac 52:54:00:12:34:02 --vni 1337 --ip 42.0.0.2 --type tap --path tap-c1
-  butterfly nic add --id c2 --mac 52:54:00:12:34:03 --vni 1337 --ip 42.0.0.3/24 --gateway 42.0.0.254 \
-      --type veth --netns c2 --ifname eth0")]
+  butterfly nic add --id c1 --mac 52:54:00:12:34:02 --vni 1337 --ip 42.0.0.2 \
+      --type tap --path tap-c1
+  butterfly nic add --id c2 --mac 52:54:00:12:34:03 --vni 1337 --ip 42.0.0.3/24 \
+      --gateway 42.0.0.254 --type veth --netns c2 --ifname eth0")]
 pub struct NicAdd {
     /// Names the NIC and its socket, <socket-dir>/qemu-vhost-<ID>
     #[arg(long)]

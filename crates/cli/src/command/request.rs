@@ -20,7 +20,8 @@ All requests are sent; the exit code is 1 when one of them was refused.
 
 Examples:
   butterfly request saved
-  echo 'messages { revision: 6 message_0 { request { nic_list: true } } }' | butterfly request - --stdout")]
+  echo 'messages { revision: 6 message_0 { request { nic_list: true } } }' \
+    | butterfly request - --stdout")]
 pub struct RequestArgs {
     /// The requests, in protobuf text format; - is standard input
     file: PathBuf,

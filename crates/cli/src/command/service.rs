@@ -51,8 +51,10 @@ A service is ADDRESS:PORT of TCP, or ADDRESS:PORT/udp, /sctp; PORT may be all. E
 service's address too, and answers the clients itself (direct server return).
 
 Examples:
-  butterfly service add 192.168.101.1:80 --server 10.1.2.10 10.1.2.11 --check http --check-path /healthz
-  butterfly service add [2001:db8::1]:53/udp --encapsulation ipip --server 10.1.2.10*3 10.1.2.11 --check dns
+  butterfly service add 192.168.101.1:80 --server 10.1.2.10 10.1.2.11 \
+    --check http --check-path /healthz
+  butterfly service add [2001:db8::1]:53/udp --encapsulation ipip \
+    --server 10.1.2.10*3 10.1.2.11 --check dns
   butterfly service add 192.168.101.1:all --sticky")]
 pub struct AddArgs {
     /// The service

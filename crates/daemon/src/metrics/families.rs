@@ -96,7 +96,8 @@ families! {
         lost: no room in the queue, or not taken by the host's network.";
     NIC_DROPPED = Counter "butterfly_nic_dropped_frames" ("nic", "direction") "Frames from this \
         guest (egress) and on their way to it (ingress) that were dropped.";
-    NIC_DROPPED_BY = Counter "butterfly_nic_dropped_frames_by_reason" ("nic", "direction", "reason") "The same by reason, once it has happened; docs/drops.md explains the reasons.";
+    NIC_DROPPED_BY = Counter "butterfly_nic_dropped_frames_by_reason" ("nic", "direction", "reason")
+        "The same by reason, once it has happened; docs/drops.md explains the reasons.";
     DROPPED = Counter "butterfly_dropped_frames" ("direction", "reason") "Frames of all NICs, \
         deleted ones included, that were dropped; docs/state.md says over what ends of the daemon.";
 
@@ -168,7 +169,8 @@ families! {
 
     ROUTER_FORWARDED = Counter "butterfly_router_forwarded_packets" ("interface", "family")
         "Transit packets from this interface that were forwarded.";
-    ROUTER_FORWARDED_BYTES = Counter "butterfly_router_forwarded_bytes" ["bytes"] ("interface", "family") "Their bytes.";
+    ROUTER_FORWARDED_BYTES = Counter "butterfly_router_forwarded_bytes" ["bytes"]
+        ("interface", "family") "Their bytes.";
     ROUTER_SENT = Counter "butterfly_router_sent_packets" ("interface", "family") "Transit packets \
         that were sent out of this interface.";
     ROUTER_DROPPED = Counter "butterfly_router_dropped_packets" ("interface", "family", "reason")
@@ -183,7 +185,8 @@ families! {
 
     API_REQUESTS = Counter "butterfly_api_requests" ("api", "request", "result") "Requests of both \
         APIs that were answered: ok, or how they were refused.";
-    API_DURATION = Histogram "butterfly_api_request_duration_seconds" ["seconds"] ("api", "request") "From a request to its answer, or to the first of a stream. A change is in force by then.";
+    API_DURATION = Histogram "butterfly_api_request_duration_seconds" ["seconds"] ("api", "request")
+        "From a request to its answer, or to the first of a stream. A change is in force by then.";
     AUDIT_LOST = Counter "butterfly_audit_lost_lines" () "Lines that could not be written to the \
         audit file.";
     FLOW_RECORDS = Counter "butterfly_flow_log_records" ("kind") "Connections that began and \

@@ -441,12 +441,11 @@ proptest! {
                     lab.send(nics[packet.from], bytes.clone());
                     let dropped = difference(&before, &lab.drops());
                     let arrived = lab.received(nics[packet.to]);
-                    match expected {
-                        None => prop_assert_eq!((dropped, arrived), (vec![], vec![bytes]), "step {}: {:?}", number, packet),
-                        Some(reason) => {
-                            prop_assert_eq!((dropped, arrived), (vec![(reason, 1)], vec![]), "step {}: {:?}", number, packet);
-                        }
-                    }
+                    let expected = match expected {
+                        None => (vec![], vec![bytes]),
+                        Some(reason) => (vec![(reason, 1)], vec![]),
+                    };
+                    prop_assert_eq!((dropped, arrived), expected, "step {}: {:?}", number, packet);
                 }
             }
         }

@@ -26,7 +26,9 @@ pub fn routed(hosts: &RoutedHosts, modes: [Option<Mode>; 2], meanwhile: impl FnO
             ready.send(()).expect("somebody waits");
             loop {
                 tokio::select! {
-                    step = ours.service.step(&mut ours.attached) => drop(step.expect("the router goes on")),
+                    step = ours.service.step(&mut ours.attached) => {
+                        step.expect("the router goes on");
+                    }
                     _ = &mut stopped => return ours.report(),
                 }
             }

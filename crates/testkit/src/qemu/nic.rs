@@ -147,8 +147,8 @@ impl Nic {
         }
         let (checksum, segmentation) = (on(self.checksum), on(self.checksum && self.segmentation));
         let mut device = format!(
-            "virtio-net-pci,netdev=net{index},mac={},romfile=,mrg_rxbuf={},csum={checksum},guest_csum={checksum},\
-             event_idx={},indirect_desc={},packed={},\
+            "virtio-net-pci,netdev=net{index},mac={},romfile=,mrg_rxbuf={},\
+             csum={checksum},guest_csum={checksum},event_idx={},indirect_desc={},packed={},\
              guest_announce={},host_mtu={}",
             self.mac,
             on(self.mergeable),

@@ -509,7 +509,8 @@ mod tests {
                 }
             }
             record.truncate(len);
-            if let Ok(resumed) = Resumed::decode(LeftSession { record, fds: fds(count) }, b"/a/path") {
+            let left = LeftSession { record, fds: fds(count) };
+            if let Ok(resumed) = Resumed::decode(left, b"/a/path") {
                 prop_assert!(resumed.saved.regions.len() < count);
                 resumed.saved.into_requests();
             }
