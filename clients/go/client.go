@@ -190,7 +190,8 @@ func (c *client) put(service Service, destinations []Destination, createOnly boo
 	if err != nil {
 		return err
 	}
-	_, err = c.balancer.PutService(ctx, &pb.PutServiceRequest{Service: message, CreateOnly: createOnly})
+	request := &pb.PutServiceRequest{Service: message, CreateOnly: createOnly}
+	_, err = c.balancer.PutService(ctx, request)
 	return err
 }
 
@@ -222,7 +223,8 @@ func (c *client) RemoveService(service Service) error {
 	defer cancel()
 	answer, err := c.balancer.DeleteService(ctx, &pb.DeleteServiceRequest{Key: service.key()})
 	if err == nil && !answer.Existed {
-		return status.Errorf(codes.NotFound, "there is no service %v port %d", service.Address, service.Port)
+		return status.Errorf(codes.NotFound, "there is no service %v port %d",
+			service.Address, service.Port)
 	}
 	return err
 }
@@ -244,7 +246,9 @@ func (c *client) Destinations(service Service) ([]DestinationExtended, error) {
 func (c *client) CreateDestination(service Service, destination Destination) error {
 	ctx, cancel := c.context()
 	defer cancel()
-	request := &pb.PutServerRequest{Key: service.key(), Server: destination.message(), CreateOnly: true}
+	request := &pb.PutServerRequest{
+		Key: service.key(), Server: destination.message(), CreateOnly: true,
+	}
 	_, err := c.balancer.PutServer(ctx, request)
 	return err
 }

@@ -20,7 +20,8 @@ const endpointVariable = "BUTTERFLY_ENDPOINT"
 func dial(t *testing.T) Client {
 	endpoint := os.Getenv(endpointVariable)
 	if endpoint == "" {
-		t.Skipf("no daemon: %s names none (cargo test -p butterfly-tests --test go_client starts one)", endpointVariable)
+		t.Skipf("no daemon: %s names none (cargo test -p butterfly-tests --test go_client starts one)",
+			endpointVariable)
 	}
 	client, err := Dial(endpoint)
 	if err != nil {
@@ -112,7 +113,8 @@ func TestWhatIsWrongIsRefusedAndChangesNothing(t *testing.T) {
 	} {
 		want(t, client.CreateService(service), codes.InvalidArgument, part)
 	}
-	if err := client.CreateService(Service{Address: addr("192.168.101.1"), Check: &Check{Kind: "icmp"}}); err == nil {
+	icmp := Service{Address: addr("192.168.101.1"), Check: &Check{Kind: "icmp"}}
+	if err := client.CreateService(icmp); err == nil {
 		t.Fatal("a check of no kind is taken")
 	}
 	config, err := client.Config()
@@ -130,7 +132,8 @@ func TestAWholeConfigurationComesBackAsItWas(t *testing.T) {
 			Service: Service{
 				Address: addr("192.168.101.1"), Protocol: TCP, Port: 443, Required: &required,
 				Check: &Check{
-					Kind: "https", Interval: 500 * time.Millisecond, Timeout: 250 * time.Millisecond, Rise: 1, Fall: 2,
+					Kind: "https", Rise: 1, Fall: 2,
+					Interval: 500 * time.Millisecond, Timeout: 250 * time.Millisecond,
 					Method: "HEAD", Path: "/healthz", Host: "www.example.org", Statuses: []uint32{200, 204},
 				},
 			},
@@ -214,7 +217,8 @@ func TestVIPsAreThoseOfTheServices(t *testing.T) {
 	ok(t, client.SetService(other))
 	vips, err := client.VIPs()
 	ok(t, err)
-	if !reflect.DeepEqual(vips, []VIP{{Address: web.Address, Announced: true}, {Address: other.Address}}) {
+	both := []VIP{{Address: web.Address, Announced: true}, {Address: other.Address}}
+	if !reflect.DeepEqual(vips, both) {
 		t.Fatalf("VIPs are %+v", vips)
 	}
 	vip, err := client.VIP(other.Address)
@@ -245,11 +249,13 @@ func TestServicesAreListedAsTheyStand(t *testing.T) {
 	}
 	_, err = client.Destinations(Service{Address: addr("192.168.101.9"), Protocol: TCP, Port: 80})
 	want(t, err, codes.NotFound, "192.168.101.9")
-	want(t, client.UpdateDestination(web, Destination{Address: addr("10.1.2.12"), Weight: 1}), codes.NotFound, "10.1.2.12")
-	ok(t, client.UpdateDestination(web, Destination{Address: addr("10.1.2.11"), Weight: 9, State: Down}))
+	absent := Destination{Address: addr("10.1.2.12"), Weight: 1}
+	want(t, client.UpdateDestination(web, absent), codes.NotFound, "10.1.2.12")
+	down := Destination{Address: addr("10.1.2.11"), Weight: 9, State: Down}
+	ok(t, client.UpdateDestination(web, down))
 	destinations, err = client.Destinations(web)
 	ok(t, err)
-	if destinations[0].Destination != (Destination{Address: addr("10.1.2.11"), Weight: 9, State: Down}) {
+	if destinations[0].Destination != down {
 		t.Fatalf("the destination is %+v", destinations[0])
 	}
 }
@@ -275,6 +281,7 @@ func TestGeneratedCodeIsThatOfTheProto(t *testing.T) {
 	ok(t, err)
 	sum := sha256.Sum256(proto)
 	if hex.EncodeToString(sum[:]) != strings.TrimSpace(string(recorded)) {
-		t.Fatal("balancerpb is not that of proto/butterfly/v1/balancer.proto any more: run clients/go/generate.sh")
+		t.Fatal("balancerpb is not that of proto/butterfly/v1/balancer.proto any more: " +
+			"run clients/go/generate.sh")
 	}
 }

@@ -61,7 +61,8 @@ func (c Check) message() (*pb.HealthCheck, error) {
 			Statuses: c.Statuses,
 		}}
 	case "dns", "dns-tcp":
-		message.Kind = &pb.HealthCheck_Dns{Dns: &pb.DnsCheck{Tcp: c.Kind == "dns-tcp", Name: c.Name, Type: c.Type}}
+		check := &pb.DnsCheck{Tcp: c.Kind == "dns-tcp", Name: c.Name, Type: c.Type}
+		message.Kind = &pb.HealthCheck_Dns{Dns: check}
 	case "command":
 		message.Kind = &pb.HealthCheck_Command{Command: &pb.CommandCheck{Words: c.Command}}
 	default:

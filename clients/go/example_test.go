@@ -16,7 +16,9 @@ func Example() {
 	}
 	defer client.Close()
 
-	web := butterfly.Service{Address: netip.MustParseAddr("192.168.101.1"), Port: 80, Protocol: butterfly.TCP}
+	web := butterfly.Service{
+		Address: netip.MustParseAddr("192.168.101.1"), Port: 80, Protocol: butterfly.TCP,
+	}
 	if err := client.CreateService(web); err != nil {
 		log.Fatal(err)
 	}

@@ -38,7 +38,8 @@ func (c *client) CreateInterface(wanted Interface) (Interface, error) {
 func (c *client) RemoveInterface(name string) error {
 	ctx, cancel := c.context()
 	defer cancel()
-	answer, err := c.balancer.DeleteBalancerInterface(ctx, &pb.DeleteBalancerInterfaceRequest{Name: name})
+	request := &pb.DeleteBalancerInterfaceRequest{Name: name}
+	answer, err := c.balancer.DeleteBalancerInterface(ctx, request)
 	if err == nil && !answer.Existed {
 		return noInterface(name)
 	}

@@ -298,7 +298,8 @@ func TestInterfacesAreTakenAndGivenBack(t *testing.T) {
 		_, err = b.CreateInterface(Interface{Name: "taken0"})
 		is(t, err, ErrExists, `"taken0"`)
 		ok(t, b.ReattachBPF("taken0"))
-		if shown := ip(t, "-details link show taken0"); strings.Contains(shown, "prog/xdp") != (want != TC) {
+		shown := ip(t, "-details link show taken0")
+		if strings.Contains(shown, "prog/xdp") != (want != TC) {
 			t.Errorf("%v: %s", want, shown)
 		}
 		if want == Native {
