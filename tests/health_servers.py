@@ -1,10 +1,12 @@
-"""What health checks ask: HTTP and HTTPS, DNS over UDP and TCP, and a greeting, each written here from its RFC, so that the
-peer of the daemon's libraries is not another copy of them. tests/balancer/health.rs runs it on servers.
+"""What health checks ask: HTTP and HTTPS, DNS over UDP and TCP, and a greeting, each written here
+from its RFC, so that the peer of the daemon's libraries is not another copy of them.
+tests/balancer/health.rs runs it on servers.
 
 usage: health_servers.py CERTIFICATE KEY well|wrong ADDRESS
 
-Well means: GET /healthz of shop.example.org is answered with 204 (8080, and 443 by TLS), the name up.example.org with NOERROR
-(53), and a connection to port 7 with "hello". Wrong is a server that listens and is ill: 500, SERVFAIL, "sorry".
+Well means: GET /healthz of shop.example.org is answered with 204 (8080, and 443 by TLS), the name
+up.example.org with NOERROR (53), and a connection to port 7 with "hello". Wrong is a server that
+listens and is ill: 500, SERVFAIL, "sorry".
 """
 
 import asyncio
@@ -63,8 +65,11 @@ async def main():
     await asyncio.start_server(http, anywhere, HTTPS, ssl=tls)
     await asyncio.start_server(dns_over_tcp, anywhere, DNS)
     await asyncio.start_server(greet, anywhere, GREETING)
-    # A datagram's answer has to come from the address that was asked: the service's, which is given.
-    await asyncio.get_running_loop().create_datagram_endpoint(DnsOverUdp, local_addr=(sys.argv[4], DNS))
+    # A datagram's answer has to come from the address that was asked: the service's, which is
+    # given.
+    await asyncio.get_running_loop().create_datagram_endpoint(
+        DnsOverUdp, local_addr=(sys.argv[4], DNS)
+    )
     print("listening", flush=True)
     await asyncio.Event().wait()
 

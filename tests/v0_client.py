@@ -1,5 +1,6 @@
-"""An API v0 client that shares nothing with ours: libzmq for the transport, protobuf's wire format written by hand
-from the contract's tables, AES from Python's cryptography package. tests/v0.rs starts a daemon and runs this.
+"""An API v0 client that shares nothing with ours: libzmq for the transport, protobuf's wire format
+written by hand from the contract's tables, AES from Python's cryptography package. tests/v0.rs
+starts a daemon and runs this.
 
 usage: v0_client.py ENDPOINT SOCKET_DIR [KEYFILE]
 """
@@ -101,7 +102,8 @@ class Client:
     def messages(self, *requests):
         """Sends requests in one frame, and gives the responses."""
         sent = b"".join(
-            field(1, fields((1, REVISION), (3, fields((1, request), (3, f"id-{i}"))))) for i, request in enumerate(requests)
+            field(1, fields((1, REVISION), (3, fields((1, request), (3, f"id-{i}")))))
+            for i, request in enumerate(requests)
         )
         answer = self.raw(encrypt(self.key, sent) if self.key else sent)
         if self.key:
@@ -157,7 +159,15 @@ def envelope_error(data):
 
 
 def nics(client, socket_dir):
-    nic = fields((1, "v1"), (2, "52:54:00:12:34:01"), (3, 1337), (4, "42.0.0.1"), (4, "2001:DB8:0::1"), (5, "web"), (5, "web"))
+    nic = fields(
+        (1, "v1"),
+        (2, "52:54:00:12:34:01"),
+        (3, 1337),
+        (4, "42.0.0.1"),
+        (4, "2001:DB8:0::1"),
+        (5, "web"),
+        (5, "web"),
+    )
     for _ in range(2):  # adding twice is adding once
         assert one(one(client.ok(1, nic), 2), 1) == f"{socket_dir}/qemu-vhost-v1".encode()
     client.ok(1, fields((1, "a0"), (2, "52:54:00:12:34:02"), (3, 1337), (4, "42.0.0.2")))
@@ -186,7 +196,9 @@ def nics(client, socket_dir):
 def groups(client):
     def rule(port, mask=24, **more):
         cidr = fields((1, "42.0.3.0"), (2, mask))
-        return fields((1, 0), (2, more.get("protocol", 6)), (3, port), (4, more.get("end", port)), (5, cidr))
+        return fields(
+            (1, 0), (2, more.get("protocol", 6)), (3, port), (4, more.get("end", port)), (5, cidr)
+        )
 
     client.ok(11, fields((1, "mysg"), (2, rule(22))))
     client.ok(11, fields((1, "mysg"), (2, rule(22))))
@@ -211,7 +223,11 @@ def groups(client):
     client.ok(15, fields((1, "mysg"), (2, "42.0.0.5")))
     client.ok(12, fields((1, "mysg"), (2, rule(22))))
     group = one(client.ok(20, "mysg"), 11)
-    assert one(group, 1) == b"mysg" and all_of(group, 2) == [b"2001:db8::7"] and len(all_of(group, 3)) == 1
+    assert (
+        one(group, 1) == b"mysg"
+        and all_of(group, 2) == [b"2001:db8::7"]
+        and len(all_of(group, 3)) == 1
+    )
     for unknown in (13, 16, 20):
         client.refused(unknown, "nobody")
     client.ok(8, fields((1, "a"), (2, "10.0.0.1"), (3, rule(80))))
@@ -222,7 +238,11 @@ def groups(client):
 
 def several_at_once(client):
     first, second, third = client.messages(field(4, True), field(5, "nobody"), field(10, True))
-    assert [one(one(r, 1), 1) for r in (first, second, third)] == [1, 0, 1], "answered one for one, in order"
+    assert [one(one(r, 1), 1) for r in (first, second, third)] == [
+        1,
+        0,
+        1,
+    ], "answered one for one, in order"
 
 
 def status(client):
@@ -234,10 +254,14 @@ def status(client):
 
 
 def recorded(client):
-    """What the original's client really sent: each frame is taken and answered. (Not the TAP, and not the end.)"""
+    """What the original's client really sent: each frame is taken and answered. (Not the TAP, and
+    not the end.)"""
     folder = os.path.join(os.path.dirname(__file__), "../crates/api/tests/v0_vectors")
     kind = "aes" if client.key else "clear"
-    names = ["nic_add", "nic_list", "nic_details", "nic_stats", "nic_update", "sg_rule_add", "sg_rule_add_members"]
+    names = [
+        "nic_add", "nic_list", "nic_details", "nic_stats", "nic_update", "sg_rule_add",
+        "sg_rule_add_members",
+    ]
     for name in [*names, "sg_list", "sg_member_add", "status", "nic_del"]:
         with open(os.path.join(folder, f"{name}.{kind}.hex"), encoding="ascii") as file:
             answer = client.raw(bytes.fromhex(file.read().strip()))
@@ -251,13 +275,17 @@ def recorded(client):
 
 
 def as_written(client):
-    """What the original took and gave back; the whole list is in crates/daemon/tests/golden/original.txt."""
+    """What the original took and gave back; the whole list is in
+    crates/daemon/tests/golden/original.txt."""
     for nic in ("one", "two"):  # one MAC twice
         client.ok(1, fields((1, nic), (2, "52:54:00:AB:cd:01"), (3, 7), (4, "0.0.0.0")))
     details = one(client.ok(5, "two"), 4)
     assert one(details, 2) == b"52:54:00:AB:cd:01" and all_of(details, 4) == [b"0.0.0.0"]
     cidr = fields((1, "10.1.2.3"), (2, 8))
-    client.ok(8, fields((1, "g"), (2, "10.0.0.9"), (2, "10.0.0.1"), (3, fields((1, 0), (2, -1), (5, cidr)))))
+    client.ok(
+        8,
+        fields((1, "g"), (2, "10.0.0.9"), (2, "10.0.0.1"), (3, fields((1, 0), (2, -1), (5, cidr)))),
+    )
     group = one(client.ok(20, "g"), 11)
     assert all_of(group, 2) == [b"10.0.0.9", b"10.0.0.1"] and one(one(group, 3), 5) == cidr
     (first,) = client.messages(field(4, True) + field(9, "g"))  # the first of two counts
@@ -272,7 +300,9 @@ def as_written(client):
 
 def broken(client):
     bare = client.raw(b"\xff\xff\xff")
-    assert one(bare, 1) == REVISION and one(one(bare, 2), 1) == PARSE_ERROR, "bytes that are nothing: a bare Message"
+    assert (
+        one(bare, 1) == REVISION and one(one(bare, 2), 1) == PARSE_ERROR
+    ), "bytes that are nothing: a bare Message"
     assert envelope_error(client.raw(b"")) == REJECTED
     assert envelope_error(client.raw(field(1, field(1, 0)))) == VERSION_NOT_MANAGED
 
@@ -283,13 +313,22 @@ def main():
         with open(sys.argv[3], encoding="ascii") as file:
             key = base64.b64decode(file.read())
         clear, client = Client(endpoint), Client(endpoint, key)
-        assert envelope_error(clear.raw(field(1, fields((1, 0), (3, field(1, field(4, True))))))) == REJECTED
+        assert (
+            envelope_error(clear.raw(field(1, fields((1, 0), (3, field(1, field(4, True)))))))
+            == REJECTED
+        )
         wrong = Client(endpoint, bytes(32))
-        answer = wrong.raw(encrypt(bytes(32), field(1, fields((1, 0), (3, field(1, field(4, True)))))))
-        assert one(one(one(answer, 2), 1), 1) == 1, f"a wrong key: Encrypted.error REJECTED: {answer.hex()}"
+        answer = wrong.raw(
+            encrypt(bytes(32), field(1, fields((1, 0), (3, field(1, field(4, True))))))
+        )
+        assert (
+            one(one(one(answer, 2), 1), 1) == 1
+        ), f"a wrong key: Encrypted.error REJECTED: {answer.hex()}"
     else:
         client = Client(endpoint)
-        assert envelope_error(client.raw(encrypt(bytes(32), b""))) == REJECTED, "encrypted, and no key here"
+        assert (
+            envelope_error(client.raw(encrypt(bytes(32), b""))) == REJECTED
+        ), "encrypted, and no key here"
         broken(client)
     recorded(client)
     as_written(client)

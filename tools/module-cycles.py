@@ -137,7 +137,9 @@ def main(crates):
     for crate in crates:
         graph = imports(crate)
         if len(graph) < 10:
-            sys.exit(f"{crate}: only {len(graph)} modules found: this script looks in the wrong place")
+            sys.exit(
+                f"{crate}: only {len(graph)} modules found: this script looks in the wrong place"
+            )
         for circle in circles(graph):
             status = 1
             print(f"{crate}: {len(circle)} files import each other in a circle:")

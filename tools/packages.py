@@ -1,6 +1,7 @@
 #!/usr/bin/python3
 """Makes the packages of a release under target/packages: .deb (and one with the symbols), a .deb
-with the daemon that has DPDK, .rpm, a tarball, an OCI image, the SBOM (SPDX 2.3) and SHA256SUMS. `make packages` runs it.
+with the daemon that has DPDK, .rpm, a tarball, an OCI image, the SBOM (SPDX 2.3) and SHA256SUMS.
+`make packages` runs it.
 
 usage: packages.py [--arch amd64|arm64]... [--out DIR] [--no-build] [--quick]
 
@@ -16,9 +17,10 @@ Programs for arm64 are built on amd64, against Debian's packages in target/arm64
 (tools/arm64-root.sh). They do not run here, so their manual pages and completions are those that
 this machine's `butterfly` and `butterflyd` of the same commit write.
 
-butterfly-dpdk is for amd64 and for Debian 12, whose DPDK it is linked against, and needs libdpdk-dev
-here: a second daemon beside the one of `butterfly`, which its drop-in for the unit starts in the
-other's place (packaging/dpdk). DPDK is linked dynamically, so that licences and SBOM are the same.
+butterfly-dpdk is for amd64 and for Debian 12, whose DPDK it is linked against, and needs
+libdpdk-dev here: a second daemon beside the one of `butterfly`, which its drop-in for the unit
+starts in the other's place (packaging/dpdk). DPDK is linked dynamically, so that licences and SBOM
+are the same.
 """
 
 import argparse
@@ -339,12 +341,13 @@ def spdx(kind, version, crates):
     links += [(whole["SPDXID"], "CONTAINS", entry["SPDXID"]) for entry in packages]
     keys = ("spdxElementId", "relationshipType", "relatedSpdxElement")
     names = "".join(f"{p['name']} {p['versionInfo']}\n" for p in packages)
+    fingerprint = hashlib.sha256(names.encode()).hexdigest()[:16]
     return {
         "spdxVersion": "SPDX-2.3",
         "dataLicense": "CC0-1.0",
         "SPDXID": "SPDXRef-DOCUMENT",
         "name": f"{NAME}-{version}",
-        "documentNamespace": f"https://spdx.org/spdxdocs/{NAME}-{version}-{kind.deb}-{hashlib.sha256(names.encode()).hexdigest()[:16]}",
+        "documentNamespace": f"https://spdx.org/spdxdocs/{NAME}-{version}-{kind.deb}-{fingerprint}",
         "creationInfo": {"created": created, "creators": ["Tool: butterfly-packages"]},
         "packages": [whole] + packages,
         "relationships": [dict(zip(keys, link)) for link in links],

@@ -1,16 +1,18 @@
 #!/usr/bin/python3
-"""Builds the workspace's programs and tests once and runs the tests, several test programs side by side.
+"""Builds the workspace's programs and tests once and runs the tests, several test programs side by
+side.
 
 usage: run-tests.py check|all|devices [--jobs N] [NAME...]
 
-`check` runs what needs no guest, `all` the guests as well, `devices` what takes too long for either; names choose test
-programs (as in `guests` or `cli::daemon`). tests/Cargo.toml says which programs boot guests, and which take too long.
-Each test program runs in a network and mount namespace of its own, so that no two of them meet: interfaces, addresses,
-named namespaces, abstract sockets, pinned maps. Within a program the tests share what takes long to start, which is why
-a program is what runs here, and not a test (cargo-nextest would boot the guests for each).
+`check` runs what needs no guest, `all` the guests as well, `devices` what takes too long for
+either; names choose test programs (as in `guests` or `cli::daemon`). tests/Cargo.toml says which
+programs boot guests, and which take too long. Each test program runs in a network and mount
+namespace of its own, so that no two of them meet: interfaces, addresses, named namespaces, abstract
+sockets, pinned maps. Within a program the tests share what takes long to start, which is why a
+program is what runs here, and not a test (cargo-nextest would boot the guests for each).
 
-Prints one line a program, all that a failed one said, the slowest twenty tests, and the count of tests. What failed is
-run once more with nothing beside it, and named.
+Prints one line a program, all that a failed one said, the slowest twenty tests, and the count of
+tests. What failed is run once more with nothing beside it, and named.
 """
 
 import argparse
@@ -31,11 +33,12 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # Seconds after which a test program is ended: three times what the slowest takes alone.
 LIMIT = 1200
 SLOWEST = 20
-# The last run's seconds, to begin with the longest: the order alone, and a file that may be missing or old.
+# The last run's seconds, to begin with the longest: the order alone, and a file that may be missing
+# or old.
 MEMORY = os.path.join(ROOT, "target", "test-seconds.json")
 
-# A namespace as a fresh host has it. sysfs shows the interfaces of the namespace that it was mounted in; named network
-# namespaces and pinned maps are files.
+# A namespace as a fresh host has it. sysfs shows the interfaces of the namespace that it was
+# mounted in; named network namespaces and pinned maps are files.
 ENTER = """
 ip link set lo up
 mount -t sysfs sysfs /sys
@@ -73,7 +76,10 @@ def main():
     programs = build(metadata["guests"] + devices, devices)
     unknown = set(metadata["guests"]) - {p.name for p in programs}
     if unknown:
-        sys.exit(f"run-tests: tests/Cargo.toml names {', '.join(sorted(unknown))} under guests, which no test is")
+        sys.exit(
+            f"run-tests: tests/Cargo.toml names {', '.join(sorted(unknown))} under guests, "
+            "which no test is"
+        )
     for fetching in fetched or []:
         # What could not be fetched is what go_client and go_balancer will miss, and say.
         fetching.wait()
@@ -102,8 +108,12 @@ def main():
 def arguments():
     parser = argparse.ArgumentParser(description="Builds the workspace once and runs its tests.")
     parser.add_argument("tier", choices=["check", "all", "devices"])
-    parser.add_argument("--jobs", type=int, default=jobs(), help="test programs at a time (%(default)s)")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="test programs; all of the tier if none")
+    parser.add_argument(
+        "--jobs", type=int, default=jobs(), help="test programs at a time (%(default)s)"
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="test programs; all of the tier if none"
+    )
     return parser.parse_intermixed_args()
 
 
@@ -124,15 +134,17 @@ def fetch():
 
 
 def build(guests, more):
-    """Builds libraries, programs and tests in one go, then the tests of `more`, which `--tests` leaves out, and lists
-    the test programs. One command for all others: a build of the programs alone has other features of tokio and
-    others, and all that uses them is built again."""
+    """Builds libraries, programs and tests in one go, then the tests of `more`, which `--tests`
+    leaves out, and lists the test programs. One command for all others: a build of the programs
+    alone has other features of tokio and others, and all that uses them is built again."""
     chosen = [["--lib", "--bins", "--tests"]]
     if more:
         chosen.append([word for name in more for word in ("--test", name)])
     programs, lines = [], []
     for words in chosen:
-        command = ["cargo", "build", "--workspace", *words, "--message-format", "json-render-diagnostics"]
+        command = [
+            "cargo", "build", "--workspace", *words, "--message-format", "json-render-diagnostics",
+        ]
         built = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         if built.returncode != 0:
             sys.exit(built.returncode)
@@ -184,9 +196,9 @@ def run_all(programs, options):
 
 
 def again(programs, options):
-    """Runs each test that failed once more, with nothing beside it: guests under emulation, two or three at a time on a
-    busy machine, outlast a patience now and then. Gives the names of those that passed then; their first failure is
-    printed all the same. What fails twice has failed."""
+    """Runs each test that failed once more, with nothing beside it: guests under emulation, two or
+    three at a time on a busy machine, outlast a patience now and then. Gives the names of those
+    that passed then; their first failure is printed all the same. What fails twice has failed."""
     alone = []
     for program in [p for p in programs if p.status != 0]:
         bad = program.bad
@@ -210,8 +222,8 @@ def run(program, options, more=()):
     environment = dict(os.environ)
     if program.name != "doc":
         words = ["unshare", "--net", "--mount", "sh", "-c", ENTER, "sh"] + words
-        # libtest tells how long each test took only when it is asked as a nightly one; libtest-mimic does not know
-        # the option, and its lines come when a test has ended.
+        # libtest tells how long each test took only when it is asked as a nightly one;
+        # libtest-mimic does not know the option, and its lines come when a test has ended.
         if is_libtest(program):
             environment["RUSTC_BOOTSTRAP"] = "1"
             words += ["-Z", "unstable-options", "--report-time"]
@@ -253,7 +265,9 @@ def is_libtest(program):
     with open(f"{program.folder}/Cargo.toml", "rb") as file:
         manifest = tomllib.load(file)
     target = program.name.rsplit("::", 1)[-1]
-    return not any(t["name"] == target and t.get("harness") is False for t in manifest.get("test", []))
+    return not any(
+        t["name"] == target and t.get("harness") is False for t in manifest.get("test", [])
+    )
 
 
 TEST = re.compile(r"^test (\S.*?)\s+\.\.\. (ok|FAILED|ignored)(?:.*<([0-9.]+)s>)?")
@@ -283,7 +297,10 @@ def say(program):
     for line in program.text.splitlines():
         if line.startswith("skipped"):
             print(f"{program.name}: {line}")
-    print(f"{program.name}: {counts} in {program.wall:.1f} s ({program.cpu:.1f} s of processor time)", flush=True)
+    print(
+        f"{program.name}: {counts} in {program.wall:.1f} s ({program.cpu:.1f} s of processor time)",
+        flush=True,
+    )
     if program.status != 0:
         print(f"---- {program.name} ended with {program.status}:\n{program.text}\n----", flush=True)
         # One that died has not counted what failed.

@@ -72,7 +72,8 @@ butterflyd -s /tmp/up --api unix:/tmp/up/api.sock -e none --no-syslog -i 192.0.2
 butterfly health --wait
 ip netns add c1
 butterfly sg add all + sg rule add all --ip-proto icmp --cidr 0.0.0.0/0
-butterfly nic add --id c1 --vni 7 --mac 52:54:00:00:00:01 --ip 10.0.0.1/24 --sg all --type veth --netns c1
+butterfly nic add --id c1 --vni 7 --mac 52:54:00:00:00:01 --ip 10.0.0.1/24 --sg all \\
+    --type veth --netns c1
 butterfly binding add --vni 7 --mac 52:54:00:00:00:99 --ip 10.0.0.99 --host 192.0.2.2
 butterfly uplink list
 ip netns exec c1 ping -c 3 -W 5 10.0.0.99
@@ -93,7 +94,8 @@ def quickstart(title, may_fail):
 STEPS = (
     (
         "programs",
-        "uname -m\nbutterflyd --version\nbutterfly --version\nCNI_COMMAND=VERSION butterfly-cni < /dev/null\n",
+        "uname -m\nbutterflyd --version\nbutterfly --version\n"
+        "CNI_COMMAND=VERSION butterfly-cni < /dev/null\n",
         ("aarch64", "butterflyd ", "butterfly ", "supportedVersions"),
     ),
     (

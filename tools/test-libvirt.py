@@ -1,9 +1,9 @@
 #!/usr/bin/python3
-"""Debian's libvirtd with packaging/libvirt-hook: a domain's NICs are made and deleted with it. The tutorial is followed
-as it stands (docs/tutorials/guest.md). A domain is started,
-saved and restored, gets a second NIC while it runs, and is moved by virsh to another host with a libvirtd and a daemon
-of its own, while it talks to a container. Everything runs in namespaces of its own, with folders of its own over
-libvirt's; guests run by software emulation.
+"""Debian's libvirtd with packaging/libvirt-hook: a domain's NICs are made and deleted with it. The
+tutorial is followed as it stands (docs/tutorials/guest.md). A domain is started, saved and
+restored, gets a second NIC while it runs, and is moved by virsh to another host with a libvirtd and
+a daemon of its own, while it talks to a container. Everything runs in namespaces of its own, with
+folders of its own over libvirt's; guests run by software emulation.
 
 usage: test-libvirt.py [FOLDER]    the folder has butterflyd and butterfly [default: target/debug]
 
@@ -26,7 +26,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # Seconds until an event has to have come, on a busy machine without KVM.
 PATIENCE = 180
 
-# Without KVM, QEMU 7.2 crashes over vhost-user's interrupts unless there are none of its own (vectors=0).
+# Without KVM, QEMU 7.2 crashes over vhost-user's interrupts unless there are none of its own
+# (vectors=0).
 DOMAIN = """<domain type='qemu' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
   <name>{name}</name>
   <memory unit='MiB'>192</memory>
@@ -40,8 +41,8 @@ DOMAIN = """<domain type='qemu' xmlns:qemu='http://libvirt.org/schemas/domain/qe
   </os>
   <metadata>
     <butterfly:nics xmlns:butterfly='https://butterfly/libvirt/1'>
-      <butterfly:nic id='{name}' vni='{vni}' mac='52:54:00:00:00:11' ip='10.0.0.11 fd00::11' sg='friends'
-                     mtu='1450' anti-spoof='false'/>
+      <butterfly:nic id='{name}' vni='{vni}' mac='52:54:00:00:00:11' ip='10.0.0.11 fd00::11'
+                     sg='friends' mtu='1450' anti-spoof='false'/>
     </butterfly:nics>
   </metadata>
   <features><acpi/><apic/></features>
@@ -73,11 +74,22 @@ DOMAIN = """<domain type='qemu' xmlns:qemu='http://libvirt.org/schemas/domain/qe
 </domain>
 """
 
-# What this machine has in place of the tutorial's: no KVM, and a kernel with an initrd of its own for a disk with Linux.
+# What this machine has in place of the tutorial's: no KVM, and a kernel with an initrd of its own
+# for a disk with Linux.
 HERE = [
-    (r"<domain type='kvm'>", "<domain type='qemu' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>"),
-    (r"<os>(.*)</os>", r"<os>\1" + re.search(r"<kernel>.*</cmdline>", DOMAIN, re.S)[0].format(root=ROOT) + "</os>"),
-    (r"(?s)<disk .*</disk>", "<serial type='pty'/><serial type='unix'><source mode='bind' path='/run/vm1.agent'/></serial>"),
+    (
+        r"<domain type='kvm'>",
+        "<domain type='qemu' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>",
+    ),
+    (
+        r"<os>(.*)</os>",
+        r"<os>\1" + re.search(r"<kernel>.*</cmdline>", DOMAIN, re.S)[0].format(root=ROOT) + "</os>",
+    ),
+    (
+        r"(?s)<disk .*</disk>",
+        "<serial type='pty'/>"
+        "<serial type='unix'><source mode='bind' path='/run/vm1.agent'/></serial>",
+    ),
     (r"<console type='pty'/>", ""),
     (r"</domain>", re.search(r"<qemu:commandline>.*", DOMAIN, re.S)[0].strip()),
 ]
@@ -118,8 +130,12 @@ def main():
     programs = os.path.abspath(sys.argv[1] if len(sys.argv) > 1 else f"{ROOT}/target/debug")
     os.environ["PATH"] = f"{programs}:{os.environ['PATH']}"
     os.environ.pop("BUTTERFLY_ENDPOINT", None)
-    # The user that Debian's libvirt-daemon-system makes; libvirtd looks it up, though we name another.
-    for file, line in (("passwd", "libvirt-qemu:x:64055:64055::/:/usr/sbin/nologin"), ("group", "libvirt-qemu:x:64055:")):
+    # The user that Debian's libvirt-daemon-system makes; libvirtd looks it up, though we name
+    # another.
+    for file, line in (
+        ("passwd", "libvirt-qemu:x:64055:64055::/:/usr/sbin/nologin"),
+        ("group", "libvirt-qemu:x:64055:"),
+    ):
         text = open(f"/etc/{file}", encoding="utf-8").read()
         if "libvirt-qemu:" not in text:
             with tempfile.NamedTemporaryFile("w", encoding="utf-8") as own:
@@ -164,7 +180,8 @@ def check(right, why):
 
 
 class Host:
-    """A host: its network, its name, folders of libvirt and /run of its own; butterflyd and libvirtd in it."""
+    """A host: its network, its name, folders of libvirt and /run of its own; butterflyd and
+    libvirtd in it."""
 
     def __init__(self, name, address):
         self.name, self.address = name, address
@@ -172,8 +189,12 @@ class Host:
         apart = ["unshare", "--mount", "--net", "--uts", "sleep", "infinity"]
         self.holder = subprocess.Popen(apart)
         own = f"/proc/{self.holder.pid}/ns/uts"
-        wait_for("a host's namespaces", lambda: os.readlink(own) != os.readlink("/proc/self/ns/uts"))
-        self.enter = ["nsenter", "--target", str(self.holder.pid), "--mount", "--net", "--uts", "--"]
+        wait_for(
+            "a host's namespaces", lambda: os.readlink(own) != os.readlink("/proc/self/ns/uts")
+        )
+        self.enter = [
+            "nsenter", "--target", str(self.holder.pid), "--mount", "--net", "--uts", "--",
+        ]
         self.root = f"/proc/{self.holder.pid}/root"
         self.run("hostname", name)
         for folder in FOLDERS:
@@ -217,11 +238,15 @@ class Host:
         return subprocess.Popen([*self.enter, *words], stdout=log, stderr=log)
 
     def start_butterflyd(self):
-        words = ["butterflyd", "-s", "/run/butterfly", "-e", "none", "--no-syslog", "-i", self.address]
+        words = [
+            "butterflyd", "-s", "/run/butterfly", "-e", "none", "--no-syslog", "-i", self.address,
+        ]
         self.butterflyd = self.start(*words, "--api", "unix:/run/butterfly/api.sock")
         self.butterfly("health", "--wait", str(PATIENCE))
         self.butterfly("sg", "add", "friends")
-        self.butterfly("sg", "rule", "add", "friends", "--ip-proto", "icmp", "--cidr", "10.0.0.0/24")
+        self.butterfly(
+            "sg", "rule", "add", "friends", "--ip-proto", "icmp", "--cidr", "10.0.0.0/24"
+        )
 
     def start_libvirtd(self):
         self.libvirtd = self.start("libvirtd")
@@ -240,8 +265,9 @@ class Host:
         self.virsh("define", f"/run/{name}.xml")
 
     def guest(self, name, command):
-        """Code and output of a shell command in a guest, by its agent (crates/guest/src/agent.rs). A guest that has
-        been reset loses what it was sent before its agent was there, so it is asked again.
+        """Code and output of a shell command in a guest, by its agent (crates/guest/src/agent.rs).
+        A guest that has been reset loses what it was sent before its agent was there, so it is
+        asked again.
         """
         until = time.monotonic() + PATIENCE
         while time.monotonic() < until:
@@ -276,8 +302,10 @@ class Session:
 
     def connect(self, a, b):
         """A cable between two hosts."""
-        run("ip", "link", "add", "a0", "netns", str(a.holder.pid), "type", "veth", "peer", "name", "b0",
-            "netns", str(b.holder.pid))
+        run(
+            "ip", "link", "add", "a0", "netns", str(a.holder.pid), "type", "veth", "peer", "name",
+            "b0", "netns", str(b.holder.pid),
+        )
         for host, cable in ((a, "a0"), (b, "b0")):
             host.run("ip", "addr", "add", f"{host.address}/24", "dev", cable)
             host.run("ip", "link", "set", cable, "up")
@@ -297,7 +325,8 @@ class Session:
             b.end(program)
 
     def tutorial(self, a):
-        """The page's commands, part by part; what it shows is said. In the guest its `console` lines are typed."""
+        """The page's commands, part by part; what it shows is said. In the guest its `console`
+        lines are typed."""
         page = open(f"{ROOT}/docs/tutorials/guest.md", encoding="utf-8").read()
         parts = re.findall(r"```(sh|text|console)\n(.*?)```", page, re.S)
         # The hook is there already.
@@ -314,7 +343,9 @@ class Session:
                     check(done[0] == 0, f"in the guest, {command}: {done[1]}")
             else:
                 for line in text.strip().splitlines():
-                    like = "[^\n]*".join(r"\s+".join(map(re.escape, part.split())) for part in line.split("…"))
+                    like = "[^\n]*".join(
+                        r"\s+".join(map(re.escape, part.split())) for part in line.split("…")
+                    )
                     check(re.search(like, said), f"'{line}' is said: {said}")
         check(a.nics() == [], "nothing is left of it")
         a.butterfly("sg", "del", "guests")
@@ -339,20 +370,26 @@ class Session:
         a.libvirtd.wait()
         a.start_libvirtd()
         a.virsh("domstate", "vm1")
-        check(a.nics() == ["vm1"] and a.state("vm1") == "up", "libvirtd has started again: the NIC stays")
+        check(
+            a.nics() == ["vm1"] and a.state("vm1") == "up",
+            "libvirtd has started again: the NIC stays",
+        )
         self.said("libvirtd killed and started: the NIC is untouched")
 
         a.end(a.butterflyd)
         a.start_butterflyd()
-        # What an administrator does after a restart that forgets: have the hooks make the NICs again.
+        # What an administrator does after a restart that forgets: have the hooks make the NICs
+        # again.
         a.end(a.libvirtd)
         a.start_libvirtd()
         wait_for("the NIC of the running domain", lambda: a.nics() == ["vm1"])
         wait_for("the guest's driver again", lambda: a.state("vm1") == "up")
         self.said("the daemon restarted, then libvirtd: the running guest has its NIC again")
 
-        a.butterfly("nic", "add", "--id", "c1", "--vni", "7", "--mac", "52:54:00:00:00:01", "--ip", "10.0.0.1/24",
-                    "--sg", "friends", "--type", "veth", "--netns", self.namespace(a, "c1"))
+        a.butterfly(
+            "nic", "add", "--id", "c1", "--vni", "7", "--mac", "52:54:00:00:00:01", "--ip",
+            "10.0.0.1/24", "--sg", "friends", "--type", "veth", "--netns", self.namespace(a, "c1"),
+        )
         a.guest("vm1", "ip addr replace 10.0.0.11/24 dev eth0")
         self.talks(a)
         boot = a.guest("vm1", "cat /proc/sys/kernel/random/boot_id")
@@ -360,26 +397,39 @@ class Session:
         wait_for("the NIC to go with the saved guest", lambda: a.nics() == ["c1"])
         a.virsh("restore", "/run/vm1.save")
         wait_for("the restored guest's NIC", lambda: a.state("vm1") == "up")
-        check(a.guest("vm1", "cat /proc/sys/kernel/random/boot_id") == boot, "the guest goes on, and did not boot")
+        check(
+            a.guest("vm1", "cat /proc/sys/kernel/random/boot_id") == boot,
+            "the guest goes on, and did not boot",
+        )
         self.talks(a)
         self.said("saved and restored: the NIC went and came, and the guest goes on")
 
         a.virsh("reset", "vm1")
         # Its firmware takes the NIC first, and then its kernel.
-        wait_for("the guest to boot", lambda: a.guest("vm1", "cat /proc/sys/kernel/random/boot_id") != boot)
+        wait_for(
+            "the guest to boot",
+            lambda: a.guest("vm1", "cat /proc/sys/kernel/random/boot_id") != boot,
+        )
         wait_for("the guest after a reset", lambda: a.state("vm1") == "up")
         self.said("reset: the same NIC, up again")
 
     def second_nic(self, a):
-        a.butterfly("nic", "add", "--id", "second", "--vni", "8", "--mac", "52:54:00:00:00:12", "--ip", "10.0.0.12",
-                    "--sg", "friends")
+        a.butterfly(
+            "nic", "add", "--id", "second", "--vni", "8", "--mac", "52:54:00:00:00:12", "--ip",
+            "10.0.0.12", "--sg", "friends",
+        )
         a.write("/run/second.xml", INTERFACE)
         a.virsh("attach-device", "vm1", "/run/second.xml", "--live")
         up = "ip link set eth1 up && cat /sys/class/net/eth1/address"
-        wait_for("the second NIC in the guest", lambda: a.guest("vm1", up) == (0, "52:54:00:00:00:12"))
+        wait_for(
+            "the second NIC in the guest", lambda: a.guest("vm1", up) == (0, "52:54:00:00:00:12")
+        )
         wait_for("the second NIC's driver", lambda: a.state("second") == "up")
         a.virsh("detach-device", "vm1", "/run/second.xml", "--live")
-        wait_for("the second NIC to leave the guest", lambda: a.guest("vm1", "test -e /sys/class/net/eth1")[0] == 1)
+        wait_for(
+            "the second NIC to leave the guest",
+            lambda: a.guest("vm1", "test -e /sys/class/net/eth1")[0] == 1,
+        )
         wait_for("its emulator to let go", lambda: a.state("second") != "up")
         a.butterfly("nic", "del", "second")
         check(a.state("vm1") == "up", "the first NIC is untouched")
@@ -388,19 +438,36 @@ class Session:
     def moved(self, a, b):
         b.start_butterflyd()
         b.start_libvirtd()
-        wait_for("the agent", lambda: a.guest("vm1", "ip addr replace 10.0.0.11/24 dev eth0")[0] == 0)
+        wait_for(
+            "the agent", lambda: a.guest("vm1", "ip addr replace 10.0.0.11/24 dev eth0")[0] == 0
+        )
         self.talks(a)
         boot = a.guest("vm1", "cat /proc/sys/kernel/random/boot_id")
-        b.butterfly("binding", "add", "--vni", "7", "--mac", "52:54:00:00:00:01", "--ip", "10.0.0.1", "--host", a.address)
+        b.butterfly(
+            "binding", "add", "--vni", "7", "--mac", "52:54:00:00:00:01", "--ip", "10.0.0.1",
+            "--host", a.address,
+        )
         there = f"qemu+unix:///system?socket={b.root}/run/libvirt/libvirt-sock"
-        a.virsh("migrate", "--live", "--persistent", "--undefinesource", "vm1", there, f"tcp://{b.address}:4444")
+        a.virsh(
+            "migrate", "--live", "--persistent", "--undefinesource", "vm1", there,
+            f"tcp://{b.address}:4444",
+        )
         wait_for("the NIC to go where the guest was", lambda: a.nics() == ["c1"])
         check(b.nics() == ["vm1"], f"the hook has made the NIC where the guest is: {b.nics()}")
         wait_for("the guest's NIC on the other host", lambda: b.state("vm1") == "up")
-        a.butterfly("binding", "add", "--vni", "7", "--mac", "52:54:00:00:00:11", "--ip", "10.0.0.11", "--host", b.address)
-        check(b.guest("vm1", "cat /proc/sys/kernel/random/boot_id") == boot, "the guest goes on, and did not boot")
+        a.butterfly(
+            "binding", "add", "--vni", "7", "--mac", "52:54:00:00:00:11", "--ip", "10.0.0.11",
+            "--host", b.address,
+        )
+        check(
+            b.guest("vm1", "cat /proc/sys/kernel/random/boot_id") == boot,
+            "the guest goes on, and did not boot",
+        )
         self.talks(b)
-        self.said("moved by virsh to another host: its NIC went along, and it reaches the container that stayed")
+        self.said(
+            "moved by virsh to another host: its NIC went along, and it reaches the container that "
+            "stayed"
+        )
         b.virsh("destroy", "vm1")
         wait_for("the NIC to go", lambda: b.nics() == [])
         self.said("ended there: the NIC is deleted")
@@ -412,7 +479,10 @@ class Session:
     def talks(self, host):
         """The guest reaches the container."""
         pinged = host.guest("vm1", "ping -c 3 -W 10 10.0.0.1")
-        check(pinged[0] == 0 and "3 packets received" in pinged[1], f"the guest reaches the container: {pinged}")
+        check(
+            pinged[0] == 0 and "3 packets received" in pinged[1],
+            f"the guest reaches the container: {pinged}",
+        )
 
     def refusals(self, a):
         a.butterfly("nic", "del", "c1")

@@ -1,9 +1,9 @@
 #!/usr/bin/python3
 """Boots a Debian 12 with systemd (tools/system-image.sh) in QEMU, by software emulation, and does
 in it what an administrator does: install the .deb, follow the README, look at the service,
-break it, take the daemon with DPDK and leave it again, reboot, remove, purge. Before that apt installs
-the package on a Debian 12 and a Debian 13 that are not booted, and what it depends on, and on the
-Debian 12 butterfly-dpdk as well.
+break it, take the daemon with DPDK and leave it again, reboot, remove, purge. Before that apt
+installs the package on a Debian 12 and a Debian 13 that are not booted, and what it depends on, and
+on the Debian 12 butterfly-dpdk as well.
 
 usage: test-packages.py FOLDER    the folder has the .deb (tools/packages.py)
 
@@ -133,7 +133,8 @@ class Test:
         self.failed = []
 
     def step(self, what, script, *expected, absent=()):
-        """Runs a script that has to succeed and to say all of `expected`, and nothing of `absent`."""
+        """Runs a script that has to succeed and to say all of `expected`, and nothing of
+        `absent`."""
         begin = time.monotonic()
         code, said = self.machine.run(f"{PROLOGUE}\n{script}")
         missing = [word for word in expected if word not in said] + [
@@ -142,7 +143,8 @@ class Test:
         if code != 0 or missing:
             journal = self.machine.run("journalctl -u butterflyd -o cat --no-pager | tail -40")[1]
             print(
-                f"FAILED: {what}: code {code}, missing: {missing}\n{script}\n---- said:\n{said}\n---- journal:\n{journal}"
+                f"FAILED: {what}: code {code}, missing: {missing}\n{script}\n"
+                f"---- said:\n{said}\n---- journal:\n{journal}"
             )
             self.failed.append(what)
         print(f"{time.monotonic() - begin:6.1f} s  {what}", flush=True)
@@ -153,7 +155,8 @@ class Test:
 CONTAINERS = """
 butterfly sg add friends
 for n in 1 2; do
-    butterfly nic add --id c$n --vni 7 --mac 52:54:00:00:00:0$n --ip 10.0.0.$n --sg friends --type tap --path tap-c$n
+    butterfly nic add --id c$n --vni 7 --mac 52:54:00:00:00:0$n --ip 10.0.0.$n --sg friends \\
+        --type tap --path tap-c$n
     ip netns list | grep -q "^c$n" || ip netns add c$n
     ip link set tap-c$n netns c$n
     ip -n c$n link set tap-c$n address 52:54:00:00:00:0$n up
@@ -203,8 +206,8 @@ NEIGHBOURS = f"""
 mkdir -p /tmp/www
 echo hello > /tmp/www/index.html
 ip netns exec server python3 -m http.server --directory /tmp/www 80 >/dev/null 2>&1 &
-sed -i '/^\\[general\\]/a ip = 192.0.2.1\\nbalance-interfaces = bal0\\nrouter-interfaces = eth1,eth2' \\
-    /etc/butterfly/butterflyd.ini
+options='ip = 192.0.2.1\\nbalance-interfaces = bal0\\nrouter-interfaces = eth1,eth2'
+sed -i "/^\\[general\\]/a $options" /etc/butterfly/butterflyd.ini
 systemctl restart butterflyd
 butterfly health --wait
 """
@@ -213,7 +216,9 @@ CAPABILITIES = """
 pid=$(systemctl show -p MainPID --value butterflyd)
 test "$(ps -o user= -p $pid)" = butterfly
 # CAP_NET_ADMIN, CAP_NET_RAW, CAP_PERFMON, CAP_BPF, and no other, of any thread.
-for task in /proc/$pid/task/*; do grep -E '^Cap(Eff|Prm|Amb)' $task/status; done | awk '{print $2}' | sort -u
+for task in /proc/$pid/task/*; do
+    grep -E '^Cap(Eff|Prm|Amb)' $task/status
+done | awk '{print $2}' | sort -u
 grep -E '^(NoNewPrivs|Seccomp):' /proc/$pid/status
 """
 
@@ -320,8 +325,8 @@ def main():
 
 
 def install_on(suite, packages):
-    """Has apt install packages in a file system made of a Debian's packages, and runs their programs
-    there: they find their libraries, under the names that this Debian has for them.
+    """Has apt install packages in a file system made of a Debian's packages, and runs their
+    programs there: they find their libraries, under the names that this Debian has for them.
     """
     begin = time.monotonic()
     words = ["mmdebstrap", "--quiet", "--mode=root", "--variant=apt", "--include=systemd"]
@@ -374,8 +379,9 @@ def session(test):
         """
         groupadd emulators
         useradd -G emulators emulator
-        mkdir -p /etc/systemd/system/butterflyd.service.d
-        printf '[Service]\\nSupplementaryGroups=emulators\\n' > /etc/systemd/system/butterflyd.service.d/group.conf
+        dropins=/etc/systemd/system/butterflyd.service.d
+        mkdir -p $dropins
+        printf '[Service]\\nSupplementaryGroups=emulators\\n' > $dropins/group.conf
         sed -i 's/^;vhost-group = .*/vhost-group = emulators/' /etc/butterfly/butterflyd.ini
         systemctl daemon-reload
         systemctl restart butterflyd
@@ -511,7 +517,8 @@ def session(test):
     step(
         "purge: nothing stays but the user",
         "rm -rf /etc/systemd/system/butterflyd.service.d\ndpkg -P butterfly\n"
-        "fails test -e /etc/butterfly\nfails test -e /var/lib/butterfly\nfails systemctl cat butterflyd\nid butterfly",
+        "fails test -e /etc/butterfly\nfails test -e /var/lib/butterfly\n"
+        "fails systemctl cat butterflyd\nid butterfly",
     )
 
 

@@ -1,14 +1,18 @@
 #!/usr/bin/python3
-"""Bandwidth and round trips of containers and guests behind Butterfly, on one host and on two, measured from a third
-place: qperf, iperf3 and ping, with and without security groups, with and without segmentation offload, and a matrix of
-pairs by frame sizes. The tables are those of the original Butterfly's benchmark and of its time's switches.
+"""Bandwidth and round trips of containers and guests behind Butterfly, on one host and on two,
+measured from a third place: qperf, iperf3 and ping, with and without security groups, with and
+without segmentation offload, and a matrix of pairs by frame sizes. The tables are those of the
+original Butterfly's benchmark and of its time's switches.
 
-    hosts.py --namespaces                        two hosts and their cable are network namespaces of this machine
-    hosts.py --ssh root@a --ssh root@b           two hosts with Butterfly, over ssh: see docs/hosts-benchmark.md
-    hosts.py --guests FILE                       guests that are there already, each over ssh
+    hosts.py --namespaces               two hosts and their cable are namespaces of this machine
+    hosts.py --ssh root@a --ssh root@b  two hosts with Butterfly, over ssh
+    hosts.py --guests FILE              guests that are there already, each over ssh
 
-On each host it starts a daemon of its own in a folder of its own, with an overlay of its own, and removes all of it in
-the end; what else runs there is left alone. Prints its tables in Markdown, and last `name=value` pairs.
+docs/hosts-benchmark.md has more of it.
+
+On each host it starts a daemon of its own in a folder of its own, with an overlay of its own, and
+removes all of it in the end; what else runs there is left alone. Prints its tables in Markdown, and
+last `name=value` pairs.
 """
 
 import argparse
@@ -21,7 +25,8 @@ import subprocess
 import sys
 import time
 
-# The overlay's network of this benchmark, and its UDP port: another than a daemon has that runs there.
+# The overlay's network of this benchmark, and its UDP port: another than a daemon has that runs
+# there.
 VNI = 0xBF0001
 PORT = 14789
 # Ethernet with its checksum, IPv4 and UDP: what a frame has beside what it carries.
@@ -50,7 +55,9 @@ class CommandTarget:
 
     def inside(self, namespace):
         """A network namespace of that place."""
-        return CommandTarget(f"{namespace} on {self.name}", [*self.prefix, "ip", "netns", "exec", namespace])
+        return CommandTarget(
+            f"{namespace} on {self.name}", [*self.prefix, "ip", "netns", "exec", namespace]
+        )
 
     def argv(self, command):
         words = command if isinstance(command, list) else shlex.split(command)
@@ -62,7 +69,9 @@ class CommandTarget:
 
     def run(self, command, seconds=PATIENCE, may_fail=False):
         try:
-            done = subprocess.run(self.argv(command), capture_output=True, text=True, timeout=seconds)
+            done = subprocess.run(
+                self.argv(command), capture_output=True, text=True, timeout=seconds
+            )
         except subprocess.TimeoutExpired:
             raise Failed(f"{self.name}: `{command}` did not end within {seconds} s") from None
         except FileNotFoundError as error:
@@ -73,7 +82,9 @@ class CommandTarget:
         return done.stdout
 
     def start(self, command, log=subprocess.DEVNULL):
-        return subprocess.Popen(self.argv(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        return subprocess.Popen(
+            self.argv(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
 
 
 class Host(CommandTarget):
@@ -82,7 +93,8 @@ class Host(CommandTarget):
     def __init__(self, name, prefix, programs, address, outside=None):
         super().__init__(name, prefix)
         self.programs, self.address = programs, address
-        # Where its containers' namespaces are made: one inside a namespace would be seen by nobody else.
+        # Where its containers' namespaces are made: one inside a namespace would be seen by nobody
+        # else.
         self.outside = outside or self
         self.folder = f"/tmp/butterfly-hosts-{name.replace('@', '-').replace('/', '-')}"
         self.daemon, self.made = None, []
@@ -105,7 +117,10 @@ class Host(CommandTarget):
         for namespace in self.made:
             self.outside.run(f"ip netns del {namespace}", may_fail=True)
         if self.daemon:
-            self.run(f"{self.programs}butterfly -e unix:{self.folder}/api.sock shutdown --yes", may_fail=True)
+            self.run(
+                f"{self.programs}butterfly -e unix:{self.folder}/api.sock shutdown --yes",
+                may_fail=True,
+            )
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.daemon.wait(PATIENCE)
             self.daemon.kill()
@@ -131,7 +146,8 @@ class Container:
     def attach(self, filtered):
         """Makes its NIC, filtered by security groups or not."""
         filtering = "--sg hosts" if filtered else "--bypass-filtering"
-        what = f"--id bench-{self.number} --vni {VNI} --mac {self.mac} --ip {self.address}/16 {filtering}"
+        what = f"--id bench-{self.number} --vni {VNI} --mac {self.mac} --ip {self.address}/16"
+        what += f" {filtering}"
         if self.kind == "tap":
             what += f" --type tap --path bf-bench{self.number}"
         else:
@@ -153,19 +169,24 @@ class Container:
 
 
 class Guest:
-    """One end of a pair that is there already and is reached over ssh. Its NIC is as its owner made it."""
+    """One end of a pair that is there already and is reached over ssh. Its NIC is as its owner made
+    it."""
 
     def __init__(self, ssh, address, interface):
         self.place, self.address, self.interface = over_ssh(ssh), address, interface
 
     def segments(self, on):
-        self.place.run(f"ethtool -K {self.interface} tso {'on' if on else 'off'} gso {'on' if on else 'off'}")
+        self.place.run(
+            f"ethtool -K {self.interface} tso {'on' if on else 'off'} gso {'on' if on else 'off'}"
+        )
 
 
 def over_ssh(destination):
-    """A place that is reached with no question asked; what else ssh has to know is in its configuration."""
+    """A place that is reached with no question asked; what else ssh has to know is in its
+    configuration."""
     configuration = ["-F", SSH_CONFIG] if SSH_CONFIG else []
-    return CommandTarget(destination, ["ssh", *configuration, "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", destination, "--"])
+    options = [*configuration, "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]
+    return CommandTarget(destination, ["ssh", *options, destination, "--"])
 
 
 @contextlib.contextmanager
@@ -219,7 +240,9 @@ def iperf(pairs, arguments, seconds):
         for left, right in pairs:
             command = f"iperf3 -c {right.address} -t {seconds} -J --get-server-output {arguments}"
             argv = left.place.argv(command)
-            clients.append(subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+            clients.append(
+                subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            )
         bits = frames = 0
         for client, (left, _) in zip(clients, pairs):
             try:
@@ -244,7 +267,9 @@ def iperf(pairs, arguments, seconds):
 
 def ping(left, right, count):
     """Least, mean and longest round trip in microseconds."""
-    output = left.place.run(f"ping -q -n -i 0.01 -c {count} {right.address}", seconds=count * 0.02 + PATIENCE)
+    output = left.place.run(
+        f"ping -q -n -i 0.01 -c {count} {right.address}", seconds=count * 0.02 + PATIENCE
+    )
     for line in output.splitlines():
         if line.startswith("rtt") or line.startswith("round-trip"):
             return tuple(float(value) * 1e3 for value in line.split("=")[1].split("/")[:3])
@@ -306,21 +331,34 @@ def matrix(figures, where, pairs, options, mtu):
 
 def first_table(figures, filtering, segmentation):
     columns = [(place, rules) for place in ("same", "two") for rules in filtering]
-    columns = [column for column in columns if any(name.startswith("_".join(column)) for name in figures.values)]
+    columns = [
+        column
+        for column in columns
+        if any(name.startswith("_".join(column)) for name in figures.values)
+    ]
     head = {"same": "one host", "two": "two hosts", "open": "open", "rules": "rules", "given": ""}
-    yield "| | " + " | ".join(f"{head[place]} {head[rules]}".strip() for place, rules in columns) + " |"
+    heads = [f"{head[place]} {head[rules]}".strip() for place, rules in columns]
+    yield "| | " + " | ".join(heads) + " |"
     yield "|---" * (1 + len(columns)) + "|"
     rows = [
-        ("ping, mean (us)", "ping_mean_us", 1), ("ping, longest (us)", "ping_longest_us", 1),
-        ("qperf tcp_lat (us)", "qperf_tcp_lat_us", 1), ("qperf udp_lat (us)", "qperf_udp_lat_us", 1),
-        ("qperf tcp_bw (Gbit/s)", "qperf_tcp_bw_bps", 1e9), ("qperf udp_bw (Gbit/s)", "qperf_udp_bw_bps", 1e9),
-        ("iperf3 TCP (Gbit/s)", "iperf_tcp_bps", 1e9), ("iperf3 UDP (Gbit/s)", "iperf_udp_bps", 1e9),
+        ("ping, mean (us)", "ping_mean_us", 1),
+        ("ping, longest (us)", "ping_longest_us", 1),
+        ("qperf tcp_lat (us)", "qperf_tcp_lat_us", 1),
+        ("qperf udp_lat (us)", "qperf_udp_lat_us", 1),
+        ("qperf tcp_bw (Gbit/s)", "qperf_tcp_bw_bps", 1e9),
+        ("qperf udp_bw (Gbit/s)", "qperf_udp_bw_bps", 1e9),
+        ("iperf3 TCP (Gbit/s)", "iperf_tcp_bps", 1e9),
+        ("iperf3 UDP (Gbit/s)", "iperf_udp_bps", 1e9),
     ]
     for tso in segmentation:
         for title, name, scale in rows:
             digits = 2 if scale > 1 else 1
-            cells = [figures.text(f"{place}_{rules}_{tso}_{name}", scale, digits) for place, rules in columns]
-            yield f"| {title}, {'with' if tso == 'tso' else 'without'} TSO | " + " | ".join(cells) + " |"
+            cells = [
+                figures.text(f"{place}_{rules}_{tso}_{name}", scale, digits)
+                for place, rules in columns
+            ]
+            way = "with" if tso == "tso" else "without"
+            yield f"| {title}, {way} TSO | " + " | ".join(cells) + " |"
 
 
 def second_table(figures, place, rules, options):
@@ -341,7 +379,11 @@ def machine(place):
         return place.run(command, may_fail=True).strip()
 
     model = next(
-        (line.split(":", 1)[1].strip() for line in read("cat /proc/cpuinfo").splitlines() if line.startswith("model name")),
+        (
+            line.split(":", 1)[1].strip()
+            for line in read("cat /proc/cpuinfo").splitlines()
+            if line.startswith("model name")
+        ),
         "an unknown processor",
     )
     governor = read("cat /sys/devices/system/cpu/cpu0/cpufreq/scaling_governor") or "none told"
@@ -356,7 +398,10 @@ def namespaces(programs):
     try:
         for name in names:
             here.run(f"ip netns add {name}")
-        here.run(f"ip -n {names[0]} link add cable mtu 1600 type veth peer name cable mtu 1600 netns {names[1]}")
+        here.run(
+            f"ip -n {names[0]} link add cable mtu 1600 type veth "
+            f"peer name cable mtu 1600 netns {names[1]}"
+        )
         hosts = []
         for number, name in enumerate(names, 1):
             here.run(f"ip -n {name} addr add 192.0.2.{number}/24 dev cable")
@@ -384,15 +429,18 @@ def hosts_over_ssh(options):
     for destination in options.ssh:
         place = over_ssh(destination)
         hosts.append(Host(destination, place.prefix, options.programs, None))
-    addresses = options.address or [address_of(hosts[0], options.ssh[1]), address_of(hosts[1], options.ssh[0])]
+    addresses = options.address or [
+        address_of(hosts[0], options.ssh[1]),
+        address_of(hosts[1], options.ssh[0]),
+    ]
     for host, address in zip(hosts, addresses):
         host.address = address
     return hosts
 
 
 def guests(path):
-    """Pairs from a file, a line each: `same` or `two`, as both ends are on one host or on two, and of each end its ssh
-    destination, its address in the overlay and the interface that has it."""
+    """Pairs from a file, a line each: `same` or `two`, as both ends are on one host or on two, and
+    of each end its ssh destination, its address in the overlay and the interface that has it."""
     pairs = {"same": [], "two": []}
     try:
         file = open(path, encoding="utf-8")
@@ -404,7 +452,10 @@ def guests(path):
             if not words:
                 continue
             if len(words) != 7 or words[0] not in pairs:
-                raise Failed(f"{path}:{number}: want `same|two SSH ADDRESS IFACE SSH ADDRESS IFACE`, not {line.strip()!r}")
+                raise Failed(
+                    f"{path}:{number}: want `same|two SSH ADDRESS IFACE SSH ADDRESS IFACE`, "
+                    f"not {line.strip()!r}"
+                )
             pairs[words[0]].append((Guest(*words[1:4]), Guest(*words[4:7])))
     if not any(pairs.values()):
         raise Failed(f"{path}: no pair of guests")
@@ -429,7 +480,9 @@ def benchmark_containers(figures, hosts, options):
         host.mtu = int(uplink_mtu(host)) - TUNNEL
         host.butterfly("sg add hosts")
         for protocol in ("tcp", "udp"):
-            host.butterfly(f"sg rule add hosts --ip-proto {protocol} --port 1-65535 --cidr 10.191.0.0/16")
+            host.butterfly(
+                f"sg rule add hosts --ip-proto {protocol} --port 1-65535 --cidr 10.191.0.0/16"
+            )
         host.butterfly("sg rule add hosts --ip-proto icmp --cidr 10.191.0.0/16")
         host.butterfly(f"host add {(right if host is left else left).address} --vni {VNI}")
     most = max(options.pairs)
@@ -451,7 +504,13 @@ def benchmark_containers(figures, hosts, options):
                     end.segments(tso == "tso")
                 measure(figures, f"{place}_{rules}_{tso}", pairs, options)
             if rules == options.filtering[-1]:
-                matrix(figures, f"{place}_{rules}", pairs, options, left.mtu if place == "two" else 1500)
+                matrix(
+                    figures,
+                    f"{place}_{rules}",
+                    pairs,
+                    options,
+                    left.mtu if place == "two" else 1500,
+                )
         for container in everybody:
             container.detach()
 
@@ -466,8 +525,13 @@ def uplink_mtu(host):
 
 
 def page(figures, options, machines, version):
-    rounds = "one round" if options.rounds == 1 else f"{options.rounds} rounds, medians, and half their spread"
-    yield f"Measured {time.strftime('%Y-%m-%d')} with {version}: {options.seconds} s a test, {rounds}."
+    rounds = (
+        "one round"
+        if options.rounds == 1
+        else f"{options.rounds} rounds, medians, and half their spread"
+    )
+    today = time.strftime('%Y-%m-%d')
+    yield f"Measured {today} with {version}: {options.seconds} s a test, {rounds}."
     yield ""
     for name, line in machines:
         yield f"- {name}: {line}"
@@ -475,7 +539,11 @@ def page(figures, options, machines, version):
     yield from first_table(figures, options.filtering, options.segmentation)
     for place, title in (("same", "On one host"), ("two", "On two hosts")):
         rules = options.filtering[-1]
-        if not any(f"{place}_{rules}_{count}x" in name for name in figures.values for count in options.pairs):
+        if not any(
+            f"{place}_{rules}_{count}x" in name
+            for name in figures.values
+            for count in options.pairs
+        ):
             continue
         yield ""
         yield f"{title}, datagrams as received, all pairs together:"
@@ -488,18 +556,59 @@ def numbers(text):
 
 
 def parse():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--namespaces", action="store_true", help="two network namespaces of this machine are the hosts")
-    parser.add_argument("--ssh", action="append", default=[], metavar="DESTINATION", help="a host; twice")
-    parser.add_argument("--address", action="append", metavar="ADDRESS", help="a host's address towards the other; twice, as --ssh")
-    parser.add_argument("--guests", metavar="FILE", help="pairs of guests, a line each: same|two, and of both ends SSH ADDRESS INTERFACE")
-    parser.add_argument("--programs", default="", metavar="FOLDER", help="where butterflyd and butterfly are on the hosts [default: their PATH]")
-    parser.add_argument("--type", choices=["veth", "tap"], default="veth", help="what containers attach by")
-    parser.add_argument("--firewall", choices=["on", "off", "both"], default="both", help="with security groups, without")
-    parser.add_argument("--tso", choices=["on", "off", "both"], default="both", help="with segmentation offload, without")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--namespaces",
+        action="store_true",
+        help="two network namespaces of this machine are the hosts",
+    )
+    parser.add_argument(
+        "--ssh", action="append", default=[], metavar="DESTINATION", help="a host; twice"
+    )
+    parser.add_argument(
+        "--address",
+        action="append",
+        metavar="ADDRESS",
+        help="a host's address towards the other; twice, as --ssh",
+    )
+    parser.add_argument(
+        "--guests",
+        metavar="FILE",
+        help="pairs of guests, a line each: same|two, and of both ends SSH ADDRESS INTERFACE",
+    )
+    parser.add_argument(
+        "--programs",
+        default="",
+        metavar="FOLDER",
+        help="where butterflyd and butterfly are on the hosts [default: their PATH]",
+    )
+    parser.add_argument(
+        "--type", choices=["veth", "tap"], default="veth", help="what containers attach by"
+    )
+    parser.add_argument(
+        "--firewall",
+        choices=["on", "off", "both"],
+        default="both",
+        help="with security groups, without",
+    )
+    parser.add_argument(
+        "--tso",
+        choices=["on", "off", "both"],
+        default="both",
+        help="with segmentation offload, without",
+    )
     parser.add_argument("--ssh-config", metavar="FILE", help="ssh's configuration")
-    parser.add_argument("--pairs", type=numbers, default=[1, 4, 6], help="pairs at once [default: 1,4,6]")
-    parser.add_argument("--sizes", type=numbers, default=[128, 512, 1024, 1518], help="bytes of a frame, with its checksum")
+    parser.add_argument(
+        "--pairs", type=numbers, default=[1, 4, 6], help="pairs at once [default: 1,4,6]"
+    )
+    parser.add_argument(
+        "--sizes",
+        type=numbers,
+        default=[128, 512, 1024, 1518],
+        help="bytes of a frame, with its checksum",
+    )
     parser.add_argument("--seconds", type=int, default=5, help="of each test")
     parser.add_argument("--rounds", type=int, default=3, help="how often everything is measured")
     parser.add_argument("--quick", action="store_true", help="one round, one second a test")
@@ -510,8 +619,12 @@ def parse():
     if options.programs:
         options.programs = options.programs.rstrip("/") + "/"
     options.pings = 100 * options.seconds
-    options.segmentation = {"off": ["no_tso"], "on": ["tso"], "both": ["no_tso", "tso"]}[options.tso]
-    options.filtering = {"off": ["open"], "on": ["rules"], "both": ["open", "rules"]}[options.firewall]
+    options.segmentation = {"off": ["no_tso"], "on": ["tso"], "both": ["no_tso", "tso"]}[
+        options.tso
+    ]
+    options.filtering = {"off": ["open"], "on": ["rules"], "both": ["open", "rules"]}[
+        options.firewall
+    ]
     if options.guests:
         options.filtering = ["given"]
     global SSH_CONFIG
@@ -540,7 +653,12 @@ def main():
         if options.guests:
             for _ in range(options.rounds):
                 benchmark_guests(figures, options)
-            machines = [(end.place.name, machine(end.place)) for pairs in guests(options.guests).values() for pair in pairs for end in pair]
+            machines = [
+                (end.place.name, machine(end.place))
+                for pairs in guests(options.guests).values()
+                for pair in pairs
+                for end in pair
+            ]
             version = "guests as they are"
         else:
             if options.namespaces:
