@@ -1,19 +1,22 @@
 #!/usr/bin/python3
 """Holds the documentation to what is there: links lead somewhere, every page of docs/ is in the
-book, and words are spelled as Debian's British dictionary or docs/words.txt has them. `make lint`
-runs it; `check-docs.py --words` prints the words that neither knows, for docs/words.txt, and
-`check-docs.py --book FOLDER` follows the links of the site that mdBook has made.
+book, and words are spelled as Debian's British dictionary or docs/words.txt has them. Holds lines
+of source, with their comments, to 100 columns. `make lint` runs it; `check-docs.py --words` prints
+the words that neither knows, for docs/words.txt, and `check-docs.py --book FOLDER` follows the
+links of the site that mdBook has made.
 """
 
 import glob
 import os
 import re
+import subprocess
 import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 DICTIONARY = "/usr/share/dict/british-english"
 # The table of contents lists itself least.
 PARTS = ("docs/SUMMARY.md",)
+COLUMNS = 100
 
 
 def pages():
@@ -108,6 +111,20 @@ def inflected(word, known):
     return False
 
 
+def long_lines():
+    """Lines of source beyond 100 columns. Those of generated files may be, rows of tables (with `|`
+    in a comment, or columns that two spaces keep apart), and what has no space to break it at."""
+    kinds = ("*.rs", "*.c", "*.h", "*.py", "*.go")
+    listed = subprocess.check_output(["git", "ls-files", *kinds], cwd=ROOT, text=True)
+    for path in listed.splitlines():
+        if path.endswith(".pb.go"):
+            continue
+        for number, line in enumerate(read(path).splitlines(), 1):
+            is_row = re.search(r"//[/!] \||\S  +\S", line)
+            if len(line) > COLUMNS and not is_row and " " in line[60:]:
+                yield f"{path}:{number}: {len(line)} columns, more than {COLUMNS}"
+
+
 def broken_in_book(folder):
     """Links of the site's pages that lead to no file of it."""
     for page in sorted(glob.glob(f"{folder}/**/*.html", recursive=True)):
@@ -138,6 +155,7 @@ def main():
     ]
     wrong += [line for path in pages() for line in broken_links(path)]
     wrong += outside_the_book(read("docs/SUMMARY.md"))
+    wrong += long_lines()
     if wrong:
         sys.exit("\n".join(["check-docs:"] + wrong))
     print(f"check-docs: {len(unknown)} pages, links and words are right")
