@@ -92,7 +92,7 @@ impl Lab {
     fn configure(&self) -> Result<()> {
         self.guest
             .ok("ip addr flush dev eth0; ip addr add 10.0.0.1/24 dev eth0; \
-                ip addr add fd00::1/64 dev eth0")
+                 ip addr add fd00::1/64 dev eth0")
             .map(drop)
     }
 

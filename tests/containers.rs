@@ -151,9 +151,8 @@ fn a_container_has_its_interface_with_addresses_and_routes() -> Result<()> {
     // A gateway in no network of the interface is on the link.
     let lonely = Named::new("lonely")?;
     daemon.cli(&format!(
-        "nic add --id c3 --mac 52:54:00:00:02:03 --vni {VNI} --ip 10.3.0.3 --type veth --path \
-         bf-c3 \
-         --netns {} --gateway 169.254.1.1",
+        "nic add --id c3 --mac 52:54:00:00:02:03 --vni {VNI} --ip 10.3.0.3 --type veth \
+         --path bf-c3 --netns {} --gateway 169.254.1.1",
         lonely.0
     ))?;
     let routes = lonely.ok("ip route")?;
@@ -356,9 +355,8 @@ fn other_values_reach_the_container() -> Result<()> {
     // Another MAC, another name, another container.
     let replaced = |more: &str| {
         daemon.cli(&format!(
-            "nic add --replace --id c1 --mac 52:54:00:00:02:99 --vni {VNI} --ip 10.2.0.1/24 --sg \
-             c1 \
-             --type veth --path bf-c1 {more}"
+            "nic add --replace --id c1 --mac 52:54:00:00:02:99 --vni {VNI} --ip 10.2.0.1/24 \
+             --sg c1 --type veth --path bf-c1 {more}"
         ))
     };
     replaced(&format!("--netns {}", left.pid()))?;

@@ -160,7 +160,7 @@ const BUTTERFLY: &str = "butterfly -e unix:/run/bf/api.sock";
 fn daemon(host: &Guest) -> Result<()> {
     host.ok(
         "mkdir /run/bf; : >/run/log; butterflyd --no-syslog -s /run/bf --api \
-        unix:/run/bf/api.sock >/run/log 2>&1 &",
+         unix:/run/bf/api.sock >/run/log 2>&1 &",
     )?;
     says(host, "/run/log", "is ready").map(drop)
 }
@@ -261,7 +261,7 @@ fn routes_from_a_nic_that_takes_tags_out(pair: &mut Pair) -> Result<()> {
         .map_err(|e| format!("tags are taken out, {expected}: {e}"))
     };
     let vlan = "ip link add link eth3 name nic5 type vlan id 5; ip link set nic5 up; \
-        ip addr add 10.5.0.1/24 dev nic5";
+                ip addr add 10.5.0.1/24 dev nic5";
     host.ok(&format!(
         "set -e; sysctl -qw net.ipv4.ip_forward=1; ip addr add 10.8.0.1/24 dev eth3; {vlan}"
     ))?;
@@ -410,7 +410,7 @@ fn a_veth_may_hide_tags(pair: &mut Pair) -> Result<()> {
 fn forward(host: &Guest) -> Result<String> {
     host.ok(
         ": >/run/log; butterfly forward vlan5 bond1 --mode native >/run/log 2>&1 & echo $! \
-        >/run/pid",
+         >/run/pid",
     )?;
     says(host, "/run/log", "are followed.")
 }
@@ -503,7 +503,7 @@ fn vxlan_by_two_ways_at_once(pair: &mut Pair) -> Result<()> {
     peer.serve("guest udp-serve 54")?;
     host.ok(
         "for port in $(seq 3001 3020); do ip netns exec a guest udp-ping 10.7.0.2 54 10 100 \
-        $port || exit 1; done",
+         $port || exit 1; done",
     )?;
     let after = received()?;
     let grown = [after[0] - before[0], after[1] - before[1]];

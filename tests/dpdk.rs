@@ -820,7 +820,7 @@ fn a_device_that_is_taken_out() -> Result<()> {
         "it is joined at first",
     )?;
     let message = "b'\\0'.join([b'remove@/net_tap0', b'ACTION=remove', b'SUBSYSTEM=pci', \
-        b'PCI_SLOT_NAME=net_tap0', b''])";
+                   b'PCI_SLOT_NAME=net_tap0', b''])";
     host.namespace.ok(&format!(
         "python3 -c \"import socket as s; u = s.socket(s.AF_NETLINK, s.SOCK_DGRAM, 15); \
          u.bind((0, 0)); u.sendto({message}, (0, 1))\""

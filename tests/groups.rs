@@ -142,7 +142,7 @@ fn a_port_range_has_two_ends(lab: &mut Lab) -> Result<()> {
     }
     lab.cli(
         "sg rule add web --ip-proto tcp --port-start 1000 --port-end 2000 --cidr 10.0.0.1/32 + \
-        nic sg set b web",
+         nic sg set b web",
     )?;
     for (port, passes) in [
         (999, false),
@@ -185,7 +185,7 @@ fn three_nics_in_two_groups(lab: &mut Lab) -> Result<()> {
     lab.cli("sg rule add db --ip-proto tcp --port 5432 --sg-members web")?;
     lab.cli(
         "sg rule add web --ip-proto tcp --port 80 --sg-members db + sg rule add web --ip-proto \
-        icmp --sg-members web",
+         icmp --sg-members web",
     )?;
     for guest in &lab.guests {
         for port in [80, 5432] {
@@ -228,7 +228,7 @@ fn egress_rules_narrow_what_leaves(lab: &mut Lab) -> Result<()> {
     let a = lab.a();
     lab.cli(
         "sg rule add open --ip-proto all + nic sg set b open + nic sg set c open + nic sg set \
-        a narrow",
+         a narrow",
     )?;
     check(
         !pings(a, B4)?,
@@ -257,7 +257,7 @@ fn an_answer_needs_no_rule(lab: &mut Lab) -> Result<()> {
     b.serve("guest tcp-sink 81")?;
     lab.cli(
         "sg rule add dns --ip-proto udp --port 53 + sg rule add dns --ip-proto tcp --port 81 + \
-        nic sg set b dns",
+         nic sg set b dns",
     )?;
     for to in [B4, B6] {
         a.ok(&format!("guest udp-ping {to} 53 3 100 4000"))?;
@@ -349,7 +349,7 @@ fn nics_join_and_leave_while_traffic_runs(lab: &mut Lab) -> Result<()> {
     b.serve("guest tcp-serve 80 2000000")?;
     lab.cli(
         "sg add users + sg rule add web --ip-proto tcp --port 80 --sg-members users + nic sg \
-        set b web",
+         set b web",
     )?;
     check(
         !a.succeeds(&format!("guest tcp-get {B4} 80 1 1"))?,
@@ -411,7 +411,7 @@ fn a_rule_taken_away_cuts(lab: &mut Lab) -> Result<()> {
     b.serve("guest tcp-serve 81")?;
     lab.cli(
         "sg rule add web --ip-proto tcp --port 80 + sg rule add web --ip-proto tcp --port 81 + \
-        nic sg set b web",
+         nic sg set b web",
     )?;
     for to in [B4, B6] {
         let cut = Download::start(a, to, 80)?;
@@ -464,13 +464,13 @@ fn icmp_errors_follow_their_flow(lab: &mut Lab) -> Result<()> {
     }
     b.ok(
         "echo 1 > /proc/sys/net/ipv4/ip_forward; echo 1 > /proc/sys/net/ipv6/conf/all/forwarding; \
-          ip route add 10.9.0.3/32 via 10.0.0.3 mtu 1300; ip -6 route add fd09::3/128 via fd00::3 \
-          dev eth0 mtu 1300",
+         ip route add 10.9.0.3/32 via 10.0.0.3 mtu 1300; ip -6 route add fd09::3/128 via fd00::3 \
+         dev eth0 mtu 1300",
     )?;
     c.ok(
         "ip addr add 10.9.0.3/32 dev eth0; ip -6 addr add fd09::3/128 dev eth0; \
-        ip route add 10.0.0.1/32 via 10.0.0.2; \
-          ip -6 route add fd00::1/128 via fd00::2",
+         ip route add 10.0.0.1/32 via 10.0.0.2; \
+         ip -6 route add fd00::1/128 via fd00::2",
     )?;
     a.ok("ip route add 10.9.0.3/32 via 10.0.0.2; ip -6 route add fd09::3/128 via fd00::2")?;
     c.serve("guest tcp-sink 81")?;
@@ -498,7 +498,7 @@ fn fragments_follow_their_first(lab: &mut Lab) -> Result<()> {
     b.serve("guest udp-serve 54")?;
     lab.cli(
         "sg rule add web --ip-proto icmp + sg rule add web --ip-proto udp --port 53 + nic sg \
-        set b web",
+         set b web",
     )?;
     for to in [B4, B6] {
         a.ok(&format!("ping -c 3 -i 0.2 -W 2 -s 8000 {to}"))?;
@@ -517,10 +517,8 @@ fn fragments_follow_their_first(lab: &mut Lab) -> Result<()> {
 fn broken_fragments_are_dropped(lab: &mut Lab) -> Result<()> {
     let (a, b) = (lab.a(), lab.b());
     lab.cli("sg rule add web --ip-proto all + nic sg set b web")?;
-    let seen = || -> Result<u64> {
-        parse(&b.ok("awk '/^Ip: [0-9]/ { print $15 }' \
-            /proc/net/snmp")?)
-    }; // ReasmReqds
+    let reassemblies = "awk '/^Ip: [0-9]/ { print $15 }' /proc/net/snmp"; // ReasmReqds
+    let seen = || -> Result<u64> { parse(&b.ok(reassemblies)?) };
     // Not every drop: a connection that was cut before may send again at any moment.
     let reasons = [
         "fragment_tiny",
@@ -569,7 +567,7 @@ fn broken_fragments_are_dropped(lab: &mut Lab) -> Result<()> {
 fn dhcp_passes_but_from_a_guest(lab: &mut Lab) -> Result<()> {
     let (a, b) = (lab.a(), lab.b());
     let server = "printf 'start 10.0.0.50\\nend 10.0.0.60\\ninterface eth0\\nlease_file \
-        /tmp/leases\\n\
+                  /tmp/leases\\n\
                   option subnet 255.255.255.0\\n' > /tmp/udhcpd.conf; touch /tmp/leases; \
                   udhcpd -f /tmp/udhcpd.conf >/tmp/udhcpd.log 2>&1 &";
     b.ok(server)?;
@@ -635,7 +633,7 @@ fn a_guest_cannot_borrow_addresses(lab: &mut Lab) -> Result<()> {
     let before = lab.daemon.drops("a", "EGRESS", &[])?;
     a.ok(
         "ip link set eth0 down; ip link set eth0 address 52:54:00:00:00:66 up; \
-        ip neigh flush dev eth0",
+         ip neigh flush dev eth0",
     )?;
     check(!pings(a, B4)?, "another MAC is refused all the same")?;
     check(
@@ -667,7 +665,7 @@ fn a_sniffer_hears_all_and_says_nothing(lab: &mut Lab) -> Result<()> {
     lab.cli("sg rule add web --ip-proto icmp + nic sg set b web")?;
     lab.cli(
         "nic add --id ear --mac 52:54:00:00:00:ee --vni 42 --type tap --path bf-ear \
-        --sniff-target b",
+         --sniff-target b",
     )?;
     let namespace = Namespace::new()?;
     namespace.adopt("bf-ear", "52:54:00:00:00:ee", &["10.0.0.200/24"])?;

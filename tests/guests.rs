@@ -43,7 +43,7 @@ const B6: &str = "fd00::2";
 fn open(lab: &Lab) -> Result<()> {
     lab.cli(
         "sg rule add open --ip-proto all + nic sg set a open + nic sg set b open + nic sg set \
-        c open",
+         c open",
     )
     .map(drop)
 }
@@ -68,7 +68,7 @@ fn workers_hand_frames_over(lab: &mut Lab) -> Result<()> {
     };
     lab.cli(
         "sg rule add web --ip-proto tcp --port 80 + sg rule add web --ip-proto icmp + nic sg \
-        set b web + nic sg set c web",
+         set b web + nic sg set c web",
     )?;
     let before = handed_over()?;
     lab.b().serve("guest tcp-serve 80")?;
@@ -166,7 +166,7 @@ fn a_nic_has_several_addresses(lab: &mut Lab) -> Result<()> {
     )?;
     lab.b()
         .ok("ping -c 2 -i 0.2 -W 1 -I 192.168.7.2 192.168.7.1 && \
-        ping -c 2 -i 0.2 -W 1 -I 2001:db8::2 2001:db8::1")
+             ping -c 2 -i 0.2 -W 1 -I 2001:db8::2 2001:db8::1")
         .map(drop)
 }
 

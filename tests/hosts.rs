@@ -379,7 +379,7 @@ fn a_host_that_forges() -> Result<()> {
         // What is asked for by name passes.
         left.daemon.cli(
             "network set 42 --from anybody --learning on --dhcp-server 192.0.2.3 --router \
-                192.0.2.3",
+             192.0.2.3",
         )?;
         send(9, 42, &udp(77, 77, 5004))?;
         arrives(5004)?;
@@ -806,7 +806,7 @@ fn an_uplink_is_named_while_it_runs() -> Result<()> {
     // What comes is joined, whatever it was before.
     hosts.left.namespace.ok(
         "ip link add eth9 type veth peer name other9 && ip link set eth9 up && \
-            ip link set other9 up",
+         ip link set other9 up",
     )?;
     wait_for("eth9 to be joined", PATIENCE, || {
         let shown = hosts.left.daemon.json("uplink show eth9")?;

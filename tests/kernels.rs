@@ -68,9 +68,9 @@ fn our_programs_on_its_kernel() -> Result<()> {
     // So does the program at containers' interfaces.
     host.ok("modprobe tun && ip netns add c1")?;
     let nic = host.ok(
-        "butterfly -e unix:/run/api.sock nic add --id c1 --vni 7 --mac 52:54:00:00:00:01 --ip \
-         10.0.0.1/24 --type veth \
-             --netns c1 && butterfly -e unix:/run/api.sock --json nic details c1",
+        "butterfly -e unix:/run/api.sock nic add --id c1 --vni 7 --mac 52:54:00:00:00:01 \
+         --ip 10.0.0.1/24 --type veth --netns c1 && butterfly -e unix:/run/api.sock --json nic \
+         details c1",
     )?;
     check(
         nic.contains("UP\"") && !host.ok("cat /run/log")?.contains("forwards no flows"),

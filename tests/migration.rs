@@ -197,8 +197,7 @@ impl<'a> Stage<'a> {
         host.daemon
             .cli(&format!(
                 "nic add --replace --id guest --mac {mac} --vni {vni} --ip 10.1.0.{GUEST} \
-                 fd01::{GUEST} \
-                 --sg closed"
+                 fd01::{GUEST} --sg closed"
             ))
             .map(drop)
     }

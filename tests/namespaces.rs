@@ -51,8 +51,7 @@ impl Pair {
             let mac = format!("52:54:00:00:01:0{last}");
             daemon.cli(&format!(
                 "sg add {name} + nic add --id {name} --mac {mac} --vni 7 --ip 10.1.0.{last} \
-                 fd01::{last} --sg {name} --type tap \
-                 --path bf-{name} --mtu {mtu}"
+                 fd01::{last} --sg {name} --type tap --path bf-{name} --mtu {mtu}"
             ))?;
             let namespace = Namespace::new()?;
             namespace.adopt(
@@ -141,7 +140,7 @@ fn iperf3_tcp_passes_unsegmented(pair: &Pair) -> Result<()> {
 fn iperf3_udp_loses_nothing_at_a_low_rate(pair: &Pair) -> Result<()> {
     pair.daemon.cli(
         "sg rule add right --ip-proto tcp --port 5201 + sg rule add right --ip-proto udp \
-            --port 5201",
+         --port 5201",
     )?;
     let _server = pair.serve()?;
     for to in ["10.1.0.2", "fd01::2"] {
@@ -319,7 +318,7 @@ fn larger_frames_with_a_larger_mtu(pair: &Pair) -> Result<()> {
     }
     pair.left
         .ok("ping -q -c 2 -i 0.2 -W 1 -M do -s 8900 10.1.0.2 && \
-        ping -q -c 2 -i 0.2 -W 1 -M do -s 8900 fd01::2")
+             ping -q -c 2 -i 0.2 -W 1 -M do -s 8900 fd01::2")
         .map(drop)
 }
 

@@ -19,7 +19,7 @@ fn with_a_daemon_and_without() -> Result<()> {
     let mut daemon = Daemon::start(&[])?;
     daemon.cli(
         "nic add --id vnic_7 --mac 02:00:00:00:00:07 --vni 7 --ip 10.0.0.7 --type bench \
-        --btype ICMP_RCV_LIKE",
+         --btype ICMP_RCV_LIKE",
     )?;
     daemon.cli(&format!(
         "service add 198.51.100.7:80 --server 10.1.2.10 --check http --check-path \

@@ -224,7 +224,7 @@ fn a_known_connection_is_told() -> Result<()> {
     daemon.cli("sg rule add right --ip-proto udp --port 53")?;
     pair.left
         .ok("echo hello > /dev/udp/10.1.0.2/53 || true; bash -c 'exec \
-        3<>/dev/udp/10.1.0.2/53; echo hi >&3; sleep 0.1'")?;
+             3<>/dev/udp/10.1.0.2/53; echo hi >&3; sleep 0.1'")?;
     let flows = daemon.json("flows left")?;
     let all = flows.as_array().cloned().unwrap_or_default();
     let flow = all.iter().find(|flow| flow["destination_port"] == 53);

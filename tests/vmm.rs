@@ -475,8 +475,7 @@ fn add(daemon: &Daemon, index: usize) -> Result<()> {
     daemon
         .cli(&format!(
             "nic add --id host{index} --mac {} --vni {vni} --ip 10.0.{index}.40 fd0{index}::40 \
-             --sg open \
-             --type tap --path bf-vmm{index}",
+             --sg open --type tap --path bf-vmm{index}",
             host_mac(index)
         ))
         .map(drop)

@@ -32,8 +32,7 @@ const TABLES: &[Table] = &[
     Table {
         title: "Between guests of a host",
         method: "Two guests by vhost-user, one core for each switch, all switches in turn within a \
-            second, in one run; \
-                 rules are stateful.",
+                 second, in one run; rules are stateful.",
         data: "switch-near",
         columns: &[
             ("butterfly-rules", "Butterfly, 100 rules"),
@@ -56,8 +55,7 @@ const TABLES: &[Table] = &[
     Table {
         title: "Round trips between guests",
         method: "The same run: one frame of 64 bytes in flight, from guest to guest and back, and \
-            what an idle switch takes \
-                 of its core.",
+                 what an idle switch takes of its core.",
         data: "switch-near",
         columns: &[
             ("butterfly-rules", "Butterfly, 100 rules"),
@@ -77,7 +75,7 @@ const TABLES: &[Table] = &[
     Table {
         title: "To and from other hosts",
         method: "VXLAN over a veth, 100 stateful rules, one core for each host; \
-            the far end drops or sends in the kernel.",
+                 the far end drops or sends in the kernel.",
         data: "overlay-near",
         columns: &[
             ("butterfly", "Butterfly, AF_XDP"),
@@ -98,9 +96,8 @@ const TABLES: &[Table] = &[
     Table {
         title: "When the switch is killed, upgraded or restarted",
         method: "How long a stream of small frames sees none, beyond the usual time between two; \
-            all rules are stateful, and connections \
-                 are asked for afterwards. OVS-DPDK has no upgrade but a restart, and forgets its \
-                 connections.",
+                 all rules are stateful, and connections are asked for afterwards. OVS-DPDK has no \
+                 upgrade but a restart, and forgets its connections.",
         data: "restart",
         columns: &[("butterfly", "Butterfly"), ("ovs", "OVS-DPDK")],
         rows: &[
@@ -138,8 +135,7 @@ const TABLES: &[Table] = &[
     Table {
         title: "The router",
         method: "Frames as an interface's driver receives them, 10,000 routes and 8,192 \
-            destinations, out by a veth whose \
-                 other end drops them; one core.",
+                 destinations, out by a veth whose other end drops them; one core.",
         data: "router",
         columns: &[
             ("router", "Butterfly"),
@@ -163,7 +159,7 @@ const TABLES: &[Table] = &[
     Table {
         title: "The load balancer, a packet",
         method: "BPF_PROG_TEST_RUN, net of an empty program; beside the usual design, an LRU entry \
-            for each flow.",
+                 for each flow.",
         data: "balancer",
         columns: &[
             ("balancer", "Butterfly"),

@@ -290,8 +290,7 @@ fn write(dir: &Path, rows: &[Row], connections: usize) -> Result<(), PeerError> 
     );
     let mut page = format!(
         "# bench-restart\n\n{head}. Milliseconds without a frame, of all streams and events. As \
-         data: \
-         [restart.tsv](restart.tsv).\n\n\
+         data: [restart.tsv](restart.tsv).\n\n\
          | | p50 | p99 | most | of | frames sent | lost | twice | connections asked | lost |\n\
          |---|{}\n",
         "---|".repeat(9)

@@ -53,7 +53,7 @@ pub fn by_frr(stage: &mut Stage) -> Result<()> {
     }
     let (us, them) = ((65001, "10.1.2.3"), (65002, "10.1.2.1"));
     let tells = " address-family ipv4 unicast\n  redistribute kernel route-map services\n \
-        exit-address-family\n\
+                 exit-address-family\n\
                  ip prefix-list services permit 0.0.0.0/0 ge 32\n\
                  route-map services permit 10\n match ip address prefix-list services\n";
     let _teller = Speaker::start(&stage.balancer, us, them, tells)?;

@@ -101,7 +101,7 @@ pub fn balances_several(stage: &mut Stage) -> Result<()> {
     ))?;
     second.ok(
         "ethtool -K eth0 tx off >/dev/null && ip addr add 10.1.3.1/24 dev eth0 && \
-            ip link set eth0 up",
+         ip link set eth0 up",
     )?;
     second.ok("ip route add default via 10.1.3.3")?;
     // The servers answer it by the balancer's kernel.

@@ -42,7 +42,7 @@ pub fn with_the_rest(stage: &mut Stage) -> Result<()> {
         .ok_or("no list of services")?;
     services.push(other);
     let lines = "~ service 192.168.101.1:80/tcp\n    server 10.1.2.10 weight: 3 -> 7\n\
-        + service 192.168.101.2:53/udp\n";
+                 + service 192.168.101.2:53/udp\n";
     let shown = apply(stage, &declared, "--dry-run")?;
     check(shown == lines, &format!("what would change:\n{shown}"))?;
     check(

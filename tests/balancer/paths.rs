@@ -207,12 +207,12 @@ pub fn of_errors(stage: &mut Stage) -> Result<()> {
     ))?;
     far.ok(
         "ethtool -K eth0 tx off >/dev/null && ip addr add 10.9.0.2/24 dev eth0 && \
-        ip link set eth0 up && ip route add default via 10.9.0.1",
+         ip link set eth0 up && ip route add default via 10.9.0.1",
     )?;
     // The far end knows nothing of it: it offers segments that do not fit.
     router.ok(
         "ip addr add 10.9.0.1/24 dev to-far && ip link set to-far mtu 1280 up && \
-        sysctl -q -w net.ipv4.ip_forward=1",
+         sysctl -q -w net.ipv4.ip_forward=1",
     )?;
     let dir = tempfile::tempdir().map_err(|e| format!("cannot make a folder: {e}"))?;
     let page = dir.path().join("index.html");

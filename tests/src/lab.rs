@@ -123,8 +123,8 @@ pub fn address_command(index: usize) -> String {
     format!(
         "killall -9 guest ping udhcpc udhcpd 2>/dev/null; rm -f /tmp/*; ip link set eth0 down; \
          sysctl -w net.ipv4.ip_forward=0 >/dev/null; ip link set eth0 address {mac} mtu 1500; \
-         ip addr flush dev eth0; \
-         ip link set eth0 up; ip neigh flush dev eth0; ip addr add 10.0.0.{last}/24 dev eth0; \
+         ip addr flush dev eth0; ip link set eth0 up; ip neigh flush dev eth0; \
+         ip addr add 10.0.0.{last}/24 dev eth0; \
          ip addr add fd00::{last}/64 dev eth0; echo 1 > /proc/sys/net/ipv4/route/flush"
     )
 }

@@ -63,7 +63,7 @@ impl Lan {
         ))?;
         host.ok(
             "sysctl -q -w net.ipv6.conf.all.accept_dad=0 net.ipv6.conf.eth0.accept_dad=0 && \
-            ip link set eth0 up",
+             ip link set eth0 up",
         )?;
         if !self.offloads {
             host.ok("ethtool -K eth0 tx off >/dev/null")?;

@@ -205,7 +205,7 @@ impl Pair {
             .ok(&format!("echo '{document}' >/run/services.json"))?;
         self.butterfly("apply /run/services.json")?;
         let found = "butterfly -e unix:/run/bf/api.sock --json service show | grep -o \
-            '\"healthy\": *[0-9]*' | tr -dc '0-9'";
+                     '\"healthy\": *[0-9]*' | tr -dc '0-9'";
         soon(&self.host, &format!("test $({found}) = {healthy}"))
             .map_err(|e| format!("not all servers are healthy: {e}"))
     }
@@ -319,7 +319,7 @@ impl Stage for Pair {
         let (host, world, cables) = cables::start("world")?;
         host.ok(
             "modprobe vmxnet3 && sysctl -qw net.ipv6.conf.default.accept_dad=0 && \
-            ip link set eth3 up",
+             ip link set eth3 up",
         )?;
         world.ok("modprobe veth; mkdir -p /run /www")?;
         Ok(Self {

@@ -51,7 +51,7 @@ impl Cable {
         for space in [&host, &far] {
             // Nobody but the guests is to say anything.
             space.ok("sysctl -q -w net.ipv6.conf.all.disable_ipv6=1 \
-                net.ipv6.conf.default.disable_ipv6=1")?;
+                      net.ipv6.conf.default.disable_ipv6=1")?;
         }
         host.ok(&format!(
             "ip link add {UPLINK} mtu {MTU} address {own} type veth \
@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn packets_of_an_interface_are_found() {
         let text = "Inter-|   Receive   |  Transmit\n face |bytes packets errs\n    lo: 1 2 3\n\
-            wire0: 640 10 0 0\nwire01: 9 9\n";
+                    wire0: 640 10 0 0\nwire01: 9 9\n";
         assert_eq!(super::packets(text, "wire0"), Some(10));
         assert_eq!(super::packets(text, "lo"), Some(2));
         assert_eq!(super::packets(text, "eth0"), None);

@@ -264,7 +264,7 @@ fn a_server_that_moves_and_a_gateway_that_changes_are_followed() {
         // Another machine takes the address over, and says so.
         net.servers[0]
             .ok("ip link set eth0 down address 02:00:00:00:00:77 && \
-            ip link set eth0 up && ip route add default via 10.0.1.1")
+                 ip link set eth0 up && ip route add default via 10.0.1.1")
             .expect("ip");
         let moved = || {
             ways()

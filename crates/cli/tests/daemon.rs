@@ -136,7 +136,7 @@ fn the_originals_commands_work_word_for_word() {
         );
         assert_eq!(daemon.ok("nic sg list vnic_2"), "sg-web\n");
         let expected = "DIR  PROTO  PORTS  PEER\nin   tcp    22     42.0.3.1/32\n\
-            in   tcp    80     sg:users\n";
+                        in   tcp    80     sg:users\n";
         assert_eq!(daemon.ok("sg rule list mysg"), expected);
         let path = daemon.dir().join("qemu-vhost-vnic_1");
         let again = daemon.ok(&format!("{} --replace", SEEDS[3]));
@@ -198,15 +198,15 @@ fn a_dump_restores_a_daemon_over_either_api() {
     old.ok("sg rule add web --ip-proto sctp --port 80 --dir out");
     old.ok(
         "nic add --id spy --mac 52:54:00:12:34:03 --vni 42 --sniff-target vnic \
-        --allow-dhcp-server --allow-router-advertisements",
+         --allow-dhcp-server --allow-router-advertisements",
     );
     old.ok(
         "nic add --id vnic --mac 52:54:00:12:34:01 --vni 42 --ip 42.0.0.1 --sg web later \
-        --allow-dhcp-server --allow-router-advertisements",
+         --allow-dhcp-server --allow-router-advertisements",
     );
     old.ok(
         "nic add --id open --mac 52:54:00:12:34:02 --vni 42 --no-anti-spoof --bypass-filtering \
-        --allow-dhcp-server --allow-router-advertisements",
+         --allow-dhcp-server --allow-router-advertisements",
     );
     let dump = old.ok("dump");
     let saved = old.dir().join("saved");
@@ -401,7 +401,7 @@ fn what_the_data_plane_counts_is_shown() {
          42 --sg web",
     );
     let counters = "DIR  PROTO  PORTS  PEER  FLOWS  FRAMES  BYTES\n\
-        in   tcp    80     all       0       0      0\n";
+                    in   tcp    80     all       0       0      0\n";
     assert_eq!(daemon.ok("sg rule list web --counters"), counters);
     assert_eq!(daemon.ok("flows"), "");
     assert_eq!(daemon.ok("flows --json"), "[]\n");
@@ -456,12 +456,11 @@ fn what_moves_is_watched_while_it_moves() {
     let daemon = Daemon::start();
     daemon.ok(
         "nic add --id echo --mac 52:54:00:12:34:02 --vni 42 --ip 42.0.0.2 --type bench \
-        --btype ICMP_RCV_LIKE --bypass-filtering",
+         --btype ICMP_RCV_LIKE --bypass-filtering",
     );
     daemon.ok(
-        "nic add --id ping --mac 52:54:00:12:34:01 --vni 42 --ip 42.0.0.1 --type bench --btype \
-         ICMP_SND_LIKE \
-         --dip 42.0.0.2 --dmac 52:54:00:12:34:02 --bypass-filtering",
+        "nic add --id ping --mac 52:54:00:12:34:01 --vni 42 --ip 42.0.0.1 --type bench \
+         --btype ICMP_SND_LIKE --dip 42.0.0.2 --dmac 52:54:00:12:34:02 --bypass-filtering",
     );
     let cells = |line: &str| {
         line.split_whitespace()
@@ -753,7 +752,7 @@ fn certificates(dir: &std::path::Path) -> Option<impl Fn(&str) -> String + use<>
             "{new} -subj /CN={name} -keyout {name}.key -out {name}.csr"
         ))?;
         let sign = "x509 -req -days 2 -sha256 -CA ca.pem -CAkey ca.key -CAcreateserial -extfile \
-            extensions";
+                    extensions";
         openssl(&format!("{sign} -in {name}.csr -out {name}.pem"))?;
     }
     let dir = dir.display().to_string();

@@ -73,8 +73,7 @@ fn usage_is_2_and_nothing_is_sent() {
         butterfly("http://h:1", "nic list"),
         2,
         "endpoint \"http://h:1\": API v1 over TCP is spoken under TLS only: use https://HOST:PORT \
-         with --tls-cert, \
-         --tls-key and --tls-ca",
+         with --tls-cert, --tls-key and --tls-ca",
     );
     fails(
         butterfly("https://h:1", "nic list"),

@@ -49,7 +49,7 @@ fn a_network_of_two_hosts_is_told_and_seen() {
          host:      192.168.0.3\n"
     );
     let table = "VNI  MAC                HOST         IP\n 42  52:54:00:12:34:02  192.168.0.2  \
-        42.0.0.2 fd00::2\n";
+                 42.0.0.2 fd00::2\n";
     assert_eq!(daemon.ok("binding list"), table);
     assert_eq!(daemon.ok("binding show --vni 42 52:54:00:12:34:02"), table);
     daemon.ok(

@@ -51,9 +51,8 @@ pub enum Error {
     },
     /// Another NIC of this VNI has this address, and not both share it.
     #[error(
-        "NIC '{nic}': address {ip} is already that of NIC '{other}' in VNI {vni}; \
-         two have one only \
-         if both say that it is shared"
+        "NIC '{nic}': address {ip} is already that of NIC '{other}' in VNI {vni}; two have one \
+         only if both say that it is shared"
     )]
     AddressTaken {
         /// The NIC that was refused.

@@ -176,8 +176,7 @@ pub fn help() -> String {
     let mut text = String::from(match dpdk::AVAILABLE {
         true => {
             "This daemon has DPDK: the options of --dpdk-args are DPDK's own, but for those about \
-             cores, of which the \
-             worker's is the first. Without DPDK they would do this:\n\n"
+             cores, of which the worker's is the first. Without DPDK they would do this:\n\n"
         }
         false => {
             "Options of --dpdk-args, as this daemon takes them. There is no DPDK in it: NICs stay \
@@ -208,8 +207,7 @@ pub fn help() -> String {
         text += &format!("  {}{value}\n      {does}\n", names.join(", "));
     }
     text += "\nDevices are counted from 0, PCI devices first; --dpdk-port N takes the one with \
-        that number, and the first \
-             that is no member of a bond is taken without it.\n";
+             that number, and the first that is no member of a bond is taken without it.\n";
     text
 }
 
@@ -451,8 +449,7 @@ fn vdev(text: &str, args: &mut DpdkArgs) -> Result<(), String> {
         _ => {
             return refused(
                 "only a device over an interface of the kernel, as eth_af_packet0,iface=eth0, a \
-                 ring and a bond mean \
-                 something here",
+                 ring and a bond mean something here",
             );
         }
     };
@@ -493,8 +490,7 @@ impl DpdkArgs {
             if let Some(number) = number {
                 self.remarks.push(format!(
                     "--dpdk-port {number} has no effect: --dpdk-args names {} devices, counted \
-                     from 0, and the kernel keeps \
-                     the NICs; see --uplink",
+                     from 0, and the kernel keeps the NICs; see --uplink",
                     ports.len()
                 ));
             }
@@ -528,8 +524,7 @@ impl DpdkArgs {
         let no_interface = |name: &str| {
             format!(
                 "--dpdk-args {name} has no effect: the kernel has no interface for this PCI \
-                 device; leave it with its kernel \
-                 driver, or name another interface with --uplink"
+                 device; leave it with its kernel driver, or name another interface with --uplink"
             )
         };
         match &chosen.leads {

@@ -261,10 +261,8 @@ impl Held {
         }
         tracing::error!(
             "the last {} daemons have ended of themselves within {} s: what they have left of \
-             VMMs' \
-             sessions and of connections is not taken up, since that may be why; \
-             VMMs have to connect \
-             anew",
+             VMMs' sessions and of connections is not taken up, since that may be why; VMMs have \
+             to connect anew",
             deaths::MOST,
             deaths::WITHIN.as_secs()
         );

@@ -346,7 +346,7 @@ audit = /var/log/butterfly/audit.json
     #[test]
     fn comments_behind_values_and_a_byte_order_mark_are_no_values() {
         let text = "\u{feff}[general]\nsocket-dir = /run/b ; where sockets are\n\
-            endpoint=ipc:///run/a;b#c\t# odd\nip = ; none\n";
+                    endpoint=ipc:///run/a;b#c\t# odd\nip = ; none\n";
         let expected = Ini {
             socket_dir: Some("/run/b".into()),
             endpoint: Some("ipc:///run/a;b#c".into()),

@@ -32,7 +32,7 @@ const MTU_MAX: u16 = u16::MAX;
     disable_help_flag = true,
     args_override_self = true,
     about = "Butterfly's daemon: virtual networks, security groups and NICs for the machines of \
-        this host"
+             this host"
 )]
 pub struct Options {
     /// This host's address towards other hosts: VXLAN comes to it, on the interface that has it
@@ -530,9 +530,9 @@ impl Settings {
         let mut warnings = Vec::new();
         if v0_endpoint.is_none() && (v0_key.is_some() || insecure_api) {
             warnings.push(format!(
-                "the v0 API is off, though there is {}: say where it is to listen, as -e \
-                 tcp://0.0.0.0:9999, or endpoint = \
-                 tcp://0.0.0.0:9999 in the INI file (the original's default)",
+                "the v0 API is off, though there is {}: say where it is to listen, as \
+                 -e tcp://0.0.0.0:9999, or endpoint = tcp://0.0.0.0:9999 in the INI file (the \
+                 original's default)",
                 if v0_key.is_some() {
                     "a key for it"
                 } else {
@@ -1136,8 +1136,8 @@ mod tests {
                     s.v0_key = Some("/k".into());
                     s.warnings = vec![
                     "the v0 API is off, though there is a key for it: say where it is to listen, \
-                     as -e tcp://0.0.0.0:9999, \
-                     or endpoint = tcp://0.0.0.0:9999 in the INI file (the original's default)"
+                     as -e tcp://0.0.0.0:9999, or endpoint = tcp://0.0.0.0:9999 in the INI file \
+                     (the original's default)"
                         .into(),
                 ];
                 },
@@ -1278,7 +1278,7 @@ mod tests {
         let ring = format!("{default} --vdev=eth_ring0");
         let test = "-c1 -n1 --no-huge -m 1024 --no-pci --file-prefix=host --vdev=eth_ring0";
         let two = "--no-huge --vdev=eth_ring0 --vdev=eth_pcap0,iface=eth0 \
-            --vdev=net_af_packet0,iface=eth1";
+                   --vdev=net_af_packet0,iface=eth1";
         let bond = "--no-pci --vdev=net_pcap0,iface=eth0 --vdev=net_pcap1,iface=eth1 \
                     --vdev net_bonding0,mode=1,slave=net_pcap0,slave=net_pcap1";
         let base = ["-i", "192.168.0.1", "-s", "/tmp"];
@@ -1326,7 +1326,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("butterflyd.ini");
         let text = "[general]\nlog-level = info\nip = 192.168.0.1\nendpoint = tcp://0.0.0.0:9999\n\
-            socket-dir = /tmp\n\
+                    socket-dir = /tmp\n\
                     graph-cpu-core = 1\ngraph-core-id = 2\nnic-mtu = max\ndpdk-port = 0\n\
                     dpdk-args = -c1 -n1 --socket-mem 64 --no-shconf --huge-unlink \
                     --vdev=eth_pcap0,iface=eth0\n\
@@ -1403,7 +1403,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("butterflyd.ini");
         let text = "[general]\nnic-mtu = max\ngraph-cpu-core = 3,5\ndpdk-args = -c 2\n\
-            log-level = error\ndpdk-port = 1\n";
+                    log-level = error\ndpdk-port = 1\n";
         std::fs::write(&path, text).unwrap();
         let settings = settings(&["-c", path.to_str().unwrap(), "-l", "warning"]).unwrap();
         assert_eq!(

@@ -207,7 +207,7 @@ impl NextHopTask {
                     }
                     Err(error) => {
                         tracing::error!("next hops to other hosts do not follow the kernel any \
-                            more: {error}");
+                                         more: {error}");
                         return None;
                     }
                 },

@@ -349,9 +349,8 @@ async fn prometheus_scrapes_over_tls_and_over_loopback() {
         &format!(
             "global: {{scrape_interval: 200ms}}\nrule_files: [\"{rules}\"]\nscrape_configs:\n\
              - job_name: butterfly\n  scheme: https\n  tls_config:\n    ca_file: {ca}\n    \
-             cert_file: {client}\n    \
-             key_file: {client_key}\n    server_name: butterfly.test\n  static_configs: \
-             [{{targets: [\"127.0.0.1:{tls}\"]}}]\n\
+             cert_file: {client}\n    key_file: {client_key}\n    server_name: butterfly.test\n  \
+             static_configs: [{{targets: [\"127.0.0.1:{tls}\"]}}]\n\
              - job_name: loopback\n  static_configs: [{{targets: [\"127.0.0.1:{clear}\"]}}]\n"
         ),
     );

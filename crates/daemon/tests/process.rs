@@ -201,7 +201,7 @@ fn a_second_daemon_on_an_uplink_names_the_first() {
     namespace
         .ok(
             "ip link add eth0 type veth peer name far0 && ip link set eth0 up && \
-            ip link set far0 up",
+             ip link set far0 up",
         )
         .unwrap();
     namespace.ok("ip addr add 192.168.0.1/24 dev eth0").unwrap();
@@ -325,7 +325,7 @@ async fn the_original_s_command_line_starts() {
     namespace
         .ok(
             "ip link add eth0 type veth peer name far0 && ip link set eth0 up && \
-            ip link set far0 up",
+             ip link set far0 up",
         )
         .unwrap();
     namespace.ok("ip addr add 192.168.0.1/24 dev eth0").unwrap();

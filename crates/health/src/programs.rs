@@ -52,7 +52,7 @@ impl Programs {
         let refused = |why: String| error("command.words", named, why);
         let Some(folder) = &self.folder else {
             let why = "is not run: this daemon runs no programs (--check-programs says of which \
-                folder it may)";
+                       folder it may)";
             return Err(refused(why.into()));
         };
         let real = Path::new(named)

@@ -340,10 +340,10 @@ async fn a_command_is_one_of_the_administrator_s_and_runs_as_nobody() {
     let own = rustix::process::geteuid().as_raw();
     let user = if own == 0 { 65_534 } else { own };
     let script = format!(
-        "[ \"$(id -u)\" = {user} ] || exit 2; grep -q '^NoNewPrivs:.1' /proc/self/status || \
-         exit 3; \
-         grep -q '^CapEff:.0*$' /proc/self/status || exit 4; [ -z \"$CARGO_MANIFEST_DIR\" ] || \
-         exit 5; \
+        "[ \"$(id -u)\" = {user} ] || exit 2; \
+         grep -q '^NoNewPrivs:.1' /proc/self/status || exit 3; \
+         grep -q '^CapEff:.0*$' /proc/self/status || exit 4; \
+         [ -z \"$CARGO_MANIFEST_DIR\" ] || exit 5; \
          [ \"$(pwd)\" = / ] || exit 6"
     );
     assert_eq!(shells.sh(&script, at).await, Ok(()));

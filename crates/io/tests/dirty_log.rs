@@ -248,7 +248,7 @@ every_ring! {
                 ..Offload::default()
             };
             let got = moved.turn(&format!("segments, round \
-                {round}"), &[(tcp, offload)], &Shape::whole());
+                                           {round}"), &[(tcp, offload)], &Shape::whole());
             assert_eq!(got, 3);
         }
     }

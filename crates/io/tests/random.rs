@@ -66,7 +66,7 @@ proptest! {
                 prop_assert!(got.frame == frame);
             } else {
                 prop_assert_eq!(pair.to.receiveq.used_index(), used, "no part of it was given \
-                    back");
+                                                                      back");
             }
         }
         Ok(())

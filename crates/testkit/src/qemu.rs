@@ -261,8 +261,7 @@ impl Guest {
         let log = format!("/tmp/serve-{}", self.agent.next_id());
         self.ok(&format!(
             "{program} >{log} 2>&1 & for i in $(seq 200); do grep -q listening {log} && exit 0; \
-             sleep 0.02; done; \
-             cat {log}; exit 1"
+             sleep 0.02; done; cat {log}; exit 1"
         ))
         .map(drop)
     }

@@ -97,7 +97,7 @@ mod tests {
     fn a_report_is_as_the_specification_has_it() {
         let frame = report(MAC, OURS, "230.0.0.42".parse().unwrap());
         let expected = "01005e00002a 02bfc0000201 0800 46000020000000000102 7cac c0000201 e600002a \
-            94040000 1600 03d5 e600002a";
+                        94040000 1600 03d5 e600002a";
         let hex: String = frame.iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(hex, expected.replace(' ', ""));
     }

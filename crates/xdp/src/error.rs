@@ -109,8 +109,7 @@ pub enum Error {
     /// A bond with VLANs, on which another feature runs in generic mode.
     #[error(
         "interface {ifindex} is a bond with VLANs and has the {feature} in generic mode, where \
-         VLAN tags are gone before a program \
-         sees a frame: give it back, and add it after this"
+         VLAN tags are gone before a program sees a frame: give it back, and add it after this"
     )]
     BondTaken {
         /// The interface's index.
@@ -121,8 +120,7 @@ pub enum Error {
     /// A NIC that has VLANs on it and shows XDP programs no tags.
     #[error(
         "{name} takes VLAN tags out of frames and does not let go of it (ethtool -K {name} rxvlan \
-         off): packets of its \
-         VLANs would be taken for untagged ones"
+         off): packets of its VLANs would be taken for untagged ones"
     )]
     Tags {
         /// The NIC.

@@ -49,8 +49,7 @@ pub fn start(dir: &Path, core: usize, wire: Wire, ends: &Ends<'_>) -> Result<Run
     server.add_guest("br0", 0)?;
     server.vsctl(&format!(
         "add-port br0 tunnel -- set Interface tunnel type=vxlan options:remote_ip={there} \
-         options:local_ip={here} \
-         options:key=1 options:dst_port=4789 ofport_request=2"
+         options:local_ip={here} options:key=1 options:dst_port=4789 ofport_request=2"
     ))?;
     server.wait_for_ports(&[("phy", 1), ("p0", 1), ("tunnel", 2)])?;
     let address = format!("ip addr add {here}/24 dev br-phy && ip link set br-phy up");

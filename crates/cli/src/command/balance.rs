@@ -182,8 +182,8 @@ impl BalanceArgs {
         {
             eprintln!(
                 "butterfly: {name} loses what is sent from XDP: its driver takes no redirected \
-                 frames (a veth does when its other end \
-                 has GRO or a program); --mode tc sends everywhere"
+                 frames (a veth does when its other end has GRO or a program); --mode tc sends \
+                 everywhere"
             );
         }
         Ok(())

@@ -255,7 +255,7 @@ mod tests {
     #[test]
     fn a_tunnel_s_port_goes_by_the_vip_s_family() {
         let line = "192.0.2.1 10.0.0.1 --vip 2001:db8::1 --encapsulation fou --tunnel-port 9999 \
-            --tunnel-port6 6666";
+                    --tunnel-port6 6666";
         let words = std::iter::once("balance").chain(line.split(' '));
         let services = Line::try_parse_from(words).unwrap().services.services();
         let services = services.unwrap();

@@ -266,9 +266,8 @@ impl ForwardArgs {
             };
             return Err(format!(
                 "{what} from {} to {}: is there a route to {} by a neighbour at the sink, does the \
-                 host forward \
-                 (net.ipv4.ip_forward), does it take what comes from {} (rp_filter), and are the \
-                 cables there?",
+                 host forward (net.ipv4.ip_forward), does it take what comes from {} (rp_filter), \
+                 and are the cables there?",
                 self.source.as_deref().unwrap_or(cables::OUTSIDE[0]),
                 self.sink.as_deref().unwrap_or(cables::OUTSIDE[1]),
                 self.to,

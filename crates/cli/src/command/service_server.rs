@@ -15,19 +15,15 @@ use crate::session::Session;
 #[derive(Subcommand, Debug)]
 pub enum ServerCommand {
     /// Add servers to a service; one that is there already takes these values
-    #[command(
-        after_help = "Example:\n  butterfly service server add 192.168.101.1:80 10.1.2.12 \
-            10.1.2.13*2"
-    )]
+    #[command(after_help = "Example:\n  \
+            butterfly service server add 192.168.101.1:80 10.1.2.12 10.1.2.13*2")]
     Add(AddArgs),
     /// Take servers out of a service, and end their flows; `drain` lets them live
     #[command(after_help = "Example:\n  butterfly service server del 192.168.101.1:80 10.1.2.12")]
     Del(Which),
     /// Change a server's values, leave the others
-    #[command(
-        after_help = "Example:\n  butterfly service server set 192.168.101.1:80 10.1.2.12 --weight \
-            3 --state up"
-    )]
+    #[command(after_help = "Example:\n  \
+            butterfly service server set 192.168.101.1:80 10.1.2.12 --weight 3 --state up")]
     Set(SetArgs),
     /// List the servers of a service, with their health and what they received
     #[command(

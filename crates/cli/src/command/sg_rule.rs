@@ -24,10 +24,8 @@ Examples:
   butterfly sg rule add mysg --ip-proto icmp --cidr 10.0.0.0/8")]
     Add(RuleArgs),
     /// Take the rule of these very options away; one that is not there is away already
-    #[command(
-        after_help = "Example:\n  butterfly sg rule del mysg --ip-proto tcp --port 22 --cidr \
-            42.0.3.1/32"
-    )]
+    #[command(after_help = "Example:\n  \
+            butterfly sg rule del mysg --ip-proto tcp --port 22 --cidr 42.0.3.1/32")]
     Del(RuleArgs),
     /// List a group's rules
     List(ListArgs),

@@ -29,8 +29,9 @@ time-stamp counter, timed in one batch of many.";
 
 /// `worker list`.
 #[derive(Args, Debug)]
-#[command(after_help = format!("{READING}\n\nExamples:\n  butterfly worker list\n  butterfly \
-    worker list --watch"))]
+#[command(after_help = format!(
+    "{READING}\n\nExamples:\n  butterfly worker list\n  butterfly worker list --watch"
+))]
 pub struct ListArgs {
     #[command(flatten)]
     repeat: Repeat,
@@ -38,8 +39,9 @@ pub struct ListArgs {
 
 /// `worker show`.
 #[derive(Args, Debug)]
-#[command(after_help = format!("{READING}\n\nExamples:\n  butterfly worker show 0\n  butterfly \
-    worker show 0 --watch=5"))]
+#[command(after_help = format!(
+    "{READING}\n\nExamples:\n  butterfly worker show 0\n  butterfly worker show 0 --watch=5"
+))]
 pub struct ShowArgs {
     /// The worker's index, from 0
     worker: u32,

@@ -226,7 +226,7 @@ pub(super) fn clock(findings: &mut Findings) {
             "machine",
             format!(
                 "the clock source is {source}: each reading is a system call or slow, and \
-                workers read it every turn"
+                 workers read it every turn"
             ),
             "boot with clocksource=tsc tsc=reliable, if the hypervisor or the CPU has a stable TSC",
         ),

@@ -168,11 +168,7 @@ fn mtu(link: &Link, daemon: &Daemon, snapshot: &Snapshot, findings: &mut Finding
         None => findings.ok(
             "mtu",
             name,
-            format!(
-                "MTU {}, which carries packets of {room} \
-            bytes",
-                link.mtu
-            ),
+            format!("MTU {}, which carries packets of {room} bytes", link.mtu),
         ),
         Some(first) => findings.add(
             "mtu",
@@ -180,14 +176,13 @@ fn mtu(link: &Link, daemon: &Daemon, snapshot: &Snapshot, findings: &mut Finding
             name,
             format!(
                 "its MTU is {}: with {overhead} bytes of VXLAN it carries packets of {room}, and \
-                 {} NICs (as {first}) have an MTU \
-                 of up to {largest}",
+                 {} NICs (as {first}) have an MTU of up to {largest}",
                 link.mtu,
                 ids.len()
             ),
             format!(
                 "ip link set {name} mtu {}, and the network's ports likewise; \
-                or nic-mtu = {room}",
+                 or nic-mtu = {room}",
                 largest + overhead
             ),
         ),
@@ -215,9 +210,8 @@ fn offloads(link: &Link, findings: &mut Findings) {
             "rx_vlan",
             Level::Note,
             name,
-            "it takes VLAN tags out of what it receives, which programs then do not see; \
-             the daemon turns that off where it uses \
-             VLANs"
+            "it takes VLAN tags out of what it receives, which programs then do not see; the \
+             daemon turns that off where it uses VLANs"
                 .into(),
             format!("ethtool -K {name} rxvlan off"),
         );
@@ -274,7 +268,7 @@ fn programs(link: &Link, findings: &mut Findings) {
                 name,
                 format!(
                     "{}{program} is at tc {word}, and is not ours: what it takes we do not \
-                    see, nor it what we take",
+                     see, nor it what we take",
                     one.name
                 ),
                 format!("tc filter show dev {name} {word}; bpftool net show dev {name}"),
@@ -371,8 +365,7 @@ fn sysctls(link: &Link, daemon: &Daemon, findings: &mut Findings) {
             Level::Warning,
             name,
             "net.ipv4.conf.*.rp_filter is 1 (strict): packets whose way back is another interface \
-             are dropped, as with several \
-             uplinks or direct server return"
+             are dropped, as with several uplinks or direct server return"
                 .into(),
             format!("sysctl -w net/ipv4/conf/all/rp_filter=2 net/ipv4/conf/{name}/rp_filter=2"),
         ),

@@ -199,10 +199,9 @@ fn isolated(core: Option<u32>, findings: &mut Findings) {
             Level::Note,
             "cores",
             match core {
-                Some(core) => format!(
-                    "core {core} is not set aside: the scheduler puts others \
-                    there"
-                ),
+                Some(core) => {
+                    format!("core {core} is not set aside: the scheduler puts others there")
+                }
                 None => "none is set aside: the scheduler puts others where workers are".into(),
             },
             "isolcpus=managed_irq,domain,N nohz_full=N on the kernel's command line, and \

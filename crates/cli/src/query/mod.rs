@@ -14,8 +14,7 @@ pub use socket::{Alone, QuerySocket, running};
 fn no_changes(kind: Alone) -> tonic::Status {
     tonic::Status::failed_precondition(format!(
         "this is `butterfly {kind}`, whose command line says what it does: by its socket it is \
-         only \
-         looked at"
+         only looked at"
     ))
 }
 

@@ -23,8 +23,8 @@ macro_rules! id {
                     return Err(refuse("is empty".to_owned()));
                 }
                 if text.len() > $max {
-                    return Err(refuse(format!("is {} bytes long, the limit is \
-                        {}", text.len(), $max)));
+                    let why = format!("is {} bytes long, the limit is {}", text.len(), $max);
+                    return Err(refuse(why));
                 }
                 if let Some(bad) = text.chars().find(|c| c.is_control()) {
                     return Err(refuse(format!("has the control character {bad:?}")));

@@ -576,8 +576,7 @@ fn a_whole_configuration_at_once() {
     };
     let expected = [
         "~ 192.0.2.1:80/tcp sticky: false -> true, min_healthy: 1 -> 0, server 10.0.0.2: none -> \
-         up weight 1, \
-         server 10.0.0.1: up weight 1 -> none",
+         up weight 1, server 10.0.0.1: up weight 1 -> none",
         "- 192.0.2.1:81/tcp",
         "+ 192.0.2.1:82/tcp",
     ];

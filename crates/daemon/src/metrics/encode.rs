@@ -599,12 +599,12 @@ mod tests {
     #[test]
     fn the_text_format_names_counters_as_their_samples() {
         let open = "# HELP a_bytes Bytes.\n# TYPE a_bytes counter\n# UNIT a_bytes bytes\n\
-            a_bytes_total{x=\"1\"} 5\n\
+                    a_bytes_total{x=\"1\"} 5\n\
                     # HELP empty Nothing.\n# TYPE empty gauge\n\
                     # HELP b Gauge.\n# TYPE b gauge\n# UNIT b b\nb 2\nb{l=\"# no comment\"} 3\n\
                     # EOF\n";
         let text = "# HELP a_bytes_total Bytes.\n# TYPE a_bytes_total counter\n\
-            a_bytes_total{x=\"1\"} 5\n\
+                    a_bytes_total{x=\"1\"} 5\n\
                     # HELP empty Nothing.\n# TYPE empty gauge\n\
                     # HELP b Gauge.\n# TYPE b gauge\nb 2\nb{l=\"# no comment\"} 3\n";
         assert_eq!(as_text(open), text);

@@ -71,79 +71,82 @@ families! {
     BINDINGS = Gauge "butterfly_bindings" () "MACs bound to other hosts.";
     FLOWS = Gauge "butterfly_flows" () "Connections tracked now.";
     FLOWS_MAX = Gauge "butterfly_flows_max" () "Connections that can be tracked (--max-flows).";
-    KERNEL_FLOWS = Gauge "butterfly_kernel_flows" () "Connections that the kernel may forward \
-        itself now.";
-    KERNEL_FLOWS_MAX = Gauge "butterfly_kernel_flows_max" () "How many it may at once \
-        (--kernel-flows); 0 as well before the first NIC of type veth.";
-    KERNEL_FLOWS_REFUSED = Counter "butterfly_kernel_flows_refused" () "Directions of connections \
-        that it was not told of for want of a place: they go by the workers.";
-    EPOCH = Gauge "butterfly_config_epoch" () "The configuration's epoch: grows with every change \
-        that concerns a frame.";
+    KERNEL_FLOWS = Gauge "butterfly_kernel_flows" ()
+        "Connections that the kernel may forward itself now.";
+    KERNEL_FLOWS_MAX = Gauge "butterfly_kernel_flows_max" ()
+        "How many it may at once (--kernel-flows); 0 as well before the first NIC of type veth.";
+    KERNEL_FLOWS_REFUSED = Counter "butterfly_kernel_flows_refused" ()
+        "Directions of connections that it was not told of for want of a place: they go by the \
+         workers.";
+    EPOCH = Gauge "butterfly_config_epoch" ()
+        "The configuration's epoch: grows with every change that concerns a frame.";
 
-    NIC_INFO = Gauge "butterfly_nic_info" ("nic", "vni", "kind") "The network and kind of each \
-        NIC; always 1.";
-    NIC_UP = Gauge "butterfly_nic_up" ("nic") "1 while a guest is attached and its rings work, \
-        else 0.";
-    NIC_FRAMES = Counter "butterfly_nic_frames" ("nic", "direction") "Frames that the guest sent \
-        (egress), dropped ones included, and that were delivered to it (ingress).";
-    NIC_KERNEL = Counter "butterfly_nic_kernel_frames" ("nic") "Of the frames that a container \
-        sent, those that the kernel has forwarded itself.";
-    NIC_BYTES = Counter "butterfly_nic_bytes" ["bytes"] ("nic", "direction") "Bytes of these \
-        frames, Ethernet headers included.";
-    NIC_MIRRORED = Counter "butterfly_nic_mirrored_frames" ("nic") "Copies of frames for the NIC's \
-        mirror, of NICs that have one, since it was set.";
-    NIC_MIRROR_LOST = Counter "butterfly_nic_mirror_lost_frames" ("nic") "Those of them that were \
-        lost: no room in the queue, or not taken by the host's network.";
-    NIC_DROPPED = Counter "butterfly_nic_dropped_frames" ("nic", "direction") "Frames from this \
-        guest (egress) and on their way to it (ingress) that were dropped.";
+    NIC_INFO = Gauge "butterfly_nic_info" ("nic", "vni", "kind")
+        "The network and kind of each NIC; always 1.";
+    NIC_UP = Gauge "butterfly_nic_up" ("nic")
+        "1 while a guest is attached and its rings work, else 0.";
+    NIC_FRAMES = Counter "butterfly_nic_frames" ("nic", "direction")
+        "Frames that the guest sent (egress), dropped ones included, and that were delivered to it \
+         (ingress).";
+    NIC_KERNEL = Counter "butterfly_nic_kernel_frames" ("nic")
+        "Of the frames that a container sent, those that the kernel has forwarded itself.";
+    NIC_BYTES = Counter "butterfly_nic_bytes" ["bytes"] ("nic", "direction")
+        "Bytes of these frames, Ethernet headers included.";
+    NIC_MIRRORED = Counter "butterfly_nic_mirrored_frames" ("nic")
+        "Copies of frames for the NIC's mirror, of NICs that have one, since it was set.";
+    NIC_MIRROR_LOST = Counter "butterfly_nic_mirror_lost_frames" ("nic")
+        "Those of them that were lost: no room in the queue, or not taken by the host's network.";
+    NIC_DROPPED = Counter "butterfly_nic_dropped_frames" ("nic", "direction")
+        "Frames from this guest (egress) and on their way to it (ingress) that were dropped.";
     NIC_DROPPED_BY = Counter "butterfly_nic_dropped_frames_by_reason" ("nic", "direction", "reason")
         "The same by reason, once it has happened; docs/drops.md explains the reasons.";
-    DROPPED = Counter "butterfly_dropped_frames" ("direction", "reason") "Frames of all NICs, \
-        deleted ones included, that were dropped; docs/state.md says over what ends of the daemon.";
+    DROPPED = Counter "butterfly_dropped_frames" ("direction", "reason")
+        "Frames of all NICs, deleted ones included, that were dropped; docs/state.md says over \
+         what ends of the daemon.";
 
-    RULE_FRAMES = Counter "butterfly_rule_frames" ("group", "rule") "Frames that passed because \
-        this rule allowed them, over all NICs.";
+    RULE_FRAMES = Counter "butterfly_rule_frames" ("group", "rule")
+        "Frames that passed because this rule allowed them, over all NICs.";
     RULE_BYTES = Counter "butterfly_rule_bytes" ["bytes"] ("group", "rule") "Their bytes.";
-    RULE_FLOWS = Counter "butterfly_rule_flows" ("group", "rule") "Connections that this rule \
-        allowed to begin.";
+    RULE_FLOWS = Counter "butterfly_rule_flows" ("group", "rule")
+        "Connections that this rule allowed to begin.";
 
-    WORKER_BUSY = Counter "butterfly_worker_busy_seconds" ["seconds"] ("worker") "Time in turns of \
-        the loop that found frames: its rate is the busy share.";
+    WORKER_BUSY = Counter "butterfly_worker_busy_seconds" ["seconds"] ("worker")
+        "Time in turns of the loop that found frames: its rate is the busy share.";
     WORKER_ASLEEP = Counter "butterfly_worker_asleep_seconds" ["seconds"] ("worker")
         "Time asleep. What is neither busy nor asleep was polled in vain.";
     WORKER_TURNS = Counter "butterfly_worker_turns" ("worker") "Turns of the loop.";
     WORKER_SLEEPS = Counter "butterfly_worker_sleeps" ("worker") "How often it slept.";
-    WORKER_BATCH = Histogram "butterfly_worker_batch_frames" ("worker") "Frames that were found at \
-        once; their sum is all frames that the worker has taken.";
+    WORKER_BATCH = Histogram "butterfly_worker_batch_frames" ("worker")
+        "Frames that were found at once; their sum is all frames that the worker has taken.";
     WORKER_STEP_CYCLES = Counter "butterfly_worker_step_cycles" ("worker", "step")
         "Cycles of the time-stamp counter that a step took, in the batches that were timed.";
     WORKER_STEP_FRAMES = Counter "butterfly_worker_step_frames" ("worker", "step")
         "Frames of these batches: cycles over frames is a frame's cost.";
     WORKER_QUEUES = Gauge "butterfly_worker_queues" ("worker") "Queue pairs that the worker has.";
-    WORKER_EVICTED = Counter "butterfly_worker_flows_evicted" ("worker") "Connections given up \
-        before their time: a NIC's share or the table was full.";
-    WORKER_HANDED_OVER = Counter "butterfly_worker_handed_over_frames" ("worker") "Frames given to \
-        another worker, which has their receiver.";
-    WORKER_TAKEN_OVER = Counter "butterfly_worker_taken_over_frames" ("worker") "Frames of other \
-        workers that were delivered here.";
-    WORKER_WAITING = Gauge "butterfly_worker_waiting_frames" ("worker") "Frames that wait now for \
-        the next hop to another host.";
-    WORKER_FRAGMENTS = Gauge "butterfly_worker_held_fragments" ("worker") "Fragments held now \
-        until their first one comes.";
+    WORKER_EVICTED = Counter "butterfly_worker_flows_evicted" ("worker")
+        "Connections given up before their time: a NIC's share or the table was full.";
+    WORKER_HANDED_OVER = Counter "butterfly_worker_handed_over_frames" ("worker")
+        "Frames given to another worker, which has their receiver.";
+    WORKER_TAKEN_OVER = Counter "butterfly_worker_taken_over_frames" ("worker")
+        "Frames of other workers that were delivered here.";
+    WORKER_WAITING = Gauge "butterfly_worker_waiting_frames" ("worker")
+        "Frames that wait now for the next hop to another host.";
+    WORKER_FRAGMENTS = Gauge "butterfly_worker_held_fragments" ("worker")
+        "Fragments held now until their first one comes.";
     WORKER_MACS = Gauge "butterfly_worker_learned_macs" ("worker") "MACs learnt from traffic now.";
 
-    UPLINK_JOINED = Gauge "butterfly_uplink_joined" ("interface") "1 while frames can come and go \
-        by this interface, else 0.";
-    UPLINK_UP = Gauge "butterfly_uplink_up" ("interface") "1 while it is set up and has a carrier, \
-        else 0.";
+    UPLINK_JOINED = Gauge "butterfly_uplink_joined" ("interface")
+        "1 while frames can come and go by this interface, else 0.";
+    UPLINK_UP = Gauge "butterfly_uplink_up" ("interface")
+        "1 while it is set up and has a carrier, else 0.";
     UPLINK_FRAMES = Counter "butterfly_uplink_frames" ("interface", "direction")
         "VXLAN frames taken from the wire (ingress) and sent (egress).";
     UPLINK_BYTES = Counter "butterfly_uplink_bytes" ["bytes"] ("interface", "direction")
         "Their bytes, outer headers included.";
     UPLINK_DROPPED = Counter "butterfly_uplink_dropped_frames" ("interface", "direction", "reason")
         "Frames dropped on their way in or out, by reason, once it has happened.";
-    UPLINK_LOST = Counter "butterfly_uplink_lost_frames" ("interface") "Frames that the kernel \
-        could not give us: no room in the sockets' rings, no buffer.";
+    UPLINK_LOST = Counter "butterfly_uplink_lost_frames" ("interface")
+        "Frames that the kernel could not give us: no room in the sockets' rings, no buffer.";
 
     SERVICE_IN_SERVICE = Gauge "butterfly_service_in_service" ("vip", "protocol", "port")
         "1 while enough of its servers are healthy, else 0.";
@@ -171,40 +174,43 @@ families! {
         "Transit packets from this interface that were forwarded.";
     ROUTER_FORWARDED_BYTES = Counter "butterfly_router_forwarded_bytes" ["bytes"]
         ("interface", "family") "Their bytes.";
-    ROUTER_SENT = Counter "butterfly_router_sent_packets" ("interface", "family") "Transit packets \
-        that were sent out of this interface.";
+    ROUTER_SENT = Counter "butterfly_router_sent_packets" ("interface", "family")
+        "Transit packets that were sent out of this interface.";
     ROUTER_DROPPED = Counter "butterfly_router_dropped_packets" ("interface", "family", "reason")
         "Transit packets that were dropped, by reason, once it has happened (docs/router.md).";
     ROUTER_KERNEL = Counter "butterfly_router_kernel_packets" ("interface", "family", "reason")
         "Packets that were left to the kernel, by reason, once it has happened.";
-    ROUTER_PREFIXES = Gauge "butterfly_router_prefixes" ("family") "Prefixes in the router's \
-        table.";
+    ROUTER_PREFIXES = Gauge "butterfly_router_prefixes" ("family")
+        "Prefixes in the router's table.";
     ROUTER_NODES = Gauge "butterfly_router_nodes" ("family") "Lines of the table that are used.";
-    ROUTER_NODES_MAX = Gauge "butterfly_router_nodes_max" ("family") "Lines that it has \
-        (--router-nodes4, --router-nodes6).";
+    ROUTER_NODES_MAX = Gauge "butterfly_router_nodes_max" ("family")
+        "Lines that it has (--router-nodes4, --router-nodes6).";
 
-    API_REQUESTS = Counter "butterfly_api_requests" ("api", "request", "result") "Requests of both \
-        APIs that were answered: ok, or how they were refused.";
+    API_REQUESTS = Counter "butterfly_api_requests" ("api", "request", "result")
+        "Requests of both APIs that were answered: ok, or how they were refused.";
     API_DURATION = Histogram "butterfly_api_request_duration_seconds" ["seconds"] ("api", "request")
         "From a request to its answer, or to the first of a stream. A change is in force by then.";
-    AUDIT_LOST = Counter "butterfly_audit_lost_lines" () "Lines that could not be written to the \
-        audit file.";
-    FLOW_RECORDS = Counter "butterfly_flow_log_records" ("kind") "Connections that began and \
-        ended, and sums of refused packets, that the flow log has told (docs/flows.md).";
-    FLOW_RECORDS_LOST = Counter "butterfly_flow_log_lost_records" ("place") "Those that it has \
-        lost: no room in a worker's ring, or not taken by the file, by a collector, by somebody \
-        who watches.";
-    SFLOW_SAMPLES = Counter "butterfly_sflow_samples" ("kind") "Samples of frames and of \
-        interfaces' counters that were sent to collectors (docs/collectors.md).";
-    SFLOW_LOST = Counter "butterfly_sflow_lost_samples" ("place") "Samples that were lost: no room \
-        in a worker's ring, or not taken by the network.";
-    LEFT_OUT = Gauge "butterfly_metrics_left_out" ("family") "Objects that are over the maximum of \
-        a family, and therefore not told (docs/metrics.md).";
+    AUDIT_LOST = Counter "butterfly_audit_lost_lines" ()
+        "Lines that could not be written to the audit file.";
+    FLOW_RECORDS = Counter "butterfly_flow_log_records" ("kind")
+        "Connections that began and ended, and sums of refused packets, that the flow log has told \
+         (docs/flows.md).";
+    FLOW_RECORDS_LOST = Counter "butterfly_flow_log_lost_records" ("place")
+        "Those that it has lost: no room in a worker's ring, or not taken by the file, by a \
+         collector, by somebody who watches.";
+    SFLOW_SAMPLES = Counter "butterfly_sflow_samples" ("kind")
+        "Samples of frames and of interfaces' counters that were sent to collectors \
+         (docs/collectors.md).";
+    SFLOW_LOST = Counter "butterfly_sflow_lost_samples" ("place")
+        "Samples that were lost: no room in a worker's ring, or not taken by the network.";
+    LEFT_OUT = Gauge "butterfly_metrics_left_out" ("family")
+        "Objects that are over the maximum of a family, and therefore not told (docs/metrics.md).";
 
-    PROCESS_CPU = Counter "process_cpu_seconds" ["seconds"] () "Processor time of the daemon, user \
-        and system.";
-    PROCESS_RESIDENT = Gauge "process_resident_memory_bytes" ["bytes"] () "Memory of the daemon \
-        that is in RAM. Guests' memory that it maps is in it, as far as it was touched.";
+    PROCESS_CPU = Counter "process_cpu_seconds" ["seconds"] ()
+        "Processor time of the daemon, user and system.";
+    PROCESS_RESIDENT = Gauge "process_resident_memory_bytes" ["bytes"] ()
+        "Memory of the daemon that is in RAM. Guests' memory that it maps is in it, as far as it \
+         was touched.";
     PROCESS_VIRTUAL = Gauge "process_virtual_memory_bytes" ["bytes"] () "Its address space.";
     PROCESS_FDS = Gauge "process_open_fds" () "Its open file descriptors.";
     PROCESS_FDS_MAX = Gauge "process_max_fds" () "How many it may have.";

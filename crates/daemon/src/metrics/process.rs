@@ -61,7 +61,7 @@ mod tests {
     #[test]
     fn a_line_of_the_kernel() {
         let line = "7 (a) b) S 1 7 7 0 -1 4194560 500 0 0 0 150 50 0 0 20 0 9 0 100 8192000 25 \
-            18446744073709551615";
+                    18446744073709551615";
         let process = parse(line, 100.0, 4096);
         assert_eq!(process.cpu_secs, 2.0);
         assert_eq!(

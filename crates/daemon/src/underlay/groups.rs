@@ -49,8 +49,7 @@ impl Groups {
                         let (group, ifindex) = key;
                         tracing::warn!(
                             "the multicast group {group} cannot be joined on interface {ifindex}: \
-                             {error}; networks that \
-                             flood to it may not hear other hosts"
+                             {error}; networks that flood to it may not hear other hosts"
                         );
                     }
                 }

@@ -10,8 +10,7 @@ use tokio::sync::watch;
 const LOOK: Duration = Duration::from_millis(5);
 /// What a client is told whose change was not made.
 pub const REPLACED: &str = "another program has taken this daemon's place meanwhile, and nothing \
-    was \
-                            changed: connect anew, and ask again";
+                            was changed: connect anew, and ask again";
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {

@@ -382,8 +382,7 @@ impl Upgrade {
 
 /// What has to be there for an upgrade.
 pub const NEEDS: &str = "an upgrade needs --store and --keeper: what is declared is handed over by \
-    the \
-                         one, and VMMs' connections by the other";
+                         the one, and VMMs' connections by the other";
 
 /// Why what is declared now leaves none.
 fn cannot_now(app: &App) -> Option<String> {

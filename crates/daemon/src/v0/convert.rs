@@ -174,7 +174,7 @@ pub fn sg_details(group: &Group) -> v0::Sg {
 pub fn rule(rule: &v0::Rule) -> Result<Rule, Error> {
     if rule.cidr.is_none() && rule.security_group.is_none() {
         let why = "has neither a CIDR nor a security group; for anybody, add one with 0.0.0.0/0 \
-            and one with ::/0";
+                   and one with ::/0";
         return Err(Error::Rule(why.to_owned()));
     }
     rule_to_delete(rule)

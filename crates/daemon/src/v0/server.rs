@@ -65,9 +65,8 @@ impl Listener {
                 if key.is_none() && !policy.insecure {
                     return Err(format!(
                         "the v0 API would be open in clear text to whoever can connect to \
-                         {endpoint}, the users of this host \
-                         among them: give a key with -k (encryption_key_path in the INI file), \
-                         listen on ipc://PATH instead, \
+                         {endpoint}, the users of this host among them: give a key with \
+                         -k (encryption_key_path in the INI file), listen on ipc://PATH instead, \
                          or say --insecure-api (insecure-api = true under [security] in the INI \
                          file)"
                     ));
@@ -77,8 +76,7 @@ impl Listener {
                 if key.is_none() {
                     tracing::warn!(
                         "the v0 API is open in clear text on {endpoint}: whoever can connect, the \
-                         users of this host among \
-                         them, may do anything that this daemon can"
+                         users of this host among them, may do anything that this daemon can"
                     );
                 }
                 Socket::Tcp(listener)

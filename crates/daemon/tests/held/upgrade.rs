@@ -160,9 +160,8 @@ async fn vmms_keep_their_connections_when_another_program_takes_over() {
         let (mut gaps, mut pauses): (Vec<_>, Vec<_>) = done.unzip();
         let (lost, twice) = guests.ended_whole(kind);
         println!(
-            "{kind}: upgraded ten times: without a frame {}; none moved for {}; \
-             of {} frames {lost} \
-             lost and {twice} twice",
+            "{kind}: upgraded ten times: without a frame {}; none moved for {}; of {} frames \
+             {lost} lost and {twice} twice",
             milliseconds(&mut gaps),
             milliseconds(&mut pauses),
             guests.sent

@@ -87,7 +87,7 @@ impl Polling {
             Some(Ok(())) => true,
             Some(Err(error)) => {
                 tracing::warn!(slot = queue.slot.0, %error, "a port cannot wake its worker, which \
-                    will poll it");
+                                                             will poll it");
                 false
             }
             None => false,
@@ -335,7 +335,7 @@ impl Attached {
             && let Some(Err(error)) = self.port.add_to(poller, queue.token())
         {
             tracing::warn!(slot = queue.slot.0, %error, "a port cannot wake its worker, which will \
-                poll it");
+                                                         poll it");
             self.wakes = false;
         }
     }

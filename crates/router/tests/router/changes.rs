@@ -161,13 +161,13 @@ fn flows_spread_by_weight_and_stay() {
             );
             namespace
                 .ok("sysctl -qw net.ipv4.fib_multipath_hash_policy=1 \
-                    net.ipv6.fib_multipath_hash_policy=1")
+                     net.ipv6.fib_multipath_hash_policy=1")
                 .expect("sysctl");
             ours.until("spread by ports", |_| spread(&mut lab, true).len() == 2)
                 .await;
             namespace
                 .ok("sysctl -qw net.ipv4.fib_multipath_hash_policy=0 \
-                    net.ipv6.fib_multipath_hash_policy=0")
+                     net.ipv6.fib_multipath_hash_policy=0")
                 .expect("sysctl");
             ours.until("spread by addresses", |_| spread(&mut lab, true).len() == 1)
                 .await;
@@ -182,7 +182,7 @@ fn a_firewall_that_looks_on_is_seen_and_obeyed() {
         assert!(way(&mut lab, &ours, "203.0.113.7").1);
         namespace
             .ok("nft 'add table ip filter; add chain ip filter forward \
-            { type filter hook forward priority 0; }'")
+                 { type filter hook forward priority 0; }'")
             .expect("nft");
         assert!(
             way(&mut lab, &ours, "203.0.113.7").1,

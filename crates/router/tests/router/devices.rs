@@ -58,12 +58,12 @@ fn a_tag_is_put_on() {
         east: &["east"],
         east_tag: &[],
         setup: "ip link add link cable-w name west type vlan id 6 protocol 802.1ad && \
-            ip link set west up",
+                ip link set west up",
         ..VLANS
     };
     if can_make("vlan") {
         let rules = "ip rule add pref 100 from 10.1.0.3 table 77; \
-            ip route add 203.0.113.0/24 via 10.2.0.4 table 77";
+                     ip route add 203.0.113.0/24 via 10.2.0.4 table 77";
         compare(&cables, rules, 12);
     }
 }

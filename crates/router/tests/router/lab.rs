@@ -141,10 +141,10 @@ pub fn story_over(cables: &Cables, setup: &str, story: impl AsyncFnOnce(&Namespa
 
 /// ICMP errors without a limit, so that each packet has its answer in both runs.
 const SYSTEM: &str = "sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1 \
-    net.ipv6.conf.default.accept_dad=0 net.ipv6.conf.all.accept_dad=0 \
-    net.ipv4.icmp_ratelimit=0 net.ipv6.icmp.ratelimit=0 \
-    net.ipv4.icmp_msgs_per_sec=1000000 net.ipv4.icmp_msgs_burst=100000 \
-    net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0";
+                      net.ipv6.conf.default.accept_dad=0 net.ipv6.conf.all.accept_dad=0 \
+                      net.ipv4.icmp_ratelimit=0 net.ipv6.icmp.ratelimit=0 \
+                      net.ipv4.icmp_msgs_per_sec=1000000 net.ipv4.icmp_msgs_burst=100000 \
+                      net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0";
 
 const NETWORK: &str = "set -e
     sysctl -qw net.ipv4.conf.east.rp_filter=0 net.ipv4.conf.west.rp_filter=0

@@ -151,9 +151,9 @@ fn routes_by_bgp_are_followed() {
         );
         let mut ours = Ours::start(&Options::default()).await;
         let (us, them) = ((65001, "10.9.0.1"), (65002, "10.9.0.2"));
-        let announce = " address-family ipv4 unicast\n  redistribute kernel\n  neighbor 10.9.0.1 \
-            route-map west out\n \
-             exit-address-family\nroute-map west permit 10\n set ip next-hop 10.2.0.2\n";
+        let announce = " address-family ipv4 unicast\n  redistribute kernel\n  \
+            neighbor 10.9.0.1 route-map west out\n \
+            exit-address-family\nroute-map west permit 10\n set ip next-hop 10.2.0.2\n";
         let _ours = Speaker::start(namespace, us, them, "").expect("FRR");
         let mut theirs = Speaker::start(&peer, them, us, announce).expect("FRR");
         // Neighbours come and go as well: not all prefixes are routes.

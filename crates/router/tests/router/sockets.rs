@@ -141,7 +141,7 @@ fn a_begun_checksum_is_left_to_the_kernel_in_xdp() {
         let report = routed(&hosts, [Some(mode); 2], || talk(&hosts));
         assert!(all(&report, Counter::Begun) > 100, "{report:?}");
         let note = "packets from east0 whose checksums are only begun are left to the kernel: it \
-            is a veth, and the program runs in XDP";
+                    is a veth, and the program runs in XDP";
         assert!(
             report.notes.contains(&note.to_owned()),
             "{:?}",

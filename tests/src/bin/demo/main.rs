@@ -129,9 +129,9 @@ impl Demo {
         };
         for name in ["alice", "bob"] {
             println!(
-                "$ qemu-system-x86_64 -object memory-backend-memfd,share=on,… -chardev \
-                 socket,id=c,path={} \
-                 -netdev vhost-user,id=n,chardev=c -device virtio-net-pci,netdev=n,…",
+                "$ qemu-system-x86_64 -object memory-backend-memfd,share=on,… \
+                 -chardev socket,id=c,path={} -netdev vhost-user,id=n,chardev=c \
+                 -device virtio-net-pci,netdev=n,…",
                 daemon.socket(name).display()
             );
         }

@@ -119,9 +119,8 @@ pub fn of_target(
                 .into(),
         ],
         (FlowShareFull | FlowTableFull, _) => vec![
-            "butterfly flows shows what it holds; butterflyd --max-flows and --max-flows-per-nic \
-             are \
-             the bounds"
+            "butterfly flows shows what it holds; butterflyd --max-flows and \
+             --max-flows-per-nic are the bounds"
                 .into(),
         ],
         _ => Vec::new(),

@@ -94,8 +94,10 @@ pub enum Breach {
         own: Mac,
     },
     /// The guest is announced too often: each time is a frame to all of its network.
-    #[error("SEND_RARP: more than {burst} at once, or than one in {} ms after \
-        them", every.as_millis())]
+    #[error(
+        "SEND_RARP: more than {burst} at once, or than one in {} ms after them",
+        every.as_millis()
+    )]
     Announcements {
         /// How many at once.
         burst: u32,
@@ -131,8 +133,10 @@ pub enum Breach {
         error: QueueError,
     },
     /// A request of features that were not offered, or of no known kind; ignored.
-    #[error("request {request} ({}) is not supported and ignored, as others after \
-        it", name(*.request))]
+    #[error(
+        "request {request} ({}) is not supported and ignored, as others after it",
+        name(*.request)
+    )]
     Unknown {
         /// Its number.
         request: u32,

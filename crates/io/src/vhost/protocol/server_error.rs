@@ -10,8 +10,10 @@ use crate::vhost::protocol::sink::PortKey;
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     /// The path cannot be a unix socket's.
-    #[error("socket path '{}' is longer than {PATH_MAX} bytes or contains a zero \
-        byte", path.display())]
+    #[error(
+        "socket path '{}' is longer than {PATH_MAX} bytes or contains a zero byte",
+        path.display()
+    )]
     Path {
         /// Where the socket was to be.
         path: PathBuf,
