@@ -68,7 +68,7 @@ impl Host {
     }
 
     /// What the collector hears from now on.
-    fn listen(&self, device: &str, filter: &str) -> Result<Heard> {
+    fn listen(&self, device: &str, filter: &str) -> Result<PacketDump> {
         let path = self.daemon.dir().join(format!("{device}.pcap"));
         let file = path.display().to_string();
         let command = format!("tcpdump -U -i {device} -w {file} {filter}");
@@ -77,7 +77,7 @@ impl Host {
             Ok(process.log().contains("listening").then_some(()))
         })
         .map_err(|e| format!("{e}\n{}", process.log()))?;
-        Ok(Heard {
+        Ok(PacketDump {
             file,
             _process: process,
         })
@@ -121,12 +121,12 @@ impl Drop for Host {
 }
 
 /// What tcpdump writes.
-struct Heard {
+struct PacketDump {
     file: String,
     _process: Process,
 }
 
-impl Heard {
+impl PacketDump {
     /// Fields of each packet that fits, a line each.
     fn fields(&self, filter: &str, fields: &[&str]) -> Result<Vec<String>> {
         let mut words = vec!["tshark", "-n", "-r", &self.file, "-Y", filter];

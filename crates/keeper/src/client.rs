@@ -209,11 +209,11 @@ impl Keeper {
         let said = send(socket, Verb::Release, name, b"", &[]);
         state.owed += 1;
         // More than that find no room.
-        let heard = match state.owed {
+        let answer = match state.owed {
             OWED_MAX.. => state.receive_owed(),
             _ => Ok(()),
         };
-        said.and(heard).map_err(|error| {
+        said.and(answer).map_err(|error| {
             state.socket = None;
             gone(&self.path, error)
         })
@@ -310,10 +310,10 @@ impl Keeper {
             return Err(gone(&self.path, io::ErrorKind::NotConnected.into()));
         };
         let said = say(socket, verb, name, held);
-        let heard = said
+        let answer = said
             .and_then(|()| state.receive_owed())
             .and_then(|()| state.receive_answer());
-        match heard {
+        match answer {
             Ok(Ok(())) => Ok(()),
             Ok(Err(why)) => Err(refused(&self.path, name, why)),
             Err(error) => {

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use keeper::{Held as Kept, Parts};
+use keeper::{Held, Parts};
 use rustix::net::sockopt;
 use sys::handed::{Handed, Items};
 
@@ -27,7 +27,7 @@ pub struct Predecessor {
     line: Line,
     /// This process is not the daemon yet.
     apart: Arc<AtomicBool>,
-    items: Mutex<BTreeMap<String, Kept>>,
+    items: Mutex<BTreeMap<String, Held>>,
 }
 
 impl Predecessor {
@@ -137,7 +137,7 @@ impl Predecessor {
     }
 
     /// All of a kind, by what is behind its name and a blank.
-    pub fn take_all(&self, kind: &str) -> BTreeMap<String, Kept> {
+    pub fn take_all(&self, kind: &str) -> BTreeMap<String, Held> {
         let of = |name: &str| {
             let rest = name.strip_prefix(kind)?;
             rest.strip_prefix(' ').map(str::to_owned)
@@ -152,13 +152,13 @@ impl Predecessor {
     /// All of a kind, as whoever goes on with it takes it.
     pub fn items(&self, kind: &str) -> Items {
         let items = self.take_all(kind).into_iter();
-        let item = |Kept { note, fds }| Handed { note, fds };
+        let item = |Held { note, fds }| Handed { note, fds };
         items.map(|(name, held)| (name, item(held))).collect()
     }
 
     /// Of all of a kind the bytes that were handed over.
     pub fn all_bytes(&self, kind: &str) -> Result<BTreeMap<String, Vec<u8>>, String> {
-        let read = |(name, held): (String, Kept)| {
+        let read = |(name, held): (String, Held)| {
             let file = held.into_first().ok_or(std::io::ErrorKind::NotFound);
             let bytes = file
                 .map_err(Into::into)
@@ -202,11 +202,11 @@ impl Predecessor {
             let Parts {
                 name, note, fds, ..
             } = received;
-            self.lock().insert(name, Kept { note, fds });
+            self.lock().insert(name, Held { note, fds });
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Kept>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Held>> {
         self.items.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

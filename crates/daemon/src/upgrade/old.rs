@@ -14,7 +14,6 @@ use control::model::NicKind;
 use dataplane::{QueueId, Switch};
 use io::port::Port;
 use io::vhost::{Server, Yielded};
-use keeper::Held as Kept;
 use nix::unistd::Uid;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -415,7 +414,7 @@ fn give_all(next: &mut Next, kind: &str, items: Items) -> Result<(), String> {
 /// Gives items that the keeper has.
 fn give_held(next: &mut Next, held: &Held, which: impl Fn(&str) -> bool) -> Result<(), String> {
     let failed = |e: std::io::Error| format!("nothing can be handed over: {e}");
-    for (name, Kept { note, fds }) in held.all(which).map_err(failed)? {
+    for (name, keeper::Held { note, fds }) in held.all(which).map_err(failed)? {
         let name = format!("held {name}");
         next.say(Word::Item, &name, &note, &words::borrowed(&fds))?;
     }
