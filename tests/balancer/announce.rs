@@ -19,19 +19,19 @@ use crate::upgrade::failing;
 /// What an upgrade needs.
 const LASTING: [&str; 4] = ["--store", "{dir}/store", "--keeper", "{dir}/keeper"];
 
-/// What the balancer's host tells: routes of the hook, and nothing else.
-const TELLER: &str = r#"
+/// What the balancer's host announces: routes of the hook, and nothing else.
+const ANNOUNCER: &str = r#"
 protocol kernel { learn; ipv4 { import filter { if krt_source = 66 then accept; reject; };
-export none; }; }
+                         export none; }; }
 protocol bgp { local 10.1.2.3 as 65001; neighbor 10.1.2.1 as 65002; connect retry time 1;
-connect delay time 1;
+               connect delay time 1;
                ipv4 { import none; export all; next hop self; }; }
 "#;
-/// What the client's host hears becomes its routes.
-const HEARER: &str = r#"
+/// What the client's host receives becomes its routes.
+const RECEIVER: &str = r#"
 protocol kernel { ipv4 { import none; export all; }; }
 protocol bgp { local 10.1.2.1 as 65002; neighbor 10.1.2.3 as 65001; connect retry time 1;
-connect delay time 1;
+               connect delay time 1;
                ipv4 { import all; export none; }; }
 "#;
 
@@ -40,8 +40,8 @@ pub fn by_bird(stage: &mut Stage) -> Result<()> {
     if !bird::is_here() {
         return Ok(());
     }
-    let _teller = Bird::start(&stage.balancer, "10.1.2.3", TELLER)?;
-    let _hearer = Bird::start(&stage.client, "10.1.2.1", HEARER)?;
+    let _announcer = Bird::start(&stage.balancer, "10.1.2.3", ANNOUNCER)?;
+    let _receiver = Bird::start(&stage.client, "10.1.2.1", RECEIVER)?;
     announces(stage)
 }
 
@@ -52,12 +52,12 @@ pub fn by_frr(stage: &mut Stage) -> Result<()> {
         return Ok(());
     }
     let (us, them) = ((65001, "10.1.2.3"), (65002, "10.1.2.1"));
-    let tells = " address-family ipv4 unicast\n  redistribute kernel route-map services\n \
+    let config = " address-family ipv4 unicast\n  redistribute kernel route-map services\n \
                  exit-address-family\n\
                  ip prefix-list services permit 0.0.0.0/0 ge 32\n\
                  route-map services permit 10\n match ip address prefix-list services\n";
-    let _teller = Speaker::start(&stage.balancer, us, them, tells)?;
-    let _hearer = Speaker::start(&stage.client, them, us, "")?;
+    let _announcer = Speaker::start(&stage.balancer, us, them, config)?;
+    let _receiver = Speaker::start(&stage.client, them, us, "")?;
     announces(stage)
 }
 

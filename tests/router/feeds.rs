@@ -10,20 +10,20 @@ use testkit::{PATIENCE, Result, wait_for};
 
 use crate::Stage;
 
-/// What the router hears becomes its kernel's routes.
-const HEARS: &str = "
+/// What the router receives becomes its kernel's routes.
+const RECEIVER: &str = "
 protocol kernel { ipv4 { import none; export all; }; }
 protocol kernel { ipv6 { import none; export all; }; }
 protocol bgp { local 10.2.0.1 as 65001; neighbor 10.2.0.2 as 65002; connect retry time 1;
-connect delay time 1; error wait time 1, 2;
+               connect delay time 1; error wait time 1, 2;
                ipv4 { import all; export none; }; ipv6 { import all; export none; }; }";
 
 /// What the west has.
-const TELLS: &str = "
+const ANNOUNCER: &str = "
 protocol static four { ipv4; route 198.51.100.0/24 blackhole; }
 protocol static six { ipv6; route 2001:db8:f::/48 blackhole; }
 protocol bgp { local 10.2.0.2 as 65002; neighbor 10.2.0.1 as 65001; connect retry time 1;
-connect delay time 1; error wait time 1, 2;
+               connect delay time 1; error wait time 1, 2;
                hold time 3;
                ipv4 { import none; export all; }; ipv6 { import none; export all;
                next hop address 2001:db8:2::2; }; }";
@@ -42,8 +42,8 @@ pub fn bird_feeds_it(stage: &mut Stage) -> Result<()> {
         "ip addr add 198.51.100.1/32 dev lo && ip addr add 2001:db8:f::1/128 dev lo && \
          ip link set lo up",
     )?;
-    let _hears = Bird::start(&hosts.router, "10.2.0.1", HEARS)?;
-    let mut tells = Bird::start(&hosts.west, "10.2.0.2", TELLS)?;
+    let _receiver = Bird::start(&hosts.router, "10.2.0.1", RECEIVER)?;
+    let mut announcer = Bird::start(&hosts.west, "10.2.0.2", ANNOUNCER)?;
     let gone = |to: &str| {
         wait_for(&format!("no route to {to}"), PATIENCE, || {
             Ok(stage.route(to).is_err().then_some(()))
@@ -68,13 +68,13 @@ pub fn bird_feeds_it(stage: &mut Stage) -> Result<()> {
     is_fast(TOLD[1], "ipv6")?;
     // One is taken back under traffic, and the other does not mind.
     hosts.pinging(|| {
-        tells.run("disable four")?;
+        announcer.run("disable four")?;
         gone(TOLD[0])
     })?;
     is_fast(TOLD[1], "ipv6")?;
-    tells.run("enable four")?;
+    announcer.run("enable four")?;
     is_fast(TOLD[0], "ipv4")?;
-    tells.kill();
+    announcer.kill();
     TOLD.iter().try_for_each(|to| gone(to))
 }
 
