@@ -512,10 +512,17 @@ impl Switch {
     /// many MACs were taken. What this process has heard itself is newer.
     pub fn learn(&self, heard: Vec<HandedOverMac>) -> Result<usize, WorkerGone> {
         let heard: Arc<[HandedOverMac]> = heard.into();
+        let workers = 0..self.workers.len();
+        let asked = workers.map(|worker| {
+            self.ask(worker, |answer| {
+                Command::Learn(heard.clone(), worker == 0, answer)
+            })
+        });
+        // All of them at once: an upgrade holds frames meanwhile.
+        let asked: Vec<_> = asked.collect();
         let mut taken = 0;
-        for worker in 0..self.workers.len() {
-            let learn = |answer| Command::Learn(heard.clone(), worker == 0, answer);
-            taken = self.ask(worker, learn).wait()?.max(taken);
+        for answer in asked {
+            taken = answer.wait()?.max(taken);
         }
         Ok(taken)
     }
