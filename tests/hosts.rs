@@ -13,6 +13,7 @@ use butterfly_tests::lab::check;
 use butterfly_tests::trials;
 use butterfly_tests::trials::run_each;
 use testkit::netns::Namespace;
+use testkit::other_program::{self, UNTIL_PORTS};
 use testkit::{PATIENCE, Result, wait_for};
 use wire::{Mac, build};
 
@@ -913,31 +914,11 @@ fn upgrades(hosts: &mut Hosts) -> Result<()> {
     };
     passes("the download")?;
     // The other side of a hand-over, as far as the point before the last.
-    let fails = hosts.left.daemon.dir().join("fails");
-    let text = "#!/usr/bin/env python3
-import array, socket
-s = socket.socket(fileno=0)
-def receive(word):
-    while True:
-        m, anc, _, _ = s.recvmsg(1 << 15, socket.CMSG_SPACE(4 * 253))
-        for _, _, data in anc:
-            for fd in array.array('i', data): socket.close(fd)
-        if not m: raise SystemExit('gone')
-        if m[0] == word: return
-def say(word, note=''):
-    s.sendall(bytes([word, 0]) + note.encode())
-receive(1); say(2); receive(4); say(5, '9.9'); receive(6); say(7, 'flows=memory'); receive(8)
-say(13, 'I have it all, and do not want it')
-";
-    let written = std::fs::write(&fails, text);
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-    let written = written.and_then(|()| std::fs::set_permissions(&fails, mode));
-    written.map_err(|e| format!("{}: {e}", fails.display()))?;
+    let steps = format!("{UNTIL_PORTS}; say(NO, 'I have it all, and do not want it')");
+    let text = other_program::text(&steps);
+    let fails = other_program::write(hosts.left.daemon.dir(), "fails", &text)?;
     for turn in 0..5 {
-        let refused = hosts
-            .left
-            .daemon
-            .cli(&format!("upgrade {}", fails.display()));
+        let refused = hosts.left.daemon.cli(&format!("upgrade {fails}"));
         let refused = refused.err().unwrap_or_default();
         check(
             refused.contains("I have it all, and do not want it"),

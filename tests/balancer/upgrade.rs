@@ -1,6 +1,5 @@
 //! Another program takes the daemon's place: flows, counters and checks go on.
 
-use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -10,7 +9,7 @@ use butterfly_tests::lab::check;
 use butterfly_tests::web::Connections;
 use serde_json::Value;
 use testkit::netns::Namespace;
-use testkit::{PATIENCE, Result};
+use testkit::{PATIENCE, Result, other_program};
 
 use crate::stage::{SERVICE, Stage, VIP, service};
 
@@ -219,7 +218,6 @@ fn servers(daemon: &Daemon) -> Result<Vec<[u64; 3]>> {
 /// A program that goes between the daemon and the next one, and kills that one when it has taken up
 /// all, before it is told that it is the daemon.
 pub fn failing(daemon: &Daemon) -> Result<String> {
-    let path = daemon.dir().join("fails");
     let text = format!(
         "#!/usr/bin/env python3
 import array, select, socket, subprocess, sys
@@ -246,8 +244,5 @@ while True:
 ",
         program("butterflyd")
     );
-    let failed = |e: std::io::Error| format!("{}: {e}", path.display());
-    std::fs::write(&path, text).map_err(failed)?;
-    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).map_err(failed)?;
-    Ok(path.display().to_string())
+    other_program::write(daemon.dir(), "fails", &text)
 }

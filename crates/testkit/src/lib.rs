@@ -12,6 +12,7 @@ pub mod cable;
 pub mod frr;
 pub mod image;
 pub mod netns;
+pub mod other_program;
 pub mod process;
 pub mod qemu;
 pub mod results;

@@ -2,10 +2,10 @@
 
 use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
 
 use io::vhost::request::{SET_VRING_CALL, SET_VRING_KICK};
 use rustix::event::EventfdFlags;
+use testkit::other_program::{self, UNTIL_PORTS, UNTIL_STORE};
 use testkit::vhost_frontend::message;
 
 use super::*;
@@ -170,36 +170,6 @@ async fn vmms_keep_their_connections_when_another_program_takes_over() {
     }
 }
 
-/// A program of one's own in the daemon's place.
-fn script(guests: &Guests, name: &str, text: &str) -> String {
-    let path: PathBuf = guests.store.path().join(name);
-    std::fs::write(&path, text).unwrap();
-    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
-    path.to_str().unwrap().to_owned()
-}
-
-/// The other side of the hand-over, as far as `steps` goes.
-fn speaker(steps: &str) -> String {
-    format!(
-        "#!/usr/bin/env python3
-import array, socket, time
-s = socket.socket(fileno=0)
-names = []
-def receive(word):
-    while True:
-        m, anc, _, _ = s.recvmsg(1 << 15, socket.CMSG_SPACE(4 * 253))
-        for _, _, data in anc:
-            for fd in array.array('i', data): socket.close(fd)
-        if not m: raise SystemExit('gone')
-        names.append(m[2:2 + m[1]].decode())
-        if m[0] == word: return m[2 + m[1]:].decode()
-def say(word, note=''):
-    s.sendall(bytes([word, 0]) + note.encode())
-{steps}
-"
-    )
-}
-
 /// Whatever becomes of the other program before the commit, the daemon goes on unharmed, says why,
 /// and the next attempt can succeed.
 #[tokio::test(flavor = "multi_thread")]
@@ -207,12 +177,9 @@ async fn the_daemon_goes_on_when_the_other_program_cannot() {
     let mut guests = Guests::new(common::FEATURES | RING_PACKED).await;
     guests.flow(100, "frames before");
     let pid = guests.daemon.as_ref().unwrap().pid();
-    let hello = "receive(1); say(2); receive(4)\n";
-    let ready = format!("{hello}say(5, '9.9'); receive(6)\n");
-    let opened = format!("{ready}say(7, 'flows=memory'); receive(8)\n");
     let by_file = format!(
-        "{ready}say(7, 'flows=file'); receive(8)\n\
-         say(13, ','.join(sorted(n for n in names if 'conn' in n or 'vhost:' in n)))"
+        "{UNTIL_STORE}; say(OPENED, 'flows=file'); wait(PORTS)\nsay(NO, ','.join(sorted(n for n in \
+         names if 'conn' in n or 'vhost:' in n)))"
     );
     let daemon = env!("CARGO_BIN_EXE_butterflyd");
     let other_number = format!(
@@ -243,25 +210,39 @@ p.wait()
         ),
         (
             "says-no",
-            Some(speaker("receive(1); say(13, 'I am not able')")),
+            Some(other_program::text("wait(OFFER); say(NO, 'I am not able')")),
             "I am not able",
         ),
-        ("babbles", Some(speaker("say(9)")), "was not asked for"),
+        (
+            "babbles",
+            Some(other_program::text("say(TAKEN)")),
+            "was not asked for",
+        ),
         (
             "ends-amid-items",
-            Some(speaker("receive(1); say(2); receive(3)")),
+            Some(other_program::text("wait(OFFER); say(HELLO); wait(ITEM)")),
             "exit status: 0",
         ),
-        ("ends-prepared", Some(speaker(&ready)), "exit status: 0"),
+        (
+            "ends-prepared",
+            Some(other_program::text(UNTIL_STORE)),
+            "exit status: 0",
+        ),
         (
             "hangs-with-ports",
-            Some(speaker(&format!("{opened}time.sleep(60)"))),
+            Some(other_program::text(&format!(
+                "{UNTIL_PORTS}; time.sleep(60)"
+            ))),
             "within 5 s",
         ),
-        ("ends-with-ports", Some(speaker(&opened)), "exit status: 0"),
+        (
+            "ends-with-ports",
+            Some(other_program::text(UNTIL_PORTS)),
+            "exit status: 0",
+        ),
         (
             "reads-no-memory",
-            Some(speaker(&by_file)),
+            Some(other_program::text(&by_file)),
             "connections,held vhost:a,held vhost:b",
         ),
         (
@@ -272,7 +253,7 @@ p.wait()
     ];
     for (name, text, said) in cases {
         let path = match &text {
-            Some(text) => script(&guests, name, text),
+            Some(text) => other_program::write(guests.store.path(), name, text).unwrap(),
             None => format!("/nonexistent/{name}"),
         };
         let daemon = guests.daemon.take().unwrap();
@@ -302,7 +283,7 @@ p.wait()
         guests.flow(200, name);
     }
     // Others may write to it.
-    let path = script(&guests, "others", "#!/bin/sh\n");
+    let path = other_program::write(guests.store.path(), "others", "#!/bin/sh\n").unwrap();
     std::fs::set_permissions(&path, PermissionsExt::from_mode(0o777)).unwrap();
     let daemon = guests.daemon.as_mut().unwrap();
     let refused = upgrade(daemon, &path).await.unwrap_err();
@@ -372,11 +353,11 @@ async fn a_vmm_that_cannot_go_along_keeps_the_daemon_or_is_hung_up_on() {
 async fn changes_wait_and_none_that_was_answered_is_lost() {
     let mut guests = Guests::new(common::FEATURES).await;
     let marker = guests.store.path().join("has-objects");
-    let slow = speaker(&format!(
-        "receive(1); say(2); receive(4); open('{}', 'w'); time.sleep(1); say(13, 'not now')",
+    let slow = other_program::text(&format!(
+        "wait(OFFER); say(HELLO); wait(ALL); open('{}', 'w'); time.sleep(1); say(NO, 'not now')",
         marker.display()
     ));
-    let slow = script(&guests, "slow", &slow);
+    let slow = other_program::write(guests.store.path(), "slow", &slow).unwrap();
     let daemon = guests.daemon.as_mut().unwrap();
     let mut client = daemon.v1().await;
     let put = |id: &str| v1::PutGroupRequest {

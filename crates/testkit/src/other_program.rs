@@ -1,0 +1,59 @@
+//! Programs that a daemon is told to hand over to, and that are not to succeed it: what a test puts
+//! in the place of the next `butterflyd`.
+//!
+//! A daemon starts the next program with one end of a socket as its standard input, and the two
+//! speak in datagrams of one word each: a byte for the word, one for the length of a name, the
+//! name, and a note (`crates/daemon/src/upgrade/words.rs`). [`text`] is a script that speaks so for
+//! as long as a test wants it to, [`write`] puts any such program where a daemon may run it.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use crate::Result;
+
+/// Has heard of everything that there is, and is prepared: the daemon has closed its store.
+pub const UNTIL_STORE: &str = "wait(OFFER); say(HELLO); wait(ALL); say(READY, '9.9'); wait(STORE)";
+
+/// Has the daemon's ports, too, and will read the memory of its connections: no frame moves.
+pub const UNTIL_PORTS: &str = "wait(OFFER); say(HELLO); wait(ALL); say(READY, '9.9'); wait(STORE)
+say(OPENED, 'flows=memory'); wait(PORTS)";
+
+/// Writes a program into a folder, as one that the daemon is willing to run: its owner alone may
+/// write to it. Gives its path.
+pub fn write(folder: &Path, name: &str, text: &str) -> Result<String> {
+    let path = folder.join(name);
+    let mode = PermissionsExt::from_mode(0o755);
+    let written = std::fs::write(&path, text);
+    let written = written.and_then(|()| std::fs::set_permissions(&path, mode));
+    written.map_err(|e| format!("{}: {e}", path.display()))?;
+    Ok(path.display().to_string())
+}
+
+/// A program that is the other side of a hand-over as far as `steps` goes, and ends behind them.
+///
+/// The steps are Python. `wait(WORD)` waits for a word and gives its note; what comes before it,
+/// the items, is let go of, and their names are in `names`. `say(WORD, note)` says one. The words
+/// are those of the daemon in capitals, as `HELLO` or `NO`.
+pub fn text(steps: &str) -> String {
+    format!(
+        "#!/usr/bin/env python3
+import array, socket, time
+(
+    OFFER, HELLO, ITEM, ALL, READY, STORE, OPENED, PORTS, TAKEN, GO, MOVING, SERVING, NO
+) = range(1, 14)
+s = socket.socket(fileno=0)
+names = []
+def wait(word):
+    while True:
+        m, anc, _, _ = s.recvmsg(1 << 15, socket.CMSG_SPACE(4 * 253))
+        for _, _, data in anc:
+            for fd in array.array('i', data): socket.close(fd)
+        if not m: raise SystemExit('gone')
+        names.append(m[2:2 + m[1]].decode())
+        if m[0] == word: return m[2 + m[1]:].decode()
+def say(word, note=''):
+    s.sendall(bytes([word, 0]) + note.encode())
+{steps}
+"
+    )
+}
