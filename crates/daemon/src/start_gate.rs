@@ -34,8 +34,10 @@ impl StartGate {
     pub fn open(&self) -> Result<(), WorkerGone> {
         let mut waiting = self.lock();
         let ports = waiting.take().unwrap_or_default();
-        // At once: what the first one sends is for the last one, too.
-        self.switch.attach_all(ports.into_iter().collect())
+        // At once, whichever workers have them: what the first one sends is for the last one, too.
+        self.switch.pause()?;
+        self.switch.attach_all(ports.into_iter().collect())?;
+        self.switch.resume()
     }
 
     /// Has queues of uplinks that wait here go on where another process has left them; what it says

@@ -442,13 +442,19 @@ impl Guests {
     }
 
     async fn new(features: u64) -> Guests {
+        Guests::with(features, &[]).await
+    }
+
+    /// Of a daemon with these options besides.
+    async fn with(features: u64, options: &[&str]) -> Guests {
         let store = tempfile::tempdir().unwrap();
         let args = ["--store", "--keeper"].into_iter().zip(["state", "keeper"]);
         let args = args.flat_map(|(option, name)| {
             let path = store.path().join(name);
             [option.to_owned(), path.to_str().unwrap().to_owned()]
         });
-        let args: Vec<String> = args.collect();
+        let options = options.iter().map(|&option| option.to_owned());
+        let args: Vec<String> = args.chain(options).collect();
         let given: Vec<&str> = args.iter().map(String::as_str).collect();
         let daemon = Daemon::start(&given);
         let group = v1::Group {

@@ -341,7 +341,7 @@ impl Switch {
 
     /// Gives all of these ports to the workers, each to one that has few, between two batches: no
     /// frame of one finds that another is not there yet, unless that is with another worker, which
-    /// begins a moment later.
+    /// begins a moment later. With all of them [paused](Self::pause) none does.
     pub fn attach_all(&self, ports: Vec<(QueueId, Port)>) -> Result<(), WorkerGone> {
         let mut queues = self.queues();
         let mut asked = Vec::with_capacity(ports.len());

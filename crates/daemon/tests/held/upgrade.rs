@@ -149,12 +149,15 @@ impl Guests {
 /// frame is lost or comes twice, and none that the rules forbid.
 #[tokio::test(flavor = "multi_thread")]
 async fn vmms_keep_their_connections_when_another_program_takes_over() {
-    for (kind, features) in [
-        ("split", 0),
-        ("packed", RING_PACKED),
-        ("in order", IN_ORDER),
+    let several = &["--workers", "2"][..];
+    for (kind, features, options) in [
+        ("split", 0, &[][..]),
+        ("packed", RING_PACKED, &[]),
+        ("in order", IN_ORDER, &[]),
+        ("split, from worker to worker", 0, several),
+        ("packed, from worker to worker", RING_PACKED, several),
     ] {
-        let mut guests = Guests::new(common::FEATURES | features).await;
+        let mut guests = Guests::with(common::FEATURES | features, options).await;
         guests.flow(100, "frames before");
         let done = (0..10).map(|_| guests.upgraded(""));
         let (mut gaps, mut pauses): (Vec<_>, Vec<_>) = done.unzip();
@@ -174,7 +177,8 @@ async fn vmms_keep_their_connections_when_another_program_takes_over() {
 /// and the next attempt can succeed.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_daemon_goes_on_when_the_other_program_cannot() {
-    let mut guests = Guests::new(common::FEATURES | RING_PACKED).await;
+    // Of two workers, so that each frame goes from one to the other.
+    let mut guests = Guests::with(common::FEATURES | RING_PACKED, &["--workers", "2"]).await;
     guests.flow(100, "frames before");
     let pid = guests.daemon.as_ref().unwrap().pid();
     let by_file = format!(
