@@ -131,13 +131,12 @@ impl NextHopTask {
     }
 
     /// Finds the next hops to what is to be reached before the first frame moves: until then none
-    /// is known, and the frames that are under way in an upgrade would be dropped.
+    /// is known, nor are our own addresses, and the frames that are under way in an upgrade would
+    /// be dropped.
     pub async fn prepare(&mut self, reach: Reach) {
+        self.reach = reach;
         // On a TAP device it is for the daemon to ask, which this process may not be yet.
-        if tap(&self.facts.borrow()).is_none() {
-            self.reach = reach;
-            self.renew().await;
-        }
+        self.renew_by(Station::known, |_, _| {}).await;
     }
 
     /// Follows until the daemon stops.
@@ -260,6 +259,16 @@ impl NextHopTask {
 
     /// Finds all next hops anew, and publishes them where they differ from before.
     async fn renew(&mut self) {
+        self.renew_by(Station::find, Station::join).await;
+    }
+
+    /// As [`renew`](Self::renew), on a TAP device by neighbours that are had by `find` and groups
+    /// that are heard by `join`.
+    async fn renew_by(
+        &mut self,
+        find: fn(&Station, IpAddr) -> Option<Mac>,
+        join: fn(&Station, &BTreeSet<IpAddr>),
+    ) {
         // Whatever has ended the waiting: a worker's call may have gone with it.
         self.take_wanted();
         let (kernel, facts) = (self.kernel.snapshot(), self.facts.borrow().clone());
@@ -273,7 +282,7 @@ impl NextHopTask {
                 .into_iter()
                 .filter(|target| !tap.addresses.contains(target))
             {
-                if let Some(mac) = self.station.find(target) {
+                if let Some(mac) = find(&self.station, target) {
                     let hop = paths::over_tap(target, mac, tap);
                     found.insert(target, hop.into_iter().collect());
                 }
@@ -283,7 +292,7 @@ impl NextHopTask {
                 found.insert(*group, hop.into_iter().collect());
             }
             addresses.extend(&tap.addresses);
-            self.station.join(&self.reach.groups);
+            join(&self.station, &self.reach.groups);
         } else {
             for target in targets {
                 if let Some(hops) = self.hops(target, &kernel, &facts).await {

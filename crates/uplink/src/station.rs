@@ -73,6 +73,22 @@ impl Station {
         known
     }
 
+    /// The hardware address of a neighbour, if it is known; nobody is asked. For a process that is
+    /// not to say anything yet.
+    pub fn known(&self, neighbour: IpAddr) -> Option<Mac> {
+        self.neighbours().known(neighbour, Instant::now())
+    }
+
+    /// All neighbours that are known.
+    pub(crate) fn all_known(&self) -> Vec<(IpAddr, Mac)> {
+        self.neighbours().all(Instant::now())
+    }
+
+    /// Takes up the neighbours that another process knew.
+    pub(crate) fn take_up(&self, neighbours: impl Iterator<Item = (IpAddr, Mac)>) {
+        self.neighbours().take_up(neighbours, Instant::now());
+    }
+
     /// True when other neighbours are known than when this was asked last.
     pub fn take_moved(&self) -> bool {
         self.moved.swap(false, Ordering::Relaxed)

@@ -2,8 +2,9 @@
 //! and no frame is asked what it should do meanwhile.
 //!
 //! Items by name: `queue INTERFACE QUEUE` (see [`XskHandle::hand_over`](io::xsk::XskHandle)),
-//! `packet INTERFACE` with why it is no other, interfaces by their indices; `tap NAME`; `port
-//! ADDRESS`, the UDP socket that nobody reads.
+//! `packet INTERFACE` with why it is no other, interfaces by their indices; `tap NAME`;
+//! `neighbours NUMBER`, who is known to the station on that device, a line of address and MAC each,
+//! which whoever does not read it asks for; `port ADDRESS`, the UDP socket that nobody reads.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, UdpSocket};
@@ -12,9 +13,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use sys::handed::{Handed, Items};
+use wire::Mac;
 
 use super::Engine;
 use crate::interface::{Mode, Sockets};
+
+/// Neighbours in one item: a line has 58 bytes at the most, and a note 16 KiB.
+const NEIGHBOURS_OF_ITEM: usize = 256;
 
 /// What another process hands over, as long as nothing was made of it.
 #[derive(Default)]
@@ -41,6 +46,21 @@ impl HandedOver {
     pub fn tap(&mut self, name: &str) -> Option<OwnedFd> {
         let [device] = self.items.remove(&format!("tap {name}"))?.take()?;
         Some(device)
+    }
+
+    /// The neighbours of the station on it.
+    pub fn neighbours(&mut self) -> Vec<(IpAddr, Mac)> {
+        let is_one = |name: &String, _: &mut Handed| name.starts_with("neighbours ");
+        let items = self.items.extract_if(.., is_one);
+        let notes: Vec<Vec<u8>> = items.map(|(_, item)| item.note).collect();
+        let read = |line: &str| {
+            let (ip, mac) = line.split_once(' ')?;
+            Some((ip.parse().ok()?, mac.parse().ok()?))
+        };
+        let texts = notes
+            .iter()
+            .filter_map(|note| std::str::from_utf8(note).ok());
+        texts.flat_map(str::lines).filter_map(read).collect()
     }
 
     /// The other process goes on should this one not take over: nothing is to be made that frames
@@ -102,6 +122,12 @@ impl Engine {
                 Mode::Tap { .. } => {
                     if let Some(device) = self.station.device() {
                         add(format!("tap {name}"), Vec::new(), vec![device?]);
+                        let known = self.station.all_known();
+                        for (number, some) in known.chunks(NEIGHBOURS_OF_ITEM).enumerate() {
+                            let lines = some.iter().map(|(ip, mac)| format!("{ip} {mac}\n"));
+                            let note = lines.collect::<String>().into_bytes();
+                            add(format!("neighbours {number}"), note, Vec::new());
+                        }
                     }
                 }
                 Mode::Xdp { .. } => {

@@ -70,9 +70,13 @@ impl Engine {
             .map(ToString::to_string)
             .collect();
         let link = Arc::new(Link::new(MTU, true));
+        let handed = self.handed.tap(name);
+        if handed.is_some() {
+            self.station.take_up(self.handed.neighbours().into_iter());
+        }
         let port = self
             .station
-            .open(name, link.clone(), self.handed.tap(name))
+            .open(name, link.clone(), handed)
             .map_err(|e| e.to_string())?;
         let request = JoinRequest {
             name: name.to_owned(),

@@ -37,6 +37,15 @@ struct Known {
     heard: Option<(Mac, Instant)>,
 }
 
+impl Known {
+    /// Where it is, unless that was too long ago.
+    fn mac(&self, now: Instant) -> Option<Mac> {
+        let heard = self.heard.as_ref();
+        let heard = heard.filter(|(_, heard)| now.duration_since(*heard) < FORGET);
+        heard.map(|(mac, _)| *mac)
+    }
+}
+
 /// Whole UDP packets to the tunnels' port.
 pub(super) fn is_tunnel(packet: &Packet, port: u16) -> bool {
     packet.ip().is_some_and(|ip| {
@@ -56,6 +65,33 @@ impl Neighbours {
     /// Forgets all neighbours.
     pub fn forget(&mut self) {
         self.known.clear();
+    }
+
+    /// All that are known, for another process to go on with.
+    pub fn all(&self, now: Instant) -> Vec<(IpAddr, Mac)> {
+        let known = self.known.iter();
+        let known = known.filter_map(|(ip, known)| Some((*ip, known.mac(now)?)));
+        known.collect()
+    }
+
+    /// Takes up what another process knew: as of neighbours that were not heard of for a while, so
+    /// that each is asked for again when it is looked for next.
+    pub fn take_up(&mut self, neighbours: impl Iterator<Item = (IpAddr, Mac)>, now: Instant) {
+        let heard = now.checked_sub(FRESH).unwrap_or(now);
+        let neighbours = neighbours.take(MOST.saturating_sub(self.known.len()));
+        for (ip, mac) in neighbours.filter(|(_, mac)| !mac.is_multicast()) {
+            let known = Known {
+                wanted: now,
+                asked: None,
+                heard: Some((mac, heard)),
+            };
+            self.known.entry(ip).or_insert(known);
+        }
+    }
+
+    /// The neighbour's MAC, if it is known; nobody is asked.
+    pub fn known(&self, neighbour: IpAddr, now: Instant) -> Option<Mac> {
+        self.known.get(&neighbour)?.mac(now)
     }
 
     /// What switches and neighbours are told when we come: who has our addresses.
@@ -85,16 +121,16 @@ impl Neighbours {
             heard: None,
         });
         known.wanted = now;
-        known.heard = known
-            .heard
-            .filter(|(_, heard)| now.duration_since(*heard) < FORGET);
+        let mac = known.mac(now);
+        if mac.is_none() {
+            known.heard = None;
+        }
         let is_fresh = known
             .heard
             .is_some_and(|(_, heard)| now.duration_since(heard) < FRESH);
         let lately = known
             .asked
             .is_some_and(|asked| now.duration_since(asked) < ASK_EVERY);
-        let mac = known.heard.map(|(mac, _)| mac);
         if is_fresh || lately {
             return (mac, None);
         }

@@ -174,3 +174,29 @@ fn only_tunnelled_packets_are_ours() {
     assert!(is_ours(&frame(4789)));
     assert!(!is_ours(&frame(53)) && !is_ours(&question(THEIRS, "192.0.2.2", "192.0.2.1")));
 }
+
+#[test]
+fn what_another_process_knew_is_used_and_asked_for() {
+    for (ours, theirs) in FAMILIES {
+        let (before, start) = (&mut table(ours), Instant::now());
+        let at = |secs: u64| start + Duration::from_secs(secs);
+        before.find(ip(theirs), start);
+        before.find(ip("192.0.2.7"), start);
+        assert_eq!(before.all(start), [], "who has not answered is not known");
+        receive(before, &answer(THEIRS, theirs, OURS, ours), at(100));
+        assert_eq!(before.all(at(100)), [(ip(theirs), THEIRS)]);
+        assert_eq!(before.all(at(160)), [], "nor who is silent for long");
+        let next = &mut table(ours);
+        let group = (ip("192.0.2.8"), Mac([1, 0, 0x5e, 0, 0, 1]));
+        let known = before.all(at(100)).into_iter().chain([group]);
+        next.take_up(known, at(101));
+        // As long as it is not the daemon it says nothing.
+        assert_eq!(next.known(ip(theirs), at(101)), Some(THEIRS));
+        assert_eq!(next.known(group.0, at(101)), None);
+        assert_eq!(next.known(ip("192.0.2.9"), at(101)), None);
+        let asks = Some(question(OURS, ours, theirs));
+        assert_eq!(next.find(ip(theirs), at(101)), (Some(THEIRS), asks));
+        // It is gone unless it answers.
+        assert_eq!(next.find(ip(theirs), at(160)).0, None);
+    }
+}
