@@ -11,9 +11,10 @@
 //! What was counted and which MACs were learnt is in memory that the keeper holds, too
 //! ([`StateMemory`](dataplane::StateMemory)), whichever way the daemon ends.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
+use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
@@ -142,6 +143,25 @@ pub fn take_state(controller: &mut Controller, switch: &Switch, held: &Held) {
     if let Some(memory) = switch.state_memory() {
         held.hold_state(memory.descriptor());
     }
+}
+
+/// Hosts behind which the daemon before has heard MACs, each once, those heard of last behind the
+/// others: frames will be for them. It may still run. None where its memory cannot be read; that is
+/// said when it is taken up.
+pub fn learnt_hosts(held: &Held) -> Vec<IpAddr> {
+    let Some(left) = held.look_at_state() else {
+        return Vec::new();
+    };
+    let macs = LeftState::open(left.as_fd()).and_then(|left| left.macs(worker_thread::now()));
+    let macs = macs.map_or_else(|_| Vec::new(), |(macs, _)| macs);
+    let mut hosts = BTreeSet::new();
+    let newest_first = macs.iter().rev().filter_map(|mac| match mac.location {
+        LeftLocation::Host(host) => hosts.insert(host).then_some(host),
+        LeftLocation::Nic(_) => None,
+    });
+    let mut learnt: Vec<IpAddr> = newest_first.collect();
+    learnt.reverse();
+    learnt
 }
 
 /// Learns the MACs that the daemon before had learnt.

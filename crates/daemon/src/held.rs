@@ -323,6 +323,12 @@ impl Held {
         Ok(self.keeper.take(STATE)?.and_then(keeper::Held::into_first))
     }
 
+    /// The memory of counters and learnt MACs to look at, as long as nobody has taken it; a daemon
+    /// before may still write to it.
+    pub fn look_at_state(&self) -> Option<OwnedFd> {
+        self.keeper.look(STATE).ok().flatten()
+    }
+
     /// Has this daemon's memory of counters and learnt MACs held, instead of what was left.
     pub fn hold_state(&self, memory: BorrowedFd<'_>) {
         if let Err(e) = self.keeper.hold(STATE, b"", &[memory]) {

@@ -363,6 +363,13 @@ async fn serve(
     let controller = Controller::new(settings_of_control, Box::new(attachments), switch.clone())
         .with_features(Box::new(features));
     let mut next_hops = next_hops(settings, &uplinks, &switch)?;
+    // Before they are taken up, which in an upgrade is when no frame moves.
+    let left_by = held.clone();
+    let learnt = waiting(move || {
+        let left_by = left_by.as_deref();
+        Ok::<_, String>(left_by.map_or_else(Vec::new, handover::learnt_hosts))
+    });
+    let learnt = learnt.await?;
     let (controller, stored, counted) = match &predecessor {
         None => {
             let stored = match opening {
@@ -373,7 +380,7 @@ async fn serve(
             let folder = settings.socket_dir.clone();
             let controller = load(controller, stored.clone(), held, switch, folder).await?;
             if let Some(next_hops) = &mut next_hops {
-                next_hops.prepare(controller.reach()).await;
+                next_hops.prepare(controller.reach(), &learnt).await;
             }
             (controller, stored, None)
         }
@@ -387,7 +394,7 @@ async fn serve(
                 workers.wait_for_flow_memory();
                 let find = |reach| {
                     if let Some(next_hops) = &mut next_hops {
-                        runtime.block_on(next_hops.prepare(reach));
+                        runtime.block_on(next_hops.prepare(reach, &learnt));
                     }
                 };
                 let links = || take_links(&old, &gate, &balancer, &interfaces);

@@ -130,10 +130,12 @@ impl NextHopTask {
         })
     }
 
-    /// Finds the next hops to what is to be reached before the first frame moves: until then none
-    /// is known, nor are our own addresses, and the frames that are under way in an upgrade would
-    /// be dropped.
-    pub async fn prepare(&mut self, reach: Reach) {
+    /// Finds the next hops to what is to be reached before the first frame moves, and to those
+    /// whom the daemon before had learnt: until then none is known, nor are our own addresses, and
+    /// the frames that are under way in an upgrade would be dropped, or wait for more room than
+    /// there is.
+    pub async fn prepare(&mut self, reach: Reach, learnt: &[IpAddr]) {
+        self.sought.ask(learnt, &reach, Instant::now());
         self.reach = reach;
         // On a TAP device it is for the daemon to ask, which this process may not be yet.
         self.renew_by(Station::known, |_, _| {}).await;
