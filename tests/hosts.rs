@@ -2,6 +2,9 @@
 //! as the original's scenarios have it. Guests are containers; two hosts with real guests are the
 //! demo's second act.
 
+#[path = "hosts/upgrade.rs"]
+mod upgrade;
+
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use butterfly_tests::Daemon;
@@ -13,7 +16,6 @@ use butterfly_tests::lab::check;
 use butterfly_tests::trials;
 use butterfly_tests::trials::run_each;
 use testkit::netns::Namespace;
-use testkit::other_program::{self, UNTIL_PORTS};
 use testkit::{PATIENCE, Result, wait_for};
 use wire::{Mac, build};
 
@@ -34,7 +36,11 @@ fn main() {
         links_addresses_and_nics_come_and_go,
         larger_frames_on_a_larger_uplink,
         an_uplink_is_named_while_it_runs,
-        an_upgrade_under_load,
+        upgrade::an_upgrade_under_load,
+        upgrade::an_upgrade_in_generic_mode,
+        upgrade::an_upgrade_by_packet_sockets,
+        upgrade::an_upgrade_without_an_interface,
+        upgrade::an_upgrade_of_several_workers_and_queues,
     ])
 }
 
@@ -867,99 +873,4 @@ fn an_uplink_is_named_while_it_runs() -> Result<()> {
         .daemon
         .cli("uplink add uplink0 + uplink del uplink0 + uplink show uplink0")
         .map(drop)
-}
-
-/// Another process takes a daemon's place, five times in a row, and between them one that fails
-/// when it has all: a download over the overlay goes on by the same sockets, and of what the kernel
-/// sends and receives by the same interface nothing is lost.
-fn an_upgrade_under_load() -> Result<()> {
-    let options = ["--store", "{dir}/store", "--keeper", "{dir}/keeper"];
-    let mut hosts = Hosts::start(Family::V4, &options)?;
-    let done = upgrades(&mut hosts);
-    on(&hosts, || done)
-}
-
-fn upgrades(hosts: &mut Hosts) -> Result<()> {
-    let a = hosts.left.guest("a", 42, 1)?;
-    let b = hosts.right.guest("b", 42, 2)?;
-    answers(&a, "10.1.0.2")?;
-    answers(&a, "fd01::2")?;
-    let mode = format!("{UPLINK}: AF_XDP, native XDP, copy");
-    let is_joined = |host: &Host| {
-        let said = host.daemon.cli("status")?;
-        check(said.contains(&mode), &format!("'{mode}' is said:\n{said}"))
-    };
-    is_joined(&hosts.left)?;
-    // It knows its own addresses and the next hops before a frame moves.
-    let knows_the_way = |host: &Host| {
-        let drops = host.daemon.cli(&format!("uplink show {UPLINK}"))?;
-        let lost = ["not_ours", "next_hop"]
-            .iter()
-            .any(|why| drops.contains(why));
-        check(
-            !lost,
-            &format!("nothing is lost for want of a way:\n{drops}"),
-        )
-    };
-    let _guests = serve(&b, "tcp-serve 80")?;
-    let _hosts = serve(&hosts.right.namespace, "tcp-serve 22")?;
-    let mut download = a.start("download", &tool("tcp-get 10.1.0.2 80 0 120"))?;
-    let kernels = "ping -q -i 0.002 192.0.2.2";
-    let mut ping = hosts.left.namespace.start("ping", kernels)?;
-    let passes = |what: &str| -> Result<()> {
-        let start = a.counter("rx_bytes")?;
-        wait_for(what, PATIENCE, || {
-            Ok((a.counter("rx_bytes")? > start + 5_000_000).then_some(()))
-        })
-    };
-    passes("the download")?;
-    // The other side of a hand-over, as far as the point before the last.
-    let steps = format!("{UNTIL_PORTS}; say(NO, 'I have it all, and do not want it')");
-    let text = other_program::text(&steps);
-    let fails = other_program::write(hosts.left.daemon.dir(), "fails", &text)?;
-    for turn in 0..5 {
-        let refused = hosts.left.daemon.cli(&format!("upgrade {fails}"));
-        let refused = refused.err().unwrap_or_default();
-        check(
-            refused.contains("I have it all, and do not want it"),
-            &format!("the other program's words are passed on: {refused}"),
-        )?;
-        passes(&format!("the download after a failure, turn {turn}"))?;
-        hosts.left.daemon.upgrade()?;
-        is_joined(&hosts.left)?;
-        passes(&format!("the download after upgrade {turn}"))?;
-        knows_the_way(&hosts.left)?;
-        // The other end's too.
-        hosts.right.daemon.upgrade()?;
-        passes(&format!(
-            "the download after the other host's upgrade {turn}"
-        ))?;
-        let left = &hosts.left.namespace;
-        left.ok(&tool("tcp-get 192.0.2.2 22 2000000 10"))?;
-    }
-    check(download.ended().is_none(), "the download goes on")?;
-    ping.signal("INT")?;
-    ping.wait(PATIENCE)?;
-    check(
-        ping.log().contains(" 0% packet loss"),
-        &format!(
-            "nothing of the kernel's is lost: {}",
-            testkit::process::tail(&ping.log(), 4)
-        ),
-    )?;
-    // Nothing is left behind: what comes and goes later does so.
-    drop(download);
-    let c = hosts.right.guest("c", 42, 3)?;
-    answers(&a, "10.1.0.3")?;
-    answers(&c, "fd01::1")?;
-    let left = &hosts.left.namespace;
-    left.ok(&format!(
-        "ip link set {UPLINK} down; ip link set {UPLINK} up"
-    ))?;
-    answers(&a, "10.1.0.3")?;
-    // The interface is the kernel's when the last daemon ends.
-    left.ok(&format!("kill -9 {}", hosts.left.daemon.pid()))?;
-    wait_for("the program to go", PATIENCE, || {
-        Ok((!left.ok(&format!("ip link show {UPLINK}"))?.contains("xdp")).then_some(()))
-    })
 }

@@ -52,28 +52,19 @@ pub struct Hosts {
 
 /// Two namespaces with a cable between them, addresses on both ends.
 pub fn cable(mtu: u16) -> Result<(Namespace, Namespace)> {
+    cable_of_queues(mtu, 1)
+}
+
+/// A cable whose ends have so many queues in each direction: what is sent by one of them is
+/// received by the same one.
+pub fn cable_of_queues(mtu: u16, queues: u16) -> Result<(Namespace, Namespace)> {
     let (left, right) = (Namespace::new()?, Namespace::new()?);
     let [a, b] = [left.pid().to_string(), right.pid().to_string()];
-    process::run(&[
-        "ip",
-        "link",
-        "add",
-        "name",
-        UPLINK,
-        "mtu",
-        &mtu.to_string(),
-        "netns",
-        &a,
-        "type",
-        "veth",
-        "peer",
-        "name",
-        UPLINK,
-        "mtu",
-        &mtu.to_string(),
-        "netns",
-        &b,
-    ])?;
+    let end = |pid: &str| {
+        format!("name {UPLINK} mtu {mtu} numrxqueues {queues} numtxqueues {queues} netns {pid}")
+    };
+    let made = format!("ip link add {} type veth peer {}", end(&a), end(&b));
+    process::run(&made.split(' ').collect::<Vec<_>>())?;
     for (namespace, host) in [(&left, 1), (&right, 2)] {
         address(namespace, host)?;
     }
