@@ -3,6 +3,7 @@
 //! themselves.
 
 mod announce;
+mod clients;
 mod command;
 mod cpus;
 mod declared;
@@ -24,7 +25,7 @@ use testkit::Result;
 type Session = fn(&mut Stage) -> Result<()>;
 
 /// In the order in which they run, with the mode of the balancer's interface.
-const TRIALS: [(&str, &str, Session); 34] = [
+const TRIALS: [(&str, &str, Session); 36] = [
     (
         "flows_are_spread_and_counted",
         "native",
@@ -57,6 +58,16 @@ const TRIALS: [(&str, &str, Session); 34] = [
         upgrade::keeps_flows,
     ),
     ("an_upgrade_keeps_flows_at_tc", "tc", upgrade::keeps_flows),
+    (
+        "an_upgrade_keeps_datagrams_and_sticky_clients",
+        "native",
+        upgrade::keeps_datagrams_and_sticky_clients,
+    ),
+    (
+        "an_upgrade_keeps_datagrams_and_sticky_clients_at_tc",
+        "tc",
+        upgrade::keeps_datagrams_and_sticky_clients,
+    ),
     (
         "every_kind_of_check_tells",
         "generic",

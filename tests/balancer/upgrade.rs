@@ -1,4 +1,5 @@
-//! Another program takes the daemon's place: flows, counters and checks go on.
+//! Another program takes the daemon's place: flows, counters and checks go on, and so does what is
+//! remembered of datagrams and sticky clients.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -11,6 +12,7 @@ use serde_json::Value;
 use testkit::netns::Namespace;
 use testkit::{PATIENCE, Result, other_program};
 
+use crate::clients::{Addresses, Flows, Namers};
 use crate::stage::{SERVICE, Stage, VIP, service};
 
 /// How often another program takes over, and how often one fails to.
@@ -131,6 +133,107 @@ pub fn keeps_flows(stage: &mut Stage) -> Result<()> {
         !answered && !seen.contains(NONE),
         &format!("the interface is the kernel's again:\n{seen}"),
     )
+}
+
+/// Datagrams do not say that they begin a flow, and clients of a sticky service begin flows at any
+/// time: who has which server is remembered, and follows from nothing else. Each next process knows
+/// it as well, under questions all the time, and the last one while servers change.
+pub fn keeps_datagrams_and_sticky_clients(stage: &mut Stage) -> Result<()> {
+    const NAMES: &str = "192.168.101.1:5353";
+    let datagrams = format!("{NAMES}/udp");
+    let both = [datagrams.as_str(), SERVICE];
+    let to = NAMES.parse().map_err(|e| format!("{NAMES}: {e}"))?;
+    stage.restart(&["--store", "{dir}/store", "--keeper", "{dir}/keeper"])?;
+    let _namers = Namers::start(&stage.servers, to)?;
+    for (service, how) in both.iter().zip(["", "--sticky"]) {
+        stage.set_services(&format!(
+            "service add {service} {how} --server 10.1.2.10 10.1.2.11 10.1.2.12"
+        ))?;
+    }
+    let addresses = |range: std::ops::Range<u8>| range.map(|last| [10, 1, 2, last].into());
+    let mut flows = vec![Flows::open(&stage.client, to, 100)?];
+    let mut clients = vec![Addresses::new(
+        &stage.client,
+        service()?,
+        addresses(100..140),
+    )?];
+    // From now on what is chosen anew has another server for a part of them.
+    for service in both {
+        stage.set_services(&format!("service server add {service} 10.1.2.13"))?;
+    }
+    flows.push(Flows::open(&stage.client, to, 100)?);
+    let later = Addresses::new(&stage.client, service()?, addresses(140..180))?;
+    clients.push(later);
+    check(
+        flows[1].to("s3") > 10 && clients[1].to("s3") > 2,
+        "the newcomer has its share",
+    )?;
+    ask(&flows, &clients)?;
+    let stop = AtomicBool::new(false);
+    let daemon = &mut stage.daemon;
+    std::thread::scope(|scope| {
+        let asking = scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                ask(&flows, &clients)?;
+            }
+            Ok::<_, String>(())
+        });
+        let mut upgrades = || {
+            let fails = failing(daemon)?;
+            for _ in 0..TURNS {
+                let refused = daemon.cli(&format!("upgrade {fails}")).err();
+                let refused = refused.unwrap_or_default();
+                check(refused.contains("it had taken up all"), &refused)?;
+                daemon.upgrade()?;
+            }
+            Ok(())
+        };
+        let done = upgrades();
+        stop.store(true, Ordering::Relaxed);
+        let asked = asking.join().map_err(|_| "who asks panicked")?;
+        done.and(asked)
+    })?;
+    ask(&flows, &clients).map_err(|e| format!("after upgrades: {e}"))?;
+    for (name, address) in (0..4).map(|n| (format!("s{n}"), format!("10.1.2.1{n}"))) {
+        let open: usize = flows.iter().map(|flows| flows.to(&name)).sum();
+        let counted = stage.counter_of(&datagrams, &address, "flows")?;
+        check(
+            counted == open as u64,
+            &format!("{name} has {open} flows of datagrams, of which {counted} are counted"),
+        )?;
+    }
+    // Nearly all that is chosen anew goes to the first server.
+    for service in both {
+        stage.set_services(&format!(
+            "service server set {service} 10.1.2.10 --weight 50"
+        ))?;
+    }
+    ask(&flows, &clients).map_err(|e| format!("after a server's weight has changed: {e}"))?;
+    let (last, of_last) = (
+        Flows::open(&stage.client, to, 100)?,
+        Addresses::new(&stage.client, service()?, addresses(180..220))?,
+    );
+    check(
+        last.to("s0") > 80 && of_last.to("s0") > 30,
+        "new ones go where the weight is",
+    )?;
+    flows.push(last);
+    clients.push(of_last);
+    // One goes, and another process takes over once more.
+    for service in both {
+        stage.set_services(&format!("service server del {service} 10.1.2.11"))?;
+    }
+    flows.iter_mut().for_each(|flows| flows.give_up("s1"));
+    clients.iter_mut().for_each(|some| some.give_up("s1"));
+    ask(&flows, &clients).map_err(|e| format!("after a server has gone: {e}"))?;
+    stage.daemon.upgrade()?;
+    ask(&flows, &clients).map_err(|e| format!("after the last upgrade: {e}"))
+}
+
+/// All have the servers that they had.
+fn ask(flows: &[Flows], clients: &[Addresses<'_>]) -> Result<()> {
+    flows.iter().try_for_each(Flows::ask_all)?;
+    clients.iter().try_for_each(Addresses::ask_all)
 }
 
 fn upgrades(daemon: &mut Daemon, balancer: &Namespace) -> Result<()> {
