@@ -13,6 +13,10 @@ use crate::error::Error;
 pub const ENDPOINT_ENV: &str = "BUTTERFLY_ENDPOINT";
 const DEFAULT_TIMEOUT_MS: u64 = 10_000;
 
+/// What the daemon gives the next program for all of its steps (`daemon/src/upgrade/old.rs`), and
+/// some more.
+const UPGRADE_TIMEOUT_MS: u64 = 90_000;
+
 /// Options of every command.
 #[derive(Args, Debug, Clone, Default, PartialEq, Eq)]
 #[command(next_help_heading = "Options of every command")]
@@ -102,6 +106,12 @@ impl Global {
     pub fn timeout(&self) -> Duration {
         Duration::from_millis(self.timeout.unwrap_or(DEFAULT_TIMEOUT_MS))
     }
+
+    /// How long to wait for the answer to an upgrade: as long as the daemon waits for the program
+    /// that is to take its place, unless somebody has said otherwise.
+    pub fn upgrade_timeout(&self) -> Duration {
+        Duration::from_millis(self.timeout.unwrap_or(UPGRADE_TIMEOUT_MS))
+    }
 }
 
 fn one<T: PartialEq>(name: &str, first: Option<T>, second: Option<T>) -> Result<Option<T>, Error> {
@@ -136,6 +146,19 @@ mod tests {
             "unix:/o"
         );
         assert_eq!(name(&with(None, Some("key")), None), DEFAULT_V0);
+    }
+
+    #[test]
+    fn an_upgrade_may_take_longer_unless_somebody_has_said_for_how_long_to_wait() {
+        let millis = |global: Global| {
+            [global.timeout(), global.upgrade_timeout()].map(|timeout| timeout.as_millis())
+        };
+        assert_eq!(millis(Global::default()), [10_000, 90_000]);
+        let said = Global {
+            timeout: Some(5),
+            ..Global::default()
+        };
+        assert_eq!(millis(said), [5, 5]);
     }
 
     #[test]

@@ -55,7 +55,9 @@ pub struct V1 {
     health: HealthClient<Pipe>,
     endpoint: Endpoint,
     more: More,
-    timeout: Duration,
+    pub(super) timeout: Duration,
+    /// For the answer to an upgrade.
+    pub(super) upgrade_timeout: Duration,
     verbose: bool,
 }
 
@@ -95,6 +97,7 @@ impl V1 {
             endpoint,
             more,
             timeout,
+            upgrade_timeout: options.upgrade_timeout(),
             verbose: options.verbose,
         })
     }

@@ -376,10 +376,13 @@ impl V1 {
 
     pub async fn upgrade(&mut self, program: String) -> Result<proto::UpgradeResponse, Error> {
         let request = proto::UpgradeRequest { program };
-        self.ask("Upgrade", request, async |grpc, request| {
+        let timeout = std::mem::replace(&mut self.timeout, self.upgrade_timeout);
+        let answer = self.ask("Upgrade", request, async |grpc, request| {
             grpc.upgrade(request).await
-        })
-        .await
+        });
+        let answer = answer.await;
+        self.timeout = timeout;
+        answer
     }
 
     pub async fn shutdown(&mut self) -> Result<(), Error> {

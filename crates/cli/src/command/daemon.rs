@@ -49,6 +49,7 @@ pub const UPGRADE_EXAMPLE: &str = "\
 The new program is started beside the daemon with the same arguments, prepares all that it can, and
 takes over; then the old one ends. If it cannot be executed, ends, or cannot take over, the daemon
 goes on as before, and this says why. Needs --store and --keeper of the daemon (docs/state.md).
+The answer may take 90 seconds; --timeout says otherwise.
 
 Examples:
   butterfly upgrade
