@@ -504,7 +504,7 @@ def session(test):
         butterfly health
         ip netns exec h1 ping -c 5 -i 0.2 -W 5 10.2.0.2
         """,
-        "cannot be handed over yet",
+        "health checks of services cannot be handed over",
         "the daemon of before runs on",
         "5 received",
     )
@@ -530,23 +530,21 @@ program_of() { readlink /proc/$(systemctl show -p MainPID --value butterflyd)/ex
 
 def with_dpdk(step):
     """The package with DPDK under the service: taken, given a device, and removed again."""
+    # No upgrade takes it here: filters of tc, which this kernel has in place of tcx, cannot be
+    # handed over, nor can health checks.
     step(
-        "butterfly-dpdk: an upgrade takes its daemon, and all goes on",
+        "butterfly-dpdk: taken by the next start, and all goes on",
         f"""
         {PROGRAM_OF}
         dpkg -i /root/in/butterfly-dpdk.deb
         test "$(program_of)" = /usr/sbin/butterflyd
-        ip netns exec c1 ping -q -c 500 -i 0.02 -W 20 10.0.0.2 &
-        ping=$!
-        sleep 2
-        butterfly upgrade /usr/sbin/butterflyd-dpdk
-        wait $ping
+        systemctl restart butterflyd
+        butterfly health --wait 60
         test "$(program_of)" = /usr/sbin/butterflyd-dpdk
         butterfly uplink list
         ip netns exec c1 ping -c 3 -W 5 10.0.0.99
         """,
         "the next start of butterflyd.service is of the daemon with DPDK",
-        " 0% packet loss",
         "AF_XDP, native XDP",
         "3 received",
     )
@@ -558,6 +556,8 @@ def with_dpdk(step):
         device="--no-huge -m 64 --no-pci --vdev=net_af_packet0,iface=up0"
         sed -i "/^\\[general\\]/a dpdk-args = $device" /etc/butterfly/butterflyd.ini
         ip addr del 192.0.2.1/24 dev up0
+        # The kernel leaves checksums to whom a veth leads to, of which this driver says nothing.
+        ip netns exec other ethtool -K eth0 tx off
         systemctl restart butterflyd
         butterfly health --wait 60
         test "$(program_of)" = /usr/sbin/butterflyd-dpdk
@@ -572,25 +572,21 @@ def with_dpdk(step):
         "5 received",
     )
     step(
-        "butterfly-dpdk goes: the daemon without DPDK takes over, and all goes on",
+        "butterfly-dpdk goes: the next start is of the daemon without DPDK",
         f"""
         {PROGRAM_OF}
         cp /tmp/before.ini /etc/butterfly/butterflyd.ini
         systemctl restart butterflyd
         ip addr add 192.0.2.1/24 dev up0
         butterfly health --wait 60
-        test "$(program_of)" = /usr/sbin/butterflyd-dpdk
         fails test -e /sys/class/net/dpdk0
-        ip netns exec c1 ping -q -c 1000 -i 0.02 -W 20 10.0.0.2 &
-        ping=$!
-        sleep 2
         dpkg -P butterfly-dpdk
-        kill -0 $ping
-        wait $ping
+        systemctl restart butterflyd
+        butterfly health --wait 60
         test "$(program_of)" = /usr/sbin/butterflyd
         ip netns exec c1 ping -c 3 -W 5 10.0.0.99
         """,
-        " 0% packet loss",
+        "systemctl restart butterflyd takes the one without",
         "3 received",
     )
 
