@@ -185,7 +185,13 @@ impl Plan {
         tests.extend([Test::Alone, Test::Loaded]);
         tests.extend(flows.iter().map(many));
         tests.extend([Test::Rate(MANY), Test::Rate(Load::Tso), Test::ManyRules]);
-        tests.extend(Flood::UNKNOWN.map(Test::Flood));
+        // Those of frames that are known are left to `neighbours`, unless they are asked for.
+        let floods: &[Flood] = if only.is_empty() {
+            &Flood::UNKNOWN
+        } else {
+            &Flood::ALL
+        };
+        tests.extend(floods.iter().copied().map(Test::Flood));
         let chosen = |row: Row| {
             only.iter()
                 .any(|start| row.name().starts_with(start.as_str()))
