@@ -10,8 +10,10 @@ use crate::time::Now;
 /// To receive, judge and hand out one frame.
 const FRAME: u64 = 1024;
 
-/// To walk one more buffer of a chain, and to copy from it.
-const PIECE: u64 = 64;
+/// To walk one more buffer of a chain, and to copy from it: 21 cycles, where each is on a cache
+/// line of its own. A third of this left a stream a quarter of its rate beside chains of 1,024,
+/// where its share is a half.
+const PIECE: u64 = 192;
 
 /// What a frame takes beside one of a settled flow: on the whole path, where it begins a flow on
 /// the fast path, where the rules are asked there and no flow begins, and where the state machine
@@ -172,7 +174,7 @@ mod tests {
         // In chains of 1,024 buffers.
         let mut debt = Debt::default();
         debt.charge(carried(64, 64 * 1024, 64 * 1024), 64, at(5));
-        assert_eq!(debt.room(64, at(6)), 3);
+        assert_eq!(debt.room(64, at(6)), 1);
     }
 
     #[test]
