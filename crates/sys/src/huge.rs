@@ -163,22 +163,6 @@ impl<T: Zeroable> Zeroed<T> {
     }
 }
 
-impl<T> Zeroed<T> {
-    /// Has all of it there before anybody writes to it, so that nobody waits for a page then. Takes
-    /// its memory. Where the system cannot (before Linux 5.14) nothing changes.
-    pub fn populate(&self) {
-        let bytes = self.len * size_of::<T>();
-        // A part after the other: who maps something meanwhile waits for a part alone.
-        for at in (0..bytes).step_by(PAGE) {
-            let part = self.start.cast::<u8>().wrapping_byte_add(at).cast_mut();
-            let len = PAGE.min(bytes - at);
-            // SAFETY: advice about a part of our own mapping, which begins at a page, and whose
-            // content stays the same.
-            let _ = unsafe { rustix::mm::madvise(part.cast(), len, Advice::LinuxPopulateWrite) };
-        }
-    }
-}
-
 impl<T> Deref for Zeroed<T> {
     type Target = [T];
 
@@ -217,8 +201,6 @@ mod tests {
                     .all(|cell| cell.swap(7, Ordering::Relaxed) == 0)
             );
             assert!(len * 8 < PAGE || table.as_ptr().addr().is_multiple_of(PAGE));
-            table.populate();
-            assert!(table.iter().all(|cell| cell.load(Ordering::Relaxed) == 7));
         }
     }
 }

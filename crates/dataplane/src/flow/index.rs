@@ -27,6 +27,9 @@ const SLOTS: usize = 16;
 /// How many of them a full table fills, on average. One bucket in twenty is then full.
 const FILL: usize = 10;
 
+/// The smallest page of memory, bytes.
+const PAGE: usize = 4096;
+
 /// The most that is counted, and stands for more.
 const MANY: u8 = u8::MAX;
 
@@ -63,9 +66,20 @@ impl Index {
     }
 
     /// Has all of its memory there: who adds many flows would wait for a page with every few.
+    ///
+    /// Each page is written to, and not asked for (`MADV_POPULATE_WRITE`): that would hold the lock
+    /// of the address space while a huge page is cleared, up to 5 ms in a virtual machine, and each
+    /// thread that maps something meanwhile would wait for it: 50 ms of a start behind a kill. A
+    /// page fault holds that of the mapping alone, since Linux 6.4.
     pub(super) fn populate(&self) {
-        self.buckets.populate();
-        self.spilt.populate();
+        // What is there already stays: what is not zero is not exchanged.
+        let (relaxed, of_page) = (Ordering::Relaxed, PAGE / size_of::<Bucket>());
+        for Bucket([first, ..]) in self.buckets.iter().step_by(of_page) {
+            let _ = first.compare_exchange(0, 0, relaxed, relaxed);
+        }
+        for count in self.spilt.iter().step_by(PAGE) {
+            let _ = count.compare_exchange(0, 0, relaxed, relaxed);
+        }
     }
 
     /// Fetches the cache line in which a lookup will begin.
@@ -243,6 +257,17 @@ mod tests {
     use foldhash::fast::SeedableRandomState;
     use proptest::prelude::*;
     use std::collections::HashMap;
+
+    #[test]
+    fn what_is_in_it_stays_when_its_memory_is_made() {
+        const MANY: u32 = 5_000;
+        let hash_of = |id: u32| u64::from(id).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let index = Index::new(MANY, true);
+        assert!((0..MANY).all(|id| index.insert(hash_of(id), id)));
+        index.populate();
+        let found = |id: &u32| index.find(hash_of(*id), |other| other == *id).is_some();
+        assert_eq!((0..2 * MANY).filter(found).count(), MANY as usize);
+    }
 
     proptest! {
         /// Against a map, over few hashes so that they collide and fill their buckets, with much of
