@@ -77,6 +77,8 @@ const FLOOD_GROUPS_V6: uplink::Groups = uplink::Groups {
 };
 /// The largest packet of NICs when nothing says another one.
 const DEFAULT_MTU: u16 = 1500;
+/// Descriptors that there is room for from the beginning: of 1,600 guests.
+const DESCRIPTORS: i32 = 16_384;
 /// How long calls that are running may take when the daemon stops.
 const GRACE: Duration = Duration::from_millis(300);
 
@@ -89,6 +91,7 @@ pub fn run(
 ) -> Result<(), String> {
     abort_on_panic();
     raise_descriptor_limit();
+    make_room_for_descriptors();
     for remark in &settings.remarks {
         tracing::info!("{remark}");
     }
@@ -270,9 +273,11 @@ async fn serve(
     let held = held.transpose()?;
     let left = held.as_ref().map_or(0, |held| held.flows_left());
     let left = left.max(handover::are_left(&settings.socket_dir).into());
-    let workers = Arc::new(WorkerThreads::start(worker_options(
-        settings, &states, breaks, left,
-    ))?);
+    let workers = Arc::new(WorkerThreads::start(WorkerOptions {
+        left,
+        is_upgrade: predecessor.is_some(),
+        ..worker_options(settings, &states, breaks)
+    })?);
     let switch = workers.switch().clone();
     let start_gate = Arc::new(StartGate::new(switch.clone()));
     let handed = |kind| {
@@ -954,18 +959,15 @@ async fn take_interfaces(settings: &Settings, app: &Arc<App>) -> Result<(), Stri
     taken.map_err(|_| "taking the interfaces that options name panicked")?
 }
 
-fn worker_options(
-    settings: &Settings,
-    states: &PortStates,
-    breaks: Breaks,
-    left: usize,
-) -> WorkerOptions {
+/// Those of a daemon that another one has left nothing.
+fn worker_options(settings: &Settings, states: &PortStates, breaks: Breaks) -> WorkerOptions {
     let states = states.clone();
     WorkerOptions {
         cores: settings.workers.clone(),
         max_flows: settings.max_flows,
         memory: flow_memory(settings),
-        left,
+        left: 0,
+        is_upgrade: false,
         poll: Duration::from_micros(settings.poll_us),
         on_broken: Arc::new(move |slot, why| {
             if slot.is_uplink() {
@@ -1094,6 +1096,18 @@ pub fn raise_descriptor_limit() {
     if let Err(e) = setrlimit(Resource::Nofile, raised) {
         tracing::warn!("the limit of open files stays at {:?}: {e}", limit.current);
     }
+}
+
+/// Has the kernel's table of our descriptors as large as they will be. A process of several threads
+/// waits for an RCU grace period, up to 20 ms, whenever it has to grow: thrice in the start of a
+/// daemon with 64 guests.
+fn make_room_for_descriptors() {
+    // The highest one makes it so large, and it never becomes smaller. With a limit below that it
+    // grows as before.
+    drop(rustix::io::fcntl_dupfd_cloexec(
+        std::io::stderr(),
+        DESCRIPTORS - 1,
+    ));
 }
 
 /// SIGTERM and SIGINT stop; with SIGHUP the files are read again that can be, and a program that is

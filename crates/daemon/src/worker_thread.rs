@@ -24,6 +24,8 @@ const COLLAPSE_EVERY: Duration = Duration::from_millis(100);
 /// For how many flows that are to come it has huge pages: 8 MiB, and 200 MiB.
 const AHEAD_MIN: usize = 43_690;
 const AHEAD_MAX: usize = 1 << 20;
+/// Longer than a start takes until frames pass.
+const START: Duration = Duration::from_secs(1);
 /// Turns between two looks at the wall clock, which may be set while we run.
 const WALL_CLOCK_TURNS: u32 = 4096;
 
@@ -37,6 +39,9 @@ pub struct WorkerOptions {
     /// Flows that are to be taken up at the most, of another process: their memory is made ready
     /// beside all else.
     pub left: usize,
+    /// Another daemon forwards until all is ready. Else frames wait for the start, and the memory
+    /// of flows must not be in its way.
+    pub is_upgrade: bool,
     /// Polling without work for this long, then sleeping.
     pub poll: Duration,
     /// Called on a worker's thread when a port broke its protocol.
@@ -111,7 +116,8 @@ impl WorkerThreads {
         let mut ready = None;
         if switch.flow_memory().is_some() {
             let (tell, told) = mpsc::channel();
-            threads.push(start_flow_memory(&switch, options.left, tell)?);
+            let (left, is_upgrade) = (options.left, options.is_upgrade);
+            threads.push(start_flow_memory(&switch, left, is_upgrade, tell)?);
             ready = Some(told);
         }
         Ok(WorkerThreads {
@@ -256,9 +262,14 @@ fn has_huge_shared_memory() -> bool {
 /// Starts the thread that has the memory of flows there for those that were left, and drops `ready`
 /// then; and that makes huge pages of it as it comes into use, if the system does not: a lookup at
 /// random would miss the TLB besides the cache. Ends with the workers.
+///
+/// Huge pages come after the start. The system makes one with the address space locked, and waits
+/// for all processors meanwhile (`lru_add_drain_all`): what other threads map waits for up to 5 ms
+/// with it.
 fn start_flow_memory(
     switch: &Arc<Switch>,
     left: usize,
+    is_upgrade: bool,
     ready: mpsc::Sender<()>,
 ) -> Result<JoinHandle<()>, String> {
     let switch = switch.clone();
@@ -266,7 +277,7 @@ fn start_flow_memory(
         if left > 0 {
             switch.populate_flow_index();
         }
-        if has_huge_shared_memory() {
+        if has_huge_shared_memory() || (!is_upgrade && switch.wait_stopping(START)) {
             return;
         }
         let (mut done, mut used, mut ahead) = (0, 0, AHEAD_MIN.max(left));
