@@ -319,3 +319,84 @@ impl Random {
         (self.0 >> 11) as usize % end
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BATCHES: usize = 40;
+
+    fn all_hosts() -> Shape {
+        SHAPES[3]
+    }
+
+    #[test]
+    fn each_frame_leaves_for_the_host_of_its_machine() -> Result<(), PeerError> {
+        let shape = all_hosts();
+        let (mut guests, mut wire, mut switch) = host(shape)?;
+        let frames = frames(shape, Direction::Out)?;
+        for (guest, frame) in guests.iter_mut().zip(&frames) {
+            guest.prepare(frame, &Offload::default());
+        }
+        let (mut random, mut hosts) = (Random(1), BTreeSet::new());
+        for _ in 0..BATCHES {
+            let nic = random.below(shape.nics);
+            let mut numbers = Vec::new();
+            guests[nic].send(BATCH as u16, |write| {
+                let number = random.below(frames.len() / shape.nics) * shape.nics + nic;
+                write(0, &frames[number][..6]);
+                write(VARIES.start, &frames[number][VARIES]);
+                numbers.push(number);
+            });
+            let mut left = Vec::new();
+            switch.deliver(|| {
+                let before = left.len();
+                left.extend(std::iter::from_fn(|| wire.take()));
+                left.len() - before
+            })?;
+            assert_eq!(left.len(), BATCH);
+            for (number, outer) in numbers.into_iter().zip(left) {
+                let machine = shape.machine(number);
+                let IpAddr::V4(address) = host_address(machine.host) else {
+                    panic!("the host of {number} has no IPv4");
+                };
+                // Behind Ethernet, IPv4, UDP and VXLAN (RFC 7348): the frame as it was.
+                let (headers, inner) = outer.split_at(14 + 20 + 8 + 8);
+                assert_eq!(headers[30..34], address.octets());
+                assert_eq!(
+                    headers[46..49],
+                    shape.vni(machine.nic)?.id().to_be_bytes()[1..]
+                );
+                assert_eq!(inner, frames[number]);
+                hosts.insert(machine.host);
+            }
+        }
+        assert!(hosts.len() > BATCHES * BATCH / 2, "{} hosts", hosts.len());
+        Ok(())
+    }
+
+    #[test]
+    fn each_frame_that_comes_reaches_the_guest_of_its_network() -> Result<(), PeerError> {
+        let shape = all_hosts();
+        let (mut guests, mut wire, mut switch) = host(shape)?;
+        let frames = frames(shape, Direction::In)?;
+        let mut random = Random(1);
+        for _ in 0..BATCHES {
+            let (mut expected, mut reached) = (vec![0; shape.nics], vec![0; shape.nics]);
+            for _ in 0..BATCH {
+                let number = random.below(frames.len());
+                assert!(wire.inject(&frames[number], 0));
+                expected[shape.machine(number).nic] += 1;
+            }
+            switch.deliver(|| {
+                let before: usize = reached.iter().sum();
+                for (reached, guest) in reached.iter_mut().zip(&mut guests) {
+                    *reached += usize::from(guest.receive());
+                }
+                reached.iter().sum::<usize>() - before
+            })?;
+            assert_eq!(reached, expected);
+        }
+        Ok(())
+    }
+}
