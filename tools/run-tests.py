@@ -74,12 +74,13 @@ def main():
     fetched = fetch()
     devices = metadata["devices"] if options.tier == "devices" else []
     programs = build(metadata["guests"] + devices, devices)
-    unknown = set(metadata["guests"]) - {p.name for p in programs}
-    if unknown:
-        sys.exit(
-            f"run-tests: tests/Cargo.toml names {', '.join(sorted(unknown))} under guests, "
-            "which no test is"
-        )
+    for key in ["guests", "longest"]:
+        unknown = set(metadata[key]) - {p.name for p in programs}
+        if unknown:
+            sys.exit(
+                f"run-tests: tests/Cargo.toml names {', '.join(sorted(unknown))} under {key}, "
+                "which no test is"
+            )
     for fetching in fetched or []:
         # What could not be fetched is what go_client and go_balancer will miss, and say.
         fetching.wait()
@@ -100,7 +101,7 @@ def main():
             sys.exit(f"run-tests: no test program is called {', '.join(sorted(unknown))}")
         programs = [p for p in programs if p.name in options.names]
     begin = time.monotonic()
-    run_all(programs, options)
+    run_all(programs, options, metadata["longest"])
     alone = again(programs, options)
     return report(programs, alone, time.monotonic() - begin)
 
@@ -163,14 +164,18 @@ def build(guests, more):
     return programs
 
 
-def run_all(programs, options):
+def run_all(programs, options, longest):
     remembered = {}
     try:
         remembered = json.load(open(MEMORY))
     except (OSError, ValueError):
         pass
-    # What is not known is taken for long if it boots guests.
-    programs.sort(key=lambda p: -remembered.get(p.name, 100 if p.boots else 1))
+
+    def seconds(program):
+        is_long = program.boots or program.name in longest
+        return remembered.get(program.name, 100 if is_long else 1)
+
+    programs.sort(key=seconds, reverse=True)
     waiting = queue.SimpleQueue()
     for program in programs:
         waiting.put(program)
