@@ -27,7 +27,9 @@ fn two_guests_on_one_wire() -> Result<()> {
     let (a, b) = (&guests[0], &guests[1]);
     a.ok("ip addr add 10.0.0.1/24 dev eth0; ip addr add fd00::1/64 dev eth0")?;
     b.ok("ip addr add 10.0.0.2/24 dev eth0; ip addr add fd00::2/64 dev eth0")?;
-    a.ok("ping -c 2 -W 2 10.0.0.2 && ping -c 2 -W 2 fd00::2")?;
+    // The two emulators may still be connecting their wire.
+    let heard = "timeout 20 sh -c 'until ping -c 1 -W 1 10.0.0.2; do sleep 0.2; done'";
+    a.ok(&format!("{heard} && ping -c 2 -W 2 fd00::2"))?;
 
     b.serve("guest tcp-serve 80")?;
     b.serve("guest tcp-sink 81")?;
