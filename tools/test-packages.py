@@ -261,20 +261,24 @@ before=$(systemctl show -p MainPID --value butterflyd)
 restarts=$(systemctl show -p NRestarts butterflyd)
 rights $before > /tmp/before
 dpkg --unpack /root/in/butterfly.deb
+# An interpreter takes seconds to start here.
+seen() {{ timeout 30 sh -c "until ip netns exec c2 ss -Htn $* | grep -q .; do sleep 0.2; done"; }}
 ip netns exec c2 python3 /tmp/talk.py listen 0 &
-sleep 2
+seen -l
 ip netns exec c1 python3 /tmp/talk.py talk 40 &
 talk=$!
+seen state established
 ip netns exec c1 ping -q -c 2000 -i 0.02 -W 20 10.0.0.2 &
 ping=$!
 sleep 3
 dpkg --configure butterfly
-after=$(systemctl show -p MainPID --value butterflyd)
 # Both had traffic before, during and after it.
 sleep 2
 kill -0 $talk $ping
 wait $talk
 wait $ping
+# systemd is told of it, and may read that a moment later.
+after=$(systemctl show -p MainPID --value butterflyd)
 echo "main process $before, now $after"
 test $after != $before
 fails test -e /proc/$before
