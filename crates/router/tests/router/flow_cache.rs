@@ -5,7 +5,7 @@ use crate::lab::{Lab, SMALL, adds, host, story};
 use crate::ours::Ours;
 use crate::packets::{from, to};
 use butterfly_router::layout::Counter;
-use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 use wire::build::Builder;
 
 /// For each family a packet of the flow that is known here.
@@ -19,9 +19,13 @@ fn packet_to(dst: &str) -> Builder {
 
 /// Each CPU knows flows of its own: this thread, which sends, is to stay where it is.
 fn stay() {
+    stay_on(sched_getcpu());
+}
+
+fn stay_on(cpu: usize) {
     let mut here = CpuSet::new();
-    here.set(sched_getcpu());
-    sched_setaffinity(None, &here).expect("the CPU that this runs on");
+    here.set(cpu);
+    sched_setaffinity(None, &here).expect("a CPU that this may run on");
 }
 
 /// Whether the flow of a packet is known after it has come once.
@@ -29,6 +33,32 @@ fn is_known(lab: &mut Lab, ours: &Ours, packet: &Builder) -> bool {
     let frame = packet.build();
     adds(lab, ours, Counter::Known, &frame);
     adds(lab, ours, Counter::Known, &frame) == (1, Some(host(2, 2).0))
+}
+
+#[test]
+fn each_cpu_forwards_by_flows_of_its_own() {
+    let may = sched_getaffinity(None).expect("a thread has CPUs");
+    let cpus: Vec<usize> = (0..CpuSet::MAX_CPU)
+        .filter(|cpu| may.is_set(*cpu))
+        .collect();
+    if cpus.len() < 2 {
+        println!("skipped: this process may run on one CPU alone");
+        return;
+    }
+    story("", async |_, mut lab| {
+        let ours = Ours::start(&SMALL).await;
+        for packet in packets() {
+            let frame = packet.build();
+            for known_before in [0, 1] {
+                for cpu in &cpus {
+                    // The packet is received where it is sent.
+                    stay_on(*cpu);
+                    let came = adds(&mut lab, &ours, Counter::Known, &frame);
+                    assert_eq!(came, (known_before, Some(host(2, 2).0)), "on CPU {cpu}");
+                }
+            }
+        }
+    });
 }
 
 #[test]
