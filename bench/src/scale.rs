@@ -178,14 +178,7 @@ fn measure(shape: Shape, direction: Direction, windows: usize) -> Result<Samples
         for _ in 0..WINDOW {
             spent += match direction {
                 Direction::Out => {
-                    // A batch is one guest's, and its frames are for machines of its network.
-                    let nic = random.below(shape.nics);
-                    guests[nic].send(BATCH as u16, |write| {
-                        let turn = random.below(frames.len() / shape.nics);
-                        let frame = &frames[turn * shape.nics + nic];
-                        write(0, &frame[..6]);
-                        write(VARIES.start, &frame[VARIES]);
-                    });
+                    send(shape, &mut guests, &frames, &mut random, |_| ());
                     switch.deliver(|| wire.swallow() as usize)?
                 }
                 Direction::In => {
@@ -205,6 +198,25 @@ fn measure(shape: Shape, direction: Direction, windows: usize) -> Result<Samples
         }
     }
     Ok(samples)
+}
+
+/// Sends a batch of one guest's at random, of frames for machines of its network; `sent` is told
+/// the number of each.
+fn send(
+    shape: Shape,
+    guests: &mut [Guest],
+    frames: &[Vec<u8>],
+    random: &mut Random,
+    mut sent: impl FnMut(usize),
+) {
+    let nic = random.below(shape.nics);
+    guests[nic].send(BATCH as u16, |write| {
+        let number = random.below(frames.len() / shape.nics) * shape.nics + nic;
+        let frame = &frames[number];
+        write(0, &frame[..6]);
+        write(VARIES.start, &frame[VARIES]);
+        sent(number);
+    });
 }
 
 /// A frame of each flow: to or from each machine, or as many flows of one machine. Number `n` is of
@@ -325,14 +337,11 @@ mod tests {
     use super::*;
 
     const BATCHES: usize = 40;
-
-    fn all_hosts() -> Shape {
-        SHAPES[3]
-    }
+    const ALL_HOSTS: Shape = SHAPES[3];
 
     #[test]
     fn each_frame_leaves_for_the_host_of_its_machine() -> Result<(), PeerError> {
-        let shape = all_hosts();
+        let shape = ALL_HOSTS;
         let (mut guests, mut wire, mut switch) = host(shape)?;
         let frames = frames(shape, Direction::Out)?;
         for (guest, frame) in guests.iter_mut().zip(&frames) {
@@ -340,13 +349,9 @@ mod tests {
         }
         let (mut random, mut hosts) = (Random(1), BTreeSet::new());
         for _ in 0..BATCHES {
-            let nic = random.below(shape.nics);
             let mut numbers = Vec::new();
-            guests[nic].send(BATCH as u16, |write| {
-                let number = random.below(frames.len() / shape.nics) * shape.nics + nic;
-                write(0, &frames[number][..6]);
-                write(VARIES.start, &frames[number][VARIES]);
-                numbers.push(number);
+            send(shape, &mut guests, &frames, &mut random, |number| {
+                numbers.push(number)
             });
             let mut left = Vec::new();
             switch.deliver(|| {
@@ -357,12 +362,10 @@ mod tests {
             assert_eq!(left.len(), BATCH);
             for (number, outer) in numbers.into_iter().zip(left) {
                 let machine = shape.machine(number);
-                let IpAddr::V4(address) = host_address(machine.host) else {
-                    panic!("the host of {number} has no IPv4");
-                };
                 // Behind Ethernet, IPv4, UDP and VXLAN (RFC 7348): the frame as it was.
                 let (headers, inner) = outer.split_at(14 + 20 + 8 + 8);
-                assert_eq!(headers[30..34], address.octets());
+                let to: [u8; 4] = headers[30..34].try_into().expect("four bytes");
+                assert_eq!(IpAddr::from(to), host_address(machine.host));
                 assert_eq!(
                     headers[46..49],
                     shape.vni(machine.nic)?.id().to_be_bytes()[1..]
@@ -377,7 +380,7 @@ mod tests {
 
     #[test]
     fn each_frame_that_comes_reaches_the_guest_of_its_network() -> Result<(), PeerError> {
-        let shape = all_hosts();
+        let shape = ALL_HOSTS;
         let (mut guests, mut wire, mut switch) = host(shape)?;
         let frames = frames(shape, Direction::In)?;
         let mut random = Random(1);
