@@ -273,11 +273,9 @@ async fn serve(
     let held = held.transpose()?;
     let left = held.as_ref().map_or(0, |held| held.flows_left());
     let left = left.max(handover::are_left(&settings.socket_dir).into());
-    let workers = Arc::new(WorkerThreads::start(WorkerOptions {
-        left,
-        is_upgrade: predecessor.is_some(),
-        ..worker_options(settings, &states, breaks)
-    })?);
+    let is_upgrade = predecessor.is_some();
+    let options = worker_options(settings, &states, breaks, left, is_upgrade);
+    let workers = Arc::new(WorkerThreads::start(options)?);
     let switch = workers.switch().clone();
     let start_gate = Arc::new(StartGate::new(switch.clone()));
     let handed = |kind| {
@@ -959,15 +957,20 @@ async fn take_interfaces(settings: &Settings, app: &Arc<App>) -> Result<(), Stri
     taken.map_err(|_| "taking the interfaces that options name panicked")?
 }
 
-/// Those of a daemon that another one has left nothing.
-fn worker_options(settings: &Settings, states: &PortStates, breaks: Breaks) -> WorkerOptions {
+fn worker_options(
+    settings: &Settings,
+    states: &PortStates,
+    breaks: Breaks,
+    left: usize,
+    is_upgrade: bool,
+) -> WorkerOptions {
     let states = states.clone();
     WorkerOptions {
         cores: settings.workers.clone(),
         max_flows: settings.max_flows,
         memory: flow_memory(settings),
-        left: 0,
-        is_upgrade: false,
+        left,
+        is_upgrade,
         poll: Duration::from_micros(settings.poll_us),
         on_broken: Arc::new(move |slot, why| {
             if slot.is_uplink() {

@@ -277,7 +277,10 @@ fn start_flow_memory(
         if left > 0 {
             switch.populate_flow_index();
         }
-        if has_huge_shared_memory() || (!is_upgrade && switch.wait_stopping(START)) {
+        if has_huge_shared_memory() {
+            return;
+        }
+        if !is_upgrade && switch.wait_stopping(START) {
             return;
         }
         let (mut done, mut used, mut ahead) = (0, 0, AHEAD_MIN.max(left));
