@@ -58,6 +58,9 @@ pub enum Kind {
     Sctp,
 }
 
+/// In how many pieces that which a stream with a rate sends in a second goes.
+const PIECES: u64 = 200;
+
 /// Sends to everybody who connects, at most `rate` bytes a second (0: as fast as it goes).
 pub fn serve(kind: Kind, port: &str, rate: &str) -> Outcome {
     let rate: u64 = number(rate, "rate")?;
@@ -67,14 +70,15 @@ pub fn serve(kind: Kind, port: &str, rate: &str) -> Outcome {
         let mut sent = 0u64;
         loop {
             let allowed = (begin.elapsed().as_secs_f64() * rate as f64) as u64;
-            if rate > 0 && sent >= allowed {
-                std::thread::sleep(Duration::from_millis(5));
+            let due = allowed.saturating_sub(sent);
+            // A few bytes are always due: sent one by one they would take a processor.
+            if rate > 0 && due < rate.div_ceil(PIECES) {
+                std::thread::sleep(Duration::from_secs(1) / PIECES as u32);
                 continue;
             }
-            let want = if rate > 0 {
-                (allowed - sent).min(CHUNK as u64) as usize
-            } else {
-                CHUNK
+            let want = match rate {
+                0 => CHUNK,
+                _ => due.min(CHUNK as u64) as usize,
             };
             match stream.write(pattern.stretch(sent, want)) {
                 Ok(n) if n > 0 => sent += n as u64,
