@@ -141,6 +141,7 @@ impl Hub {
                 link_up: true,
                 pairs: 1,
                 missing_pages: Default::default(),
+                page_helper: None,
             };
             hub.server
                 .listen(PortKey(index), &hub.path(index), nic)

@@ -520,6 +520,8 @@ fn options(request: &OpenRequest<'_>, missing_pages: MissingPages) -> NicOptions
         link_up: !request.nic.link_down,
         pairs: MAX_PAIRS,
         missing_pages,
+        // Also when the file was replaced by a newer one since.
+        page_helper: Some(Arc::from(Path::new("/proc/self/exe"))),
     }
 }
 

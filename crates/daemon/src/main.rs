@@ -1,5 +1,6 @@
 //! `butterflyd`: the command line, the log, and then the daemon, which is a library. Started by the
-//! daemon itself with one argument, it is the keeper of namespaces instead (`container::keeper`).
+//! daemon itself with one argument, it is the keeper of namespaces (`container::keeper`) or who
+//! waits for a guest's pages (`io::post_copy::helper`) instead.
 
 use std::process::ExitCode;
 
@@ -10,11 +11,13 @@ use clap::Parser;
 const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
-    if std::env::args_os()
-        .nth(1)
-        .is_some_and(|first| first == container::keeper::ARGUMENT)
-    {
-        return keep_namespaces();
+    let first = std::env::args_os().nth(1);
+    let is = |argument| first.as_ref().is_some_and(|first| first == argument);
+    if is(container::keeper::ARGUMENT) {
+        return end("keeper of namespaces", container::keeper::serve());
+    }
+    if is(io::post_copy::helper::ARGUMENT) {
+        return end("helper of post-copy", io::post_copy::helper::serve());
     }
     let options = Options::parse();
     if let Some(text) = options.text_asked_for() {
@@ -58,11 +61,12 @@ fn main() -> ExitCode {
     }
 }
 
-fn keep_namespaces() -> ExitCode {
-    match container::keeper::serve() {
+/// How a process ends that is not the daemon itself.
+fn end<E: std::fmt::Display>(what: &str, result: Result<(), E>) -> ExitCode {
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
-            eprintln!("butterflyd: keeper of namespaces: {why}");
+            eprintln!("butterflyd: {what}: {why}");
             ExitCode::FAILURE
         }
     }

@@ -3,6 +3,8 @@
 //! iperf3 and ping are the guests, and rings in this process.
 
 mod common;
+#[path = "held/post_copy.rs"]
+mod post_copy;
 #[path = "held/upgrade.rs"]
 mod upgrade;
 #[path = "held/versions.rs"]
@@ -571,6 +573,15 @@ impl Guests {
         self.daemon = Some(next.join().unwrap());
         self.flow(100, "frames after a daemon was replaced");
         self.gap
+    }
+}
+
+impl Guests {
+    /// `kill -9`, and the next one, while nothing is sent.
+    fn killed(&mut self) {
+        let daemon = self.daemon.take().unwrap();
+        let args: Vec<&str> = self.args.iter().map(String::as_str).collect();
+        self.daemon = Some(daemon.killed_and_started_again(&args));
     }
 }
 

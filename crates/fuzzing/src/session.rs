@@ -155,6 +155,7 @@ impl Vmm {
             link_up: true,
             pairs: PAIRS,
             missing_pages: Default::default(),
+            page_helper: None,
         };
         Vmm {
             key,

@@ -11,7 +11,9 @@
 //! which maps.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
+use crate::post_copy::Arrivals;
 use crate::shared_file::Mapping;
 pub use crate::shared_file::{FileError, MissingPages};
 
@@ -113,11 +115,18 @@ impl Region {
 }
 
 /// All regions of a guest.
-#[derive(Debug)]
 pub struct GuestMemory {
     /// By guest address, ascending.
     regions: Vec<Region>,
     mappings: Vec<Mapping>,
+    /// What has come of each region, while not all has. None: all is there.
+    arrivals: Vec<Arc<Arrivals>>,
+}
+
+impl std::fmt::Debug for GuestMemory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(&self.regions).finish()
+    }
 }
 
 // SAFETY: the pointers lead into shared mappings that belong to no thread and live until Drop;
@@ -156,7 +165,43 @@ impl GuestMemory {
             regions.push(region);
         }
         regions.sort_by_key(|region| region.guest_addr);
-        Ok(GuestMemory { regions, mappings })
+        Ok(GuestMemory {
+            regions,
+            mappings,
+            arrivals: Vec::new(),
+        })
+    }
+
+    /// This memory, mapped with [`MissingPages::Refused`], of a guest whose pages are still coming
+    /// ([`crate::post_copy`]): what has come of each region, by its guest address.
+    pub(crate) fn arriving(mut self, mut arrivals: Vec<(u64, Arc<Arrivals>)>) -> GuestMemory {
+        debug_assert_eq!(arrivals.len(), self.regions.len());
+        arrivals.sort_by_key(|(guest_addr, _)| *guest_addr);
+        let arrivals = arrivals.into_iter().map(|(_, arrivals)| arrivals);
+        self.arrivals = arrivals.collect();
+        self
+    }
+
+    /// Its pages are still coming: nothing of it may be touched before [`has`](Self::has) has said
+    /// that it is there.
+    #[inline]
+    pub(crate) fn is_arriving(&self) -> bool {
+        !self.arrivals.is_empty()
+    }
+
+    /// `len` bytes from `host` on, which are in one of the regions, are there. Those pages of them
+    /// that are not are asked for.
+    pub(crate) fn has(&self, host: *mut u8, len: u64) -> bool {
+        let mut regions = self.regions.iter().zip(&self.arrivals);
+        let found = regions.find_map(|(region, arrivals)| {
+            let offset = (host.addr() as u64).wrapping_sub(region.host.addr() as u64);
+            (offset < region.size).then(|| (offset, len.min(region.size - offset), arrivals))
+        });
+        let is_there = found.map(|(offset, len, arrivals)| {
+            // SAFETY: `len` bytes of that region follow `host`, and its mapping is ours.
+            unsafe { arrivals.has(offset, len, host) }
+        });
+        is_there.unwrap_or(self.arrivals.is_empty())
     }
 
     /// True when a file was cut short while it was mapped, and its memory is gone. Looks at every

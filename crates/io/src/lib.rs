@@ -35,6 +35,7 @@ pub mod memory_port;
 mod outer;
 pub mod packet_socket;
 pub mod port;
+pub mod post_copy;
 mod ring_info;
 mod segment;
 mod shared_file;

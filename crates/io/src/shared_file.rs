@@ -11,10 +11,12 @@
 //! page is ever made for us, whoever touches it, an instruction or a system call.
 
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use rustix::fs::FileType;
-use rustix::mm::{Advice, MapFlags, ProtFlags, UserfaultfdFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+use sys::userfault::{PAGE, Userfault};
 
 use crate::fault_guard::Guard;
 
@@ -71,8 +73,8 @@ pub(crate) struct Mapping {
     len: usize,
     /// From `addr` to what was asked for.
     skip: usize,
-    /// Watches for pages that are missing, until it is closed.
-    watch: Option<OwnedFd>,
+    /// Has pages that are missing not made, until it is closed.
+    watch: Option<Arc<Userfault>>,
     /// Taken out and dropped before the memory is unmapped.
     guard: Option<Guard>,
 }
@@ -84,6 +86,20 @@ impl Mapping {
         offset: u64,
         size: u64,
         missing: MissingPages,
+    ) -> Result<Mapping, FileError> {
+        let watch = match missing {
+            MissingPages::Made => None,
+            MissingPages::Refused => Some(Userfault::refusing().map_err(FileError::Watch)?),
+        };
+        Mapping::watched(fd, offset, size, watch.map(Arc::new))
+    }
+
+    /// As [`new`](Self::new); `watch` says what becomes of who touches a page that is missing.
+    pub fn watched(
+        fd: OwnedFd,
+        offset: u64,
+        size: u64,
+        watch: Option<Arc<Userfault>>,
     ) -> Result<Mapping, FileError> {
         let impossible = FileError::Size { offset, size };
         let Some(end) = offset.checked_add(size).filter(|_| size > 0) else {
@@ -131,15 +147,16 @@ impl Mapping {
         // SAFETY: advice about our own new mapping; a core dump of the switch must not hold a
         // guest's memory.
         let _ = unsafe { rustix::mm::madvise(addr.cast(), len, Advice::LinuxDontDump) };
-        let mut mapping = Mapping {
+        let mapping = Mapping {
             addr,
             len,
             skip: (offset - from) as usize,
-            watch: None,
+            watch,
             guard: Some(guard),
         };
-        if missing == MissingPages::Refused {
-            mapping.watch = Some(watch(addr, len).map_err(FileError::Watch)?);
+        if let Some(watch) = &mapping.watch {
+            // SAFETY: just mapped, as a whole; what comes of a touch is in the caller's hands.
+            unsafe { watch.register(addr, len) }.map_err(FileError::Watch)?;
         }
         Ok(mapping)
     }
@@ -153,6 +170,13 @@ impl Mapping {
     /// lives.
     pub fn host(&self) -> *mut u8 {
         self.addr.wrapping_add(self.skip)
+    }
+
+    /// A page of it by number, counted from the one that [`host`](Self::host) is in.
+    pub fn page(&self, number: u64) -> Option<*mut u8> {
+        let first = self.addr.wrapping_add(self.skip / PAGE * PAGE);
+        let at = usize::try_from(number).ok()?.checked_mul(PAGE)?;
+        (at < self.len - self.skip / PAGE * PAGE).then(|| first.wrapping_add(at))
     }
 
     /// True when the file was cut short while it was mapped, and what was in it is gone.
@@ -174,45 +198,6 @@ impl Drop for Mapping {
             self.len
         );
     }
-}
-
-/// Has the kernel fault where a page of this mapping is missing: an instruction gets SIGBUS, a
-/// system call EFAULT. Needs no privilege. Until the descriptor is closed (userfaultfd(2),
-/// UFFD_FEATURE_SIGBUS).
-fn watch(addr: *mut u8, len: usize) -> std::io::Result<OwnedFd> {
-    /// `struct uffdio_api`, `struct uffdio_register` (linux/userfaultfd.h): what is asked for, then
-    /// what the kernel answers.
-    type Api = [u64; 3];
-    type Register = [u64; 4];
-    const UFFD_API: u64 = 0xaa;
-    const UFFD_FEATURE_MISSING_HUGETLBFS: u64 = 1 << 4;
-    const UFFD_FEATURE_MISSING_SHMEM: u64 = 1 << 5;
-    const UFFD_FEATURE_SIGBUS: u64 = 1 << 7;
-    const UFFDIO_REGISTER_MODE_MISSING: u64 = 1;
-    const UFFDIO_API: libc::Ioctl = 0xc018_aa3f_u32 as libc::Ioctl;
-    const UFFDIO_REGISTER: libc::Ioctl = 0xc020_aa00_u32 as libc::Ioctl;
-    const UFFD_USER_MODE_ONLY: u32 = 1;
-
-    let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
-    let flags = UserfaultfdFlags::from_bits_retain(flags.bits() | UFFD_USER_MODE_ONLY);
-    // SAFETY: a new descriptor does nothing by itself.
-    let fd = unsafe { rustix::mm::userfaultfd(flags) }?;
-    let ask = |number, argument: &mut [u64]| {
-        // SAFETY: the two calls below pass arrays that are as long as the structs that the kernel
-        // reads and writes for them.
-        match unsafe { libc::ioctl(fd.as_raw_fd(), number, argument.as_mut_ptr()) } {
-            0 => Ok(()),
-            _ => Err(std::io::Error::last_os_error()),
-        }
-    };
-    let features =
-        UFFD_FEATURE_SIGBUS | UFFD_FEATURE_MISSING_SHMEM | UFFD_FEATURE_MISSING_HUGETLBFS;
-    let mut api: Api = [UFFD_API, features, 0];
-    ask(UFFDIO_API, &mut api)?;
-    let start = addr.expose_provenance() as u64;
-    let mut register: Register = [start, len as u64, UFFDIO_REGISTER_MODE_MISSING, 0];
-    ask(UFFDIO_REGISTER, &mut register)?;
-    Ok(fd)
 }
 
 /// A page of a file on a disk or behind a network or FUSE comes when its server pleases, and until

@@ -934,6 +934,53 @@ fn memory_that_is_replaced_takes_the_rings_along() {
     assert!(matches!(vmm.state(), PortState::Broken(_)));
 }
 
+/// Memory that is still elsewhere is for a VMM that was offered to wait for it, and said first.
+#[test]
+fn pages_that_are_elsewhere_are_waited_for_where_that_was_offered() {
+    let _alone = alone();
+    let fds = open_fds();
+    let watched = 0u64.to_ne_bytes();
+    let mut vmm = Vmm::new(nic("without"));
+    vmm.negotiate(features::PROTOCOL_FEATURES);
+    vmm.is_told_no(POSTCOPY_LISTEN, &[], vec![]);
+    for (request, payload) in [
+        (POSTCOPY_ADVISE, &[][..]),
+        (POSTCOPY_END, &[]),
+        (SET_MEM_TABLE, &watched),
+        (ADD_MEM_REG, &watched),
+    ] {
+        let mut vmm = Vmm::new(nic("without"));
+        vmm.negotiate(features::PROTOCOL_FEATURES);
+        vmm.is_refused(request, payload, vec![]);
+    }
+    let options = |program: &str| NicOptions {
+        page_helper: Some(Arc::from(std::path::Path::new(program))),
+        ..nic("with")
+    };
+    let takes = |vmm: &mut Vmm| {
+        let all = protocol::OFFERED | protocol::PAGEFAULT;
+        vmm.send(SET_PROTOCOL_FEATURES, &all.to_ne_bytes(), vec![]);
+    };
+    // Who would wait is not there, or ends at once.
+    for program in ["/nonexistent", "/bin/false"] {
+        let mut vmm = Vmm::new(options(program));
+        takes(&mut vmm);
+        vmm.is_refused(POSTCOPY_ADVISE, &[], vec![]);
+    }
+    // Nobody was asked to wait.
+    let mut late = Vmm::new(options("/bin/false"));
+    takes(&mut late);
+    let ended = late.say(POSTCOPY_END, VERSION, &[], vec![]);
+    assert_eq!(
+        ended.reply,
+        Some(reply(POSTCOPY_END, 0)),
+        "it came to nothing"
+    );
+    late.is_refused(POSTCOPY_LISTEN, &[], vec![]);
+    drop((vmm, late));
+    assert_eq!(open_fds(), fds);
+}
+
 /// SET_VRING_ADDR as [`addresses`], with writes to the used ring in the log at `used`.
 fn logged_addresses(ring: u32, at: u64, used: u64) -> Vec<u8> {
     let mut payload = addresses(ring, at);

@@ -12,7 +12,11 @@ use std::process::Command;
 /// The user and group that own nothing: the kernel's own (`/proc/sys/kernel/overflowuid`).
 pub const NOBODY: u32 = 65_534;
 
-/// What a confined program may have. All of it is for one process, but for `processes`.
+/// Of what is not limited.
+pub const UNLIMITED: u64 = libc::RLIM_INFINITY;
+
+/// What a confined program may have. All of it is for one process, but for `processes`. What is
+/// [`UNLIMITED`] stays as it is here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
     /// Address space, bytes.
@@ -49,6 +53,9 @@ pub fn confine(command: &mut Command, limits: Limits) {
     unsafe {
         command.pre_exec(move || {
             for (resource, limit) in limits {
+                if limit == UNLIMITED {
+                    continue;
+                }
                 let limit = libc::rlimit {
                     rlim_cur: limit,
                     rlim_max: limit,

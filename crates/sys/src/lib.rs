@@ -11,7 +11,8 @@
 //! - [`held_name`]: a name that one process of a network namespace holds. [`handed`]: what one
 //!   process hands over to the next.
 //! - [`ethtool`]: a NIC's offloads. [`huge`]: zeroed memory in huge pages. [`shared_memory`]:
-//!   memory that outlives the process. [`cycles`]: the cycle counter.
+//!   memory that outlives the process. [`userfault`]: pages that are missing. [`cycles`]: the cycle
+//!   counter.
 //!
 //! With `io`, which holds what touches guest memory and frames, this is all `unsafe` of the
 //! project.
@@ -27,5 +28,6 @@ pub mod held_name;
 pub mod huge;
 pub mod poll;
 pub mod shared_memory;
+pub mod userfault;
 
 pub use allocator::trim_memory;

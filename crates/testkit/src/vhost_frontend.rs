@@ -6,9 +6,9 @@
 //! Waits are bounded by [`PATIENCE`].
 
 use crate::PATIENCE;
-use std::io::{self, ErrorKind, IoSlice, Read};
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
@@ -16,13 +16,17 @@ use ::io::guest_memory::RegionSpec;
 use ::io::vhost::features::{self, protocol};
 use ::io::vhost::request::*;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
 
 use crate::ring_driver::Guest;
 use crate::ring_driver::queue::Queue;
 
 const VERSION: u32 = 1;
 const NEED_REPLY: u32 = 1 << 3;
+const REPLY: u32 = 1 << 2;
 
 /// Most descriptors that [`Frontend::send`] takes: more than the protocol allows.
 const FDS: usize = 16;
@@ -151,19 +155,61 @@ impl Frontend {
     }
 
     fn memory_table(&mut self, regions: &[RegionSpec]) -> io::Result<()> {
-        let mut payload = (regions.len() as u64).to_ne_bytes().to_vec();
-        for region in regions {
-            for word in [
-                region.guest_addr,
-                region.size,
-                region.user_addr,
-                region.mmap_offset,
-            ] {
-                payload.extend(word.to_ne_bytes());
-            }
-        }
-        let fds: Vec<BorrowedFd<'_>> = regions.iter().map(|region| region.fd.as_fd()).collect();
+        let (payload, fds) = table(regions);
         self.call(SET_MEM_TABLE, &payload, &fds)
+    }
+
+    /// POSTCOPY_ADVISE: gives the descriptor by which the memory's pages are waited for.
+    pub fn advise(&mut self) -> io::Result<OwnedFd> {
+        self.send(POSTCOPY_ADVISE, &[], &[])?;
+        let mut bytes = [0; 12];
+        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut room);
+        let into = &mut [IoSliceMut::new(&mut bytes)];
+        rustix::net::recvmsg(&self.socket, into, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+        if bytes[..] != message(POSTCOPY_ADVISE, VERSION | REPLY, &[])[..] {
+            let what = format!("{bytes:02x?} is no reply to POSTCOPY_ADVISE");
+            return Err(io::Error::new(ErrorKind::InvalidData, what));
+        }
+        let mut rights = control.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+            _ => None,
+        });
+        rights
+            .next()
+            .ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "no descriptor came along"))
+    }
+
+    /// Hands over memory whose pages are still elsewhere, of one region, after POSTCOPY_LISTEN:
+    /// gives where the backend has it. It may be touched after [`watched`](Frontend::watched).
+    pub fn set_arriving_memory(&mut self, guest: &Guest) -> io::Result<u64> {
+        let regions = guest.regions();
+        let (payload, fds) = table(&regions);
+        self.send(SET_MEM_TABLE, &payload, &fds)?;
+        let mut bytes = vec![0; 12 + payload.len()];
+        self.socket.read_exact(&mut bytes)?;
+        let said = message(SET_MEM_TABLE, VERSION | REPLY, &payload);
+        let address = 12 + 8 + 16..12 + 8 + 24;
+        let same = |range: std::ops::Range<usize>| bytes[range.clone()] == said[range];
+        if !same(0..address.start) || !same(address.end..said.len()) {
+            let what = format!("{bytes:02x?} is no reply to SET_MEM_TABLE");
+            return Err(io::Error::new(ErrorKind::InvalidData, what));
+        }
+        let word = bytes[address].try_into().expect("eight bytes");
+        Ok(u64::from_ne_bytes(word))
+    }
+
+    /// The memory is watched from now on.
+    pub fn watched(&mut self) -> io::Result<()> {
+        self.send(SET_MEM_TABLE, &0u64.to_ne_bytes(), &[])
+    }
+
+    /// POSTCOPY_END.
+    pub fn end_post_copy(&mut self) -> io::Result<()> {
+        match self.get(POSTCOPY_END)? {
+            0 => Ok(()),
+            code => Err(io::Error::other(format!("POSTCOPY_END: {code}"))),
+        }
     }
 
     /// Describes a ring and starts it; it may still have to be enabled. Of a packed ring `base` is
@@ -285,7 +331,6 @@ impl Frontend {
 
     /// The reply to `request`: eight bytes of payload, which all replies have.
     pub fn reply(&mut self, request: u32) -> io::Result<[u8; 8]> {
-        const REPLY: u32 = 1 << 2;
         let mut bytes = [0; 20];
         self.socket.read_exact(&mut bytes)?;
         let mut payload = [0; 8];
@@ -308,7 +353,6 @@ impl Frontend {
 
     /// Reads a part of the device's configuration space; empty when there is none.
     pub fn config(&mut self, offset: u32, len: usize) -> io::Result<Vec<u8>> {
-        const REPLY: u32 = 1 << 2;
         let mut payload = [offset, len as u32, 0].map(u32::to_ne_bytes).concat();
         payload.resize(12 + len, 0);
         self.send(GET_CONFIG, &payload, &[])?;
@@ -348,6 +392,23 @@ impl Frontend {
     pub fn socket(&self) -> &UnixStream {
         &self.socket
     }
+}
+
+/// A memory table, and its files.
+fn table(regions: &[RegionSpec]) -> (Vec<u8>, Vec<BorrowedFd<'_>>) {
+    let mut payload = (regions.len() as u64).to_ne_bytes().to_vec();
+    for region in regions {
+        for word in [
+            region.guest_addr,
+            region.size,
+            region.user_addr,
+            region.mmap_offset,
+        ] {
+            payload.extend(word.to_ne_bytes());
+        }
+    }
+    let fds = regions.iter().map(|region| region.fd.as_fd());
+    (payload, fds.collect())
 }
 
 /// A message's bytes.

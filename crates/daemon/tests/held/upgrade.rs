@@ -11,7 +11,7 @@ use testkit::vhost_frontend::message;
 use super::*;
 
 /// The next daemon of the same program; the time in which no frame moved, by its own word.
-async fn upgrade(daemon: &mut Daemon, program: &str) -> Result<Duration, tonic::Status> {
+pub async fn upgrade(daemon: &mut Daemon, program: &str) -> Result<Duration, tonic::Status> {
     let mut client = daemon.v1().await;
     let request = v1::UpgradeRequest {
         program: program.into(),

@@ -102,6 +102,8 @@ pub mod protocol {
         NET_MTU = 4;
         /// This side can ask the VMM: see `channel.rs`.
         BACKEND_REQ = 5;
+        /// The VMM may move a guest here whose memory is still elsewhere: see `post_copy`.
+        PAGEFAULT = 8;
         /// The VMM reads the device's configuration space here.
         CONFIG = 9;
         /// The device can be reset.
@@ -128,6 +130,12 @@ pub mod protocol {
         | RESET_DEVICE
         | CONFIGURE_MEM_SLOTS
         | STATUS;
+
+    /// What is offered to the VMM of this NIC.
+    pub fn offered(nic: &super::NicOptions) -> u64 {
+        let pages = nic.page_helper.is_some() && sys::userfault::Userfault::can_wait();
+        OFFERED | if pages { PAGEFAULT } else { 0 }
+    }
 }
 
 const ALWAYS: u64 = VERSION_1

@@ -1,5 +1,8 @@
 //! What a vhost-user NIC is to be, as its owner says it.
 
+use std::path::Path;
+use std::sync::Arc;
+
 use wire::Mac;
 
 use crate::shared_file::MissingPages;
@@ -24,6 +27,9 @@ pub struct NicOptions {
     pub pairs: u16,
     /// What becomes of pages of the guest's memory, and of its VMM's log, that nobody has used yet.
     pub missing_pages: MissingPages,
+    /// The program that waits for pages of a guest whose memory is still elsewhere
+    /// ([`helper`](crate::post_copy::helper)). `None`: no guest is moved here like that.
+    pub page_helper: Option<Arc<Path>>,
 }
 
 impl NicOptions {

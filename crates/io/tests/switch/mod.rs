@@ -141,6 +141,7 @@ pub fn nic(name: &str) -> NicOptions {
         link_up: true,
         pairs: 1,
         missing_pages: Default::default(),
+        page_helper: None,
     }
 }
 

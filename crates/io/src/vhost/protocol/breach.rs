@@ -6,6 +6,7 @@ use std::time::Duration;
 use wire::Mac;
 
 use crate::guest_memory::{FileError, MemoryError};
+use crate::post_copy::PostCopyError;
 use crate::vhost::limits::SLOTS_MAX;
 use crate::vhost::protocol::message::MessageError;
 use crate::vhost::protocol::request_number::name;
@@ -121,6 +122,25 @@ pub enum Breach {
     /// More memory regions than were said to be possible.
     #[error("ADD_MEM_REG: there are {SLOTS_MAX} regions already")]
     Slots,
+    /// Pages that are still elsewhere cannot be waited for.
+    #[error("{}: {error}", name(*.request))]
+    PostCopy {
+        /// The request.
+        request: u32,
+        /// Why.
+        error: PostCopyError,
+    },
+    /// The guest's memory is here already, and its pages would have been made.
+    #[error("POSTCOPY_LISTEN comes after the guest's memory")]
+    Late,
+    /// Memory is said to be watched that nobody waits for, or not to be.
+    #[error("{} says {value} of memory, where it is to be watched and to say 0", name(*.request))]
+    Watched {
+        /// The request.
+        request: u32,
+        /// What it says.
+        value: u64,
+    },
     /// Another descriptor of what came cannot be had, for the next process.
     #[error("descriptors have run out: {0}")]
     Copy(std::io::Error),
@@ -166,6 +186,9 @@ impl Breach {
             | Breach::Channel
             | Breach::Status(_)
             | Breach::Slots
+            | Breach::PostCopy { .. }
+            | Breach::Late
+            | Breach::Watched { .. }
             | Breach::Copy(_)
             | Breach::Unanswerable { .. } => true,
             Breach::Config { .. }

@@ -1,13 +1,16 @@
 //! One VMM's socket: bytes in, messages to the session, replies out. Never waits.
 
-use std::io::IoSliceMut;
+use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
 use tracing::warn;
 
 use crate::vhost::nic_options::NicOptions;
@@ -27,6 +30,8 @@ pub(in crate::vhost) struct Connection {
     /// What is still to be sent. Nothing more is read before it is empty: a VMM that does not take
     /// its replies fills its own queue and nothing of ours.
     out: Vec<u8>,
+    /// What goes with the first byte of it.
+    descriptor: Option<OwnedFd>,
     /// To be closed when `out` has been sent.
     closing: bool,
     /// What its socket is waited for.
@@ -91,6 +96,7 @@ impl Connection {
             socket,
             reader,
             out: Vec::new(),
+            descriptor: None,
             closing: false,
             interest,
             channel: None,
@@ -170,6 +176,11 @@ impl Connection {
         self.session.give_ports();
     }
 
+    /// [`Session::pages_came`].
+    pub fn pages_came(&mut self) {
+        self.session.pages_came();
+    }
+
     /// [`Session::retry`].
     pub fn retry(&mut self) -> PortState {
         self.session.retry()
@@ -218,12 +229,19 @@ impl Connection {
     /// True when everything was sent.
     fn send(&mut self) -> Result<bool, Errno> {
         while !self.out.is_empty() {
-            match rustix::net::send(
-                &self.socket,
-                &self.out,
-                SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
-            ) {
-                Ok(sent) => drop(self.out.drain(..sent)),
+            let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = SendAncillaryBuffer::new(&mut room);
+            let descriptor = self.descriptor.as_ref().map(|fd| [fd.as_fd()]);
+            if let Some(descriptor) = &descriptor {
+                control.push(SendAncillaryMessage::ScmRights(descriptor));
+            }
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            let bytes = [IoSlice::new(&self.out)];
+            match rustix::net::sendmsg(&self.socket, &bytes, &mut control, flags) {
+                Ok(sent) => {
+                    self.descriptor = None;
+                    self.out.drain(..sent);
+                }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Ok(false),
                 Err(error) => return Err(error),
@@ -272,6 +290,7 @@ impl Connection {
             Ok(Some(message)) => {
                 let outcome = self.session.handle(message, Instant::now());
                 self.out = outcome.reply.unwrap_or_default();
+                self.descriptor = self.session.take_descriptor();
                 self.closing = outcome.close;
             }
             Err(error) => return Err(self.broken(error)),

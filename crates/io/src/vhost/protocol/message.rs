@@ -143,6 +143,13 @@ pub enum Reply {
     Ring(RingValue),
     /// A part of the configuration space.
     Config(ConfigSpan),
+    /// Nothing but a descriptor, which goes along.
+    Descriptor,
+    /// A memory table as it came, with addresses of this side's: of each region guest address,
+    /// size, address here, and offset.
+    Table(Vec<[u64; 4]>),
+    /// A single memory region likewise.
+    Region([u64; 4]),
 }
 
 impl Reply {
@@ -153,19 +160,12 @@ impl Reply {
 
     /// The message's bytes; the reply carries the number of the request that it answers.
     pub fn encode(self, request: u32) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(HEADER_LEN + 8);
-        bytes.extend(request.to_ne_bytes());
-        bytes.extend((VERSION | FLAG_REPLY).to_ne_bytes());
-        let len = match &self {
-            Reply::Number(_) | Reply::Ring(_) => 8,
-            Reply::Config(span) => ConfigSpan::HEADER_LEN + span.bytes.len(),
-        };
-        bytes.extend((len as u32).to_ne_bytes());
+        let mut payload = Vec::new();
         match self {
-            Reply::Number(number) => bytes.extend(number.to_ne_bytes()),
+            Reply::Number(number) => payload.extend(number.to_ne_bytes()),
             Reply::Ring(RingValue { index, value }) => {
-                bytes.extend(index.to_ne_bytes());
-                bytes.extend(value.to_ne_bytes());
+                payload.extend(index.to_ne_bytes());
+                payload.extend(value.to_ne_bytes());
             }
             Reply::Config(ConfigSpan {
                 offset,
@@ -173,11 +173,27 @@ impl Reply {
                 bytes: content,
             }) => {
                 for word in [offset, content.len() as u32, flags] {
-                    bytes.extend(word.to_ne_bytes());
+                    payload.extend(word.to_ne_bytes());
                 }
-                bytes.extend(content);
+                payload.extend(content);
+            }
+            Reply::Descriptor => {}
+            Reply::Table(regions) => {
+                // A number of 32 bits, and as many that mean nothing.
+                payload.extend((regions.len() as u64).to_le_bytes());
+                let words = regions.as_flattened().iter();
+                payload.extend(words.flat_map(|word| word.to_ne_bytes()));
+            }
+            Reply::Region(region) => {
+                let words = [0].into_iter().chain(region);
+                payload.extend(words.flat_map(u64::to_ne_bytes));
             }
         }
+        let mut bytes = Vec::with_capacity(HEADER_LEN + payload.len());
+        for word in [request, VERSION | FLAG_REPLY, payload.len() as u32] {
+            bytes.extend(word.to_ne_bytes());
+        }
+        bytes.extend(payload);
         bytes
     }
 }

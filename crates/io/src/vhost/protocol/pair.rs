@@ -144,6 +144,11 @@ impl Pair {
         self.rings.iter().find_map(|ring| ring.fault.as_ref())
     }
 
+    /// A ring cannot run before a part of it has come from the host that the guest was on.
+    pub fn awaits_pages(&self) -> bool {
+        self.rings.iter().any(|ring| ring.awaits_pages)
+    }
+
     /// A worker has its port.
     pub fn is_attached(&self) -> bool {
         self.attached

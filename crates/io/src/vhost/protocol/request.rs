@@ -81,6 +81,13 @@ pub enum Request {
     SetOwner,
     ResetOwner,
     SetMemTable(Vec<RegionSpec>),
+    /// The VMM watches the memory that it was told the addresses of, and may be touched: what
+    /// follows the answer to SET_MEM_TABLE or ADD_MEM_REG, as a request of the same number, after
+    /// POSTCOPY_LISTEN. 0 is success.
+    MemoryWatched {
+        request: u32,
+        value: u64,
+    },
     SetLogBase(LogSpec),
     SetLogFd(OwnedFd),
     SetVringNum(RingValue),
@@ -105,6 +112,9 @@ pub enum Request {
     RemMemReg(RegionId),
     SetStatus(u64),
     GetStatus,
+    PostcopyAdvise,
+    PostcopyListen,
+    PostcopyEnd,
     /// A request that belongs to features that this side does not offer, or that nobody has heard
     /// of.
     Other(u32),
@@ -125,6 +135,10 @@ impl Request {
             SET_FEATURES => Request::SetFeatures(parts.number()?),
             SET_OWNER => parts.empty(Request::SetOwner)?,
             RESET_OWNER => parts.empty(Request::ResetOwner)?,
+            SET_MEM_TABLE | ADD_MEM_REG if parts.is_bare_number() => Request::MemoryWatched {
+                request: number,
+                value: parts.number()?,
+            },
             SET_MEM_TABLE => Request::SetMemTable(parts.regions()?),
             SET_LOG_BASE => Request::SetLogBase(parts.log()?),
             SET_LOG_FD => Request::SetLogFd(parts.lone_fd()?),
@@ -150,6 +164,9 @@ impl Request {
             REM_MEM_REG => Request::RemMemReg(parts.region_id()?),
             SET_STATUS => Request::SetStatus(parts.number()?),
             GET_STATUS => parts.empty(Request::GetStatus)?,
+            POSTCOPY_ADVISE => parts.empty(Request::PostcopyAdvise)?,
+            POSTCOPY_LISTEN => parts.empty(Request::PostcopyListen)?,
+            POSTCOPY_END => parts.empty(Request::PostcopyEnd)?,
             other => return Ok(Request::Other(other)),
         };
         parts.no_fds()?;
@@ -203,6 +220,10 @@ impl Parts<'_> {
 
     fn u64_at(&self, at: usize) -> u64 {
         u64::from_ne_bytes(self.payload[at..at + 8].try_into().expect("eight bytes"))
+    }
+
+    fn is_bare_number(&self) -> bool {
+        self.payload.len() == 8 && self.fds.is_empty()
     }
 
     fn number(&self) -> Result<u64, MessageError> {
@@ -416,6 +437,9 @@ mod tests {
             (ADD_MEM_REG, vec![0; 40], 1),
             (SET_STATUS, vec![0; 8], 0),
             (GET_STATUS, vec![], 0),
+            (POSTCOPY_ADVISE, vec![], 0),
+            (POSTCOPY_LISTEN, vec![], 0),
+            (POSTCOPY_END, vec![], 0),
             (GET_CONFIG, vec![0; 12], 0),
             (SET_CONFIG, config, 0),
         ];

@@ -75,6 +75,8 @@ pub(in crate::vhost) struct RingState {
     pub turned_off: bool,
     /// Why the ring, though started, does not run. It stays stopped until it is started anew.
     pub fault: Option<String>,
+    /// It cannot run before a part of it has come from the host that the guest was on.
+    pub awaits_pages: bool,
     /// The fault is of how the ring lies in memory, or of what the log has bits for: other memory,
     /// or another log, may mend it.
     misplaced: bool,
@@ -105,6 +107,7 @@ impl Default for RingState {
             enabled: false,
             turned_off: false,
             fault: None,
+            awaits_pages: false,
             misplaced: false,
         }
     }
@@ -152,6 +155,11 @@ impl RingState {
                 used,
             }),
         };
+        self.awaits_pages = !Queue::is_there(&setup);
+        if self.awaits_pages {
+            (self.kick, self.call) = (setup.kick, setup.call);
+            return Ok(None);
+        }
         match Queue::make(&mut setup) {
             Ok(queue) => Ok(Some(queue)),
             Err(error) => {
@@ -201,6 +209,7 @@ impl RingState {
     /// GET_VRING_BASE: the ring is left alone until it is started again.
     pub fn stop(&mut self) {
         self.started = false;
+        self.awaits_pages = false;
         self.turned_off = false;
         self.fault = None;
         self.kick = None;

@@ -46,6 +46,7 @@ const HAS_FEATURES: u64 = 1;
 const HAS_MTU: u64 = 2;
 const HAS_CHANNEL: u64 = 4;
 const LINK_UP: u64 = 8;
+const ARRIVING: u64 = 16;
 
 /// Flags of a ring.
 const HAS_ADDRESSES: u64 = 1;
@@ -92,6 +93,8 @@ pub(in crate::vhost) struct Saved<F> {
     pub mtu: Option<u64>,
     pub status: u64,
     pub link_up: bool,
+    /// Pages of the guest's memory are still elsewhere (POSTCOPY_LISTEN).
+    pub arriving: bool,
     /// Guest address, size, user address and offset of each, and its file.
     pub regions: Vec<([u64; REGION], F)>,
     pub rings: Vec<SavedRing<F>>,
@@ -130,7 +133,8 @@ impl<'a> Saved<BorrowedFd<'a>> {
         let flags = when(self.features.is_some(), HAS_FEATURES)
             | when(self.mtu.is_some(), HAS_MTU)
             | when(channel.is_some(), HAS_CHANNEL)
-            | when(self.link_up, LINK_UP);
+            | when(self.link_up, LINK_UP)
+            | when(self.arriving, ARRIVING);
         let mut words = vec![
             VERSION,
             flags,
@@ -232,6 +236,7 @@ impl Resumed {
             mtu: (flags & HAS_MTU != 0).then_some(mtu),
             status,
             link_up: flags & LINK_UP != 0,
+            arriving: flags & ARRIVING != 0,
             regions: Vec::new(),
             rings: Vec::new(),
         };
@@ -394,6 +399,7 @@ mod tests {
             mtu: Some(1500),
             status: 15,
             link_up: true,
+            arriving: true,
             regions: vec![([1, 2, 3, 4], fd(2)), ([5, 6, 7, 8], fd(3))],
             rings: vec![
                 SavedRing {

@@ -447,6 +447,7 @@ impl Thread {
                 match token {
                     BELL => {
                         self.bell.clear();
+                        self.pages_came();
                     }
                     WATCHES => self.notice(),
                     token if token == connection_token(key) => self.serve(key),
@@ -530,7 +531,9 @@ impl Thread {
     fn give_way(&mut self, go_on: &mpsc::Receiver<()>, answer: &mpsc::Sender<Result<(), Stays>>) {
         let busy = self.nics.values().find(|nic| {
             let connection = nic.connection.as_ref();
-            connection.is_some_and(|connection| connection.saved(b"").is_none())
+            connection.is_some_and(|connection| {
+                connection.session().is_arriving() || connection.saved(b"").is_none()
+            })
         });
         if let Some(nic) = busy {
             let _ = answer.send(Err(Stays::Now(nic.options.name.clone())));
@@ -830,12 +833,23 @@ impl Thread {
             return self.pause(key, PAUSE_EXHAUSTED);
         }
         let (options, sink) = (Arc::clone(&nic.options), Arc::clone(&self.sink));
-        let session = Session::new(key, options, sink);
+        let session = Session::new(key, options, sink).ringing(self.bell.clone());
         let session = match self.keeper {
             Some(_) => session.outliving(),
             None => session,
         };
         nic.connection = Some(Connection::new(socket, session));
+    }
+
+    /// Runs rings that were waiting for pages of their guests' memory, if these have come. What is
+    /// held of a session stays as it is: that rings run they show themselves.
+    fn pages_came(&mut self) {
+        let connections = self.nics.values_mut();
+        for connection in connections.filter_map(|nic| nic.connection.as_mut()) {
+            if connection.session().awaits_pages() {
+                connection.pages_came();
+            }
+        }
     }
 
     fn serve(&mut self, key: PortKey) {

@@ -19,14 +19,18 @@
 //! Chosen: a ring that was not enabled yet is left alone, since a VMM that comes back starts rings
 //! before it enables them. Error eventfds (SET_VRING_ERR) are taken and closed.
 
+mod memory;
+
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use sys::poll::Doorbell;
 use tracing::{info, warn};
 use wire::Mac;
 
 use crate::guest_memory::{GuestMemory, RegionSpec};
+use crate::post_copy::PostCopy;
 use crate::vhost::dirty_log::DirtyLog;
 use crate::vhost::features::{self, protocol};
 use crate::vhost::limits::SLOTS_MAX;
@@ -36,7 +40,7 @@ use crate::vhost::protocol::breach::Breach;
 use crate::vhost::protocol::channel::{self, ChannelError};
 use crate::vhost::protocol::message::{ConfigSpan, Message, MessageError, Reply, RingValue};
 use crate::vhost::protocol::pair::{self, Common, Owner, Pair};
-use crate::vhost::protocol::request::{self, LogSpec, RegionId, Request, RingAddresses, RingFd};
+use crate::vhost::protocol::request::{self, LogSpec, Request, RingAddresses, RingFd};
 use crate::vhost::protocol::ring_state::{Base, Log, RingInfo, RingState};
 use crate::vhost::protocol::saved::{Copies, LeftError, Saved, SavedRing};
 use crate::vhost::protocol::sink::{PortKey, PortSink, PortState};
@@ -95,6 +99,16 @@ pub struct Session {
     features: Option<u64>,
     protocol_features: u64,
     memory: Option<Arc<GuestMemory>>,
+    /// Pages of the guest's memory are still elsewhere, or may be: after POSTCOPY_ADVISE.
+    post_copy: Option<PostCopy>,
+    /// Between POSTCOPY_LISTEN and POSTCOPY_END: memory that is mapped has pages that are missing.
+    arriving: bool,
+    /// The VMM does not watch yet what was mapped last: nothing of it may be waited for.
+    unwatched: bool,
+    /// What goes with the next reply.
+    descriptor: Option<OwnedFd>,
+    /// Rung when rings can run that could not for want of pages.
+    bell: Option<Doorbell>,
     /// What `memory` was made of, for the next that is added or removed, and for the record.
     regions: Vec<RegionSpec>,
     /// Descriptors of rings for the record; `None`: the session ends with the process. By pair.
@@ -136,6 +150,11 @@ impl Session {
             features: None,
             protocol_features: 0,
             memory: None,
+            post_copy: None,
+            arriving: false,
+            unwatched: false,
+            descriptor: None,
+            bell: None,
             regions: Vec::new(),
             copies: None,
             log: None,
@@ -160,12 +179,23 @@ impl Session {
         self
     }
 
+    /// This session, which rings `bell` when [`pages_came`](Session::pages_came) is to be called.
+    pub(in crate::vhost) fn ringing(mut self, bell: Doorbell) -> Self {
+        self.bell = Some(bell);
+        self
+    }
+
     /// Goes on with the session of a process before, as if the VMM said all of it anew. An error:
     /// it cannot be, and has been logged; the connection is to be closed.
     pub(in crate::vhost) fn resume(&mut self, saved: Saved<OwnedFd>) -> Result<(), LeftError> {
         self.link_up = saved.link_up;
         let status = u8::try_from(saved.status);
         self.status = status.map_err(|_| LeftError("has a number that cannot be"))?;
+        if saved.arriving {
+            let unasked = PostCopy::unasked(self.bell.clone());
+            self.post_copy = Some(unasked.map_err(|_| LeftError("cannot be waited for"))?);
+            self.arriving = true;
+        }
         for request in saved.into_requests() {
             if let Err(breach) = self.apply(request, Instant::now()) {
                 self.log(&breach);
@@ -231,6 +261,7 @@ impl Session {
             mtu: self.mtu.map(u64::from),
             status: self.status.into(),
             link_up: self.link_up,
+            arriving: self.arriving,
             regions: regions.collect(),
             rings: rings.collect(),
         })
@@ -239,12 +270,12 @@ impl Session {
     /// Takes one message, which came at `now`.
     pub fn handle(&mut self, message: Message, now: Instant) -> Outcome {
         let number = message.request;
-        let wants_ack = message.needs_reply()
-            && self.protocol_features & protocol::REPLY_ACK != 0
-            && !request::has_reply(number);
-        let done = Request::parse(message)
-            .map_err(Breach::from)
-            .and_then(|request| self.apply(request, now));
+        let acks = self.protocol_features & protocol::REPLY_ACK != 0;
+        let wants_ack = message.needs_reply() && acks && !request::has_reply(number);
+        let request = Request::parse(message).map_err(Breach::from);
+        // That one is an answer itself.
+        let wants_ack = wants_ack && !matches!(request, Ok(Request::MemoryWatched { .. }));
+        let done = request.and_then(|request| self.apply(request, now));
         let done = match done {
             Err(breach) if breach.closes() => Err(breach),
             // Whatever was changed or refused: what can run, runs on.
@@ -277,6 +308,11 @@ impl Session {
     /// The stream of messages has lost its meaning; the connection is to be closed.
     pub fn unreadable(&mut self, error: MessageError) {
         self.log(&Breach::Message(error));
+    }
+
+    /// Takes the descriptor that goes with the last reply.
+    pub fn take_descriptor(&mut self) -> Option<OwnedFd> {
+        self.descriptor.take()
     }
 
     /// Takes what is to be the channel to the VMM, if a message since the last call has brought
@@ -331,6 +367,7 @@ impl Session {
     pub fn end(mut self) {
         self.unplug_all();
         self.memory = None;
+        self.post_copy = None;
         self.set_state(PortState::Disconnected);
     }
 
@@ -353,7 +390,10 @@ impl Session {
     fn apply(&mut self, request: Request, now: Instant) -> Result<Option<Reply>, Breach> {
         match request {
             Request::GetFeatures => return Ok(Some(Reply::Number(self.offered()))),
-            Request::GetProtocolFeatures => return Ok(Some(Reply::Number(protocol::OFFERED))),
+            Request::GetProtocolFeatures => {
+                let offered = protocol::offered(&self.nic);
+                return Ok(Some(Reply::Number(offered)));
+            }
             Request::GetQueueNum => return Ok(Some(Reply::Number(self.pairs.len() as u64))),
             Request::GetMaxMemSlots => {
                 self.negotiated(protocol::CONFIGURE_MEM_SLOTS, request::GET_MAX_MEM_SLOTS)?;
@@ -372,7 +412,8 @@ impl Session {
             Request::SetProtocolFeatures(features) => self.set_protocol_features(features)?,
             Request::SetOwner => {}
             Request::ResetOwner => self.disable_all(),
-            Request::SetMemTable(regions) => self.set_memory(regions)?,
+            Request::SetMemTable(regions) => return self.set_memory(regions),
+            Request::MemoryWatched { request, value } => self.watched(request, value)?,
             Request::SetLogBase(log) => {
                 self.set_log(log)?;
                 // QEMU waits for any answer, rust-vmm for one that says that it worked.
@@ -408,8 +449,11 @@ impl Session {
                 self.negotiated(protocol::RESET_DEVICE, request::RESET_DEVICE)?;
                 self.reset();
             }
-            Request::AddMemReg(region) => self.add_region(region)?,
+            Request::AddMemReg(region) => return self.add_region(region),
             Request::RemMemReg(region) => self.remove_region(region)?,
+            Request::PostcopyAdvise => return self.advise().map(Some),
+            Request::PostcopyListen => self.listen()?,
+            Request::PostcopyEnd => return self.end_post_copy().map(Some),
             Request::Other(number) if request::has_reply(number) => {
                 return Err(Breach::Unanswerable { request: number });
             }
@@ -439,7 +483,7 @@ impl Session {
     }
 
     fn set_protocol_features(&mut self, features: u64) -> Result<(), Breach> {
-        let surplus = features & !protocol::OFFERED;
+        let surplus = features & !protocol::offered(&self.nic);
         if surplus != 0 {
             return Err(Breach::Features {
                 request: request::SET_PROTOCOL_FEATURES,
@@ -447,71 +491,6 @@ impl Session {
             });
         }
         self.protocol_features = features;
-        Ok(())
-    }
-
-    fn set_memory(&mut self, regions: Vec<RegionSpec>) -> Result<(), Breach> {
-        self.regions = regions;
-        self.map()
-    }
-
-    fn add_region(&mut self, region: RegionSpec) -> Result<(), Breach> {
-        self.negotiated(protocol::CONFIGURE_MEM_SLOTS, request::ADD_MEM_REG)?;
-        // QEMU (7.2) tells each region once for every pair of queues.
-        let numbers = |region: &RegionSpec| {
-            (
-                region.guest_addr,
-                region.size,
-                region.user_addr,
-                region.mmap_offset,
-            )
-        };
-        if self
-            .regions
-            .iter()
-            .any(|known| numbers(known) == numbers(&region))
-        {
-            return Ok(());
-        }
-        if self.regions.len() >= SLOTS_MAX {
-            return Err(Breach::Slots);
-        }
-        self.regions.push(region);
-        self.map()
-    }
-
-    fn remove_region(&mut self, id: RegionId) -> Result<(), Breach> {
-        self.negotiated(protocol::CONFIGURE_MEM_SLOTS, request::REM_MEM_REG)?;
-        let is = |region: &RegionSpec| (region.guest_addr, region.size, region.user_addr);
-        let wanted = (id.guest_addr, id.size, id.user_addr);
-        let at = self.regions.iter().position(|region| is(region) == wanted);
-        // It was the same request of another pair that has removed it.
-        let Some(at) = at else { return Ok(()) };
-        self.regions.remove(at);
-        self.map()
-    }
-
-    /// Maps all regions anew. A ring that the memory between two changes does not hold waits for
-    /// the next change.
-    fn map(&mut self) -> Result<(), Breach> {
-        self.unplug_all();
-        self.rings().for_each(RingState::memory_changed);
-        // The old mapping goes first: both at once could be more than there is.
-        self.memory = None;
-        if self.regions.is_empty() {
-            return Ok(());
-        }
-        // The files are needed again by a VMM that adds and removes single regions, and by the next
-        // process.
-        let again = self.protocol_features & protocol::CONFIGURE_MEM_SLOTS != 0;
-        let specs = if again || self.copies.is_some() {
-            let again = self.regions.iter().map(RegionSpec::try_clone);
-            again.collect::<Result<_, _>>()?
-        } else {
-            std::mem::take(&mut self.regions)
-        };
-        let missing = self.nic.missing_pages;
-        self.memory = Some(Arc::new(GuestMemory::with(specs, missing)?));
         Ok(())
     }
 
@@ -762,7 +741,13 @@ impl Session {
     /// Hands ports to workers where there is none and a ring can run, and says how the NIC is now.
     fn plug(&mut self) -> Result<(), Breach> {
         let mut result = Ok(());
-        if let (Some(memory), Some(features)) = (&self.memory, self.features) {
+        // Before a look, so that no page that comes after it is missed.
+        let post_copy = self.post_copy.as_ref().filter(|_| self.arriving);
+        if let Some(post_copy) = post_copy {
+            post_copy.wait();
+        }
+        if let (Some(memory), Some(features), false) = (&self.memory, self.features, self.unwatched)
+        {
             let common = Common {
                 memory,
                 features,
@@ -773,6 +758,11 @@ impl Session {
                 let plugged = pair.plug(owner(self.key, &self.nic, &*self.sink, number), common);
                 result = result.and(plugged);
             }
+        }
+        if let Some(post_copy) = post_copy
+            && !self.pairs.iter().any(Pair::awaits_pages)
+        {
+            post_copy.wait_no_more();
         }
         let mut faults = self.pairs.iter().enumerate();
         let fault = faults.find_map(|(number, pair)| match (number, pair.fault()?) {

@@ -109,6 +109,10 @@ pub(in crate::vhost) struct Buffers {
     /// The region that the last descriptor was in: nearly always that of the next.
     last: Region,
     indirect: bool,
+    /// Chains are walked only so that what has yet to come of them is asked for.
+    only_ask: bool,
+    /// From which entry of the ring on that was done last.
+    asked_from: Option<u16>,
     /// The last indirect table that several regions held, in one piece.
     joined: Vec<[u8; DESCRIPTOR]>,
 }
@@ -123,6 +127,8 @@ impl Buffers {
             memory,
             last: Region::NONE,
             indirect,
+            only_ask: false,
+            asked_from: None,
             joined: Vec::new(),
         }
     }
@@ -135,6 +141,18 @@ impl Buffers {
     #[inline(always)]
     pub fn near(&self) -> Near {
         Near(self.last)
+    }
+
+    /// From now on chains are walked only so that what of them has yet to come from another host is
+    /// asked for: nobody may touch them, and they are to be taken back. False, and nothing done:
+    /// that was done from this entry of the ring on.
+    pub fn begin_asking(&mut self, entry: u16) -> bool {
+        self.only_ask = self.asked_from.replace(entry) != Some(entry);
+        self.only_ask
+    }
+
+    pub fn end_asking(&mut self) {
+        self.only_ask = false;
     }
 
     /// Judges one buffer of the chain at `head` and adds it to `out`, and its length to `total`.
@@ -168,7 +186,11 @@ impl Buffers {
                     len: descriptor.len as usize,
                 });
             }
-            _ => self.translate(head, descriptor, out)?,
+            _ => {
+                if !self.translate(head, descriptor, out)? && !self.only_ask {
+                    return Err(RingFault::NotThere { head });
+                }
+            }
         }
         Ok(matches!(walk, Walk::Writable { want } if *total >= want))
     }
@@ -196,6 +218,8 @@ impl Buffers {
         }
         let region = match self.last.guest(addr) {
             Some(_) => &self.last,
+            // Then it is joined, which asks first whether it is there.
+            None if self.memory.is_arriving() => &Region::NONE,
             None => self.memory.region(addr).unwrap_or(&Region::NONE),
         };
         let table = match region.guest(addr) {
@@ -209,7 +233,9 @@ impl Buffers {
     #[cold]
     fn join(&mut self, head: u16, table: &Descriptor) -> Result<*const u8, RingFault> {
         let mut parts = Vec::new();
-        self.translate(head, table, &mut parts)?;
+        if !self.translate(head, table, &mut parts)? {
+            return Err(RingFault::NotThere { head });
+        }
         self.joined.clear();
         self.joined
             .resize(table.len as usize / DESCRIPTOR, [0; DESCRIPTOR]);
@@ -218,25 +244,32 @@ impl Buffers {
     }
 
     /// The way of a buffer that is not in the last region: in another, across several, empty, or
-    /// nowhere.
+    /// nowhere. False: it has yet to come from another host, and has been asked for.
     #[cold]
     fn translate(
         &mut self,
         head: u16,
         descriptor: &Descriptor,
         out: &mut Vec<Segment>,
-    ) -> Result<(), RingFault> {
+    ) -> Result<bool, RingFault> {
         let outside = RingFault::Address {
             head,
             addr: descriptor.addr,
             len: descriptor.len,
         };
         let (mut addr, mut left) = (descriptor.addr, u64::from(descriptor.len));
+        // The short ways know `last` alone: of a guest whose pages are still coming it stays none.
+        let arriving = self.memory.is_arriving();
+        let mut there = true;
         while left > 0 {
             let region = *self.memory.region(addr).ok_or(outside)?;
             let (host, here) = region.guest(addr).ok_or(outside)?;
-            self.last = region;
             let len = here.min(left);
+            if arriving {
+                there &= self.memory.has(host, len);
+            } else {
+                self.last = region;
+            }
             out.push(Segment {
                 ptr: host,
                 len: len as usize,
@@ -246,7 +279,7 @@ impl Buffers {
             // does not wrap.
             addr += len;
         }
-        Ok(())
+        Ok(there)
     }
 }
 

@@ -42,6 +42,8 @@ pub enum RingFault {
     TooLong { head: u16, limit: u64 },
     /// Fewer bytes than the virtio-net header has.
     NoHeader { head: u16, len: u64 },
+    /// Nobody did anything wrong: a part of it has yet to come from the host that the guest was on.
+    NotThere { head: u16 },
 }
 
 impl fmt::Display for RingFault {
@@ -131,6 +133,13 @@ impl fmt::Display for RingFault {
                     f,
                     "the chain of descriptor {head} holds {len} bytes, less than the virtio-net \
                      header"
+                )
+            }
+            NotThere { head } => {
+                write!(
+                    f,
+                    "the chain of descriptor {head} names memory that has yet to come from another \
+                     host"
                 )
             }
         }

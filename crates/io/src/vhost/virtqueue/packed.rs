@@ -50,9 +50,9 @@ use crate::vhost::virtqueue::ring::Mark;
 use crate::vhost::virtqueue::ring::QueueError;
 use crate::vhost::virtqueue::ring::QueueSetup;
 use crate::vhost::virtqueue::ring::Ring;
+use crate::vhost::virtqueue::ring::RingPart;
 use crate::vhost::virtqueue::ring::Room;
 use crate::vhost::virtqueue::ring::Seldom;
-use crate::vhost::virtqueue::ring::place;
 
 /// How often a ring is copied until two copies are the same: a driver that goes on has filled its
 /// ring before.
@@ -124,6 +124,30 @@ pub struct PackedQueue {
 unsafe impl Send for PackedQueue {}
 
 impl PackedQueue {
+    /// What the ring consists of (virtio 1.2, section 2.8).
+    pub(in crate::vhost) fn parts(setup: &QueueSetup) -> [RingPart; 3] {
+        [
+            RingPart {
+                name: "descriptor ring",
+                addr: setup.desc,
+                len: SLOT * u64::from(setup.size),
+                align: 16,
+            },
+            RingPart {
+                name: "driver event structure",
+                addr: setup.avail,
+                len: 4,
+                align: 4,
+            },
+            RingPart {
+                name: "device event structure",
+                addr: setup.used,
+                len: 4,
+                align: 4,
+            },
+        ]
+    }
+
     /// See [`Queue::new`](crate::vhost::virtqueue::queue::Queue::new), which adds the bell.
     pub(in crate::vhost) fn new(setup: &QueueSetup) -> Result<Self, QueueError> {
         let QueueSetup { size, features, .. } = *setup;
@@ -131,10 +155,11 @@ impl PackedQueue {
         if size == 0 || size > 32768 {
             return Err(QueueError::PackedSize(size));
         }
-        let ring_len = SLOT * u64::from(size);
-        let ring = place(&memory, "descriptor ring", setup.desc, ring_len, 16)?;
-        let driver = place(&memory, "driver event structure", setup.avail, 4, 4)?;
-        let device = place(&memory, "device event structure", setup.used, 4, 4)?;
+        let [ring_part, driver, device] = PackedQueue::parts(setup);
+        let ring = ring_part.place(&memory)?;
+        let driver = driver.place(&memory)?;
+        let device = device.place(&memory)?;
+        let ring_len = ring_part.len;
         let log = setup.log.clone().map(|log| {
             let descriptors = (ring.cast_const(), ring_len);
             RingLog::new(log, &memory, (device, 4), Some(descriptors))
@@ -461,14 +486,14 @@ impl PackedQueue {
     fn tail(&self, at: Position) -> &AtomicU64 {
         debug_assert!(at.slot < self.size);
         // SAFETY: `at.slot < size`, as of every position of this ring (`new`, `Position::after`);
-        // `place` in `new` found `16 * size` bytes, aligned to 16, in memory that `self.buffers`
+        // `new` found `16 * size` bytes, aligned to 16, in memory that `self.buffers`
         // keeps mapped.
         unsafe { AtomicU64::from_ptr(self.ring.add(usize::from(at.slot)).cast::<u64>().add(1)) }
     }
 
     #[inline]
     fn driver_event(&self) -> &AtomicU32 {
-        // SAFETY: `place` in `new` found four bytes, aligned to 4, in memory that `self.buffers`
+        // SAFETY: `new` found four bytes, aligned to 4, in memory that `self.buffers`
         // keeps mapped.
         unsafe { AtomicU32::from_ptr(self.driver) }
     }
@@ -546,6 +571,10 @@ impl Ring for PackedQueue {
                 });
                 match added {
                     Ok(walked) => self.stage(walked.id, walked.slots, 0),
+                    Err(RingFault::NotThere { .. }) => {
+                        chains.segments().truncate(start);
+                        break;
+                    }
                     Err(fault) => {
                         self.back(mark);
                         return Err(fault);
@@ -617,6 +646,10 @@ impl Ring for PackedQueue {
 
     fn memory(&self) -> &Arc<GuestMemory> {
         self.buffers.memory()
+    }
+
+    fn buffers(&mut self) -> &mut Buffers {
+        &mut self.buffers
     }
 
     #[inline(always)]

@@ -281,6 +281,10 @@ impl VhostPort {
     #[cold]
     fn stop(&mut self, what: impl FnOnce() -> String) {
         self.broken = Some(match self.lost() {
+            Some(lost) if self.parts.memory.is_arriving() => format!(
+                "the file that holds {lost} was cut short while it was in use, or has no page \
+                 where one had come"
+            ),
             Some(lost) if self.parts.memory.refuses_missing() => format!(
                 "the file that holds {lost} was cut short while it was in use, or has no page \
                  where one was used (--guest-memory-populated)"

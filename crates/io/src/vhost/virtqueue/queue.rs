@@ -96,6 +96,24 @@ impl Queue {
         Ok(queue)
     }
 
+    /// All of the ring itself is there, or is where none can be, which is for [`new`](Queue::new)
+    /// to say. What has yet to come from another host is asked for.
+    pub(in crate::vhost) fn is_there(setup: &QueueSetup) -> bool {
+        if !setup.memory.is_arriving() {
+            return true;
+        }
+        let parts = match setup.features & features::RING_PACKED != 0 {
+            true => PackedQueue::parts(setup),
+            false => SplitQueue::parts(setup),
+        };
+        // All are asked for at once.
+        let missing = parts.iter().filter(|part| {
+            let host = setup.memory.user(part.addr, part.len);
+            host.is_some_and(|host| !setup.memory.has(host, part.len))
+        });
+        missing.count() == 0
+    }
+
     /// Takes the queue apart; what was taken from the guest and not given back yet is given back.
     pub fn into_parts(mut self) -> QueueParts {
         self.publish(usize::MAX);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::guest_memory::GuestMemory;
 use crate::segment::Segment;
 use crate::vhost::dirty_log::{LogSetup, LogTooSmall, RingLog};
-use crate::vhost::virtqueue::chain::Buffer;
+use crate::vhost::virtqueue::chain::{Buffer, Buffers};
 use crate::vhost::virtqueue::chains::Chains;
 use crate::vhost::virtqueue::fault::RingFault;
 use crate::vhost::virtqueue::index::Position;
@@ -115,8 +115,9 @@ pub(in crate::vhost) trait Ring {
     /// True when the guest has offered a chain that is not taken.
     fn look(&mut self) -> Result<bool, RingFault>;
 
-    /// Takes chains that the guest transmits, judged, as many as `chains` has room for; gives how
-    /// many. After an error the ring must not be used any more.
+    /// Takes chains that the guest transmits, judged, as many as `chains` has room for, and no
+    /// further than to one that has yet to come from another host; gives how many. After an error
+    /// the ring must not be used any more.
     ///
     /// To be called after [`look`](Self::look), whose knowledge it uses.
     fn take(&mut self, chains: &mut Chains<'_>) -> Result<usize, RingFault>;
@@ -132,7 +133,8 @@ pub(in crate::vhost) trait Ring {
 
     /// Takes the next chain to receive in, of whatever kind, of which `want` bytes at most will be
     /// written: adds buffers for these to `out`. Gives which chain it is and how many bytes its
-    /// buffers hold, as far as was looked; `None` when there is none.
+    /// buffers hold, as far as was looked; `None` when there is none. After an error other than
+    /// [`RingFault::NotThere`] the ring must not be used any more.
     fn take_writable(
         &mut self,
         want: u64,
@@ -147,6 +149,9 @@ pub(in crate::vhost) trait Ring {
 
     /// The memory that the buffers are in.
     fn memory(&self) -> &Arc<GuestMemory>;
+
+    /// What finds the buffers there.
+    fn buffers(&mut self) -> &mut Buffers;
 
     /// Where what is written is to be noted, if it is.
     fn log(&self) -> Option<&RingLog>;
@@ -237,21 +242,34 @@ impl Bell {
     }
 }
 
-/// Where a part of a ring is in our memory.
-pub(in crate::vhost) fn place(
-    memory: &GuestMemory,
-    part: &'static str,
-    addr: u64,
-    len: u64,
-    align: usize,
-) -> Result<*mut u8, QueueError> {
-    let host = memory
-        .user(addr, len)
-        .ok_or(QueueError::Outside { part, addr, len })?;
-    // A region may begin anywhere, so that it is the pointer that has to be aligned.
-    if host.addr().is_multiple_of(align) {
-        Ok(host)
-    } else {
-        Err(QueueError::Misaligned { part, addr, align })
+/// A part of a ring, as the VMM says where it is.
+pub(in crate::vhost) struct RingPart {
+    pub name: &'static str,
+    /// An address of the VMM's.
+    pub addr: u64,
+    /// Bytes.
+    pub len: u64,
+    /// What its address has to be a multiple of.
+    pub align: usize,
+}
+
+impl RingPart {
+    /// Where it is in our memory.
+    pub fn place(&self, memory: &GuestMemory) -> Result<*mut u8, QueueError> {
+        let RingPart {
+            name: part,
+            addr,
+            len,
+            align,
+        } = *self;
+        let host = memory
+            .user(addr, len)
+            .ok_or(QueueError::Outside { part, addr, len })?;
+        // A region may begin anywhere, so that it is the pointer that has to be aligned.
+        if host.addr().is_multiple_of(align) {
+            Ok(host)
+        } else {
+            Err(QueueError::Misaligned { part, addr, align })
+        }
     }
 }

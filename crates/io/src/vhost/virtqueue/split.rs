@@ -43,9 +43,9 @@ use crate::vhost::virtqueue::ring::Mark;
 use crate::vhost::virtqueue::ring::QueueError;
 use crate::vhost::virtqueue::ring::QueueSetup;
 use crate::vhost::virtqueue::ring::Ring;
+use crate::vhost::virtqueue::ring::RingPart;
 use crate::vhost::virtqueue::ring::Room;
 use crate::vhost::virtqueue::ring::Seldom;
-use crate::vhost::virtqueue::ring::place;
 
 const AVAIL_NO_INTERRUPT: u16 = 1;
 const USED_NO_NOTIFY: u16 = 1;
@@ -85,6 +85,31 @@ pub struct SplitQueue {
 unsafe impl Send for SplitQueue {}
 
 impl SplitQueue {
+    /// What the ring consists of (virtio 1.2, section 2.7).
+    pub(in crate::vhost) fn parts(setup: &QueueSetup) -> [RingPart; 3] {
+        let entries = u64::from(setup.size);
+        [
+            RingPart {
+                name: "descriptor table",
+                addr: setup.desc,
+                len: 16 * entries,
+                align: 16,
+            },
+            RingPart {
+                name: "available ring",
+                addr: setup.avail,
+                len: 6 + 2 * entries,
+                align: 2,
+            },
+            RingPart {
+                name: "used ring",
+                addr: setup.used,
+                len: 6 + 8 * entries,
+                align: 4,
+            },
+        ]
+    }
+
     /// See [`Queue::new`](crate::vhost::virtqueue::queue::Queue::new), which adds the bell.
     pub(in crate::vhost) fn new(setup: &QueueSetup) -> Result<Self, QueueError> {
         let QueueSetup { size, features, .. } = *setup;
@@ -92,11 +117,11 @@ impl SplitQueue {
         if !size.is_power_of_two() || size > 32768 {
             return Err(QueueError::Size(size));
         }
-        let entries = u64::from(size);
-        let table = place(&memory, "descriptor table", setup.desc, 16 * entries, 16)?;
-        let avail = place(&memory, "available ring", setup.avail, 6 + 2 * entries, 2)?;
-        let used_len = 6 + 8 * entries;
-        let used = place(&memory, "used ring", setup.used, used_len, 4)?;
+        let [table, avail, used_part] = SplitQueue::parts(setup);
+        let table = table.place(&memory)?;
+        let avail = avail.place(&memory)?;
+        let used = used_part.place(&memory)?;
+        let used_len = used_part.len;
         let log = setup
             .log
             .clone()
@@ -329,8 +354,7 @@ impl SplitQueue {
     #[inline(always)]
     fn head_at(&self, index: u16) -> u16 {
         let slot = usize::from(index & (self.size - 1));
-        // SAFETY: `slot < size`, and the ring's entries begin behind two 16-bit words (`place` in
-        // `new`).
+        // SAFETY: `slot < size`, and the ring's entries begin behind two 16-bit words (`new`).
         unsafe { self.avail.add(2 + slot).read_volatile() }
     }
 
@@ -340,8 +364,7 @@ impl SplitQueue {
         if head >= self.size {
             return None;
         }
-        // SAFETY: `head < size`, and the table is valid for reads of `size` descriptors (`place` in
-        // `new`).
+        // SAFETY: `head < size`, and the table is valid for reads of `size` descriptors (`new`).
         Some(unsafe { read_aligned(self.table.add(usize::from(head))) }.split())
     }
 
@@ -396,7 +419,7 @@ impl SplitQueue {
         let slot = usize::from(index & (self.size - 1));
         let entry = u64::from(id) | u64::from(len) << 32;
         // SAFETY: `slot < size`, and the entries, of eight bytes, begin behind two 16-bit words
-        // (`place` in `new`).
+        // (`new`).
         unsafe {
             self.used
                 .add(2 + 4 * slot)
@@ -442,7 +465,7 @@ impl SplitQueue {
     /// A word of the ring that both sides use as an atomic.
     #[inline]
     fn atomic(&self, word: *mut u16) -> &AtomicU16 {
-        // SAFETY: only called above, with words inside the two rings: `place` in `new` found all `6
+        // SAFETY: only called above, with words inside the two rings: `new` found all `6
         // + 2 * size` and `6 + 8 * size` bytes, aligned to 2 at least, in memory that
         // `self.buffers` keeps mapped.
         unsafe { AtomicU16::from_ptr(word) }
@@ -458,20 +481,28 @@ impl Ring for SplitQueue {
 
     #[inline(always)]
     fn take(&mut self, chains: &mut Chains<'_>) -> Result<usize, RingFault> {
-        let count = self.known().min(chains.room()).min(self.untaken());
+        let mut count = self.known().min(chains.room()).min(self.untaken());
         self.fetch_used_index();
         let mut heads = [0; BATCH];
         let heads = self.heads(&mut heads, count);
         let mut near = self.buffers.near();
-        for &head in heads {
+        for (ahead, &head) in heads.iter().enumerate() {
             let only = self.descriptor(head).and_then(|first| near.only(&first));
             if !chains.add_only(only) {
                 let (walk, start) = chains.walk();
-                let bytes = self.walk(head, walk, chains.segments())?;
-                chains.add(head, bytes, start)?;
+                match self.walk(head, walk, chains.segments()) {
+                    Ok(bytes) => chains.add(head, bytes, start)?,
+                    Err(RingFault::NotThere { .. }) => {
+                        chains.segments().truncate(start);
+                        count = ahead;
+                        break;
+                    }
+                    Err(fault) => return Err(fault),
+                }
                 near = self.buffers.near();
             }
         }
+        let heads = &heads[..count];
         self.unwritten = self.in_order;
         if !self.unwritten {
             for (ahead, &head) in heads.iter().enumerate() {
@@ -548,6 +579,10 @@ impl Ring for SplitQueue {
 
     fn memory(&self) -> &Arc<GuestMemory> {
         self.buffers.memory()
+    }
+
+    fn buffers(&mut self) -> &mut Buffers {
+        &mut self.buffers
     }
 
     #[inline(always)]

@@ -179,8 +179,30 @@ pub(in crate::vhost) fn put<R: Ring>(
         }
         Err(_) => ring.back(mark),
     }
+    let taken = match taken {
+        Err(PutError::Ring(RingFault::NotThere { .. })) => {
+            ask_ahead(ring, &mut buffers);
+            Err(PutError::Transmit(TransmitError::Full))
+        }
+        taken => taken.map(drop),
+    };
     *ring.scratch() = buffers;
-    taken.map(|_| ())
+    taken
+}
+
+/// Asks for all that the guest receives in next, as far as that has yet to come from another host:
+/// for one after the other, as frames come, would be a wait for each.
+#[cold]
+fn ask_ahead<R: Ring>(ring: &mut R, buffers: &mut Vec<Segment>) {
+    let mark = ring.mark();
+    if !ring.buffers().begin_asking(mark.next) {
+        return;
+    }
+    while let Ok(Some(_)) = ring.take_writable(u64::MAX, buffers) {
+        buffers.clear();
+    }
+    ring.buffers().end_asking();
+    ring.back(mark);
 }
 
 /// Takes chains that hold `need` bytes; gives how many, and their buffers in `buffers`.

@@ -1,0 +1,193 @@
+//! The guest's memory, as its VMM hands it over: regions all at once or one by one, and pages that
+//! are still elsewhere ([`post_copy`](crate::post_copy)).
+
+use std::sync::Arc;
+
+use tracing::info;
+
+use crate::guest_memory::{GuestMemory, RegionSpec};
+use crate::post_copy::{PostCopy, RegionNumbers};
+use crate::shared_file::MissingPages;
+use crate::vhost::features::protocol;
+use crate::vhost::limits::SLOTS_MAX;
+use crate::vhost::protocol::breach::Breach;
+use crate::vhost::protocol::message::Reply;
+use crate::vhost::protocol::pair::Pair;
+use crate::vhost::protocol::request::{self, RegionId};
+use crate::vhost::protocol::ring_state::RingState;
+use crate::vhost::protocol::session::Session;
+
+impl Session {
+    /// Pages of the guest's memory are still elsewhere.
+    pub(in crate::vhost) fn is_arriving(&self) -> bool {
+        self.arriving
+    }
+
+    /// Rings do not run for want of pages.
+    pub(in crate::vhost) fn awaits_pages(&self) -> bool {
+        self.arriving && self.pairs.iter().any(Pair::awaits_pages)
+    }
+
+    /// Runs rings that can run now.
+    pub(in crate::vhost) fn pages_came(&mut self) {
+        for pair in 0..self.pairs.len() {
+            // The other ring may run already.
+            if self.pairs[pair].awaits_pages() {
+                self.unplug(pair);
+            }
+        }
+        if let Err(breach) = self.plug() {
+            self.log(&breach);
+        }
+    }
+
+    pub(super) fn set_memory(&mut self, regions: Vec<RegionSpec>) -> Result<Option<Reply>, Breach> {
+        let told = regions.iter().map(numbers).collect::<Vec<_>>();
+        self.regions = regions;
+        self.map(request::SET_MEM_TABLE)?;
+        let here = |mut region: RegionNumbers| {
+            region[2] = self.here(region)?;
+            Some(region)
+        };
+        let here: Option<Vec<_>> = told.into_iter().map(here).collect();
+        Ok(here.map(Reply::Table))
+    }
+
+    pub(super) fn add_region(&mut self, region: RegionSpec) -> Result<Option<Reply>, Breach> {
+        self.negotiated(protocol::CONFIGURE_MEM_SLOTS, request::ADD_MEM_REG)?;
+        let mut told = numbers(&region);
+        // QEMU (7.2) tells each region once for every pair of queues.
+        if self.regions.iter().all(|known| numbers(known) != told) {
+            if self.regions.len() >= SLOTS_MAX {
+                return Err(Breach::Slots);
+            }
+            self.regions.push(region);
+            self.map(request::ADD_MEM_REG)?;
+        }
+        let Some(here) = self.here(told) else {
+            return Ok(None);
+        };
+        told[2] = here;
+        Ok(Some(Reply::Region(told)))
+    }
+
+    /// Where a region is in what the VMM is told of missing pages, which it has to know before
+    /// anything waits there. `None`: it is not told.
+    fn here(&self, region: RegionNumbers) -> Option<u64> {
+        let post_copy = self.post_copy.as_ref().filter(|_| self.arriving)?;
+        post_copy.addr(region)
+    }
+
+    pub(super) fn remove_region(&mut self, id: RegionId) -> Result<(), Breach> {
+        self.negotiated(protocol::CONFIGURE_MEM_SLOTS, request::REM_MEM_REG)?;
+        let is = |region: &RegionSpec| (region.guest_addr, region.size, region.user_addr);
+        let wanted = (id.guest_addr, id.size, id.user_addr);
+        let at = self.regions.iter().position(|region| is(region) == wanted);
+        // It was the same request of another pair that has removed it.
+        let Some(at) = at else { return Ok(()) };
+        self.regions.remove(at);
+        self.map(request::REM_MEM_REG)
+    }
+
+    /// Maps all regions anew. A ring that the memory between two changes does not hold waits for
+    /// the next change.
+    fn map(&mut self, request: u32) -> Result<(), Breach> {
+        self.unplug_all();
+        self.rings().for_each(RingState::memory_changed);
+        // The old mapping goes first: both at once could be more than there is.
+        self.memory = None;
+        if self.regions.is_empty() {
+            return Ok(());
+        }
+        // The files are needed again by a VMM that adds and removes single regions, and by the next
+        // process.
+        let again = self.protocol_features & protocol::CONFIGURE_MEM_SLOTS != 0 || self.arriving;
+        let specs = if again || self.copies.is_some() {
+            let again = self.regions.iter().map(RegionSpec::try_clone);
+            again.collect::<Result<_, _>>()?
+        } else {
+            std::mem::take(&mut self.regions)
+        };
+        let arriving = self.post_copy.as_ref().filter(|_| self.arriving);
+        let memory = match arriving {
+            None => GuestMemory::with(specs, self.nic.missing_pages)?,
+            Some(post_copy) => {
+                self.unwatched = post_copy.is_asked();
+                // That says whether the regions are possible: first.
+                let memory = GuestMemory::with(specs, MissingPages::Refused)?;
+                let arrivals = self.regions.iter().map(|region| {
+                    let arrivals = post_copy.arrivals(numbers(region), &region.fd)?;
+                    Ok((region.guest_addr, arrivals))
+                });
+                let arrivals = arrivals.collect::<Result<_, _>>();
+                memory.arriving(arrivals.map_err(|error| Breach::PostCopy { request, error })?)
+            }
+        };
+        self.memory = Some(Arc::new(memory));
+        Ok(())
+    }
+
+    /// POSTCOPY_ADVISE: the VMM may move a guest here whose memory is still elsewhere.
+    pub(super) fn advise(&mut self) -> Result<Reply, Breach> {
+        let request = request::POSTCOPY_ADVISE;
+        self.negotiated(protocol::PAGEFAULT, request)?;
+        let Some(program) = &self.nic.page_helper else {
+            return Err(Breach::Unanswerable { request });
+        };
+        if self.arriving {
+            return Err(Breach::Late);
+        }
+        let started = PostCopy::start(program, self.bell.clone());
+        let (post_copy, descriptor) =
+            started.map_err(|error| Breach::PostCopy { request, error })?;
+        self.post_copy = Some(post_copy);
+        self.descriptor = Some(descriptor);
+        Ok(Reply::Descriptor)
+    }
+
+    /// POSTCOPY_LISTEN: so it is.
+    pub(super) fn listen(&mut self) -> Result<(), Breach> {
+        self.negotiated(protocol::PAGEFAULT, request::POSTCOPY_LISTEN)?;
+        if self.post_copy.is_none() || self.memory.is_some() {
+            return Err(Breach::Late);
+        }
+        self.arriving = true;
+        let nic = &self.nic.name;
+        info!(nic, "the guest is here before its memory");
+        Ok(())
+    }
+
+    /// All pages are here, or it came to nothing.
+    pub(super) fn end_post_copy(&mut self) -> Result<Reply, Breach> {
+        self.negotiated(protocol::PAGEFAULT, request::POSTCOPY_END)?;
+        let was_arriving = std::mem::take(&mut self.arriving);
+        if was_arriving {
+            self.unwatched = false;
+            self.map(request::POSTCOPY_END)?;
+        }
+        if let Some(post_copy) = self.post_copy.take()
+            && was_arriving
+        {
+            let (nic, asked) = (&self.nic.name, post_copy.asked_for());
+            info!(
+                nic,
+                "all of the guest's memory is here, {asked} pages of it asked for"
+            );
+        }
+        Ok(Reply::ack(true))
+    }
+
+    /// The VMM knows where the memory is that it was told of, and says whether it watches it.
+    pub(super) fn watched(&mut self, request: u32, value: u64) -> Result<(), Breach> {
+        if !self.arriving || value != 0 {
+            return Err(Breach::Watched { request, value });
+        }
+        self.unwatched = false;
+        Ok(())
+    }
+}
+
+/// What the VMM says of a region: guest address, size, its own address and the offset in the file.
+fn numbers(spec: &RegionSpec) -> RegionNumbers {
+    [spec.guest_addr, spec.size, spec.user_addr, spec.mmap_offset]
+}
