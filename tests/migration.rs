@@ -31,31 +31,57 @@ const NEIGHBOURS: [u8; 3] = [2, 3, 4];
 const NAMES: [&str; 3] = ["left", "right", "third"];
 
 fn main() {
-    run_each(trials![split_rings, packed_rings_without_announcement])
+    run_each(trials![
+        split_rings,
+        packed_rings_without_announcement,
+        split_rings_before_their_memory,
+        packed_rings_before_their_memory,
+    ])
 }
 
 /// The guest itself says where it is.
 fn split_rings() -> Result<()> {
-    moved(|nic| nic)
+    moved(|nic| nic, Memory::First)
 }
 
 /// Two pairs of queues; QEMU has the switch say where the guest is.
 fn packed_rings_without_announcement() -> Result<()> {
-    moved(|nic| Nic {
+    moved(packed_pairs, Memory::First)
+}
+
+/// Post-copy: what the switch needs of the guest's memory comes as it is needed.
+fn split_rings_before_their_memory() -> Result<()> {
+    moved(|nic| nic, Memory::Later)
+}
+
+fn packed_rings_before_their_memory() -> Result<()> {
+    moved(packed_pairs, Memory::Later)
+}
+
+fn packed_pairs(nic: Nic) -> Nic {
+    Nic {
         packed: true,
         queue_pairs: 2,
         announce: false,
         ..nic
-    })
+    }
 }
 
-fn moved(kind: fn(Nic) -> Nic) -> Result<()> {
+/// When the guest's memory comes to another host: before it runs there (pre-copy), or while it does
+/// (post-copy).
+#[derive(Clone, Copy, PartialEq)]
+enum Memory {
+    First,
+    Later,
+}
+
+fn moved(kind: fn(Nic) -> Nic, memory: Memory) -> Result<()> {
     let (_bridge, namespaces) = ethernet(3)?;
     let started = (1..)
         .zip(namespaces)
         .map(|(host, namespace)| Host::start(namespace, host, Family::V4, &[]));
     let hosts = started.collect::<Result<Vec<_>>>()?;
-    let stage = Stage::new(&hosts, kind)?;
+    let stage = Stage::new(&hosts, kind, memory)?;
     stage.trial().map_err(|error| {
         let dumps = hosts.iter().zip(NAMES).map(|(host, name)| host.dump(name));
         format!("{error}\n{}", dumps.collect::<String>())
@@ -69,10 +95,11 @@ struct Stage<'a> {
     neighbours: Vec<Namespace>,
     image: Image,
     kind: fn(Nic) -> Nic,
+    memory: Memory,
 }
 
 impl<'a> Stage<'a> {
-    fn new(hosts: &'a [Host], kind: fn(Nic) -> Nic) -> Result<Self> {
+    fn new(hosts: &'a [Host], kind: fn(Nic) -> Nic, memory: Memory) -> Result<Self> {
         let neighbours = hosts.iter().zip(NAMES).zip(NEIGHBOURS);
         let neighbours = neighbours.map(|((host, name), last)| host.guest(name, VNI, last));
         let stage = Self {
@@ -80,6 +107,7 @@ impl<'a> Stage<'a> {
             neighbours: neighbours.collect::<Result<_>>()?,
             image: Image::ready()?,
             kind,
+            memory,
         };
         for host in &hosts[..2] {
             // Nobody is let in: what comes to the guest is what it has asked for.
@@ -104,7 +132,9 @@ impl<'a> Stage<'a> {
         let streams = NEIGHBOURS.map(|last| Stream::start(&guest, last));
         let streams = streams.into_iter().collect::<Result<Vec<_>>>()?;
 
-        self.is_called_off(&guest, &streams)?;
+        if self.memory == Memory::First {
+            self.is_called_off(&guest, &streams)?;
+        }
         let mut guest = guest;
         for [from, to] in [[0, 1], [1, 0]] {
             guest = self.moves(guest, from, to, &streams)?;
@@ -145,17 +175,44 @@ impl<'a> Stage<'a> {
     /// The guest moves while its streams go on; when it stands still, its NIC is handed over.
     fn moves(&self, guest: Guest, from: usize, to: usize, streams: &[Stream]) -> Result<Guest> {
         let other = Guest::to_be_moved_into(&self.image, &self.machine(&self.hosts[to]))?;
+        if self.memory == Memory::Later {
+            for machine in [&guest, &other] {
+                machine.monitor("migrate_set_capability postcopy-ram on")?;
+            }
+        }
         // So slow that it does not stand still, and answers, while its streams are looked at.
         guest.monitor("migrate_set_parameter max-bandwidth 1M")?;
         guest.move_to(&other, true)?;
         streams
             .iter()
             .try_for_each(|stream| stream.goes_on(&guest))?;
-        guest.monitor("migrate_set_parameter max-bandwidth 60M")?;
+        if self.memory == Memory::Later {
+            // So slow that it takes some seconds, and not so slow that what is asked for waits for
+            // long behind what is not.
+            guest.monitor("migrate_set_parameter max-postcopy-bandwidth 24M")?;
+            guest.monitor("migrate_start_postcopy")?;
+        } else {
+            guest.monitor("migrate_set_parameter max-bandwidth 60M")?;
+        }
         guest.is_moved_until("pre-switchover")?;
         self.hand_over(&self.hosts[from], &self.hosts[to], NAMES[from])?;
         guest.move_on()?;
+        if self.memory == Memory::Later {
+            guest.is_moved_until("postcopy-active")?;
+            // What is said to a machine before is lost.
+            wait_for("the guest to run there", PATIENCE, || {
+                let status = other.monitor("info status")?;
+                Ok(status.contains("running").then_some(()))
+            })?;
+            streams
+                .iter()
+                .try_for_each(|stream| stream.goes_on(&other))?;
+            guest.monitor("migrate_set_parameter max-postcopy-bandwidth 0")?;
+        }
         guest.is_moved_until("completed")?;
+        if self.memory == Memory::Later {
+            self.asked_for_pages(&self.hosts[to])?;
+        }
         // Others learn where it is: a frame to it goes to that host, and no more to all.
         let address = Family::V4.address(to as u8 + 1);
         let line = format!("learnt:    {} at {address}, ", mac(GUEST));
@@ -189,6 +246,18 @@ impl<'a> Stage<'a> {
         from.daemon
             .cli(&format!("flows import {neighbour} {left_behind}"))
             .map(drop)
+    }
+
+    /// The switch did not wait for all of the guest's memory, nor made any of it.
+    fn asked_for_pages(&self, host: &Host) -> Result<()> {
+        wait_for("all memory to be there", PATIENCE, || {
+            let log = host.daemon.log();
+            let mut asked_for = log.lines().filter_map(|line| {
+                let (_, said) = line.split_once("all of the guest's memory is here, ")?;
+                said.split_once(" pages of it asked for")?.0.parse().ok()
+            });
+            Ok(asked_for.any(|pages: u64| pages > 0).then_some(()))
+        })
     }
 
     /// Declares the guest's NIC in a network.
