@@ -9,10 +9,11 @@ use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use butterfly_io::vhost::features::protocol::{BACKEND_REQ, CONFIG};
+use butterfly_io::vhost::features::protocol::{BACKEND_REQ, CONFIG, PAGEFAULT};
 use butterfly_io::vhost::features::{IN_ORDER, MQ, MTU, PROTOCOL_FEATURES, RING_PACKED};
 use butterfly_io::vhost::request::*;
 use butterfly_io::vhost::{NicOptions, PortKey, PortState, ServerError, SocketFile};
@@ -95,6 +96,35 @@ fn rings_of_every_kind_go_on_where_they_stopped() {
         lab.one_frame(&mut a, &mut b, 1);
         lab.one_frame(&mut b, &mut a, 2);
     }
+}
+
+/// Who waits for pages can be made to stand still by the VMM whose pages they are, and the server
+/// waits for that with all its sessions: once.
+#[test]
+fn a_vmm_whose_helper_fails_is_not_offered_another() {
+    let lab = Lab::new();
+    let options = || NicOptions {
+        page_helper: Some(Arc::from(Path::new("/bin/false"))),
+        ..nic("late")
+    };
+    lab.server().listen(A, &lab.socket(A), options()).unwrap();
+    let is_offered = || {
+        let offered = lab.connect(A).get(GET_PROTOCOL_FEATURES).unwrap();
+        offered & PAGEFAULT != 0
+    };
+    if !is_offered() {
+        println!("skipped: this kernel has no userfaultfd(2), or not for us");
+        return;
+    }
+    let mut vmm = lab.connect(A);
+    vmm.negotiate(FEATURES | PROTOCOL_FEATURES).unwrap();
+    vmm.take_everything().unwrap();
+    assert!(vmm.advise().is_err());
+    assert!(vmm.wait_closed().unwrap());
+    assert!(!is_offered());
+    // Whoever changes the NIC's options may know better.
+    assert!(lab.server().change(A, options()));
+    assert!(is_offered());
 }
 
 #[test]

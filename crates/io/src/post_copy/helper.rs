@@ -12,6 +12,7 @@ use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
@@ -19,6 +20,7 @@ use rustix::net::{
 use sys::confine::{self, Limits, UNLIMITED};
 use sys::userfault::Userfault;
 
+use crate::post_copy::PATIENCE;
 use crate::shared_file::Mapping;
 
 /// What the program is started with, as its only argument, to be this process.
@@ -137,6 +139,8 @@ impl Helper {
             SocketFlags::CLOEXEC,
             None,
         )?;
+        // Who does not listen any more is not waited for.
+        set_socket_timeout(&ours, Timeout::Send, Some(PATIENCE))?;
         let mut command = Command::new(program);
         command
             .arg(ARGUMENT)

@@ -39,7 +39,8 @@ use sys::userfault;
 
 use crate::post_copy::helper::{Helper, Said};
 
-/// How long the helper may take to start or to map a file: it has nothing else to do.
+/// How long the helper may take to start or to map a file. It has nothing else to do: but who has
+/// its memory watched can have it stand still.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Between two looks at pages that nobody can be asked for.

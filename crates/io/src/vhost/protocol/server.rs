@@ -868,7 +868,16 @@ impl Thread {
             Progress::Reading => Interest::Read,
             Progress::Writing => Interest::Write,
             Progress::Gone => return self.gone(key),
-            Progress::Broken => return self.hang_up(key, PAUSE_BROKEN),
+            Progress::Broken => {
+                if connection.session().helper_failed() {
+                    // Once, until its options are others: the wait was all others' too.
+                    nic.options = Arc::new(NicOptions {
+                        page_helper: None,
+                        ..NicOptions::clone(&nic.options)
+                    });
+                }
+                return self.hang_up(key, PAUSE_BROKEN);
+            }
         };
         if connection.change_interest(interest)
             && let Err(error) =

@@ -130,6 +130,8 @@ pub struct Session {
     state: PortState,
     /// Some ring has run.
     served: bool,
+    /// Who waits for pages did not do what it is to do, and was waited for.
+    helper_failed: bool,
     unknown_logged: bool,
     announcements: Allowance,
     /// Lines left of [`COMPLAINTS`].
@@ -164,6 +166,7 @@ impl Session {
             mtu: None,
             state: PortState::Disconnected,
             served: false,
+            helper_failed: false,
             unknown_logged: false,
             announcements: Allowance::new(ANNOUNCEMENTS, ANNOUNCE_EVERY),
             complaints: COMPLAINTS,
@@ -812,6 +815,7 @@ impl Session {
     }
 
     fn log(&mut self, breach: &Breach) {
+        self.helper_failed |= matches!(breach, Breach::PostCopy { .. });
         if matches!(breach, Breach::Unknown { .. })
             && std::mem::replace(&mut self.unknown_logged, true)
         {

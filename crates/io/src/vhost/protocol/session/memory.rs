@@ -23,6 +23,11 @@ impl Session {
         self.arriving
     }
 
+    /// This VMM has cost the server time with who waits for pages: it is to be offered that no more.
+    pub(in crate::vhost) fn helper_failed(&self) -> bool {
+        self.helper_failed
+    }
+
     /// Rings do not run for want of pages.
     pub(in crate::vhost) fn awaits_pages(&self) -> bool {
         self.arriving && self.pairs.iter().any(Pair::awaits_pages)
