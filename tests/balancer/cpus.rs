@@ -4,42 +4,35 @@
 use std::collections::BTreeMap;
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-use testkit::Result;
+use testkit::{Result, cpus};
 
 /// Runs the calling thread, and what it starts, on one CPU at a time; on all of them again when
 /// dropped.
 pub struct Pinned {
-    all: CpuSet,
-    cpus: Vec<usize>,
+    all: Vec<usize>,
 }
 
 impl Pinned {
     /// On the first.
-    pub fn new() -> Result<Self> {
-        let all = sched_getaffinity(None).map_err(|e| format!("the CPUs of this thread: {e}"))?;
-        let cpus = (0..CpuSet::MAX_CPU)
-            .filter(|cpu| all.is_set(*cpu))
-            .collect();
-        let pinned = Self { all, cpus };
-        pinned.to(0)?;
-        Ok(pinned)
+    pub fn new() -> Self {
+        let pinned = Self {
+            all: cpus::allowed(),
+        };
+        pinned.to(0);
+        pinned
     }
 
     /// On the `n`th, round and round; gives its number.
-    pub fn to(&self, n: usize) -> Result<usize> {
-        let cpu = self.cpus[n % self.cpus.len()];
-        let mut one = CpuSet::new();
-        one.set(cpu);
-        sched_setaffinity(None, &one).map_err(|e| format!("CPU {cpu}: {e}"))?;
-        Ok(cpu)
+    pub fn to(&self, n: usize) -> usize {
+        let cpu = self.all[n % self.all.len()];
+        cpus::stay_on(&[cpu]);
+        cpu
     }
 }
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // It was had before.
-        let _ = sched_setaffinity(None, &self.all);
+        cpus::stay_on(&self.all);
     }
 }
 

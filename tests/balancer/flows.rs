@@ -52,7 +52,7 @@ pub fn ten_thousand_survive(stage: &mut Stage) -> Result<()> {
     stage.set_services(&format!(
         "service add {SERVICE} --server 10.1.2.10 10.1.2.11 10.1.2.12"
     ))?;
-    let pinned = Pinned::new()?;
+    let pinned = Pinned::new();
     let mut connections = stage.open(10_000)?;
     for server in &stage.servers[..3] {
         let flows = connections.to(&server.name);
@@ -119,7 +119,7 @@ fn asked_from(
 ) -> Result<()> {
     const TIMES: usize = 10;
     let before = packets_by_cpu(stage.daemon.pid())?;
-    let cpu = pinned.to(cpu)?;
+    let cpu = pinned.to(cpu);
     let enough = connections.len() as u64 / 10;
     let mut grown = 0;
     for _ in 0..TIMES {

@@ -9,6 +9,7 @@
 
 pub mod beside;
 pub mod cable;
+pub mod cpus;
 pub mod elsewhere;
 pub mod frr;
 pub mod image;

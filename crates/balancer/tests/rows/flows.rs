@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use butterfly_balancer::{FlowState, Options, Protocol, Reason, Server, Service, State, Weight};
+use testkit::cpus;
 use wire::parse::TcpFlags;
 
 use super::stage::*;
@@ -115,37 +116,24 @@ fn flows_stay_when_servers_come_and_go_and_drain() {
 /// The trap: a table for each CPU loses a flow that moved to another CPU when the set of servers
 /// changes too.
 fn a_flow_that_changes_cpu_while_servers_change_stays() {
-    let cpus = online_cpus();
-    if cpus.len() < 2 {
+    let allowed = cpus::allowed();
+    if allowed.len() < 2 {
         eprintln!("skipped: one CPU only, and the flows have to move to another");
         return;
     }
     for mut balancer in stages() {
         apply(&mut balancer, [service(https(false), 4)]);
-        pin(&cpus[..1]);
+        cpus::stay_on(&allowed[..1]);
         let flows = open(&balancer, false, 1000..1400);
-        pin(&cpus[1..2]);
+        cpus::stay_on(&allowed[1..2]);
         apply(&mut balancer, [service(https(false), 9)]);
         assert_eq!(lost(&balancer, false, &flows), 0);
         apply(&mut balancer, [service(https(false), 5)]);
-        pin(&cpus[..1]);
+        cpus::stay_on(&allowed[..1]);
         assert_eq!(lost(&balancer, false, &flows), 0);
     }
     // The thread is the next trial's too.
-    pin(&cpus);
-}
-
-fn online_cpus() -> Vec<usize> {
-    let set = rustix::thread::sched_getaffinity(None).expect("it can always be asked");
-    (0..rustix::thread::CpuSet::MAX_CPU)
-        .filter(|cpu| set.is_set(*cpu))
-        .collect()
-}
-
-fn pin(cpus: &[usize]) {
-    let mut set = rustix::thread::CpuSet::new();
-    cpus.iter().for_each(|cpu| set.set(*cpu));
-    rustix::thread::sched_setaffinity(None, &set).expect("the CPUs are ours");
+    cpus::stay_on(&allowed);
 }
 
 fn the_flows_of_a_server_that_is_down_go_elsewhere_and_stay_there() {

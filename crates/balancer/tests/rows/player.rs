@@ -287,9 +287,7 @@ impl Balancer {
         // Native and TC, as the Go library numbers them.
         let mode = if at_tc { 3 } else { 1 };
         let hex: String = frame.iter().map(|byte| format!("{byte:02x}")).collect();
-        let cpus = rustix::thread::sched_getaffinity(None)?;
-        let cpus = (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| cpus.is_set(*cpu));
-        let cpus: Vec<usize> = cpus.collect();
+        let cpus = testkit::cpus::allowed();
         let said = peer.ask(json!({"Op": "run", "Mode": mode, "Frame": hex, "CPUs": cpus}))?;
         let verdict = said["Verdict"].as_u64().unwrap_or_default() as u32;
         let hex = said["Frame"].as_str().unwrap_or_default();

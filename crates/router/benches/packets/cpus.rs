@@ -6,7 +6,7 @@ use std::sync::Barrier;
 use std::time::Instant;
 
 use butterfly_router::Options;
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use testkit::cpus;
 use testkit::results::Results;
 use xdp::{Program, Scatter, objects};
 
@@ -21,7 +21,7 @@ const FRAMES: u32 = 1 << 18;
 
 /// Frames of 60 bytes and IPv4.
 pub fn measure(results: &mut Results, rounds: usize) {
-    let cpus = cpus();
+    let cpus = cpus::allowed();
     let [Some(first), Some(second)] = [cpus.first(), cpus.get(1)] else {
         println!("cpus: this process may run on one CPU alone, so that two are not compared");
         return;
@@ -71,22 +71,12 @@ pub fn measure(results: &mut Results, rounds: usize) {
     });
 }
 
-/// Those that this process may run on.
-fn cpus() -> Vec<usize> {
-    let set = sched_getaffinity(None).expect("a process has CPUs");
-    (0..CpuSet::MAX_CPU)
-        .filter(|cpu| set.is_set(*cpu))
-        .collect()
-}
-
 /// Thousands of frames a second that arrive, sent from these CPUs at once.
 fn rate(cable: &Cable, scatter: &Scatter, frame: &[u8], cpus: &[usize]) -> f64 {
     let before = arrived();
     let ready = Barrier::new(cpus.len() + 1);
     let each = |cpu: usize| {
-        let mut here = CpuSet::new();
-        here.set(cpu);
-        sched_setaffinity(None, &here).expect("a CPU that this process may run on");
+        cpus::stay_on(&[cpu]);
         ready.wait();
         xdp::send(scatter.program(), frame, cable.east, FRAMES).expect("live frames");
     };

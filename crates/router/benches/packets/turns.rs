@@ -3,7 +3,8 @@
 
 use std::sync::{Condvar, Mutex, MutexGuard};
 
-use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
+use rustix::thread::sched_getcpu;
+use testkit::cpus;
 
 /// Whose turn it is. A thread that panics in its turn ends all others.
 pub struct Turns {
@@ -32,9 +33,7 @@ impl Turns {
 
     /// Moves the calling thread to the CPU of all.
     pub fn join(&self) {
-        let mut here = CpuSet::new();
-        here.set(self.cpu);
-        sched_setaffinity(None, &here).expect("a CPU that this process runs on");
+        cpus::stay_on(&[self.cpu]);
     }
 
     /// Waits for the turn of thread `number`. All have to take theirs equally often.

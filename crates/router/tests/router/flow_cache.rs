@@ -5,7 +5,8 @@ use crate::lab::{Lab, SMALL, adds, host, story};
 use crate::ours::Ours;
 use crate::packets::{from, to};
 use butterfly_router::layout::Counter;
-use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
+use rustix::thread::sched_getcpu;
+use testkit::cpus;
 use wire::build::Builder;
 
 /// For each family a packet of the flow that is known here.
@@ -19,13 +20,7 @@ fn packet_to(dst: &str) -> Builder {
 
 /// Each CPU knows flows of its own: this thread, which sends, is to stay where it is.
 fn stay() {
-    stay_on(sched_getcpu());
-}
-
-fn stay_on(cpu: usize) {
-    let mut here = CpuSet::new();
-    here.set(cpu);
-    sched_setaffinity(None, &here).expect("a CPU that this may run on");
+    cpus::stay_on(&[sched_getcpu()]);
 }
 
 /// Whether the flow of a packet is known after it has come once.
@@ -37,11 +32,8 @@ fn is_known(lab: &mut Lab, ours: &Ours, packet: &Builder) -> bool {
 
 #[test]
 fn each_cpu_forwards_by_flows_of_its_own() {
-    let may = sched_getaffinity(None).expect("a thread has CPUs");
-    let cpus: Vec<usize> = (0..CpuSet::MAX_CPU)
-        .filter(|cpu| may.is_set(*cpu))
-        .collect();
-    if cpus.len() < 2 {
+    let allowed = cpus::allowed();
+    if allowed.len() < 2 {
         println!("skipped: this process may run on one CPU alone");
         return;
     }
@@ -50,9 +42,9 @@ fn each_cpu_forwards_by_flows_of_its_own() {
         for packet in packets() {
             let frame = packet.build();
             for known_before in [0, 1] {
-                for cpu in &cpus {
+                for cpu in &allowed {
                     // The packet is received where it is sent.
-                    stay_on(*cpu);
+                    cpus::stay_on(&[*cpu]);
                     let came = adds(&mut lab, &ours, Counter::Known, &frame);
                     assert_eq!(came, (known_before, Some(host(2, 2).0)), "on CPU {cpu}");
                 }
