@@ -23,7 +23,8 @@ impl Session {
         self.arriving
     }
 
-    /// This VMM has cost the server time with who waits for pages: it is to be offered that no more.
+    /// This VMM has cost the server time with who waits for pages, and is to be offered that no
+    /// more.
     pub(in crate::vhost) fn helper_failed(&self) -> bool {
         self.helper_failed
     }
