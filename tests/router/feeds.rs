@@ -161,13 +161,14 @@ fn serve(stage: &Stage, dir: &Path, address: &str) -> Result<Process> {
 /// BusyBox's client, on the router's `east0`. It says what its script is called with.
 fn ask(stage: &Stage, dir: &Path) -> Result<Process> {
     let script = dir.join("script");
+    // It says so when it is done.
     let text = "#!/bin/sh
-echo event $1
 case $1 in
     deconfig) ip -4 addr flush dev $interface; ip link set $interface up ;;
     bound | renew) ip addr replace $ip/$mask dev $interface
     ip route replace default via $router dev $interface proto dhcp ;;
 esac
+echo event $1
 ";
     std::fs::write(&script, text).map_err(|e| format!("{}: {e}", script.display()))?;
     testkit::process::run(&["chmod", "755", &script.display().to_string()])?;

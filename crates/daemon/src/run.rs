@@ -81,6 +81,9 @@ const DEFAULT_MTU: u16 = 1500;
 const DESCRIPTORS: i32 = 16_384;
 /// How long calls that are running may take when the daemon stops.
 const GRACE: Duration = Duration::from_millis(300);
+/// How long they may when another program has taken over. Nobody waits for this end: but who has
+/// asked for the upgrade is to hear that it went well, on a busy host too.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 
 /// Runs until a signal or an API says stop, or another program has taken over. With a predecessor
 /// this one takes over from it. The error is a sentence for the user.
@@ -881,7 +884,7 @@ fn take_links(
 async fn give_way(upgraded: &Upgraded, mut tasks: JoinSet<()>) -> ! {
     // Calls that are running are answered.
     let ended = async { while tasks.join_next().await.is_some() {} };
-    let _ = tokio::time::timeout(GRACE, ended).await;
+    let _ = tokio::time::timeout(ANSWERS_WITHIN, ended).await;
     if let Err(e) = sd_notify::notify(&[NotifyState::MainPid(upgraded.pid)]) {
         tracing::warn!("systemd could not be told: {e}");
     }

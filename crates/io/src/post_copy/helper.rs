@@ -15,8 +15,9 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+    SendAncillaryMessage, SendFlags, Shutdown, SocketFlags, SocketType,
 };
+use rustix::process::{Pid, Signal, kill_process_group};
 use sys::confine::{self, Limits, UNLIMITED};
 use sys::userfault::Userfault;
 
@@ -126,7 +127,8 @@ pub(super) fn receive(socket: BorrowedFd<'_>) -> Option<(Said, Option<OwnedFd>)>
 /// A helper that runs. It ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct Helper {
-    child: Child,
+    /// Until it is dropped.
+    child: Option<Child>,
     socket: Arc<OwnedFd>,
 }
 
@@ -159,7 +161,7 @@ impl Helper {
             },
         );
         Ok(Helper {
-            child: command.spawn()?,
+            child: Some(command.spawn()?),
             socket: Arc::new(ours),
         })
     }
@@ -171,9 +173,19 @@ impl Helper {
 
 impl Drop for Helper {
     fn drop(&mut self) {
-        // Threads of it that wait for a page wait no longer.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        // Whoever else may have the other end by now.
+        let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
+        // Threads of it that wait for a page wait no longer. It leads a group of its own.
+        let Some(mut child) = self.child.take() else {
+            return;
+        };
+        let group = Pid::from_child(&child);
+        let _ = kill_process_group(group, Signal::KILL);
+        // It may be in a system call for as long as somebody likes.
+        if child.try_wait().is_ok_and(|ended| ended.is_none()) {
+            let wait = move || drop(child.wait());
+            let _ = std::thread::Builder::new().spawn(wait);
+        }
     }
 }
 
@@ -186,6 +198,9 @@ pub fn serve() -> Result<(), String> {
         let sent = send(socket, said, file, SendFlags::empty());
         sent.map_err(|e| format!("the daemon cannot be answered: {e}"))
     };
+    // Who is out of memory is to end this before anything else: a VMM can have it take some.
+    std::fs::write("/proc/self/oom_score_adj", "1000")
+        .map_err(|e| format!("/proc/self/oom_score_adj: {e}"))?;
     let userfault = Userfault::waiting().map_err(|e| format!("userfaultfd: {e}"))?;
     answer(Said::Ready, Some(userfault.as_fd()))?;
     let userfault = Arc::new(userfault);

@@ -24,13 +24,14 @@
 
 pub mod helper;
 
+use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::net::SendFlags;
 use sys::huge::Zeroed;
@@ -46,14 +47,21 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Between two looks at pages that nobody can be asked for.
 const LOOK: Duration = Duration::from_millis(5);
 
+/// Regions of one guest's memory, counting those that are no more.
+const REGIONS_MAX: usize = 256;
+
 const PAGE: u64 = userfault::PAGE as u64;
 
 /// The pages of one guest that are on their way. When it is dropped, nobody waits any more.
 pub(crate) struct PostCopy {
     /// `None`: nobody can be asked for a page.
     helper: Option<Helper>,
+    /// What the VMM was given.
+    userfault: Option<OwnedFd>,
     /// What the helper answers.
     answers: Receiver<(Said, Option<OwnedFd>)>,
+    /// How long the helper may be waited for yet.
+    patience: Cell<Duration>,
     shared: Arc<Shared>,
 }
 
@@ -69,6 +77,8 @@ struct Shared {
     bell: Option<Doorbell>,
     /// Pages that the helper has waited for.
     came: AtomicU64,
+    /// The helper has ended: what was asked for may never be told of.
+    is_alone: Arc<AtomicBool>,
     /// All regions that were mapped, in the helper's order, by what the VMM said of them.
     regions: Mutex<Vec<(RegionNumbers, Arc<Arrivals>)>>,
 }
@@ -79,6 +89,9 @@ pub enum PostCopyError {
     /// The process or the thread that is to wait cannot be had.
     #[error("who waits for pages cannot be started: {0}")]
     Start(#[from] io::Error),
+    /// The VMM has named more regions than a guest's memory is ever made of.
+    #[error("{REGIONS_MAX} regions of memory were named already")]
+    Regions,
     /// The process does not do what it is to do; it has said why on its standard error.
     #[error("the process that waits for pages {0}")]
     Helper(&'static str),
@@ -93,30 +106,36 @@ impl PostCopy {
     ) -> Result<(PostCopy, OwnedFd), PostCopyError> {
         let helper = Helper::start(program)?;
         let socket = helper.socket();
-        let (answer, answers) = mpsc::channel();
+        // One answer at a time is waited for.
+        let (answer, answers) = mpsc::sync_channel(1);
         let shared = Arc::new(Shared::new(bell));
         let hearing = Arc::clone(&shared);
-        thread(move || hear(&socket, &answer, &hearing))?;
-        let post_copy = PostCopy {
+        thread(move || hear(&socket, &answer, hearing))?;
+        let mut post_copy = PostCopy {
             helper: Some(helper),
+            userfault: None,
             answers,
+            patience: Cell::new(PATIENCE),
             shared,
         };
-        match post_copy.answers.recv_timeout(PATIENCE) {
-            Ok((Said::Ready, Some(userfault))) => Ok((post_copy, userfault)),
-            _ => Err(PostCopyError::Helper("does not start")),
-        }
+        let Some((Said::Ready, Some(userfault))) = post_copy.answer() else {
+            return Err(PostCopyError::Helper("does not start"));
+        };
+        post_copy.userfault = Some(userfault.try_clone()?);
+        Ok((post_copy, userfault))
     }
 
     /// Of a guest whose pages nobody can be asked for: they come when they come.
     pub fn unasked(bell: Option<Doorbell>) -> Result<PostCopy, PostCopyError> {
-        let (_, answers) = mpsc::channel();
+        let (_, answers) = mpsc::sync_channel(1);
         let shared = Arc::new(Shared::new(bell));
         let looking = Arc::downgrade(&shared);
         thread(move || look_again(&looking))?;
         Ok(PostCopy {
             helper: None,
+            userfault: None,
             answers,
+            patience: Cell::new(Duration::ZERO),
             shared,
         })
     }
@@ -129,6 +148,9 @@ impl PostCopy {
     ) -> Result<Arc<Arrivals>, PostCopyError> {
         if let Some(known) = self.known(region) {
             return Ok(known);
+        }
+        if self.shared.regions().len() >= REGIONS_MAX {
+            return Err(PostCopyError::Regions);
         }
         let [_, size, _, offset] = region;
         let (mut addr, mut socket) = (0, None);
@@ -146,6 +168,7 @@ impl PostCopy {
             there: Bits::new(pages),
             asked: Bits::new(pages),
             socket,
+            is_alone: Arc::clone(&self.shared.is_alone),
         });
         regions.push((region, Arc::clone(&arrivals)));
         Ok(arrivals)
@@ -175,10 +198,24 @@ impl PostCopy {
         let file = Some(file.as_fd());
         let sent = helper::send(helper.socket().as_fd(), map, file, SendFlags::empty());
         sent.map_err(|_| PostCopyError::Helper("has ended"))?;
-        match self.answers.recv_timeout(PATIENCE) {
-            Ok((Said::Mapped { addr }, _)) => Ok(addr),
+        match self.answer() {
+            Some((Said::Mapped { addr }, None)) => Ok(addr),
             _ => Err(PostCopyError::Helper("cannot map the guest's memory")),
         }
+    }
+
+    /// What the helper says, within what it may be waited for in all.
+    fn answer(&self) -> Option<(Said, Option<OwnedFd>)> {
+        let begun = Instant::now();
+        let answer = self.answers.recv_timeout(self.patience.get());
+        let left = self.patience.get().saturating_sub(begun.elapsed());
+        self.patience.set(left);
+        answer.ok()
+    }
+
+    /// What the VMM was given, once more.
+    pub fn userfault(&self) -> io::Result<Option<OwnedFd>> {
+        self.userfault.as_ref().map(OwnedFd::try_clone).transpose()
     }
 
     /// From now on the bell is rung, once, when a page has come.
@@ -208,6 +245,7 @@ impl Shared {
             waits: AtomicBool::new(false),
             bell,
             came: AtomicU64::new(0),
+            is_alone: Arc::default(),
             regions: Mutex::default(),
         }
     }
@@ -232,20 +270,26 @@ fn thread(run: impl FnOnce() + Send + 'static) -> io::Result<()> {
 }
 
 /// Takes note of pages that have come, until the helper ends, and passes on all else that it says.
-fn hear(socket: &OwnedFd, answer: &Sender<(Said, Option<OwnedFd>)>, shared: &Shared) {
+/// A helper that says what it was not asked is not heard any more.
+fn hear(socket: &OwnedFd, answer: &SyncSender<(Said, Option<OwnedFd>)>, shared: Arc<Shared>) {
     while let Some((said, fd)) = helper::receive(socket.as_fd()) {
         let Said::Came { region, page } = said else {
-            if answer.send((said, fd)).is_err() {
-                return;
+            if answer.try_send((said, fd)).is_err() {
+                break;
             }
             continue;
         };
-        if let Some((_, arrivals)) = shared.regions().get(region as usize) {
-            arrivals.came(page);
+        let arrivals = shared.regions().get(region as usize).cloned();
+        if !arrivals.is_some_and(|(_, arrivals)| arrivals.came(page)) {
+            break;
         }
         shared.came.fetch_add(1, Ordering::Relaxed);
         shared.tell();
     }
+    shared.is_alone.store(true, Ordering::SeqCst);
+    let waiting = Arc::downgrade(&shared);
+    drop(shared);
+    look_again(&waiting);
 }
 
 /// Has the session look again and again, until it ends.
@@ -270,6 +314,8 @@ pub(crate) struct Arrivals {
     asked: Bits,
     /// Where pages are asked for.
     socket: Option<Arc<OwnedFd>>,
+    /// Nobody hears that any more.
+    is_alone: Arc<AtomicBool>,
 }
 
 impl Arrivals {
@@ -296,7 +342,8 @@ impl Arrivals {
     /// `host` is that page in a mapping of the caller's.
     #[cold]
     unsafe fn look(&self, page: u64, host: *mut u8) -> bool {
-        if self.asked.has(page) {
+        let is_alone = self.is_alone.load(Ordering::Relaxed);
+        if self.asked.has(page) && !is_alone {
             return false;
         }
         // SAFETY: the caller's promise.
@@ -304,7 +351,7 @@ impl Arrivals {
             self.there.set(page);
             return true;
         }
-        if let Some(socket) = &self.socket {
+        if let Some(socket) = self.socket.as_ref().filter(|_| !is_alone) {
             // Before the answer, which takes it away.
             self.asked.set(page);
             let region = self.number;
@@ -317,10 +364,15 @@ impl Arrivals {
         false
     }
 
-    /// The helper says that a page is there. Were it not, the guest's port would end by it.
-    fn came(&self, page: u64) {
-        self.there.set(page);
-        self.asked.clear(page);
+    /// The helper says that a page is there. Were it not, the guest's port would end by it. False:
+    /// it was not asked.
+    fn came(&self, page: u64) -> bool {
+        let asked = self.asked.has(page);
+        if asked {
+            self.there.set(page);
+            self.asked.clear(page);
+        }
+        asked
     }
 }
 

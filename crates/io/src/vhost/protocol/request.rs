@@ -135,10 +135,12 @@ impl Request {
             SET_FEATURES => Request::SetFeatures(parts.number()?),
             SET_OWNER => parts.empty(Request::SetOwner)?,
             RESET_OWNER => parts.empty(Request::ResetOwner)?,
-            SET_MEM_TABLE | ADD_MEM_REG if parts.is_bare_number() => Request::MemoryWatched {
-                request: number,
-                value: parts.number()?,
-            },
+            SET_MEM_TABLE | ADD_MEM_REG | REM_MEM_REG if parts.is_bare_number() => {
+                Request::MemoryWatched {
+                    request: number,
+                    value: parts.number()?,
+                }
+            }
             SET_MEM_TABLE => Request::SetMemTable(parts.regions()?),
             SET_LOG_BASE => Request::SetLogBase(parts.log()?),
             SET_LOG_FD => Request::SetLogFd(parts.lone_fd()?),

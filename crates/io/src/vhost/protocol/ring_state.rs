@@ -129,6 +129,7 @@ impl RingState {
         negotiated: u64,
         log: Option<&Log>,
     ) -> Result<Option<Queue>, QueueError> {
+        self.awaits_pages = false;
         let (true, Some(addresses)) = (
             self.started && self.size > 0 && self.fault.is_none(),
             self.addresses,

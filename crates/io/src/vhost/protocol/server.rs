@@ -868,16 +868,7 @@ impl Thread {
             Progress::Reading => Interest::Read,
             Progress::Writing => Interest::Write,
             Progress::Gone => return self.gone(key),
-            Progress::Broken => {
-                if connection.session().helper_failed() {
-                    // Once, until its options are others: the wait was all others' too.
-                    nic.options = Arc::new(NicOptions {
-                        page_helper: None,
-                        ..NicOptions::clone(&nic.options)
-                    });
-                }
-                return self.hang_up(key, PAUSE_BROKEN);
-            }
+            Progress::Broken => return self.hang_up(key, PAUSE_BROKEN),
         };
         if connection.change_interest(interest)
             && let Err(error) =
@@ -916,7 +907,15 @@ impl Thread {
         else {
             return;
         };
+        let helper_failed = connection.session().helper_failed();
         connection.end(&self.poller);
+        if helper_failed && let Some(nic) = self.nics.get_mut(&key) {
+            // Once, until its options are others: the wait was all others' too.
+            nic.options = Arc::new(NicOptions {
+                page_helper: None,
+                ..NicOptions::clone(&nic.options)
+            });
+        }
         if let (Some(keeper), Some(nic)) = (&self.keeper, self.nics.get_mut(&key)) {
             keeper.ended(&nic.options.name);
             nic.held = false;

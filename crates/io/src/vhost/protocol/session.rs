@@ -285,6 +285,11 @@ impl Session {
             done => match self.plug() {
                 // One of several steps: a ring's memory may come with the next.
                 Err(_) if matches!(number, request::ADD_MEM_REG | request::REM_MEM_REG) => done,
+                // Who waits for an answer is to have it.
+                Err(breach) if matches!(done, Ok(Some(_))) => {
+                    self.log(&breach);
+                    done
+                }
                 plugged => plugged.and(done),
             },
         };

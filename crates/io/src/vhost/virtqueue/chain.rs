@@ -173,6 +173,7 @@ impl Buffers {
                 writable,
             });
         }
+        let before = *total;
         *total += u64::from(descriptor.len);
         if let Walk::Readable { limit } = walk
             && *total > limit
@@ -187,7 +188,12 @@ impl Buffers {
                 });
             }
             _ => {
-                if !self.translate(head, descriptor, out)? && !self.only_ask {
+                // Of a buffer to receive in no more is touched than is wanted.
+                let touched = match walk {
+                    Walk::Writable { want } => want.saturating_sub(before),
+                    Walk::Readable { limit } => limit,
+                };
+                if !self.translate(head, descriptor, touched, out)? && !self.only_ask {
                     return Err(RingFault::NotThere { head });
                 }
             }
@@ -233,7 +239,7 @@ impl Buffers {
     #[cold]
     fn join(&mut self, head: u16, table: &Descriptor) -> Result<*const u8, RingFault> {
         let mut parts = Vec::new();
-        if !self.translate(head, table, &mut parts)? {
+        if !self.translate(head, table, u64::MAX, &mut parts)? {
             return Err(RingFault::NotThere { head });
         }
         self.joined.clear();
@@ -244,12 +250,14 @@ impl Buffers {
     }
 
     /// The way of a buffer that is not in the last region: in another, across several, empty, or
-    /// nowhere. False: it has yet to come from another host, and has been asked for.
+    /// nowhere. False: of the first `touched` bytes some have yet to come from another host, and
+    /// have been asked for.
     #[cold]
     fn translate(
         &mut self,
         head: u16,
         descriptor: &Descriptor,
+        mut touched: u64,
         out: &mut Vec<Segment>,
     ) -> Result<bool, RingFault> {
         let outside = RingFault::Address {
@@ -266,7 +274,9 @@ impl Buffers {
             let (host, here) = region.guest(addr).ok_or(outside)?;
             let len = here.min(left);
             if arriving {
-                there &= self.memory.has(host, len);
+                let here = len.min(touched);
+                touched -= here;
+                there &= here == 0 || self.memory.has(host, here);
             } else {
                 self.last = region;
             }

@@ -190,7 +190,11 @@ pub(in crate::vhost) fn put<R: Ring>(
     taken
 }
 
-/// Asks for all that the guest receives in next, as far as that has yet to come from another host:
+/// Chains that are asked for ahead at most, and bytes of each.
+const AHEAD: usize = 256;
+const AHEAD_LEN: u64 = 2048;
+
+/// Asks for what the guest receives in next, as far as that has yet to come from another host:
 /// for one after the other, as frames come, would be a wait for each.
 #[cold]
 fn ask_ahead<R: Ring>(ring: &mut R, buffers: &mut Vec<Segment>) {
@@ -198,7 +202,10 @@ fn ask_ahead<R: Ring>(ring: &mut R, buffers: &mut Vec<Segment>) {
     if !ring.buffers().begin_asking(mark.next) {
         return;
     }
-    while let Ok(Some(_)) = ring.take_writable(u64::MAX, buffers) {
+    for _ in 0..AHEAD {
+        let Ok(Some(_)) = ring.take_writable(AHEAD_LEN, buffers) else {
+            break;
+        };
         buffers.clear();
     }
     ring.buffers().end_asking();

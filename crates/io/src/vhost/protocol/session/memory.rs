@@ -81,7 +81,9 @@ impl Session {
     /// anything waits there. `None`: it is not told.
     fn here(&self, region: RegionNumbers) -> Option<u64> {
         let post_copy = self.post_copy.as_ref().filter(|_| self.arriving)?;
-        post_copy.addr(region)
+        // A VMM that cannot be told waits for the answer all the same.
+        let [_, _, told, _] = region;
+        Some(post_copy.addr(region).unwrap_or(told))
     }
 
     pub(super) fn remove_region(&mut self, id: RegionId) -> Result<(), Breach> {
@@ -116,7 +118,11 @@ impl Session {
         };
         let arriving = self.post_copy.as_ref().filter(|_| self.arriving);
         let memory = match arriving {
-            None => GuestMemory::with(specs, self.nic.missing_pages)?,
+            None => {
+                // All of it came before the guest.
+                self.post_copy = None;
+                GuestMemory::with(specs, self.nic.missing_pages)?
+            }
             Some(post_copy) => {
                 self.unwatched = post_copy.is_asked();
                 // That says whether the regions are possible: first.
@@ -143,6 +149,11 @@ impl Session {
         if self.arriving {
             return Err(Breach::Late);
         }
+        if let Some(post_copy) = &self.post_copy {
+            // QEMU (7.2) asks once for every pair of queues.
+            self.descriptor = post_copy.userfault().map_err(Breach::Copy)?;
+            return Ok(Reply::Descriptor);
+        }
         let started = PostCopy::start(program, self.bell.clone());
         let (post_copy, descriptor) =
             started.map_err(|error| Breach::PostCopy { request, error })?;
@@ -154,8 +165,14 @@ impl Session {
     /// POSTCOPY_LISTEN: so it is.
     pub(super) fn listen(&mut self) -> Result<(), Breach> {
         self.negotiated(protocol::PAGEFAULT, request::POSTCOPY_LISTEN)?;
-        if self.post_copy.is_none() || self.memory.is_some() {
+        if self.memory.is_some() {
             return Err(Breach::Late);
+        }
+        if self.post_copy.is_none() {
+            // Another process was asked to wait, whose place this one has taken.
+            let unasked = PostCopy::unasked(self.bell.clone());
+            let request = request::POSTCOPY_LISTEN;
+            self.post_copy = Some(unasked.map_err(|error| Breach::PostCopy { request, error })?);
         }
         self.arriving = true;
         let nic = &self.nic.name;
