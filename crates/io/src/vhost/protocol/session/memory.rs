@@ -184,11 +184,12 @@ impl Session {
     pub(super) fn end_post_copy(&mut self) -> Result<Reply, Breach> {
         self.negotiated(protocol::PAGEFAULT, request::POSTCOPY_END)?;
         let was_arriving = std::mem::take(&mut self.arriving);
+        let post_copy = self.post_copy.take();
         if was_arriving {
             self.unwatched = false;
             self.map(request::POSTCOPY_END)?;
         }
-        if let Some(post_copy) = self.post_copy.take()
+        if let Some(post_copy) = post_copy
             && was_arriving
         {
             let (nic, asked) = (&self.nic.name, post_copy.asked_for());
