@@ -52,6 +52,14 @@ pub fn confine(command: &mut Command, limits: Limits) {
     // privilege and leaves none.
     unsafe {
         command.pre_exec(move || {
+            // What whoever started this process has left open is not the program's. A kernel before
+            // 5.11 leaves it.
+            libc::syscall(
+                libc::SYS_close_range,
+                3 as libc::c_uint,
+                libc::c_uint::MAX,
+                libc::CLOSE_RANGE_CLOEXEC,
+            );
             for (resource, limit) in limits {
                 if limit == UNLIMITED {
                     continue;

@@ -133,6 +133,11 @@ async fn who_waits_has_nothing_but_the_guest() {
         let line = format!("Uid:\t{nobody}\t{nobody}\t{nobody}\t{nobody}\n");
         assert!(status.contains(&line), "{status}");
     }
+    // Its end of the line, what it waits with, and standard output and error.
+    let files = std::fs::read_dir(format!("/proc/{helper}/fd")).unwrap();
+    let files = files.map(|file| std::fs::read_link(file.unwrap().path()).unwrap());
+    let files: Vec<_> = files.collect();
+    assert_eq!(files.len(), 4, "{files:?}");
     let shared = read("maps")
         .lines()
         .filter(|line| line.contains(" rw-s "))
