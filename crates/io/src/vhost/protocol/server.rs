@@ -142,6 +142,8 @@ impl Server {
         let poller = Poller::new()?;
         let bell = Doorbell::new()?;
         poller.add(bell.as_fd(), BELL)?;
+        let pages = Doorbell::new()?;
+        poller.add(pages.as_fd(), PAGES)?;
         let watches = Watches::new();
         if let Some(inotify) = watches.fd() {
             poller.add(inotify, WATCHES)?;
@@ -152,6 +154,7 @@ impl Server {
             keeper,
             poller,
             bell: bell.clone(),
+            pages,
             nics: HashMap::new(),
             pauses: Vec::new(),
             watches,
@@ -388,6 +391,8 @@ struct Thread {
     keeper: Option<Arc<dyn SessionKeeper>>,
     poller: Poller,
     bell: Doorbell,
+    /// Rung when pages have come for which some session waits.
+    pages: Doorbell,
     nics: HashMap<PortKey, Nic>,
     /// Listeners that are left alone, and until when.
     pauses: Vec<(Instant, PortKey)>,
@@ -396,10 +401,11 @@ struct Thread {
     waiting: bool,
 }
 
-/// Tokens of the poller: the bell, the watched directories, and three for each NIC, which begin at
-/// its key times `TOKENS`.
+/// Tokens of the poller: the bell, the watched directories, pages that have come, and three for
+/// each NIC, which begin at its key times `TOKENS`.
 const BELL: u64 = u64::MAX;
 const WATCHES: u64 = u64::MAX - 1;
+const PAGES: u64 = u64::MAX - 2;
 
 const TOKENS: u64 = 3;
 
@@ -447,6 +453,9 @@ impl Thread {
                 match token {
                     BELL => {
                         self.bell.clear();
+                    }
+                    PAGES => {
+                        self.pages.clear();
                         self.pages_came();
                     }
                     WATCHES => self.notice(),
@@ -833,7 +842,7 @@ impl Thread {
             return self.pause(key, PAUSE_EXHAUSTED);
         }
         let (options, sink) = (Arc::clone(&nic.options), Arc::clone(&self.sink));
-        let session = Session::new(key, options, sink).ringing(self.bell.clone());
+        let session = Session::new(key, options, sink).ringing(self.pages.clone());
         let session = match self.keeper {
             Some(_) => session.outliving(),
             None => session,
