@@ -574,9 +574,7 @@ impl Guests {
         self.flow(100, "frames after a daemon was replaced");
         self.gap
     }
-}
 
-impl Guests {
     /// `kill -9`, and the next one, while nothing is sent.
     fn killed(&mut self) {
         let daemon = self.daemon.take().unwrap();

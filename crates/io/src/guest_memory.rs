@@ -36,6 +36,11 @@ pub struct RegionSpec {
 }
 
 impl RegionSpec {
+    /// All of it but the file: guest address, size, the VMM's address, and where it starts.
+    pub fn numbers(&self) -> [u64; 4] {
+        [self.guest_addr, self.size, self.user_addr, self.mmap_offset]
+    }
+
     /// Another description of this region, with a file descriptor of its own.
     pub fn try_clone(&self) -> Result<RegionSpec, MemoryError> {
         let fd = self.fd.try_clone().map_err(|error| MemoryError::File {
@@ -192,16 +197,22 @@ impl GuestMemory {
     /// `len` bytes from `host` on, which are in one of the regions, are there. Those pages of them
     /// that are not are asked for.
     pub(crate) fn has(&self, host: *mut u8, len: u64) -> bool {
-        let mut regions = self.regions.iter().zip(&self.arrivals);
-        let found = regions.find_map(|(region, arrivals)| {
-            let offset = (host.addr() as u64).wrapping_sub(region.host.addr() as u64);
-            (offset < region.size).then(|| (offset, len.min(region.size - offset), arrivals))
-        });
-        let is_there = found.map(|(offset, len, arrivals)| {
+        if !self.is_arriving() {
+            return true;
+        }
+        self.locate(host).is_some_and(|(at, offset)| {
+            let len = len.min(self.regions[at].size - offset);
             // SAFETY: `len` bytes of that region follow `host`, and its mapping is ours.
-            unsafe { arrivals.has(offset, len, host) }
-        });
-        is_there.unwrap_or(self.arrivals.is_empty())
+            unsafe { self.arrivals[at].has(offset, len, host) }
+        })
+    }
+
+    /// Which region `host` is in here, by its place among all, and how far from its beginning.
+    fn locate(&self, host: *const u8) -> Option<(usize, u64)> {
+        self.regions.iter().enumerate().find_map(|(at, region)| {
+            let offset = (host.addr() as u64).wrapping_sub(region.host.addr() as u64);
+            (offset < region.size).then_some((at, offset))
+        })
     }
 
     /// True when a file was cut short while it was mapped, and its memory is gone. Looks at every
@@ -234,10 +245,8 @@ impl GuestMemory {
 
     /// The guest address of what is at `host` here.
     pub(crate) fn guest_addr(&self, host: *const u8) -> Option<u64> {
-        self.regions.iter().find_map(|region| {
-            let offset = (host.addr() as u64).wrapping_sub(region.host.addr() as u64);
-            (offset < region.size).then(|| region.guest_addr + offset)
-        })
+        let (at, offset) = self.locate(host)?;
+        Some(self.regions[at].guest_addr + offset)
     }
 
     /// A pointer for the VMM's address of a ring, of which `len` bytes have to lie in one region.

@@ -10,7 +10,6 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use butterfly_io::vhost::features::protocol::{BACKEND_REQ, CONFIG, PAGEFAULT};
@@ -104,7 +103,7 @@ fn rings_of_every_kind_go_on_where_they_stopped() {
 fn a_vmm_whose_helper_fails_is_not_offered_another() {
     let lab = Lab::new();
     let options = || NicOptions {
-        page_helper: Some(Arc::from(Path::new("/bin/false"))),
+        page_helper: Some(Path::new("/bin/false")),
         ..nic("late")
     };
     lab.server().listen(A, &lab.socket(A), options()).unwrap();

@@ -953,8 +953,8 @@ fn pages_that_are_elsewhere_are_waited_for_where_that_was_offered() {
         vmm.negotiate(features::PROTOCOL_FEATURES);
         vmm.is_refused(request, payload, vec![]);
     }
-    let options = |program: &str| NicOptions {
-        page_helper: Some(Arc::from(std::path::Path::new(program))),
+    let options = |program: &'static str| NicOptions {
+        page_helper: Some(std::path::Path::new(program)),
         ..nic("with")
     };
     let takes = |vmm: &mut Vmm| {

@@ -397,16 +397,8 @@ impl Frontend {
 /// A memory table, and its files.
 fn table(regions: &[RegionSpec]) -> (Vec<u8>, Vec<BorrowedFd<'_>>) {
     let mut payload = (regions.len() as u64).to_ne_bytes().to_vec();
-    for region in regions {
-        for word in [
-            region.guest_addr,
-            region.size,
-            region.user_addr,
-            region.mmap_offset,
-        ] {
-            payload.extend(word.to_ne_bytes());
-        }
-    }
+    let words = regions.iter().flat_map(RegionSpec::numbers);
+    payload.extend(words.flat_map(u64::to_ne_bytes));
     let fds = regions.iter().map(|region| region.fd.as_fd());
     (payload, fds.collect())
 }

@@ -65,8 +65,7 @@ pub(crate) struct PostCopy {
     shared: Arc<Shared>,
 }
 
-/// What the VMM says of a region of its guest's memory: guest address, size, its own address, and
-/// where it begins in the file.
+/// What the VMM says of a region, as [`numbers`](crate::guest_memory::RegionSpec::numbers) has it.
 pub(crate) type RegionNumbers = [u64; 4];
 
 /// What the session shares with the thread that hears of pages.

@@ -1,7 +1,6 @@
 //! What a vhost-user NIC is to be, as its owner says it.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use wire::Mac;
 
@@ -29,7 +28,7 @@ pub struct NicOptions {
     pub missing_pages: MissingPages,
     /// The program that waits for pages of a guest whose memory is still elsewhere
     /// ([`helper`](crate::post_copy::helper)). `None`: no guest is moved here like that.
-    pub page_helper: Option<Arc<Path>>,
+    pub page_helper: Option<&'static Path>,
 }
 
 impl NicOptions {

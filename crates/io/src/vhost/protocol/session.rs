@@ -249,15 +249,8 @@ impl Session {
                 turned_off: ring.turned_off,
             })
         });
-        let regions = self.regions.iter().map(|region| {
-            let numbers = [
-                region.guest_addr,
-                region.size,
-                region.user_addr,
-                region.mmap_offset,
-            ];
-            (numbers, region.fd.as_fd())
-        });
+        let regions = self.regions.iter();
+        let regions = regions.map(|region| (region.numbers(), region.fd.as_fd()));
         Some(Saved {
             features: self.features,
             protocol_features: self.protocol_features,

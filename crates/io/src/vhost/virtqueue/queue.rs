@@ -99,9 +99,6 @@ impl Queue {
     /// All of the ring itself is there, or is where none can be, which is for [`new`](Queue::new)
     /// to say. What has yet to come from another host is asked for.
     pub(in crate::vhost) fn is_there(setup: &QueueSetup) -> bool {
-        if !setup.memory.is_arriving() {
-            return true;
-        }
         let parts = match setup.features & features::RING_PACKED != 0 {
             true => PackedQueue::parts(setup),
             false => SplitQueue::parts(setup),

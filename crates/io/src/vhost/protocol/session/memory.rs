@@ -48,7 +48,7 @@ impl Session {
     }
 
     pub(super) fn set_memory(&mut self, regions: Vec<RegionSpec>) -> Result<Option<Reply>, Breach> {
-        let told = regions.iter().map(numbers).collect::<Vec<_>>();
+        let told = regions.iter().map(RegionSpec::numbers).collect::<Vec<_>>();
         self.regions = regions;
         self.map(request::SET_MEM_TABLE)?;
         let here = |mut region: RegionNumbers| {
@@ -61,9 +61,9 @@ impl Session {
 
     pub(super) fn add_region(&mut self, region: RegionSpec) -> Result<Option<Reply>, Breach> {
         self.negotiated(protocol::CONFIGURE_MEM_SLOTS, request::ADD_MEM_REG)?;
-        let mut told = numbers(&region);
+        let mut told = region.numbers();
         // QEMU (7.2) tells each region once for every pair of queues.
-        if self.regions.iter().all(|known| numbers(known) != told) {
+        if self.regions.iter().all(|known| known.numbers() != told) {
             if self.regions.len() >= SLOTS_MAX {
                 return Err(Breach::Slots);
             }
@@ -128,7 +128,7 @@ impl Session {
                 // That says whether the regions are possible: first.
                 let memory = GuestMemory::with(specs, MissingPages::Refused)?;
                 let arrivals = self.regions.iter().map(|region| {
-                    let arrivals = post_copy.arrivals(numbers(region), &region.fd)?;
+                    let arrivals = post_copy.arrivals(region.numbers(), &region.fd)?;
                     Ok((region.guest_addr, arrivals))
                 });
                 let arrivals = arrivals.collect::<Result<_, _>>();
@@ -143,7 +143,7 @@ impl Session {
     pub(super) fn advise(&mut self) -> Result<Reply, Breach> {
         let request = request::POSTCOPY_ADVISE;
         self.negotiated(protocol::PAGEFAULT, request)?;
-        let Some(program) = &self.nic.page_helper else {
+        let Some(program) = self.nic.page_helper else {
             return Err(Breach::Unanswerable { request });
         };
         if self.arriving {
@@ -209,9 +209,4 @@ impl Session {
         self.unwatched = false;
         Ok(())
     }
-}
-
-/// What the VMM says of a region: guest address, size, its own address and the offset in the file.
-fn numbers(spec: &RegionSpec) -> RegionNumbers {
-    [spec.guest_addr, spec.size, spec.user_addr, spec.mmap_offset]
 }
