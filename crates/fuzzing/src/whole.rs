@@ -416,8 +416,13 @@ impl Lab {
             let passes = up && owns && leaves(&config, nic, &sent, talk) && enters;
             assert!(!passes || reached.contains(to), "not there: {}", why(to));
         }
+        // What goes to all other hosts has begun, also while there are none.
+        let key = (nic.vni, sent.dst);
+        let is_here = config.nics.values().any(|one| (one.vni, one.mac) == key);
+        let is_unknown = !is_here && !config.bindings.contains_key(&key);
+        let to_all_hosts = goes(self) && is_unknown && learns(&config, nic.vni);
         if let Some(talk) = sent.talk
-            && !(reached.is_empty() && told.is_empty())
+            && (to_all_hosts || !reached.is_empty() || !told.is_empty())
         {
             self.flows.insert(sent.flow(nic.vni, talk));
         }
