@@ -524,13 +524,11 @@ fn options(request: &OpenRequest<'_>, missing_pages: MissingPages) -> NicOptions
     }
 }
 
-/// Who waits for pages of a guest that runs here before its memory. Its VMM can have that process
-/// do anything: as this daemon's own user it could end the daemon, and use its API. And it can have
-/// pages made there, which is what memory that is to be populated already is not to cost.
+/// Who waits for pages of a guest that runs here before its memory. Its VMM can have pages made
+/// there, which is what memory that is to be populated already is not to cost.
 fn page_helper(missing_pages: MissingPages) -> Option<&'static Path> {
-    let apart = rustix::process::geteuid().is_root() && missing_pages == MissingPages::Made;
     // Also when the file was replaced by a newer one since.
-    apart.then(|| Path::new("/proc/self/exe"))
+    (missing_pages == MissingPages::Made).then(|| Path::new("/proc/self/exe"))
 }
 
 /// The vhost-user server's way to the workers.

@@ -5,13 +5,14 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use sys::confine::Limits;
+use sys::confine::{Limits, UNLIMITED};
 
 use crate::check::{CheckError, Command, error};
 
 /// What one check's program may have. Its time is the check's.
 pub(crate) const LIMITS: Limits = Limits {
     memory: 512 << 20,
+    data: UNLIMITED,
     cpu_secs: 60,
     file: 1 << 20,
     files: 64,

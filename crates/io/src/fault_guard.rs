@@ -191,8 +191,8 @@ fn claim() -> &'static Slot {
     }
 }
 
-/// Installs the handler, once.
-fn install() {
+/// Installs the handler, once. [`Guard::new`] does so too.
+pub(crate) fn install() {
     BEFORE.get_or_init(|| {
         let mut before = MaybeUninit::<libc::sigaction>::zeroed();
         // SAFETY: `action` is complete (all zeros are a valid `sigaction`, and the fields that

@@ -21,6 +21,8 @@ pub const UNLIMITED: u64 = libc::RLIM_INFINITY;
 pub struct Limits {
     /// Address space, bytes.
     pub memory: u64,
+    /// Memory of its own, bytes: what it shares with others does not count.
+    pub data: u64,
     /// Seconds of a CPU.
     pub cpu_secs: u64,
     /// Bytes of a file that it writes.
@@ -41,6 +43,7 @@ pub fn confine(command: &mut Command, limits: Limits) {
     command.process_group(0);
     let limits = [
         (libc::RLIMIT_AS, limits.memory),
+        (libc::RLIMIT_DATA, limits.data),
         (libc::RLIMIT_CPU, limits.cpu_secs),
         (libc::RLIMIT_FSIZE, limits.file),
         (libc::RLIMIT_NOFILE, limits.files),
@@ -103,7 +106,7 @@ mod tests {
 
     #[test]
     fn a_confined_program_is_nobody_and_stays_so() {
-        let script = "id -u; id -G; ulimit -v; ulimit -t; ulimit -n; ulimit -c; \
+        let script = "id -u; id -G; ulimit -v; ulimit -d; ulimit -t; ulimit -n; ulimit -c; \
                       grep -E '^(NoNewPrivs|CapEff|CapPrm|CapAmb)' /proc/self/status | tr -d '\\t'";
         let mut command = Command::new("/bin/bash");
         command.args(["-c", script]);
@@ -111,6 +114,7 @@ mod tests {
             &mut command,
             Limits {
                 memory: 512 << 20,
+                data: 256 << 20,
                 cpu_secs: 7,
                 file: 1 << 20,
                 files: 64,
@@ -124,6 +128,7 @@ mod tests {
         let lines: Vec<&str> = said.lines().collect();
         let expected = [
             "524288",
+            "262144",
             "7",
             "64",
             "0",

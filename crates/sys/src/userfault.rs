@@ -20,6 +20,9 @@ use rustix::mm::{Advice, UserfaultfdFlags};
 /// Bytes of the smallest page.
 pub const PAGE: usize = 4096;
 
+/// The ioctl(2) of [`Userfault::register`].
+pub const UFFDIO_REGISTER: u64 = 0xc020_aa00;
+
 const UFFD_FEATURE_MISSING_HUGETLBFS: u64 = 1 << 4;
 const UFFD_FEATURE_MISSING_SHMEM: u64 = 1 << 5;
 const UFFD_FEATURE_SIGBUS: u64 = 1 << 7;
@@ -68,12 +71,11 @@ impl Userfault {
     /// # Safety
     /// The range is one whole mapping of the caller's, who expects what becomes of a touch there.
     pub unsafe fn register(&self, addr: *mut u8, len: usize) -> io::Result<()> {
-        const UFFDIO_REGISTER: libc::Ioctl = 0xc020_aa00_u32 as libc::Ioctl;
         const UFFDIO_REGISTER_MODE_MISSING: u64 = 1;
         let start = addr.expose_provenance() as u64;
         // `struct uffdio_register`.
         let mut register = [start, len as u64, UFFDIO_REGISTER_MODE_MISSING, 0];
-        ask(self.as_fd(), UFFDIO_REGISTER, &mut register)
+        ask(self.as_fd(), UFFDIO_REGISTER as libc::Ioctl, &mut register)
     }
 }
 

@@ -119,6 +119,24 @@ impl Daemon {
         Daemon::start_as(command, dir, v0, args)
     }
 
+    /// [`Daemon::start`] by a user who has no rights, and whose folder it is.
+    pub fn start_as_nobody(args: &[&str]) -> Daemon {
+        let dir = tempfile::tempdir().unwrap();
+        let nobody = Some(sys::confine::NOBODY);
+        std::os::unix::fs::chown(dir.path(), nobody, nobody).unwrap();
+        let mut command = Command::new("sh");
+        // The program may be where that user finds none.
+        let script = "as_nobody='setpriv --reuid 65534 --regid 65534 --clear-groups'; \
+                      exec 9<\"$0\"; exec $as_nobody /proc/self/fd/9 \"$@\"";
+        command
+            .args(["-c", script, env!("CARGO_BIN_EXE_butterflyd")])
+            .env_remove("JOURNAL_STREAM")
+            .env_remove("STATE_DIRECTORY")
+            .stdin(Stdio::null());
+        let v0 = format!("ipc://{}", dir.path().join("v0.sock").display());
+        Daemon::start_as(command, dir, v0, args)
+    }
+
     /// A daemon that finds a file system of this size at a folder, in a mount namespace of its own.
     pub fn on_tmpfs(folder: &str, size: &str) -> Command {
         let mut command = Command::new("unshare");
@@ -135,6 +153,9 @@ impl Daemon {
     fn start_as(mut command: Command, dir: TempDir, v0: String, args: &[&str]) -> Daemon {
         let notify_path = dir.path().join("notify");
         let notify = UnixDatagram::bind(&notify_path).unwrap();
+        // Whoever the daemon runs as.
+        let all = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+        std::fs::set_permissions(&notify_path, all).unwrap();
         notify.set_read_timeout(Some(PATIENCE)).unwrap();
         let log = std::fs::File::create(dir.path().join("log")).unwrap();
         let child = command

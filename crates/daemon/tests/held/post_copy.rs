@@ -114,35 +114,54 @@ fn came_to(to: &mut Guest, got: &mut Vec<u64>) {
 }
 
 /// Who may watch the memory of a process may write it: that of the process that waits for pages is
-/// the guest's, and what it may do is nothing.
+/// the guest's, and what it may do is nothing. So also where the daemon is not root, whose own user
+/// it then has.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_waits_has_nothing_but_the_guest() {
-    let guests = Guests::new(FEATURES).await;
-    let daemon = guests.daemon.as_ref().unwrap();
-    let _moved = Moved::new(daemon, FEATURES, &Shape::whole()).await;
-    let helper = helpers(daemon)[0];
-    let read = |name: &str| std::fs::read_to_string(format!("/proc/{helper}/{name}")).unwrap();
-    let status = read("status");
-    for none in ["CapPrm", "CapEff", "CapInh", "CapAmb"] {
-        let line = format!("{none}:\t0000000000000000\n");
-        assert!(status.contains(&line), "{status}");
-    }
-    assert!(status.contains("NoNewPrivs:\t1\n"), "{status}");
+    let mut daemons = vec![Daemon::start(&[])];
     if rustix::process::geteuid().is_root() {
-        let nobody = sys::confine::NOBODY;
-        let line = format!("Uid:\t{nobody}\t{nobody}\t{nobody}\t{nobody}\n");
-        assert!(status.contains(&line), "{status}");
+        daemons.push(Daemon::start_as_nobody(&[]));
     }
-    // Its end of the line, what it waits with, and standard output and error.
-    let files = std::fs::read_dir(format!("/proc/{helper}/fd")).unwrap();
-    let files = files.map(|file| std::fs::read_link(file.unwrap().path()).unwrap());
-    let files: Vec<_> = files.collect();
-    assert_eq!(files.len(), 4, "{files:?}");
-    let shared = read("maps")
-        .lines()
-        .filter(|line| line.contains(" rw-s "))
-        .count();
-    assert_eq!(shared, 1, "{}", read("maps"));
+    for daemon in daemons {
+        let mut moved = Moved::new(&daemon, FEATURES, &Shape::whole()).await;
+        let helper = helpers(&daemon)[0];
+        let read = |name: &str| std::fs::read_to_string(format!("/proc/{helper}/{name}")).unwrap();
+        let status = read("status");
+        for none in ["CapPrm", "CapEff", "CapInh", "CapAmb"] {
+            let line = format!("{none}:\t0000000000000000\n");
+            assert!(status.contains(&line), "{status}");
+        }
+        assert!(status.contains("NoNewPrivs:\t1\n"), "{status}");
+        // What it may call: `io::post_copy::calls`. All threads have that.
+        for task in std::fs::read_dir(format!("/proc/{helper}/task")).unwrap() {
+            let status = std::fs::read_to_string(task.unwrap().path().join("status")).unwrap();
+            assert!(status.contains("Seccomp:\t2\n"), "{status}");
+        }
+        if rustix::process::geteuid().is_root() {
+            let nobody = sys::confine::NOBODY;
+            let line = format!("Uid:\t{nobody}\t{nobody}\t{nobody}\t{nobody}\n");
+            assert!(status.contains(&line), "{status}");
+            // Others of its user cannot look into it.
+            let owner = std::fs::metadata(format!("/proc/{helper}/mem")).unwrap();
+            assert_eq!(std::os::unix::fs::MetadataExt::uid(&owner), 0);
+        }
+        // Its end of the line, what it waits with, and standard output and error.
+        let files = std::fs::read_dir(format!("/proc/{helper}/fd")).unwrap();
+        let files = files.map(|file| std::fs::read_link(file.unwrap().path()).unwrap());
+        let files: Vec<_> = files.collect();
+        assert_eq!(files.len(), 4, "{files:?}");
+        let maps = read("maps");
+        let shared = maps.lines().filter(|line| line.contains(" rw-s ")).count();
+        assert_eq!(shared, 1, "{maps}");
+        // And it does what it is there for.
+        let until = Instant::now() + PATIENCE;
+        while moved.elsewhere.put_so_far() < 4 {
+            assert!(Instant::now() < until, "log:\n{}", daemon.log());
+            moved.elsewhere.bring(Duration::from_millis(1)).unwrap();
+        }
+        moved.is_here();
+        no_helper_is_left(&daemon);
+    }
 }
 
 /// Processes of the daemon's that wait for pages.
@@ -155,6 +174,15 @@ fn helpers(daemon: &Daemon) -> Vec<u32> {
         entry.file_name().to_str()?.parse().ok().filter(|_| is_one)
     };
     processes.filter_map(is_one).collect()
+}
+
+/// They are ended, and not waited for.
+fn no_helper_is_left(daemon: &Daemon) {
+    let until = Instant::now() + PATIENCE;
+    while !helpers(daemon).is_empty() {
+        assert!(Instant::now() < until, "{:?} are left", helpers(daemon));
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 fn numbers(count: usize) -> Vec<u64> {
@@ -223,7 +251,7 @@ async fn a_guest_is_served_by_what_has_come_of_it() {
         assert!(taken.is_sorted(), "{kind}: {taken:?}");
         assert!((100..=256).contains(&taken.len()), "{kind}: {taken:?}");
         let daemon = guests.daemon.as_ref().unwrap();
-        assert_eq!(helpers(daemon), [0; 0], "{kind}");
+        no_helper_is_left(daemon);
 
         // Like any other from now on.
         moved.guest.reclaim();
@@ -277,7 +305,7 @@ async fn nobody_waits_for_anothers_memory() {
         begun.elapsed()
     );
     assert!(moved.vmm.wait_closed().unwrap());
-    assert_eq!(helpers(daemon), [0; 0]);
+    no_helper_is_left(daemon);
     let put = moved.elsewhere.put_so_far();
     assert_eq!(moved.elsewhere.there().unwrap(), put, "pages were made");
     guests.flow(100, "frames behind it");

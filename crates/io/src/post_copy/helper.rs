@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Barrier, Mutex, PoisonError};
 
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -21,7 +21,8 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use sys::confine::{self, Limits, UNLIMITED};
 use sys::userfault::Userfault;
 
-use crate::post_copy::PATIENCE;
+use crate::fault_guard;
+use crate::post_copy::{PATIENCE, calls};
 use crate::shared_file::Mapping;
 
 /// What the program is started with, as its only argument, to be this process.
@@ -154,7 +155,10 @@ impl Helper {
             Limits {
                 // Of the guest's memory it maps all.
                 memory: UNLIMITED,
-                cpu_secs: UNLIMITED,
+                // Stacks and heap, and room for a few thousand pages that are waited for.
+                data: 64 << 20,
+                // A page takes some 20 us.
+                cpu_secs: 600,
                 file: UNLIMITED,
                 files: 256,
                 processes: UNLIMITED,
@@ -202,15 +206,23 @@ pub fn serve() -> Result<(), String> {
     std::fs::write("/proc/self/oom_score_adj", "1000")
         .map_err(|e| format!("/proc/self/oom_score_adj: {e}"))?;
     let userfault = Userfault::waiting().map_err(|e| format!("userfaultfd: {e}"))?;
-    answer(Said::Ready, Some(userfault.as_fd()))?;
     let userfault = Arc::new(userfault);
     let (asks, queue) = mpsc::channel();
     let queue = Arc::new(Mutex::new(queue));
+    let running = Arc::new(Barrier::new(THREADS + 1));
     for _ in 0..THREADS {
-        let queue = Arc::clone(&queue);
-        let thread = std::thread::Builder::new().spawn(move || touch_pages(&queue));
+        let (queue, running) = (Arc::clone(&queue), Arc::clone(&running));
+        let touch = move || {
+            running.wait();
+            touch_pages(&queue);
+        };
+        let thread = std::thread::Builder::new().spawn(touch);
         thread.map_err(|e| format!("a thread cannot be started: {e}"))?;
     }
+    running.wait();
+    fault_guard::install();
+    calls::allow_only_the_helpers().map_err(|e| e.to_string())?;
+    answer(Said::Ready, Some(userfault.as_fd()))?;
     let mut regions = Vec::new();
     while let Some((said, file)) = receive(socket) {
         match (said, file) {

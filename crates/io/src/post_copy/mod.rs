@@ -11,7 +11,8 @@
 //! - what is missing is touched by a [`helper`], which waits, in mappings that the VMM watches
 //!   through the descriptor that it got as the answer to POSTCOPY_ADVISE. With such a descriptor
 //!   one can write the memory of the process that it was made in. Therefore it is a process of its
-//!   own, one for each VMM, which has nothing but that VMM's memory.
+//!   own, one for each VMM, which has nothing but that VMM's memory and may do nothing but wait
+//!   (`calls`).
 //!
 //! A page that was there once stays. After POSTCOPY_END all memory is mapped anew, like any other:
 //! nothing of this is left then.
@@ -22,6 +23,7 @@
 //!
 //! [`MissingPages`]: crate::shared_file::MissingPages
 
+mod calls;
 pub mod helper;
 
 use std::cell::Cell;
