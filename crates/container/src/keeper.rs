@@ -8,8 +8,7 @@
 
 mod serve;
 
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io::{self, IoSlice};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -20,10 +19,10 @@ use std::time::Duration;
 use ipnet::IpNet;
 use netlink::change::WantedRoute;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags,
-    SocketType, recv, sendmsg, socketpair, sockopt,
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, socketpair, sockopt,
 };
 use serde::{Deserialize, Serialize};
+use sys::fd_message;
 use wire::Mac;
 
 use crate::namespace::Namespace;
@@ -197,12 +196,8 @@ impl Running {
             return Err(io::ErrorKind::NotConnected.into());
         };
         let bytes = serde_json::to_vec(request)?;
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        let fds = [namespace.fd().as_fd()];
-        ancillary.push(SendAncillaryMessage::ScmRights(&fds));
-        let parts = [IoSlice::new(&bytes)];
-        sendmsg(socket, &parts, &mut ancillary, SendFlags::NOSIGNAL)?;
+        let (parts, fds) = ([IoSlice::new(&bytes)], [namespace.fd().as_fd()]);
+        fd_message::send(socket, &parts, &fds, SendFlags::empty())?;
         let mut answer = vec![0; MESSAGE_MAX];
         let (len, _) = recv(socket, &mut answer[..], RecvFlags::empty())?;
         if len == 0 {
@@ -220,9 +215,4 @@ impl Drop for Running {
             let _ = child.wait();
         }
     }
-}
-
-/// Buffers of a receiving side.
-fn parts(buffer: &mut [u8]) -> [IoSliceMut<'_>; 1] {
-    [IoSliceMut::new(buffer)]
 }

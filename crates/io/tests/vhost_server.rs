@@ -5,7 +5,6 @@ mod lab;
 mod switch;
 
 use std::io::{ErrorKind, IoSlice, Read, Write};
-use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -17,7 +16,7 @@ use butterfly_io::vhost::features::{IN_ORDER, MQ, MTU, PROTOCOL_FEATURES, RING_P
 use butterfly_io::vhost::request::*;
 use butterfly_io::vhost::{NicOptions, PortKey, PortState, ServerError, SocketFile};
 use lab::{A, B, FEATURES, Lab, guest, guest_at};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::net::SendFlags;
 use switch::{PATIENCE, nic};
 use testkit::ring_driver::{Guest, GuestOptions, Shape};
 use testkit::vhost_frontend::{Frontend, message, pair};
@@ -654,18 +653,9 @@ fn nonsense_on_a_channel_closes_it_and_the_session_goes_on() {
     // Descriptors that come along, our own socket among them, are not kept.
     lab.server().change(A, link(true));
     lab.server().change(A, link(false));
-    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut room);
-    let own = [vmm.socket().as_fd()];
-    assert!(control.push(SendAncillaryMessage::ScmRights(&own)));
-    let bytes = 2u32.to_ne_bytes();
-    rustix::net::sendmsg(
-        &channel,
-        &[IoSlice::new(&bytes)],
-        &mut control,
-        SendFlags::empty(),
-    )
-    .unwrap();
+    let (own, bytes) = ([vmm.socket().as_fd()], 2u32.to_ne_bytes());
+    let parts = [IoSlice::new(&bytes)];
+    sys::fd_message::send(&channel, &parts, &own, SendFlags::empty()).unwrap();
     drop(channel);
     vmm.get(GET_FEATURES).unwrap();
     // The session's own end cannot be the channel.

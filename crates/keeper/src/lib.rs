@@ -32,7 +32,7 @@ pub const NAME_MAX: usize = 255;
 /// Bytes of a note at most.
 pub const NOTE_MAX: usize = 16_384;
 /// Descriptors of one name at most: what the system passes on at once (SCM_MAX_FD).
-pub const FDS_MAX: usize = 253;
+pub const FDS_MAX: usize = sys::fd_message::FDS_MAX;
 /// Names at most: four for each NIC of a host.
 pub const HELD_MAX: usize = 65_536;
 

@@ -2,14 +2,11 @@
 //! it is, the length of a name, the name and a note; with descriptors or none. Daemons speak so to
 //! each other, too ([`Parts`]), with words of their own.
 
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io::{self, IoSlice};
+use std::os::fd::{BorrowedFd, OwnedFd};
 
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
-};
+use rustix::net::{RecvFlags, SendFlags};
+use sys::fd_message;
 
 use crate::{FDS_MAX, NAME_MAX, NOTE_MAX};
 
@@ -87,17 +84,8 @@ pub fn send_parts(
         IoSlice::new(name.as_bytes()),
         IoSlice::new(note),
     ];
-    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
-    let mut control = SendAncillaryBuffer::new(&mut room);
-    if !fds.is_empty() {
-        control.push(SendAncillaryMessage::ScmRights(fds));
-    }
-    loop {
-        match sendmsg(socket, &parts, &mut control, SendFlags::NOSIGNAL) {
-            Err(rustix::io::Errno::INTR) => continue,
-            other => return other.map(drop).map_err(io::Error::from),
-        }
-    }
+    fd_message::send(socket, &parts, fds, SendFlags::empty())?;
+    Ok(())
 }
 
 /// The next one; `None`: the other end is gone. One that is not well-formed is an error, after
@@ -133,30 +121,15 @@ fn malformed(why: &'static str) -> io::Error {
 /// Nothing came in time, or it is not well-formed; then the next can be had.
 pub fn receive_parts(socket: &OwnedFd) -> io::Result<Option<Parts>> {
     let mut bytes = vec![0; MESSAGE_MAX + 1];
-    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
-    let mut control = RecvAncillaryBuffer::new(&mut room);
-    let received = loop {
-        let mut parts = [IoSliceMut::new(&mut bytes)];
-        let flags = RecvFlags::CMSG_CLOEXEC;
-        match recvmsg(socket.as_fd(), &mut parts, &mut control, flags) {
-            Err(rustix::io::Errno::INTR) => continue,
-            other => break other?,
-        }
-    };
-    let mut fds = Vec::new();
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(rights) = message {
-            fds.extend(rights);
-        }
-    }
+    let received = fd_message::receive(socket, &mut bytes, FDS_MAX, RecvFlags::empty())?;
     // There is no message of no bytes.
-    if received.bytes == 0 {
+    if received.len == 0 {
         return Ok(None);
     }
-    if received.flags.contains(ReturnFlags::CTRUNC) {
+    if received.fds_lost {
         return Err(malformed("the limit of open files is reached"));
     }
-    let message = bytes.get(..received.bytes).unwrap_or_default();
+    let message = bytes.get(..received.len).unwrap_or_default();
     let [verb, len, rest @ ..] = message else {
         return Err(malformed("a message is too short"));
     };
@@ -171,6 +144,6 @@ pub fn receive_parts(socket: &OwnedFd) -> io::Result<Option<Parts>> {
         verb: *verb,
         name: name.to_owned(),
         note: note.to_owned(),
-        fds,
+        fds: received.fds,
     }))
 }

@@ -23,6 +23,7 @@ pub mod bpf_array;
 pub mod confine;
 pub mod cycles;
 pub mod ethtool;
+pub mod fd_message;
 pub mod handed;
 pub mod held_name;
 pub mod huge;

@@ -6,8 +6,7 @@
 //! Waits are bounded by [`PATIENCE`].
 
 use crate::PATIENCE;
-use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read};
-use std::mem::MaybeUninit;
+use std::io::{self, ErrorKind, IoSlice, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -16,10 +15,8 @@ use ::io::guest_memory::RegionSpec;
 use ::io::vhost::features::{self, protocol};
 use ::io::vhost::request::*;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
-};
+use rustix::net::{RecvFlags, SendFlags};
+use sys::fd_message;
 
 use crate::ring_driver::Guest;
 use crate::ring_driver::queue::Queue;
@@ -27,9 +24,6 @@ use crate::ring_driver::queue::Queue;
 const VERSION: u32 = 1;
 const NEED_REPLY: u32 = 1 << 3;
 const REPLY: u32 = 1 << 2;
-
-/// Most descriptors that [`Frontend::send`] takes: more than the protocol allows.
-const FDS: usize = 16;
 
 /// A ring as a VMM describes it; addresses are the VMM's.
 #[derive(Debug)]
@@ -163,21 +157,13 @@ impl Frontend {
     pub fn advise(&mut self) -> io::Result<OwnedFd> {
         self.send(POSTCOPY_ADVISE, &[], &[])?;
         let mut bytes = [0; 12];
-        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = RecvAncillaryBuffer::new(&mut room);
-        let into = &mut [IoSliceMut::new(&mut bytes)];
-        rustix::net::recvmsg(&self.socket, into, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+        let received = fd_message::receive(&self.socket, &mut bytes, 1, RecvFlags::empty())?;
         if bytes[..] != message(POSTCOPY_ADVISE, VERSION | REPLY, &[])[..] {
             let what = format!("{bytes:02x?} is no reply to POSTCOPY_ADVISE");
             return Err(io::Error::new(ErrorKind::InvalidData, what));
         }
-        let mut rights = control.drain().filter_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
-            _ => None,
-        });
-        rights
-            .next()
-            .ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "no descriptor came along"))
+        let fd = received.fds.into_iter().next();
+        fd.ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "no descriptor came along"))
     }
 
     /// Hands over memory whose pages are still elsewhere, of one region, after POSTCOPY_LISTEN:
@@ -312,20 +298,8 @@ impl Frontend {
 
     /// Sends any bytes, and descriptors with the first of them.
     pub fn send_bytes(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS))];
-        let mut control = SendAncillaryBuffer::new(&mut room);
-        if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
-            return Err(io::Error::new(
-                ErrorKind::InvalidInput,
-                "more descriptors than a test needs",
-            ));
-        }
-        let sent = rustix::net::sendmsg(
-            &self.socket,
-            &[IoSlice::new(bytes)],
-            &mut control,
-            SendFlags::NOSIGNAL,
-        )?;
+        let parts = [IoSlice::new(bytes)];
+        let sent = fd_message::send(&self.socket, &parts, fds, SendFlags::empty())?;
         io::Write::write_all(&mut &self.socket, &bytes[sent..])
     }
 

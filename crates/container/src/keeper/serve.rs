@@ -1,17 +1,17 @@
 //! The keeper's own side: one request after the other, each by a thread that enters the namespace
 //! and ends.
 
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use netlink::change::Changes;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recvmsg, send};
+use rustix::net::{RecvFlags, SendFlags, send};
 use rustix::thread::{
     CapabilitySet, CapabilitySets, LinkNameSpaceType, capabilities, move_into_link_name_space,
     set_capabilities, set_no_new_privs,
 };
+use sys::fd_message;
 
-use super::{Inside, MESSAGE_MAX, Request, parts};
+use super::{Inside, MESSAGE_MAX, Request};
 
 /// Serves the socket that is standard input until its other end is closed. The error is a sentence.
 pub fn serve() -> Result<(), String> {
@@ -50,21 +50,12 @@ fn keep_little() -> rustix::io::Result<()> {
 /// The next request and the namespace that came with it; `None`: the daemon is gone.
 fn next(socket: BorrowedFd<'_>) -> rustix::io::Result<Option<(Vec<u8>, Option<OwnedFd>)>> {
     let mut buffer = vec![0; MESSAGE_MAX];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::CMSG_CLOEXEC;
-    let received = recvmsg(socket, &mut parts(&mut buffer), &mut ancillary, flags)?;
-    if received.bytes == 0 {
+    let received = fd_message::receive(socket, &mut buffer, 1, RecvFlags::empty())?;
+    if received.len == 0 {
         return Ok(None);
     }
-    let mut namespace = None;
-    for message in ancillary.drain() {
-        if let RecvAncillaryMessage::ScmRights(fds) = message {
-            namespace = fds.last();
-        }
-    }
-    buffer.truncate(received.bytes);
-    Ok(Some((buffer, namespace)))
+    buffer.truncate(received.len);
+    Ok(Some((buffer, received.fds.into_iter().next())))
 }
 
 /// Runs something on a thread that is in the namespace.

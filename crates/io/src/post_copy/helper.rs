@@ -3,8 +3,7 @@
 //! Each message between the two is three words of 64 bits over a socket of packets. What the daemon
 //! is told by this process it does not rely on: who has its memory watched may write it.
 
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -13,12 +12,10 @@ use std::sync::{Arc, Barrier, Mutex, PoisonError};
 
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, Shutdown, SocketFlags, SocketType,
-};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType};
 use rustix::process::{Pid, Signal, kill_process_group};
 use sys::confine::{self, Limits, UNLIMITED};
+use sys::fd_message;
 use sys::userfault::Userfault;
 
 use crate::fault_guard;
@@ -83,46 +80,24 @@ pub(super) fn send(
     flags: SendFlags,
 ) -> Result<(), Errno> {
     let bytes: Vec<u8> = said.words().iter().flat_map(|w| w.to_ne_bytes()).collect();
-    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut room);
-    let files = file.map(|file| [file]);
-    if let Some(files) = &files {
-        control.push(SendAncillaryMessage::ScmRights(files));
-    }
-    let flags = flags | SendFlags::NOSIGNAL;
-    let bytes = [IoSlice::new(&bytes)];
-    rustix::io::retry_on_intr(|| rustix::net::sendmsg(socket, &bytes, &mut control, flags))?;
-    Ok(())
+    let files = file.as_slice();
+    fd_message::send(socket, &[IoSlice::new(&bytes)], files, flags).map(drop)
 }
 
 /// Waits for what is said, and the descriptor that comes with it. `None`: the other side has gone,
 /// or says what nobody says.
 pub(super) fn receive(socket: BorrowedFd<'_>) -> Option<(Said, Option<OwnedFd>)> {
     let mut bytes = [0; size_of::<Words>()];
-    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut room);
-    let received = loop {
-        let mut into = [IoSliceMut::new(&mut bytes)];
-        let flags = RecvFlags::CMSG_CLOEXEC;
-        match rustix::net::recvmsg(socket, &mut into, &mut control, flags) {
-            Err(Errno::INTR) => {}
-            received => break received.ok()?,
-        }
-    };
-    let mut fd = None;
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(mut rights) = message {
-            fd = rights.next();
-        }
-    }
-    if received.bytes != bytes.len() {
+    let received = fd_message::receive(socket, &mut bytes, 1, RecvFlags::empty()).ok()?;
+    if received.len != bytes.len() {
         return None;
     }
     let word = |at: usize| {
         let word = bytes[8 * at..][..8].try_into();
         u64::from_ne_bytes(word.expect("eight bytes"))
     };
-    Some((Said::from_words([word(0), word(1), word(2)])?, fd))
+    let said = Said::from_words([word(0), word(1), word(2)])?;
+    Some((said, received.fds.into_iter().next()))
 }
 
 /// A helper that runs. It ends when this is dropped.

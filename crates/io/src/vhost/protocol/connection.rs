@@ -1,16 +1,14 @@
 //! One VMM's socket: bytes in, messages to the session, replies out. Never waits.
 
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
-};
+use rustix::net::{RecvFlags, SendFlags};
+use sys::fd_message;
+use sys::poll::{Interest, Poller};
 use tracing::warn;
 
 use crate::vhost::nic_options::NicOptions;
@@ -19,7 +17,6 @@ use crate::vhost::protocol::message::{FDS_MAX, MessageError, Problem, Reader};
 use crate::vhost::protocol::saved::{LeftError, Saved};
 use crate::vhost::protocol::session::Session;
 use crate::vhost::protocol::sink::PortState;
-use sys::poll::{Interest, Poller};
 
 /// Reads from one VMM, of a message each at most, before the others have their turn.
 const TURN: usize = 64;
@@ -229,20 +226,14 @@ impl Connection {
     /// True when everything was sent.
     fn send(&mut self) -> Result<bool, Errno> {
         while !self.out.is_empty() {
-            let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-            let mut control = SendAncillaryBuffer::new(&mut room);
-            let descriptor = self.descriptor.as_ref().map(|fd| [fd.as_fd()]);
-            if let Some(descriptor) = &descriptor {
-                control.push(SendAncillaryMessage::ScmRights(descriptor));
-            }
-            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            let descriptor = self.descriptor.as_ref().map(|fd| fd.as_fd());
             let bytes = [IoSlice::new(&self.out)];
-            match rustix::net::sendmsg(&self.socket, &bytes, &mut control, flags) {
+            let flags = SendFlags::DONTWAIT;
+            match fd_message::send(&self.socket, &bytes, descriptor.as_slice(), flags) {
                 Ok(sent) => {
                     self.descriptor = None;
                     self.out.drain(..sent);
                 }
-                Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Ok(false),
                 Err(error) => return Err(error),
             }
@@ -253,39 +244,23 @@ impl Connection {
     /// Reads once, and handles the message if that completed one. False when there is nothing to
     /// read.
     fn receive(&mut self) -> Result<bool, Progress> {
-        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
-        let mut control = RecvAncillaryBuffer::new(&mut room);
-        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        let space = self.reader.space();
-        let received = match rustix::net::recvmsg(
-            &self.socket,
-            &mut [IoSliceMut::new(space)],
-            &mut control,
-            flags,
-        ) {
+        let (space, flags) = (self.reader.space(), RecvFlags::DONTWAIT);
+        let received = match fd_message::receive(&self.socket, space, FDS_MAX, flags) {
             Ok(received) => received,
-            Err(Errno::INTR) => return Ok(true),
             Err(Errno::AGAIN) => return Ok(false),
             Err(_) => return Err(Progress::Gone),
         };
-        // Every descriptor has an owner from here on: what is not used is closed.
-        let mut fds = Vec::new();
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(rights) = message {
-                fds.extend(rights);
-            }
-        }
-        if received.flags.contains(ReturnFlags::CTRUNC) {
+        if received.fds_lost {
             let request = self.reader.request();
             return Err(self.broken(MessageError {
                 request,
                 problem: Problem::DescriptorsLost,
             }));
         }
-        if received.bytes == 0 {
+        if received.len == 0 {
             return Err(Progress::Gone);
         }
-        match self.reader.filled(received.bytes, fds) {
+        match self.reader.filled(received.len, received.fds) {
             Ok(None) => {}
             Ok(Some(message)) => {
                 let outcome = self.session.handle(message, Instant::now());
