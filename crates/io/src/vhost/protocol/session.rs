@@ -43,6 +43,7 @@ use crate::vhost::protocol::pair::{self, Common, Owner, Pair};
 use crate::vhost::protocol::request::{self, LogSpec, Request, RingAddresses, RingFd};
 use crate::vhost::protocol::ring_state::{Base, Log, RingInfo, RingState};
 use crate::vhost::protocol::saved::{Copies, LeftError, Saved, SavedRing};
+use crate::vhost::protocol::session::memory::PostCopyStage;
 use crate::vhost::protocol::sink::{PortKey, PortSink, PortState};
 use crate::vhost::virtqueue::notifier;
 
@@ -99,12 +100,7 @@ pub struct Session {
     features: Option<u64>,
     protocol_features: u64,
     memory: Option<Arc<GuestMemory>>,
-    /// Pages of the guest's memory are still elsewhere, or may be: after POSTCOPY_ADVISE.
-    post_copy: Option<PostCopy>,
-    /// Between POSTCOPY_LISTEN and POSTCOPY_END: memory that is mapped has pages that are missing.
-    arriving: bool,
-    /// The VMM does not watch yet what was mapped last: nothing of it may be waited for.
-    unwatched: bool,
+    post_copy: PostCopyStage,
     /// What goes with the next reply.
     descriptor: Option<OwnedFd>,
     /// Rung when rings can run that could not for want of pages.
@@ -152,9 +148,7 @@ impl Session {
             features: None,
             protocol_features: 0,
             memory: None,
-            post_copy: None,
-            arriving: false,
-            unwatched: false,
+            post_copy: PostCopyStage::Off,
             descriptor: None,
             bell: None,
             regions: Vec::new(),
@@ -196,8 +190,8 @@ impl Session {
         self.status = status.map_err(|_| LeftError("has a number that cannot be"))?;
         if saved.arriving {
             let unasked = PostCopy::unasked(self.bell.clone());
-            self.post_copy = Some(unasked.map_err(|_| LeftError("cannot be waited for"))?);
-            self.arriving = true;
+            let unasked = unasked.map_err(|_| LeftError("cannot be waited for"))?;
+            self.post_copy = PostCopyStage::listening(unasked);
         }
         for request in saved.into_requests() {
             if let Err(breach) = self.apply(request, Instant::now()) {
@@ -257,7 +251,7 @@ impl Session {
             mtu: self.mtu.map(u64::from),
             status: self.status.into(),
             link_up: self.link_up,
-            arriving: self.arriving,
+            arriving: self.is_arriving(),
             regions: regions.collect(),
             rings: rings.collect(),
         })
@@ -368,7 +362,7 @@ impl Session {
     pub fn end(mut self) {
         self.unplug_all();
         self.memory = None;
-        self.post_copy = None;
+        self.post_copy = PostCopyStage::Off;
         self.set_state(PortState::Disconnected);
     }
 
@@ -743,12 +737,12 @@ impl Session {
     fn plug(&mut self) -> Result<(), Breach> {
         let mut result = Ok(());
         // Before a look, so that no page that comes after it is missed.
-        let post_copy = self.post_copy.as_ref().filter(|_| self.arriving);
-        if let Some(post_copy) = post_copy {
-            post_copy.wait();
+        let arriving = self.post_copy.arriving();
+        if let Some(arriving) = arriving {
+            arriving.wait();
         }
-        if let (Some(memory), Some(features), false) = (&self.memory, self.features, self.unwatched)
-        {
+        let memory = self.memory.as_ref().filter(|_| self.post_copy.may_wait());
+        if let (Some(memory), Some(features)) = (memory, self.features) {
             let common = Common {
                 memory,
                 features,
@@ -760,10 +754,10 @@ impl Session {
                 result = result.and(plugged);
             }
         }
-        if let Some(post_copy) = post_copy
+        if let Some(arriving) = arriving
             && !self.pairs.iter().any(Pair::awaits_pages)
         {
-            post_copy.wait_no_more();
+            arriving.wait_no_more();
         }
         let mut faults = self.pairs.iter().enumerate();
         let fault = faults.find_map(|(number, pair)| match (number, pair.fault()?) {

@@ -17,10 +17,47 @@ use crate::vhost::protocol::request::{self, RegionId};
 use crate::vhost::protocol::ring_state::RingState;
 use crate::vhost::protocol::session::Session;
 
+/// How far a VMM is with a guest that runs here before its memory (post-copy).
+#[derive(Default)]
+pub(super) enum PostCopyStage {
+    /// It has not spoken of any, or all memory is here.
+    #[default]
+    Off,
+    /// After POSTCOPY_ADVISE: there may be one.
+    Advised(PostCopy),
+    /// From POSTCOPY_LISTEN to POSTCOPY_END: memory that is mapped has pages that are missing.
+    Listening {
+        pages: PostCopy,
+        /// The VMM watches what was mapped last: before that nothing of it may be waited for.
+        is_watched: bool,
+    },
+}
+
+impl PostCopyStage {
+    /// Nothing is mapped yet.
+    pub fn listening(pages: PostCopy) -> PostCopyStage {
+        let is_watched = true;
+        PostCopyStage::Listening { pages, is_watched }
+    }
+
+    /// What has come of memory whose pages are still elsewhere.
+    pub fn arriving(&self) -> Option<&PostCopy> {
+        match self {
+            PostCopyStage::Listening { pages, .. } => Some(pages),
+            _ => None,
+        }
+    }
+
+    /// A page that is missing may be waited for.
+    pub fn may_wait(&self) -> bool {
+        !matches!(self, PostCopyStage::Listening { is_watched, .. } if !is_watched)
+    }
+}
+
 impl Session {
     /// Pages of the guest's memory are still elsewhere.
     pub(in crate::vhost) fn is_arriving(&self) -> bool {
-        self.arriving
+        self.post_copy.arriving().is_some()
     }
 
     /// This VMM has cost the server time with who waits for pages, and is to be offered that no
@@ -31,7 +68,7 @@ impl Session {
 
     /// Rings do not run for want of pages.
     pub(in crate::vhost) fn awaits_pages(&self) -> bool {
-        self.arriving && self.pairs.iter().any(Pair::awaits_pages)
+        self.is_arriving() && self.pairs.iter().any(Pair::awaits_pages)
     }
 
     /// Runs rings that can run now.
@@ -80,10 +117,10 @@ impl Session {
     /// Where a region is in what the VMM is told of missing pages, which it has to know before
     /// anything waits there. `None`: it is not told.
     fn here(&self, region: RegionNumbers) -> Option<u64> {
-        let post_copy = self.post_copy.as_ref().filter(|_| self.arriving)?;
+        let arriving = self.post_copy.arriving()?;
         // A VMM that cannot be told waits for the answer all the same.
         let [_, _, told, _] = region;
-        Some(post_copy.addr(region).unwrap_or(told))
+        Some(arriving.addr(region).unwrap_or(told))
     }
 
     pub(super) fn remove_region(&mut self, id: RegionId) -> Result<(), Breach> {
@@ -109,26 +146,26 @@ impl Session {
         }
         // The files are needed again by a VMM that adds and removes single regions, and by the next
         // process.
-        let again = self.protocol_features & protocol::CONFIGURE_MEM_SLOTS != 0 || self.arriving;
+        let slots = self.protocol_features & protocol::CONFIGURE_MEM_SLOTS != 0;
+        let again = slots || self.is_arriving();
         let specs = if again || self.copies.is_some() {
             let again = self.regions.iter().map(RegionSpec::try_clone);
             again.collect::<Result<_, _>>()?
         } else {
             std::mem::take(&mut self.regions)
         };
-        let arriving = self.post_copy.as_ref().filter(|_| self.arriving);
-        let memory = match arriving {
-            None => {
+        let memory = match &mut self.post_copy {
+            PostCopyStage::Off | PostCopyStage::Advised(_) => {
                 // All of it came before the guest.
-                self.post_copy = None;
+                self.post_copy = PostCopyStage::Off;
                 GuestMemory::with(specs, self.nic.missing_pages)?
             }
-            Some(post_copy) => {
-                self.unwatched = post_copy.is_asked();
+            PostCopyStage::Listening { pages, is_watched } => {
+                *is_watched = !pages.is_asked();
                 // That says whether the regions are possible: first.
                 let memory = GuestMemory::with(specs, MissingPages::Refused)?;
                 let arrivals = self.regions.iter().map(|region| {
-                    let arrivals = post_copy.arrivals(region.numbers(), &region.fd)?;
+                    let arrivals = pages.arrivals(region.numbers(), &region.fd)?;
                     Ok((region.guest_addr, arrivals))
                 });
                 let arrivals = arrivals.collect::<Result<_, _>>();
@@ -146,19 +183,18 @@ impl Session {
         let Some(program) = self.nic.page_helper else {
             return Err(Breach::Unanswerable { request });
         };
-        if self.arriving {
-            return Err(Breach::Late);
-        }
-        if let Some(post_copy) = &self.post_copy {
+        self.descriptor = match &self.post_copy {
+            PostCopyStage::Listening { .. } => return Err(Breach::Late),
             // QEMU (7.2) asks once for every pair of queues.
-            self.descriptor = post_copy.userfault().map_err(Breach::Copy)?;
-            return Ok(Reply::Descriptor);
-        }
-        let started = PostCopy::start(program, self.bell.clone());
-        let (post_copy, descriptor) =
-            started.map_err(|error| Breach::PostCopy { request, error })?;
-        self.post_copy = Some(post_copy);
-        self.descriptor = Some(descriptor);
+            PostCopyStage::Advised(pages) => pages.userfault().map_err(Breach::Copy)?,
+            PostCopyStage::Off => {
+                let started = PostCopy::start(program, self.bell.clone());
+                let (pages, descriptor) =
+                    started.map_err(|error| Breach::PostCopy { request, error })?;
+                self.post_copy = PostCopyStage::Advised(pages);
+                Some(descriptor)
+            }
+        };
         Ok(Reply::Descriptor)
     }
 
@@ -168,13 +204,16 @@ impl Session {
         if self.memory.is_some() {
             return Err(Breach::Late);
         }
-        if self.post_copy.is_none() {
-            // Another process was asked to wait, whose place this one has taken.
-            let unasked = PostCopy::unasked(self.bell.clone());
-            let request = request::POSTCOPY_LISTEN;
-            self.post_copy = Some(unasked.map_err(|error| Breach::PostCopy { request, error })?);
-        }
-        self.arriving = true;
+        let pages = match std::mem::take(&mut self.post_copy) {
+            PostCopyStage::Advised(pages) | PostCopyStage::Listening { pages, .. } => pages,
+            PostCopyStage::Off => {
+                // Another process was asked to wait, whose place this one has taken.
+                let unasked = PostCopy::unasked(self.bell.clone());
+                let request = request::POSTCOPY_LISTEN;
+                unasked.map_err(|error| Breach::PostCopy { request, error })?
+            }
+        };
+        self.post_copy = PostCopyStage::listening(pages);
         let nic = &self.nic.name;
         info!(nic, "the guest is here before its memory");
         Ok(())
@@ -183,16 +222,9 @@ impl Session {
     /// All pages are here, or it came to nothing.
     pub(super) fn end_post_copy(&mut self) -> Result<Reply, Breach> {
         self.negotiated(protocol::PAGEFAULT, request::POSTCOPY_END)?;
-        let was_arriving = std::mem::take(&mut self.arriving);
-        let post_copy = self.post_copy.take();
-        if was_arriving {
-            self.unwatched = false;
+        if let PostCopyStage::Listening { pages, .. } = std::mem::take(&mut self.post_copy) {
             self.map(request::POSTCOPY_END)?;
-        }
-        if let Some(post_copy) = post_copy
-            && was_arriving
-        {
-            let (nic, asked) = (&self.nic.name, post_copy.asked_for());
+            let (nic, asked) = (&self.nic.name, pages.asked_for());
             info!(
                 nic,
                 "all of the guest's memory is here, {asked} pages of it asked for"
@@ -203,10 +235,10 @@ impl Session {
 
     /// The VMM knows where the memory is that it was told of, and says whether it watches it.
     pub(super) fn watched(&mut self, request: u32, value: u64) -> Result<(), Breach> {
-        if !self.arriving || value != 0 {
-            return Err(Breach::Watched { request, value });
+        match &mut self.post_copy {
+            PostCopyStage::Listening { is_watched, .. } if value == 0 => *is_watched = true,
+            _ => return Err(Breach::Watched { request, value }),
         }
-        self.unwatched = false;
         Ok(())
     }
 }
