@@ -525,6 +525,7 @@ async fn serve(
     let mut watched = workers.watched();
     watched.extend(Watched::runtime("API", &Handle::current()));
     watched.push(Watched::vhost(&app.vhost)?);
+    watched.push(Watched::controller(&app.operations)?);
     let watchdog = Watchdog::start(watched, settings.hang_secs, app.health.clone())?;
     app.upgrade.set_pause(watchdog.pause());
     announce(settings, &app, predecessor.is_none());

@@ -16,10 +16,13 @@ use std::time::Duration;
 use io::vhost::{PortKey, Server};
 use sd_notify::NotifyState;
 
+use crate::app::Operations;
 use crate::deaths;
 
 /// Between two looks.
 const LOOK: Duration = Duration::from_secs(1);
+/// How much longer than a thread an operation may take: one that makes thousands of devices does.
+const OPERATION_TIMES: u32 = 30;
 /// A key that no NIC has.
 const NO_NIC: PortKey = PortKey(u32::MAX);
 
@@ -51,6 +54,8 @@ enum Sign {
 pub struct Watched {
     name: String,
     sign: Box<dyn Fn() -> Sign + Send>,
+    /// How many times as long as others it may stand still.
+    times: u32,
 }
 
 impl Watched {
@@ -59,6 +64,7 @@ impl Watched {
         Watched {
             name,
             sign: Box::new(move || Sign::At(pulse.0.load(Ordering::Relaxed))),
+            times: 1,
         }
     }
 
@@ -80,29 +86,57 @@ impl Watched {
             Watched {
                 name: format!("{name} thread {index}"),
                 sign: Box::new(sign),
+                times: 1,
             }
         };
         (0..metrics.num_workers()).map(worker).collect()
     }
 
-    /// The thread of the vhost-user server, which is asked something by a thread that may hang with
-    /// it.
+    /// The thread of the vhost-user server.
     pub fn vhost(server: &Arc<Server>) -> Result<Watched, String> {
-        let (pulse, server) = (Arc::new(Pulse::default()), Arc::downgrade(server));
+        let server = Arc::downgrade(server);
+        let ask = move || {
+            let server = Weak::upgrade(&server);
+            let asked = server.map(|server| drop(server.nic(NO_NIC)));
+            asked.is_some()
+        };
+        Watched::asked("the vhost-user thread", 1, ask)
+    }
+
+    /// The controller, which every operation of either API has for itself while it runs.
+    pub fn controller(operations: &Arc<Operations>) -> Result<Watched, String> {
+        let operations = Arc::downgrade(operations);
+        let ask = move || {
+            let operations = Weak::upgrade(&operations);
+            let asked = operations.map(|operations| drop(operations.control()));
+            asked.is_some()
+        };
+        Watched::asked("an operation of the API", OPERATION_TIMES, ask)
+    }
+
+    /// Something that answers when it is asked, by a thread that may hang with it: once a second,
+    /// until `ask` says that it is gone. It may take `times` as long as a thread that works.
+    fn asked(
+        name: &str,
+        times: u32,
+        ask: impl Fn() -> bool + Send + 'static,
+    ) -> Result<Watched, String> {
+        let pulse = Arc::new(Pulse::default());
         let beats = pulse.clone();
         let ask = move || {
-            while let Some(server) = Weak::upgrade(&server) {
-                let _ = server.nic(NO_NIC);
-                drop(server);
+            while ask() {
                 beats.beat();
                 std::thread::sleep(LOOK);
             }
         };
         std::thread::Builder::new()
-            .name("vhost-asked".into())
+            .name("asks".into())
             .spawn(ask)
-            .map_err(|e| format!("the thread that asks the vhost-user server: {e}"))?;
-        Ok(Watched::pulse("the vhost-user thread".into(), pulse))
+            .map_err(|e| format!("the thread that asks {name}: {e}"))?;
+        Ok(Watched {
+            times,
+            ..Watched::pulse(name.into(), pulse)
+        })
     }
 }
 
@@ -120,6 +154,11 @@ impl Seen {
             last: Sign::Idle,
             still: 0,
         }
+    }
+
+    /// Nothing has moved for so many looks, or as many times that as it may.
+    fn hangs(&self, looks: u32) -> bool {
+        self.still >= looks.saturating_mul(self.watched.times)
     }
 
     /// Looks again. Gives for how many looks nothing has moved.
@@ -264,16 +303,17 @@ fn watch(watched: Vec<Watched>, patience: u32, health: &Health, phase: &(Mutex<P
 
 /// One look at all of them.
 fn look(all: &mut [Seen], patience: u32, health: &Health) {
-    let still: Vec<u32> = all.iter_mut().map(Seen::look).collect();
+    all.iter_mut().for_each(|seen| {
+        seen.look();
+    });
     // Who is still for half of that is told of: there may be time to look elsewhere.
-    health.set(still.iter().all(|looks| *looks < patience.div_ceil(2)));
-    if still.iter().all(|looks| *looks < patience) {
+    let half = patience.div_ceil(2);
+    health.set(!all.iter().any(|seen| seen.hangs(half)));
+    if !all.iter().any(|seen| seen.hangs(patience)) {
         return;
     }
-    for (seen, looks) in all.iter().zip(&still) {
-        if *looks >= patience.div_ceil(2) {
-            tracing::error!("{} has not moved for {looks} s", seen.watched.name);
-        }
+    for seen in all.iter().filter(|seen| seen.hangs(half)) {
+        tracing::error!("{} has not moved for {} s", seen.watched.name, seen.still);
     }
     tracing::error!(
         "the daemon ends, to be started again: it hangs (--hang-secs says how long is too long)"
@@ -298,6 +338,7 @@ mod tests {
         let mut idle = Seen::new(Watched {
             name: "idle".into(),
             sign: Box::new(|| Sign::Idle),
+            times: 1,
         });
         assert_eq!([idle.look(), idle.look(), idle.look()], [0; 3]);
     }
@@ -331,6 +372,36 @@ mod tests {
         // It has moved: the count begins anew.
         let moves = (0..400).any(|_| worst(&mut all) == 0);
         assert!(moves);
+    }
+
+    #[test]
+    fn an_operation_that_does_not_end_is_seen_after_longer() {
+        let lock = Arc::new(Mutex::new(()));
+        let held = lock.lock().unwrap();
+        let (asks, asked) = std::sync::mpsc::channel();
+        let other = lock.clone();
+        let ask = move || asks.send(()).is_ok() && other.lock().is_ok();
+        let mut seen = Seen::new(Watched::asked("an operation", 3, ask).unwrap());
+        asked.recv().unwrap();
+        let looks = (0..7).map(|_| {
+            seen.look();
+            [seen.hangs(1), seen.hangs(2)]
+        });
+        let hangs: Vec<_> = looks.collect();
+        assert_eq!(
+            hangs[2..],
+            [
+                [false; 2],
+                [true, false],
+                [true, false],
+                [true, false],
+                [true; 2]
+            ]
+        );
+        drop(held);
+        // It was asked again.
+        asked.recv().unwrap();
+        assert_eq!(seen.look(), 0);
     }
 
     #[test]
