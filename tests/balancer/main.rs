@@ -25,7 +25,7 @@ use testkit::Result;
 type Session = fn(&mut Stage) -> Result<()>;
 
 /// In the order in which they run, with the mode of the balancer's interface.
-const TRIALS: [(&str, &str, Session); 36] = [
+const TRIALS: [(&str, &str, Session); 39] = [
     (
         "flows_are_spread_and_counted",
         "native",
@@ -58,6 +58,17 @@ const TRIALS: [(&str, &str, Session); 36] = [
         upgrade::keeps_flows,
     ),
     ("an_upgrade_keeps_flows_at_tc", "tc", upgrade::keeps_flows),
+    ("a_kill_keeps_flows", "native", upgrade::a_kill_keeps_flows),
+    (
+        "a_kill_keeps_flows_in_generic_mode",
+        "generic",
+        upgrade::a_kill_keeps_flows,
+    ),
+    (
+        "a_kill_keeps_flows_at_tc",
+        "tc",
+        upgrade::a_kill_keeps_flows,
+    ),
     (
         "an_upgrade_keeps_datagrams_and_sticky_clients",
         "native",

@@ -1,5 +1,5 @@
-//! Another program takes the daemon's place: flows, counters and checks go on, and so does what is
-//! remembered of datagrams and sticky clients.
+//! Another program takes the daemon's place, or it is killed, or stopped and started: flows,
+//! counters and checks go on, and so does what is remembered of datagrams and sticky clients.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use butterfly_tests::lab::check;
 use butterfly_tests::web::Connections;
 use serde_json::Value;
 use testkit::netns::Namespace;
-use testkit::{PATIENCE, Result, other_program};
+use testkit::{PATIENCE, Result, other_program, wait_for};
 
 use crate::clients::{Addresses, Flows, Namers};
 use crate::stage::{SERVICE, Stage, VIP, service};
@@ -25,6 +25,33 @@ const NONE: &str = "counter packets 0 bytes 0";
 /// Neither when a program takes over, nor when one fails that has put its programs in place
 /// already.
 pub fn keeps_flows(stage: &mut Stage) -> Result<()> {
+    flows_go_on(stage, upgrades)
+}
+
+/// The same of a daemon that is killed, or stopped, and started: its programs go on meanwhile.
+pub fn a_kill_keeps_flows(stage: &mut Stage) -> Result<()> {
+    flows_go_on(stage, kills)?;
+    // Told to end for good it leaves nothing: whoever held programs for it ends, too.
+    stage.daemon.cli("service interface add eth0")?;
+    wait_for("the service to be there again", PATIENCE, || {
+        Ok(stage.open(1).is_ok().then_some(()))
+    })?;
+    stage.daemon.cli("shutdown --yes")?;
+    let keeper = stage.daemon.dir().join("keeper");
+    wait_for("the keeper to end", PATIENCE, || {
+        Ok((!keeper.exists()).then_some(()))
+    })?;
+    let programs = stage.balancer.ok("ip -d link show eth0")?;
+    check(
+        !programs.contains("prog/xdp"),
+        &format!("the interface has no program:\n{programs}"),
+    )
+}
+
+fn flows_go_on(
+    stage: &mut Stage,
+    happens: fn(&mut Daemon, &Namespace) -> Result<()>,
+) -> Result<()> {
     stage.restart(&["--store", "{dir}/store", "--keeper", "{dir}/keeper"])?;
     stage.set_services(&format!(
         "service add {SERVICE} --server 10.1.2.10 10.1.2.11 10.1.2.12 --check tcp \
@@ -70,7 +97,7 @@ pub fn keeps_flows(stage: &mut Stage) -> Result<()> {
             }
             Ok::<_, String>(opened)
         });
-        let done = upgrades(daemon, balancer);
+        let done = happens(daemon, balancer);
         stop.store(true, Ordering::Relaxed);
         let asked = asking.join().map_err(|_| "who asks panicked")?;
         let opened = opening.join().map_err(|_| "who opens panicked")?;
@@ -265,6 +292,28 @@ fn upgrades(daemon: &mut Daemon, balancer: &Namespace) -> Result<()> {
         let log = daemon.log();
         let count = log.matches(said).count();
         check(count == times, &format!("'{said}', {count} times:\n{log}"))?;
+    }
+    Ok(())
+}
+
+/// By turns it is killed, as a crash would, and stopped, as systemd does.
+fn kills(daemon: &mut Daemon, balancer: &Namespace) -> Result<()> {
+    let interfaces = daemon.cli("service interface list")?;
+    let mut before = servers(daemon)?;
+    for turn in 0..TURNS {
+        for (how, happens) in [
+            ("kill", Daemon::kill_and_restart as fn(&mut Daemon) -> _),
+            ("stop", Daemon::stop_and_restart),
+        ] {
+            happens(daemon)?;
+            let said = |e| format!("{how} {turn}: {e}\n{}", daemon.log());
+            goes_on(daemon, balancer, &mut before).map_err(said)?;
+            let now = daemon.cli("service interface list")?;
+            check(
+                now == interfaces,
+                &format!("modes stay:\n{interfaces}\n{now}"),
+            )?;
+        }
     }
     Ok(())
 }

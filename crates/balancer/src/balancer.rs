@@ -16,7 +16,7 @@ use crate::counters::Meters;
 use crate::error::Error;
 use crate::flows::{Memory, now_ns};
 use crate::halves::Halves;
-use crate::handover::Maps;
+use crate::handover::{KeepTables, Maps};
 use crate::hop::Hop;
 use crate::layout::{self, LINKS};
 use crate::numbers::Numbers;
@@ -65,6 +65,7 @@ pub struct Balancer {
     /// What is in force stays so: `services` and `hops` wait ([`is_held`](Self::is_held)).
     pub(crate) held: bool,
     pub(crate) known: BTreeMap<u32, Interface>,
+    pub(crate) keep: Option<KeepTables>,
 }
 
 impl Balancer {
@@ -106,6 +107,7 @@ impl Balancer {
             hops: BTreeMap::new(),
             held: false,
             known: BTreeMap::new(),
+            keep: None,
             program,
         })
     }
@@ -239,6 +241,10 @@ impl Balancer {
             if self.register.servers.of(owner) != Some(number) {
                 self.meters.reset(number)?;
             }
+        }
+        // Before any flow is a number's that nobody else knows.
+        if let Some(keep) = &mut self.keep {
+            keep.tell(&register, &image);
         }
         self.halves.publish(image)?;
         self.register = register;

@@ -7,9 +7,13 @@
 //! tables that the one before has in force ([`Balancer::leave`], [`Balancer::take_up`]). From then
 //! on the one before changes nothing, until it [goes on](Balancer::go_on) or ends.
 //!
+//! Where the one before may be killed, somebody has its maps and is told of its tables at each
+//! change ([`Balancer::keep_tables`]): the next one takes up those.
+//!
 //! What is handed over is read as if an enemy had written it.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::num::NonZeroU16;
 use std::os::fd::{AsFd, OwnedFd};
@@ -83,6 +87,22 @@ struct LeftServer {
     /// 4 or 6.
     family: u8,
     reserved: u8,
+}
+
+/// Who is told of what the next process is to take up, should this one be killed.
+pub(crate) struct KeepTables(Box<TellTables>);
+type TellTables = dyn FnMut(&[u8]) + Send;
+
+impl KeepTables {
+    pub fn tell(&mut self, register: &Register, image: &Image) {
+        (self.0)(&write(register, image));
+    }
+}
+
+impl fmt::Debug for KeepTables {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("KeepTables")
+    }
 }
 
 /// The maps of the process before.
@@ -188,6 +208,22 @@ impl Balancer {
         self.register = register;
         self.held = false;
         self.put_in_force(self.services.clone(), self.hops.clone(), Some(&before))
+    }
+
+    /// Has `keep` told of what this one would [leave](Self::leave), now and before each change of
+    /// it is in force: should this process be killed, another one may [take it up](Self::take_up).
+    pub fn keep_tables(&mut self, keep: impl FnMut(&[u8]) + Send + 'static) {
+        let mut keep = KeepTables(Box::new(keep));
+        // What is to be taken up first is still kept.
+        if !self.held {
+            keep.tell(&self.register, self.halves.image());
+        }
+        self.keep = Some(keep);
+    }
+
+    /// Whether this is what a balancer with the same options has left.
+    pub fn can_take_up(&self, left: &[u8]) -> bool {
+        read(left, &self.settings, now_ns()).is_some()
     }
 
     /// Services wait for [`take_up`](Self::take_up) or [`go_on`](Self::go_on).

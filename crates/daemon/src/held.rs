@@ -19,8 +19,10 @@ use io::vhost::{LeftSession, SessionKeeper};
 use keeper::Keeper;
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use sd_notify::NotifyState;
+use sys::handed::{Handed, Items};
 
 use crate::deaths;
+use crate::upgrade::words::file_of;
 
 /// How long a keeper that was started may take until it listens.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -336,6 +338,64 @@ impl Held {
         }
     }
 
+    /// Has something held of a kind, that is of this name there, instead of what was.
+    pub fn hold_item(&self, kind: &str, name: &str, item: &Handed) {
+        let fds: Vec<_> = item.fds.iter().map(AsFd::as_fd).collect();
+        let held = self
+            .keeper
+            .hold(&format!("{kind} {name}"), &item.note, &fds);
+        if let Err(e) = held {
+            tracing::error!("the {kind} '{name}' goes with this daemon: {e}");
+        }
+    }
+
+    /// Lets something of a kind go, unless the next daemon is to find all.
+    pub fn release_item(&self, kind: &str, name: &str) {
+        if self.is_staying() {
+            return;
+        }
+        if let Err(e) = self.keeper.release(&format!("{kind} {name}")) {
+            tracing::error!("the {kind} '{name}' may still be held: {e}");
+        }
+    }
+
+    /// Lets all of a kind go.
+    pub fn release_items(&self, kind: &str) {
+        for name in self.keeper.names(|name| is_of(kind, name)) {
+            if let Err(e) = self.keeper.release(&name) {
+                tracing::error!("what is held as '{name}' may still be: {e}");
+            }
+        }
+    }
+
+    /// Takes up all of a kind that a daemon before has left, by what is behind the kind's name and
+    /// a blank.
+    pub fn left_items(&self, kind: &str) -> Items {
+        let left = self.keeper.left(|name| is_of(kind, name));
+        let items = left.into_iter().filter_map(|name| {
+            let taken = self.keeper.take(&name);
+            let taken = taken.inspect_err(|e| tracing::error!("'{name}' is not taken up: {e}"));
+            let keeper::Held { note, fds } = taken.ok().flatten()?;
+            Some((name[kind.len() + 1..].to_owned(), Handed { note, fds }))
+        });
+        items.collect()
+    }
+
+    /// Has bytes held, instead of those that were.
+    pub fn hold_bytes(&self, kind: &str, name: &str, bytes: &[u8]) {
+        match file_of(bytes) {
+            Ok(file) => self.hold_item(
+                kind,
+                name,
+                &Handed {
+                    note: Vec::new(),
+                    fds: vec![file],
+                },
+            ),
+            Err(e) => tracing::error!("the {kind} '{name}' goes with this daemon: {e}"),
+        }
+    }
+
     /// Lets the memory of connections go: they are elsewhere, or to be forgotten. And the notes of
     /// ends: this daemon ends as it was told to. And counters, unless the next daemon is to find
     /// all.
@@ -352,7 +412,7 @@ impl Held {
     pub fn release_left(&self) {
         match self.keeper.release_left() {
             Ok(names) if names.is_empty() => (),
-            Ok(names) => tracing::info!("of no NIC any more, and gone: {}", names.join(", ")),
+            Ok(names) => tracing::info!("left, and wanted no more: {}", names.join(", ")),
             Err(e) => tracing::error!("what is of no NIC any more may still be there: {e}"),
         }
     }
@@ -394,6 +454,12 @@ fn say_held(nic: &str, released: Result<(), keeper::Error>) {
     if let Err(e) = released {
         tracing::error!(nic, "its VMM's connection may still be held: {e}");
     }
+}
+
+/// Whether something is held of this kind.
+fn is_of(kind: &str, name: &str) -> bool {
+    let rest = name.strip_prefix(kind);
+    rest.is_some_and(|rest| rest.starts_with(' '))
 }
 
 /// What the names of sessions begin with.

@@ -53,7 +53,7 @@ use crate::states::{InterfaceStates, PortStates, record_interface, record_port};
 use crate::stored::{self, Stored};
 use crate::underlay::{self, NextHopTask};
 use crate::unix_socket::{self, NicSockets};
-use crate::upgrade::{self, Predecessor, Upgrade, Upgraded};
+use crate::upgrade::{self, Predecessor, Upgrade, Upgraded, words};
 use crate::uplinks::{self, Breaks, Uplinks};
 use crate::watchdog::{Watchdog, Watched};
 use crate::worker_thread::{WorkerOptions, WorkerThreads};
@@ -288,16 +288,33 @@ async fn serve(
             .unwrap_or_default()
     };
     // Those that programs of ours run on, of all features.
-    let interfaces = Interfaces::handed(handed("point"));
+    let left_held = held.as_ref().filter(|_| predecessor.is_none());
+    let points = match left_held {
+        Some(held) => held.left_items(words::POINT),
+        None => handed(words::POINT),
+    };
+    let left_points: Vec<String> = points.keys().cloned().collect();
+    let mut interfaces = Interfaces::handed(points);
+    if let Some(held) = held.clone() {
+        interfaces.keep_points(move |name, point| match point {
+            Some(point) => held.hold_item(words::POINT, name, &point),
+            None => held.release_item(words::POINT, name),
+        });
+    }
     let interfaces = Arc::new(Mutex::new(interfaces));
     let kernel = Arc::new(Kernel::default());
     let interface_states = InterfaceStates::default();
+    let (balanced, known_health) = match left_held {
+        Some(held) => balancer::left(held),
+        None => (handed("balancer"), None),
+    };
     let engine = Arc::new(balancer::Engine::new(
         settings.balance_max_flows,
         interfaces.clone(),
         kernel.clone(),
         interface_states.clone(),
-        handed("balancer"),
+        balanced,
+        held.clone(),
     ));
     let setup = uplinks::Setup {
         dpdk: dpdk_uplink(settings)?,
@@ -384,7 +401,11 @@ async fn serve(
             };
             let (held, switch) = (held.clone(), switch.clone());
             let folder = settings.socket_dir.clone();
-            let controller = load(controller, stored.clone(), held, switch, folder).await?;
+            let mut controller = load(controller, stored.clone(), held, switch, folder).await?;
+            if let Some(known) = known_health {
+                let taken = tokio::task::block_in_place(|| controller.take_up_health(known));
+                taken.map_err(|e| format!("servers' health: {e}"))?;
+            }
             if let Some(next_hops) = &mut next_hops {
                 next_hops.prepare(controller.reach(), &learnt).await;
             }
@@ -459,7 +480,7 @@ async fn serve(
                 listeners: listeners.noted(),
                 held: held.clone(),
                 left_behind,
-                interfaces,
+                interfaces: interfaces.clone(),
                 changes: gate.changes().clone(),
             }),
         },
@@ -469,6 +490,11 @@ async fn serve(
         .start(&settings.sflow, settings.sflow_rate, app.clone())?;
     let events = app.control().subscribe();
     take_interfaces(settings, &app).await?;
+    if let Some(held) = left_held {
+        let (engine, interfaces, held) = (engine.clone(), interfaces, held.clone());
+        let take_up = move || take_up_left(&engine, &interfaces, &held, &left_points);
+        waiting(take_up).await?;
+    }
     starting.store(false, Ordering::Relaxed);
 
     let mut tasks = JoinSet::new();
@@ -881,6 +907,26 @@ fn take_links(
     interfaces.take_over().map_err(|e| e.to_string())
 }
 
+/// Goes on with services where a daemon that was killed or stopped has ended, and has the programs
+/// of this one run where that one's did. What nobody wants any more goes.
+fn take_up_left(
+    balancer: &balancer::Engine,
+    interfaces: &Mutex<Interfaces>,
+    held: &Held,
+    points: &[String],
+) -> Result<(), String> {
+    balancer.take_up_left()?;
+    let mut interfaces = interfaces.lock().unwrap_or_else(PoisonError::into_inner);
+    interfaces.take_over().map_err(|e| e.to_string())?;
+    for point in points.iter().filter(|point| !interfaces.is_kept(point)) {
+        held.release_item(words::POINT, point);
+    }
+    if balancer.running().is_none() {
+        balancer.release();
+    }
+    Ok(())
+}
+
 /// The end, after another program has taken over: nothing is taken down.
 async fn give_way(upgraded: &Upgraded, mut tasks: JoinSet<()>) -> ! {
     // Calls that are running are answered.
@@ -1066,11 +1112,19 @@ async fn take_down(
                 Ok(count) => tracing::info!("{count} connections are left for the next daemon"),
                 Err(why) => tracing::error!("no connections are left for the next daemon: {why}"),
             }
+            if app.balancer.stay() {
+                tracing::info!("services are balanced on, as they are, for the next daemon");
+            }
         }
         // They are in the file, or not to be found again.
         held.iter().for_each(|held| held.release_flows());
         if let Err(e) = app.control().apply(Config::default(), false) {
             tracing::warn!("not everything could be taken down: {e}");
+        }
+        if !leave {
+            app.balancer.release();
+            held.iter()
+                .for_each(|held| held.release_items(words::POINT));
         }
         workers.stop();
     });

@@ -152,6 +152,20 @@ impl Keeper {
         Ok(Some(taken))
     }
 
+    /// The names of what this daemon has held, of those that `which` takes.
+    pub fn names(&self, which: impl Fn(&str) -> bool) -> Vec<String> {
+        let state = self.lock();
+        let names = state.ours.keys().filter(|name| which(name));
+        names.cloned().collect()
+    }
+
+    /// The names of what was left and nobody has taken up, of those that `which` takes.
+    pub fn left(&self, which: impl Fn(&str) -> bool) -> Vec<String> {
+        let state = self.lock();
+        let names = state.left.keys().filter(|name| which(name));
+        names.cloned().collect()
+    }
+
     /// The first descriptor of what was left under this name, which stays left.
     pub fn look(&self, name: &str) -> io::Result<Option<OwnedFd>> {
         let state = self.lock();
@@ -227,8 +241,7 @@ impl Keeper {
     /// Has those closed whose names `which` takes, as [`release_left`](Self::release_left) does
     /// all.
     pub fn release_left_of(&self, which: impl Fn(&str) -> bool) -> Result<Vec<String>, Error> {
-        let left = self.lock().left.keys().cloned().collect::<Vec<String>>();
-        let left: Vec<String> = left.into_iter().filter(|name| which(name)).collect();
+        let left = self.left(which);
         left.iter().try_for_each(|name| self.release(name))?;
         Ok(left)
     }

@@ -50,6 +50,15 @@ impl Link {
         Link(link)
     }
 
+    /// The interface that the program is on; 0: it has gone. `None`: the kernel does not say
+    /// (before Linux 5.10).
+    pub fn ifindex(&self) -> Option<u32> {
+        let path = format!("/proc/self/fdinfo/{}", self.0.as_raw_fd());
+        let info = std::fs::read_to_string(path).ok()?;
+        let mut lines = info.lines();
+        lines.find_map(|line| line.strip_prefix("ifindex:")?.trim().parse().ok())
+    }
+
     /// For another process: the program is there until both have closed it.
     pub fn try_clone(&self) -> Result<OwnedFd, Error> {
         self.0.try_clone()

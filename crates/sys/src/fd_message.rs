@@ -1,5 +1,5 @@
-//! Messages over Unix sockets that descriptors come with (unix(7), SCM_RIGHTS). A call that a signal
-//! interrupts is made again.
+//! Messages over Unix sockets that descriptors come with (unix(7), SCM_RIGHTS). A call that a
+//! signal interrupts is made again.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;

@@ -109,7 +109,12 @@ impl Attachment {
         let modes = [Mode::Native, Mode::Generic, Mode::Tc];
         let mode = modes.into_iter().find(|known| known.to_string() == mode)?;
         let [link] = handed.take()?;
-        let link = Held::Link(Link::handed(link));
+        let link = Link::handed(link);
+        // The interface may have gone, and another one may have its number.
+        if link.ifindex().is_some_and(|its| its != ifindex) {
+            return None;
+        }
+        let link = Held::Link(link);
         let why = Some(why.to_owned()).filter(|why| !why.is_empty());
         Some(Attachment {
             waits: true,

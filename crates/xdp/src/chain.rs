@@ -63,6 +63,19 @@ pub struct Interfaces {
     handed: BTreeMap<(u32, Hook), Attachment>,
     /// NICs that another process has had leave VLAN tags in.
     handed_tags: BTreeSet<u32>,
+    keep: Option<Keep>,
+    /// Points that it has been told of, by name.
+    kept: BTreeSet<String>,
+}
+
+/// Who has points [outlive](Interfaces::keep_points) this process.
+struct Keep(Box<TellPoint>);
+type TellPoint = dyn Fn(&str, Option<Handed>) + Send;
+
+impl fmt::Debug for Keep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Keep")
+    }
 }
 
 /// A program as a member of the chain.
@@ -112,6 +125,42 @@ impl Interfaces {
         interfaces
     }
 
+    /// Has `keep` told of each point that the load balancer comes to run at, by its name and as it
+    /// is [handed over](Self::hand_over), and with `None` of each that it leaves: who has the point
+    /// meanwhile has its programs go on when this process is killed. Not of those that are there
+    /// already. A point at tc without a link of its own (a kernel before 6.6) cannot outlive us.
+    pub fn keep_points(&mut self, keep: impl Fn(&str, Option<Handed>) + Send + 'static) {
+        self.keep = Some(Keep(Box::new(keep)));
+    }
+
+    /// Whether somebody [has](Self::keep_points) the point of this name.
+    pub fn is_kept(&self, name: &str) -> bool {
+        self.kept.contains(name)
+    }
+
+    /// Tells of a point where features have come or gone.
+    fn tell(&mut self, ifindex: u32, hook: Hook) {
+        let Some(Keep(keep)) = &self.keep else { return };
+        let balanced = self.attached.get(&(ifindex, hook)).filter(|attached| {
+            let mut features = attached.features.iter();
+            features.any(|feature| *feature == Feature::Balancer)
+        });
+        let name = hook.name(ifindex);
+        match balanced.map(|attached| attached.attachment.hand_over()) {
+            Some(Ok(point)) => {
+                keep(&name, Some(point));
+                self.kept.insert(name);
+            }
+            // It ends with us.
+            Some(Err(_)) => {}
+            None => {
+                if self.kept.remove(&name) {
+                    keep(&name, None);
+                }
+            }
+        }
+    }
+
     /// All points, for a process that is to run its programs there.
     ///
     /// # Errors
@@ -119,14 +168,7 @@ impl Interfaces {
     pub fn hand_over(&self) -> Result<Items, Error> {
         let mut items = Items::new();
         for ((ifindex, hook), attached) in &self.attached {
-            let place = match hook {
-                Hook::Xdp => "xdp",
-                Hook::Tc => "tc",
-            };
-            items.insert(
-                format!("{place} {ifindex}"),
-                attached.attachment.hand_over()?,
-            );
+            items.insert(hook.name(*ifindex), attached.attachment.hand_over()?);
         }
         let kept = self.tags.iter().filter(|(_, kept)| {
             let kept = kept.upgrade();
@@ -210,6 +252,7 @@ impl Interfaces {
             self.remove_at(ifindex, feature, hook);
             return Err(error);
         }
+        self.tell(ifindex, hook);
         let attachment = &self.attached[&(ifindex, hook)].attachment;
         Ok((attachment.mode(), attachment.why_generic()))
     }
@@ -246,6 +289,7 @@ impl Interfaces {
         };
         self.programs.retain(|member, _| used(member));
         let _ = self.link_up(hook);
+        self.tell(ifindex, hook);
     }
 
     /// What runs on an interface, in order.
@@ -311,6 +355,14 @@ impl Interfaces {
 }
 
 impl Hook {
+    /// What a point is called where it is handed over.
+    fn name(self, ifindex: u32) -> String {
+        match self {
+            Hook::Xdp => format!("xdp {ifindex}"),
+            Hook::Tc => format!("tc {ifindex}"),
+        }
+    }
+
     fn of(mode: Option<Mode>) -> Hook {
         match mode {
             Some(Mode::Tc) => Hook::Tc,

@@ -23,7 +23,12 @@ pub trait Paths: Send + Sync + 'static {
 /// earlier than was thought.
 pub async fn check<P: Paths>(app: Arc<App>, due: Arc<Notify>, programs: Programs, paths: P) {
     let mut running: JoinSet<(Job<Target>, Result<(), String>)> = JoinSet::new();
+    let mut told = 0;
     loop {
+        let changes = app.balancer.changes();
+        if changes != std::mem::replace(&mut told, changes) {
+            block_in_place(|| app.balancer.hold_health(&app.control().known_health()));
+        }
         let (probes, next) = block_in_place(|| {
             let mut control = app.control();
             let probes = control.due_checks();

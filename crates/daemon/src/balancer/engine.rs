@@ -5,10 +5,11 @@ mod attached;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use balancer::{Balancer, Follower, Options, Reason, ServerCounters, ServiceKey, Services};
-use control::{InterfaceStatus, Target};
+use control::{InterfaceStatus, KnownHealth, Target};
 use netlink::Kinds;
 use rustix::net::{AddressFamily, SocketType, netdevice};
 use sys::handed::{Handed, Items};
@@ -16,13 +17,23 @@ use tokio::runtime::Handle;
 use xdp::{Interfaces, Mode};
 
 use self::attached::Attached;
+use super::handover;
 use super::plane::{Counters, ServerHop, Stats};
 use super::probe::Door;
+use crate::held::Held;
 use crate::kernel::Kernel;
 use crate::states::InterfaceStates;
+use crate::upgrade::words::bytes_of;
 
-/// The name of what is handed over.
+/// What is held for the next daemon, by its kind and name there; the maps are handed over as that,
+/// too.
+const HELD: &str = "balancer";
 const MAPS: &str = "maps";
+const TABLES: &str = "tables";
+const HEALTH: &str = "health";
+
+/// Bytes of tables, or of what is known of health, at the most.
+const BYTES_MAX: u64 = 1 << 30;
 
 /// The balancer, once somebody has asked for it.
 pub struct Engine {
@@ -33,6 +44,14 @@ pub struct Engine {
     running: Mutex<Option<Arc<Running>>>,
     /// What the daemon before has run by, until it is loaded here.
     handed: Mutex<Option<Handed>>,
+    /// The tables of one that was killed or stopped, until they are in force.
+    tables: Mutex<Option<Vec<u8>>>,
+    /// Where what the next daemon is to find is held.
+    held: Option<Arc<Held>>,
+    /// How often services or servers' health have changed.
+    changes: AtomicU64,
+    /// Nothing is taken down: the next daemon finds all as it is.
+    staying: AtomicBool,
     /// The way of health checks into the room: opened by the first check.
     door: Arc<Mutex<Option<Arc<Door>>>>,
 }
@@ -46,14 +65,17 @@ pub struct Running {
 
 impl Engine {
     /// Nothing is loaded yet. What becomes of its interfaces is left in `states`. `handed` is what
-    /// the daemon [hands over](Self::hand_over) whose place this one takes, if there is one.
+    /// the daemon [hands over](Self::hand_over) whose place this one takes, or what is held of one
+    /// that has ended; in `held` this one's is.
     pub fn new(
         max_flows: u32,
         programs: Arc<Mutex<Interfaces>>,
         kernel: Arc<Kernel>,
         states: InterfaceStates,
         mut handed: Items,
+        held: Option<Arc<Held>>,
     ) -> Engine {
+        let tables = handed.remove(TABLES).and_then(|item| bytes(TABLES, item));
         Engine {
             options: Options {
                 max_flows,
@@ -64,6 +86,10 @@ impl Engine {
             states,
             running: Mutex::new(None),
             handed: Mutex::new(handed.remove(MAPS)),
+            tables: Mutex::new(tables),
+            held,
+            changes: AtomicU64::new(0),
+            staying: AtomicBool::new(false),
             door: Arc::default(),
         }
     }
@@ -93,12 +119,14 @@ impl Engine {
         }
         let failed = |e: balancer::Error| format!("the load balancer cannot be started: {e}");
         let mirror = Handle::current().block_on(self.kernel.mirror())?;
-        let loaded = match lock(&self.handed).take() {
-            Some(handed) => Balancer::handed(&self.options, handed),
-            None => Balancer::new(&self.options),
-        };
+        let mut balancer = self.load().map_err(failed)?;
+        if let Some(held) = &self.held {
+            held.hold_item(HELD, MAPS, &balancer.hand_over().map_err(failed)?);
+            let held = held.clone();
+            balancer.keep_tables(move |tables| held.hold_bytes(HELD, TABLES, tables));
+        }
         let started = Arc::new(Running {
-            balancer: Mutex::new(loaded.map_err(failed)?),
+            balancer: Mutex::new(balancer),
             follower: Follower::new(mirror).map_err(failed)?,
             interfaces: Mutex::new(Attached::new(self.programs.clone(), self.states.clone())),
         });
@@ -115,6 +143,74 @@ impl Engine {
             self.options.max_flows
         );
         Ok(running.insert(started).clone())
+    }
+
+    /// The program, with the maps of the daemon before where there are some. One that was killed
+    /// or stopped may have been of another version, or have had other limits: then flows begin
+    /// anew.
+    fn load(&self) -> Result<Balancer, balancer::Error> {
+        let Some(handed) = lock(&self.handed).take() else {
+            return Balancer::new(&self.options);
+        };
+        let mut tables = lock(&self.tables);
+        let Some(left) = &*tables else {
+            return Balancer::handed(&self.options, handed);
+        };
+        let why = match Balancer::handed(&self.options, handed) {
+            Ok(balancer) if balancer.can_take_up(left) => return Ok(balancer),
+            Ok(_) => "its tables cannot be".to_owned(),
+            Err(e) => e.to_string(),
+        };
+        tracing::warn!("flows that the daemon before has balanced begin anew: {why}");
+        *tables = None;
+        Balancer::new(&self.options)
+    }
+
+    /// Goes on where a daemon that was killed or stopped has ended. The error is a sentence.
+    pub fn take_up_left(&self) -> Result<(), String> {
+        let Some(left) = lock(&self.tables).take() else {
+            return Ok(());
+        };
+        self.take_up(Some(&left))?;
+        if self.running().is_some() {
+            tracing::info!("flows stay with the servers that the daemon before has chosen");
+        }
+        Ok(())
+    }
+
+    /// Lets go of what is held, unless the next daemon is to find it.
+    pub fn release(&self) {
+        if let Some(held) = &self.held {
+            held.release_items(HELD);
+        }
+    }
+
+    /// How often services or servers' health have changed.
+    pub fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Relaxed)
+    }
+
+    /// Has what is known of servers' health held, for a daemon after one that is killed.
+    pub fn hold_health(&self, known: &KnownHealth) {
+        if let Some(held) = &self.held {
+            held.hold_bytes(HELD, HEALTH, &handover::write(known));
+        }
+    }
+
+    /// From now on nothing changes, and nothing is taken down: programs balance as they do, and
+    /// the next daemon goes on with that. Whether there is anything.
+    pub fn stay(&self) -> bool {
+        let Some(running) = self.running().filter(|_| self.held.is_some()) else {
+            return false;
+        };
+        self.staying.store(true, Ordering::Relaxed);
+        // What is dropped lets go of interfaces.
+        std::mem::forget((running, self.programs.clone()));
+        true
+    }
+
+    fn is_staying(&self) -> bool {
+        self.staying.load(Ordering::Relaxed)
     }
 
     /// What the daemon that takes this one's place runs by.
@@ -159,10 +255,11 @@ impl Engine {
 
     /// Makes the services these, all or nothing. The error is a sentence.
     pub fn apply(&self, services: Services) -> Result<(), String> {
-        if services.is_empty() && self.running().is_none() {
+        if self.is_staying() || services.is_empty() && self.running().is_none() {
             return Ok(());
         }
         let running = self.start()?;
+        self.changes.fetch_add(1, Ordering::Relaxed);
         let known = lock(&running.balancer).services().targets();
         let applied = match services.targets().is_subset(&known) {
             true => lock(&running.balancer).apply(services),
@@ -198,6 +295,9 @@ impl Engine {
 
     /// Gives an interface back; whether it was one.
     pub fn delete_interface(&self, name: &str) -> bool {
+        if self.is_staying() {
+            return true;
+        }
         let running = self.running();
         running.is_some_and(|running| lock(&running.interfaces).give_back(name, &running))
     }
@@ -267,6 +367,29 @@ impl Engine {
             .map(|target| (target, way(target.1)))
             .collect()
     }
+}
+
+/// What is held of a daemon that was killed or stopped, and what it knew of servers' health.
+pub fn left(held: &Held) -> (Items, Option<KnownHealth>) {
+    let mut items = held.left_items(HELD);
+    // Flows say nothing without the tables that their numbers are of.
+    if !items.contains_key(TABLES) {
+        items.clear();
+    }
+    let health = items.remove(HEALTH).and_then(|item| bytes(HEALTH, item));
+    let read = |bytes: Vec<u8>| {
+        let said = |e: &String| tracing::warn!("servers' health is not taken up: {e}");
+        handover::read(&bytes).inspect_err(said).ok()
+    };
+    (items, health.and_then(read))
+}
+
+/// The bytes of something that was held.
+fn bytes(name: &str, item: Handed) -> Option<Vec<u8>> {
+    let [file] = item.take()?;
+    let read = bytes_of(file, BYTES_MAX);
+    let said = |e: &std::io::Error| tracing::warn!("what is held as '{name}' cannot be read: {e}");
+    read.inspect_err(said).ok()
 }
 
 /// Takes interfaces that come back and lets go of those that went, for ever.

@@ -277,7 +277,7 @@ impl Upgrade {
         given.links = true;
         give_all(next, "uplink", app.uplinks.hand_over()?)?;
         let points = lock(&self.interfaces).hand_over();
-        give_all(next, "point", points.map_err(|e| e.to_string())?)?;
+        give_all(next, words::POINT, points.map_err(|e| e.to_string())?)?;
         give_all(next, "balancer", app.balancer.hand_over()?)?;
         next.say(Word::All, "", b"", &[])?;
         let ready = next.receive(Word::Ready, PREPARES_WITHIN)?;

@@ -125,6 +125,9 @@ impl Line {
     }
 }
 
+/// What the points of interfaces that programs run at are handed over as, and held.
+pub const POINT: &str = "point";
+
 /// Bytes of any length as a descriptor.
 pub fn file_of(bytes: &[u8]) -> std::io::Result<OwnedFd> {
     let mut file = std::fs::File::from(memfd_create("butterfly-upgrade", MemfdFlags::CLOEXEC)?);
