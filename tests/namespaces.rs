@@ -162,7 +162,7 @@ fn a_connection_is_cut_and_does_not_return(pair: &Pair) -> Result<()> {
     const RULE: &str = "right --ip-proto tcp --port 5201";
     pair.daemon.cli(&format!("sg rule add {RULE}"))?;
     let _server = pair.serve()?;
-    let client = pair
+    let mut client = pair
         .left
         .start("client", "iperf3 -c 10.1.0.2 -t 120 -b 50M")?;
     let moves = |moving: bool| {
@@ -178,13 +178,19 @@ fn a_connection_is_cut_and_does_not_return(pair: &Pair) -> Result<()> {
     pair.daemon.cli(&format!("sg rule del {RULE}"))?;
     moves(false)?;
     // A connection begins with a SYN: the rule's return does not revive one whose state was cut ...
-    pair.daemon.cli(&format!("sg rule add {RULE}"))?;
+    pair.daemon.cli(&format!(
+        "sg add --silent-midstream right + sg rule add {RULE}"
+    ))?;
     check(moves(true).is_err(), "a connection that was cut stays cut")?;
     // ... unless the group says otherwise.
     pair.daemon.cli("sg add --allow-midstream right")?;
     moves(true)?;
-    drop(client);
-    Ok(())
+    // Forgotten, it is ended at once: its client need not wait.
+    pair.daemon.cli(
+        "sg add --allow-midstream=false --silent-midstream=false right + flows kill --port 5201 \
+         --yes",
+    )?;
+    client.wait(PATIENCE).map(drop)
 }
 
 /// The kernel of one side computes and cuts everything itself; the other side's does not mind.

@@ -195,6 +195,12 @@ fn every_refusal_is_named() -> Result<()> {
         }
         dropped(daemon, line, reason)?;
     }
+    let (_, told) = trace(daemon, "left tcp 10.1.0.2:80 --tcp-flags ack")?;
+    let steps = told["targets"][0]["steps"].to_string();
+    check(
+        steps.contains("its sender gets a reset"),
+        &format!("{told:#}"),
+    )?;
     passes(daemon, "left arp 10.1.0.2")?;
     passes(daemon, "left arp fd01::2")?;
     // Where rules are asked, only ARP and IP pass.

@@ -100,7 +100,7 @@ impl State {
                     rules: rule_set(entry, &model.rules, groups),
                     members: listed.chain(entry.addresses.keys().copied()).collect(),
                     drain: model.removal == Removal::Drain,
-                    allow_midstream: model.allow_midstream,
+                    unknown_tcp: model.unknown_tcp(),
                 };
                 work.rule_sets += 1;
                 work.rules += model.rules.len();
@@ -133,7 +133,7 @@ impl State {
             }
             if touch.whole || !touch.rules.is_empty() {
                 compiled.drain = model.removal == Removal::Drain;
-                compiled.allow_midstream = model.allow_midstream;
+                compiled.unknown_tcp = model.unknown_tcp();
                 work.rule_sets += 1;
                 work.rules += touch.rules.len();
             }

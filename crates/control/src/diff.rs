@@ -281,6 +281,11 @@ pub(crate) fn group_diff(from: Option<&Group>, to: Option<&Group>) -> Option<Gro
         from.allow_midstream.to_string(),
         to.allow_midstream.to_string(),
     );
+    field(
+        "silent_midstream",
+        from.silent_midstream.to_string(),
+        to.silent_midstream.to_string(),
+    );
     let members_added: Vec<IpAddr> = to.members.difference(&from.members).copied().collect();
     let members_removed = from.members.difference(&to.members).copied().collect();
     let staying = from.members.iter().filter(|ip| to.members.contains(*ip));

@@ -64,6 +64,7 @@ fn everything() -> v1::Config {
         ],
         removal: v1::Removal::Drain.into(),
         allow_midstream: true,
+        silent_midstream: true,
     };
     let full = v1::Nic {
         anti_spoof: Some(false),

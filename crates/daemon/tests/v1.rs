@@ -280,6 +280,7 @@ async fn a_group_s_settings_change_and_its_rules_stay() {
         id: "web".into(),
         removal,
         allow_midstream,
+        silent_midstream: None,
     };
     let made = within(client.update_group(update(None, None)))
         .await
@@ -307,6 +308,19 @@ async fn a_group_s_settings_change_and_its_rules_stay() {
         ..with_rule
     };
     assert_eq!(drained, expected);
+    let silent = v1::UpdateGroupRequest {
+        silent_midstream: Some(true),
+        ..update(None, None)
+    };
+    let silenced = within(client.update_group(silent))
+        .await
+        .unwrap()
+        .into_inner();
+    let expected = v1::Group {
+        silent_midstream: true,
+        ..expected
+    };
+    assert_eq!(silenced, expected);
     let refused = within(client.update_group(update(Some(9), None)))
         .await
         .unwrap_err();
@@ -368,6 +382,7 @@ async fn a_group_s_life() {
         rules: vec![echo.clone(), http("::/0")],
         removal: v1::Removal::Drain.into(),
         allow_midstream: true,
+        silent_midstream: true,
         ..group("web")
     };
     let put = v1::PutGroupRequest {

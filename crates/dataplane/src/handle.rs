@@ -21,7 +21,7 @@ use crate::report::PortReport;
 use crate::sampling::Sampler;
 use crate::trial::{Report, Trial};
 use crate::underlay::Underlay;
-use crate::view::View;
+use crate::view::{Difference, View};
 
 /// The worker's thread has ended: nothing will be switched any more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
@@ -30,9 +30,9 @@ pub struct WorkerGone;
 
 /// What a worker is asked to do. Each carries where the answer goes.
 pub(crate) enum Command {
-    /// Put a view in force, in which the NICs of these slots are gone, and the generation of what
+    /// Put a view in force, which differs in this from the one before, and the generation of what
     /// the kernel forwards; the answer: the view before.
-    Publish(Arc<View>, Arc<[PortSlot]>, u32, Sender<Arc<View>>),
+    Publish(Arc<View>, Arc<Difference>, u32, Sender<Arc<View>>),
     /// The kernel may forward flows from now on.
     Kernel(Box<KernelPart>, Sender<()>),
     /// The kernel is told of these directions; the answer: the places that no flow took.

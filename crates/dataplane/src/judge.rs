@@ -9,7 +9,7 @@ use wire::Mac;
 
 use crate::ids::{GroupIdx, RuleSlot};
 use crate::ruleset::{Asked, Direction};
-use crate::snapshot::{AddressPair, PortConfig};
+use crate::snapshot::{AddressPair, PortConfig, UnknownTcp};
 use crate::view::View;
 
 /// Permission for one side of a flow.
@@ -19,8 +19,8 @@ pub(crate) struct Grant {
     pub rule: Option<RuleSlot>,
     /// The rule's group lets flows live on when the rule is taken away.
     pub drain: bool,
-    /// The rule's group lets TCP begin in the middle.
-    pub midstream: bool,
+    /// What the rule's group says of TCP amid an unknown flow.
+    pub unknown_tcp: UnknownTcp,
 }
 
 /// What is asked about: a packet, or a flow by its first one.
@@ -31,7 +31,7 @@ pub(crate) struct Question {
     pub protocol: u8,
     /// Destination port, or ICMP `type << 8 | code`.
     pub selector: Option<u16>,
-    /// Prefer a group that allows to begin in the middle: the packet does.
+    /// The packet is amid a flow: prefer the group that says most of [`UnknownTcp`].
     pub midstream: bool,
 }
 
@@ -129,7 +129,7 @@ fn by_groups(
             look(*index, GroupAnswer::Missing);
             continue;
         };
-        if granted.is_some() && !group.allow_midstream {
+        if granted.is_some_and(|granted| granted.unknown_tcp >= group.unknown_tcp) {
             continue;
         }
         let rule = group.rules.decide(asked, view.groups());
@@ -141,9 +141,9 @@ fn by_groups(
             granted = Some(Grant {
                 rule: Some(rule),
                 drain: group.drain,
-                midstream: group.allow_midstream,
+                unknown_tcp: group.unknown_tcp,
             });
-            if !midstream || group.allow_midstream {
+            if !midstream || group.unknown_tcp == UnknownTcp::Adopt {
                 break;
             }
         }

@@ -128,6 +128,7 @@ pub use learned::{HandedOverMac, LearnedMac, Location};
 pub use left::{Left, LeftEnd};
 pub use left_state::{LeftCounts, LeftLocation, LeftMac, LeftState};
 pub use queue::QueueId;
+pub use replies::{MOVE_SECS, RESETS_A_SECOND, RESETS_OF_A_NIC};
 pub use simulation::Simulation;
 pub use snapshot::*;
 pub use state_memory::{Key, StateMemory};

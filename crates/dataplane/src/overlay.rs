@@ -17,7 +17,7 @@ use foldhash::fast::RandomState;
 use imbl::shared_ptr::DefaultSharedPtr;
 use wire::Mac;
 
-use crate::ids::PortUid;
+use crate::ids::{NetworkIdx, PortUid};
 
 /// Index of a host in [`Snapshot::hosts`](crate::Snapshot::hosts).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -85,6 +85,13 @@ pub enum Flood {
     Hosts(Arc<[HostIdx]>),
     /// One copy to this IP multicast group, which all hosts of the network have joined.
     Group(IpAddr),
+}
+
+/// Where a frame from the wire has come from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Arrival {
+    pub network: NetworkIdx,
+    pub host: IpAddr,
 }
 
 impl Overlay {

@@ -17,11 +17,12 @@ use crate::fragments::{Fragments, Held};
 use crate::ids::{NetworkIdx, PortSlot, PortUid};
 use crate::learned::LearnedMacs;
 use crate::limits::Meter;
+use crate::overlay::Arrival;
 use crate::ports::Ports;
 use crate::queue::QueueId;
 use crate::replies::Replies;
 use crate::round::Wait;
-use crate::round::{Arrival, Case, Fate, Item, Job, Round, Tables};
+use crate::round::{Case, Fate, Item, Job, Round, Tables};
 use crate::sampling::{self, Sampler};
 use crate::shaper::{Shaper, Taken};
 use crate::stages::fast_path::FastPath;
@@ -33,7 +34,7 @@ use crate::time::Now;
 use crate::trial::live::{Live, Outcome, Passed};
 use crate::trial::{self, Stage};
 use crate::underlay::Underlay;
-use crate::view::View;
+use crate::view::{Difference, View};
 use crate::waiting::{Judged, Released, Waiting};
 use crate::wanted::Wanted;
 use crate::watch::{Step, Stopwatch, Watch};
@@ -137,21 +138,23 @@ impl Path {
         }
     }
 
-    /// Puts a view in force and gives the one before. Flows that a NIC had begun which is `gone`
+    /// Puts a view in force and gives the one before. Flows that a NIC had begun which is gone
     /// go at once, or in the next turns where they are many; all others are decided again with
     /// their next packet. What the kernel has forwarded until now, by the `generation` before, is
     /// counted before.
     pub(crate) fn take_up(
         &mut self,
         view: Arc<View>,
-        gone: &[PortSlot],
+        difference: &Difference,
         generation: u32,
+        now: Now,
     ) -> Arc<View> {
         self.begin_generation(generation);
         self.fast_path.forget();
         let before = std::mem::replace(&mut self.view, view);
         self.tables.shaper.note_change();
-        self.gone.extend(gone);
+        self.gone.extend(&difference.gone);
+        self.replies.resets.note_moved(&difference.moved, now);
         self.remove_gone();
         before
     }
@@ -401,6 +404,9 @@ impl Path {
         let all = Sender::Remote(from, network_of(left), &arrivals);
         if let Some((fast_path, _, mut round)) = self.open(all, batch, now) {
             left = fast_path.run_arriving(&mut round, left);
+            if !round.replies.batch.is_empty() {
+                deliver::replies(&mut round, ports);
+            }
         }
         self.watch.mark(Step::FastPath);
         let mut targets = self.jobs.len();
@@ -464,6 +470,9 @@ impl Path {
         if let Some((_, _, mut round)) = self.open(from, batch, now) {
             judge(&mut round, frames, &mut nobody);
             round.jobs.sort_unstable_by_key(|job| job.frame);
+            if !round.replies.batch.is_empty() {
+                deliver::replies(&mut round, ports);
+            }
         }
         self.deliver_arriving(from, batch, ports, now);
         self.note_released();

@@ -10,9 +10,10 @@ use crate::counters::Counters;
 use crate::drop_reason::DropReason;
 use crate::flow::{Entry, Flows, Key, Side};
 use crate::fragments::{DatagramKey, Fragments};
-use crate::ids::{NetworkIdx, PortSlot};
+use crate::ids::PortSlot;
 use crate::judge::{self, Grant, Question};
 use crate::learned::LearnedMacs;
+use crate::overlay::Arrival;
 use crate::queue::QueueId;
 use crate::replies::Replies;
 use crate::shaper::Shaper;
@@ -92,13 +93,6 @@ pub(crate) enum Towards {
     Host(IpAddr),
     /// To all hosts of the network.
     All,
-}
-
-/// Where a frame from the wire has come from.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Arrival {
-    pub network: NetworkIdx,
-    pub host: IpAddr,
 }
 
 /// A job that has to be judged.

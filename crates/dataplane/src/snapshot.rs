@@ -203,8 +203,21 @@ pub struct Group {
     /// Flows admitted by a rule of this group live on when the rule is taken away
     /// (security-groups.md 9).
     pub drain: bool,
-    /// A TCP flow admitted by this group may start in the middle.
-    pub allow_midstream: bool,
+    /// What becomes of TCP that this group lets pass and that is amid an unknown flow.
+    pub unknown_tcp: UnknownTcp,
+}
+
+/// What becomes of a TCP segment amid a flow that nobody knows, where the rules let it pass
+/// (security-groups.md 6). Of several groups that do, the last of this order says it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub enum UnknownTcp {
+    /// It is dropped, and its sender gets a reset.
+    #[default]
+    Reset,
+    /// It is dropped.
+    Drop,
+    /// It passes, and begins a flow. So does SCTP.
+    Adopt,
 }
 
 /// Idle timeouts that are settable per NIC; the others are fixed (security-groups.md 10).

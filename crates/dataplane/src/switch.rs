@@ -209,11 +209,13 @@ impl Switch {
         let (view, difference) = before.next(&snapshot);
         let (epoch, opened) = (snapshot.epoch.0, difference.opened);
         tracing::debug!(epoch, opened, "a snapshot is handed to the workers");
-        let (view, gone): (_, Arc<[PortSlot]>) = (Arc::new(view), difference.gone.into());
+        let (view, difference) = (Arc::new(view), Arc::new(difference));
         // The answers are the views before: they are dropped here and not on the path.
         let handed = self.taps.applied_to(&view);
         let generation = self.end_permits();
-        self.ask_all(|answer| Command::Publish(handed.clone(), gone.clone(), generation, answer))?;
+        self.ask_all(|answer| {
+            Command::Publish(handed.clone(), difference.clone(), generation, answer)
+        })?;
         *published = Some(view);
         if self.workers.len() > 1 {
             // Frames that were judged before may still be on their way to another worker.

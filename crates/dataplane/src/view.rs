@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use io::trace::Trace;
 use io::trace::capture::Tap;
-use wire::Vni;
+use wire::{Mac, Vni};
 
 use crate::address_set::AddressSet;
 use crate::drop_reason::DropReason;
@@ -69,6 +69,8 @@ impl GroupMembers for Groups {
 pub(crate) struct Difference {
     /// Slots whose NIC is another one or none now.
     pub gone: Vec<PortSlot>,
+    /// The MACs of NICs that have come into a network or left it.
+    pub moved: Vec<(NetworkIdx, Mac)>,
     /// NICs for which it was worked out whom they are open to.
     pub opened: usize,
 }
@@ -228,8 +230,18 @@ impl View {
             }
         }
         let uid = port.as_ref().map(|port| port.uid);
+        let place = |port: &PortConfig| (port.uid, port.network, port.mac);
+        let is_at = port.as_deref().map(place);
         let groups = port.as_ref().map_or(Vec::new(), |port| port.groups.clone());
-        if let Some(before) = self.ports.set(index, port) {
+        let before = self.ports.set(index, port);
+        let was_at = before.as_deref().map(place);
+        if was_at != is_at {
+            let both = [was_at, is_at].into_iter().flatten();
+            noted
+                .moved
+                .extend(both.map(|(_, network, mac)| (network, mac)));
+        }
+        if let Some(before) = before {
             for key in addresses(&before) {
                 match self.owned.get(&key).copied() {
                     Some(count) if count > 1 => self.owned.insert(key, count - 1),
@@ -586,6 +598,8 @@ mod tests {
         });
         let (next, difference) = view.next(&second);
         assert_eq!(difference.gone, [PortSlot(3), PortSlot(4)]);
+        let at = |slot: u8| (NetworkIdx(0), Mac([2, 0, 0, 0, 0, slot]));
+        assert_eq!(difference.moved, [at(3), at(4), at(4)]);
         let network = NetworkIdx(0);
         assert!(!next.is_owned(network, address(3)) && view.is_owned(network, address(3)));
         assert!(next.is_owned(network, address(4)) && next.is_owned(network, address(5)));

@@ -446,6 +446,7 @@ fn configs() -> (v1::Config, v1::Config) {
         ],
         removal: v1::Removal::Drain.into(),
         allow_midstream: true,
+        silent_midstream: true,
     };
     let bench = v1::Nic {
         bench: Some(v1::Bench {

@@ -8,7 +8,8 @@
 //! Promises: a frame is delivered, unchanged and once, to whom the model lets it, and to nobody
 //! else; what needs no flow to be there (UDP, echo requests) is delivered where the model lets it;
 //! what goes to the wire goes to hosts of its network, and comes from a NIC; what the switch says
-//! itself are answers for machines on other hosts, to who has asked. A guest that breaks the
+//! itself are answers for machines on other hosts, to who has asked, and resets of connections that
+//! are not known, to who could have them. A guest that breaks the
 //! protocol of its ring is out alone, and back when the same configuration is applied.
 //!
 //! Input: steps, each a byte and what the step takes: see [`Lab::step`]. Every frame is alone: the
@@ -17,6 +18,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use control::model::{
     Binding, Config, Direction, Group, GroupId, Host, Membership, NetworkOptions, Nic, NicId, Peer,
@@ -96,6 +98,8 @@ struct Flow {
 /// A frame as its sender has made it.
 struct Sent {
     bytes: Vec<u8>,
+    /// What answers it where it is amid an unknown connection.
+    reset: Option<Vec<u8>>,
     src: Mac,
     dst: Mac,
     from: Ipv4Addr,
@@ -330,11 +334,18 @@ impl Lab {
         frame.extend_from_slice(&sent.bytes);
         self.wire.send(frame, Offload::default());
         let got = self.run();
-        let back = self.out_of_the_wire(vni, &sent);
-        assert!(back.is_empty(), "back to the wire: {back:?}");
+        let back = self.out_of_the_wire(vni, sent.reset.as_deref().unwrap_or_default());
 
         let config = self.control.config();
         let comes = is_taken(&config, from.into(), vni, &sent);
+        if !back.is_empty() {
+            let why = format!("a reset: {from} has sent {}", sent.says());
+            assert_eq!(back, [IpAddr::from(from)], "{why}");
+            assert!(
+                comes && got.is_empty() && enters(&config, vni, &sent),
+                "{why}"
+            );
+        }
         for (id, frame) in got {
             let nic = &config.nics[&id];
             assert_eq!(frame, sent.bytes, "{id}: another frame than was sent");
@@ -369,7 +380,7 @@ impl Lab {
             return;
         }
         let got = self.run();
-        let told = self.out_of_the_wire(nic.vni, &sent);
+        let told = self.out_of_the_wire(nic.vni, &sent.bytes);
         let why = |to: &dyn std::fmt::Display| format!("{id} sent {} to {to}", sent.says());
 
         let owns = nic.bypass_filtering
@@ -385,8 +396,22 @@ impl Lab {
             self.heard.insert((nic.vni, sent.src, id.clone()));
         }
         let mut reached = BTreeSet::new();
+        let alone = got.len() == 1;
         for (to, frame) in got {
             let target = &config.nics[&to];
+            if to == id && sent.reset.as_ref() == Some(&frame) {
+                let passes = sent
+                    .talk
+                    .is_some_and(|talk| leaves(&config, nic, &sent, talk));
+                let enters = enters(&config, nic.vni, &sent);
+                assert!(goes(self) && passes && enters, "a reset: {}", why(&to));
+                assert!(
+                    alone && told.is_empty(),
+                    "a reset, beside others: {}",
+                    why(&to)
+                );
+                continue;
+            }
             if to == id {
                 answered(&config, nic, &sent, &frame);
                 continue;
@@ -493,7 +518,8 @@ impl Lab {
     fn run(&mut self) -> Vec<(NicId, Vec<u8>)> {
         let (mut got, broken) = {
             let mut world = self.shared.lock();
-            world.sim.run();
+            // Long enough for NICs not to be new for long: those are sent no resets.
+            world.sim.advance(Duration::from_secs(1));
             let broken = std::mem::take(&mut *lock(&world.broken));
             let mut got: BTreeMap<u32, Vec<Vec<u8>>> = BTreeMap::new();
             for (slot, side) in &mut world.sides {
@@ -525,14 +551,14 @@ impl Lab {
         named
     }
 
-    /// What has come to the wire of what was sent in this network: the hosts that it is for.
-    fn out_of_the_wire(&self, vni: Vni, sent: &Sent) -> Vec<IpAddr> {
+    /// What has come to the wire in this network: the hosts that it is for. It is `sent` alone.
+    fn out_of_the_wire(&self, vni: Vni, sent: &[u8]) -> Vec<IpAddr> {
         let mut hosts = Vec::new();
         while let Some((frame, _)) = self.wire.receive() {
             let outer = vxlan::parse(&frame, frame.len(), vxlan::PORT).expect("VXLAN");
             assert_eq!((outer.src, outer.vni), (HERE.into(), vni));
             let inner = &frame[usize::from(outer.inner)..outer.end as usize];
-            assert_eq!(inner, sent.bytes, "another frame on the wire than was sent");
+            assert_eq!(inner, sent, "another frame on the wire than was sent");
             hosts.push(outer.dst);
         }
         hosts
@@ -663,14 +689,31 @@ fn sent(input: &mut Input<'_>, name: u8) -> Sent {
             (mac(to), echo.build(), talk)
         }
     };
+    let is_amid = talk.is_some_and(|talk| talk.protocol == protocol::TCP) && choice & 0x80 != 0;
+    let reset = is_amid.then(|| {
+        let back = build::frame(dst, src).ip(target, from).dont_fragment();
+        back.tcp(ports[1], ports[0], TcpFlags::RST)
+            .window(0)
+            .build()
+    });
     Sent {
         bytes,
+        reset,
         src,
         dst,
         from,
         to: target,
         talk,
     }
+}
+
+/// Whoever has the frame's destination on this host would let it in; who is on another one asks its
+/// own rules.
+fn enters(config: &Config, vni: Vni, sent: &Sent) -> bool {
+    let Some(talk) = sent.talk else { return false };
+    let here = config.nics.values();
+    let mut here = here.filter(|nic| nic.vni == vni && nic.mac == sent.dst);
+    here.all(|nic| allows(config, nic, Direction::Ingress, sent.from, talk))
 }
 
 /// What the switch itself says to a NIC: an answer, for a machine that is bound.

@@ -216,9 +216,10 @@ impl V0 {
     /// v0 can only replace a group whole: one that is there keeps what it has as long as nothing
     /// else changes it between the two requests.
     pub async fn update_group(&mut self, update: v1::UpdateGroupRequest) -> Result<(), Error> {
-        if update.removal.is_some() || update.allow_midstream.is_some() {
+        let midstream = update.allow_midstream.or(update.silent_midstream);
+        if update.removal.is_some() || midstream.is_some() {
             return Err(self.needs_v1(&format!(
-                "removal and allow_midstream of group {}",
+                "removal, allow_midstream and silent_midstream of group {}",
                 update.id
             )));
         }

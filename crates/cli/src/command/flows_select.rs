@@ -159,9 +159,10 @@ fn moved(before: &[v1::Flow], now: &[v1::Flow], time: Duration) -> String {
 #[derive(Args, Debug)]
 #[command(after_help = "\
 All connections that match are forgotten, as if they had been idle for too long. What comes next
-of them is judged by the rules: TCP in the middle of a connection is refused, but for groups with
---midstream (`sg update`); a datagram that is allowed begins anew. So change the rule first, where
-nothing of it is to pass. Between NICs that allow everything there are no connections to forget.
+of them is judged by the rules: TCP in the middle of a connection is ended by a reset, but for
+groups with --allow-midstream or --silent-midstream (`sg add`); a datagram that is allowed begins
+anew. So change the rule first, where nothing of it is to pass. Between NICs that allow everything
+there are no connections to forget.
 
 Where more than one match, a terminal is asked; elsewhere --yes has to be there. The audit log has
 who did it.

@@ -57,6 +57,11 @@ pub struct AddArgs {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
         value_name = "true|false")]
     allow_midstream: Option<bool>,
+    /// API v1: TCP in the middle of a connection that is not known is dropped, and its sender is
+    /// not told by a reset
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
+        value_name = "true|false")]
+    silent_midstream: Option<bool>,
 }
 
 /// What becomes of connections that no rule allows any more.
@@ -121,6 +126,7 @@ async fn add(args: AddArgs, session: &mut Session) -> Result<(), Error> {
                 id: id.clone(),
                 removal: removal.unwrap_or_default().into(),
                 allow_midstream: args.allow_midstream.unwrap_or_default(),
+                silent_midstream: args.silent_midstream.unwrap_or_default(),
                 ..Default::default()
             };
             client.put_group(group).await?;
@@ -129,6 +135,7 @@ async fn add(args: AddArgs, session: &mut Session) -> Result<(), Error> {
                 id: id.clone(),
                 removal: removal.map(Into::into),
                 allow_midstream: args.allow_midstream,
+                silent_midstream: args.silent_midstream,
             };
             client.update_group(update).await?;
         }
@@ -186,6 +193,9 @@ fn print(group: &v1::Group, out: &mut Output) -> Result<(), Error> {
     }
     if group.allow_midstream {
         lines.push(("allow-midstream", "on".into()));
+    }
+    if group.silent_midstream {
+        lines.push(("silent-midstream", "on".into()));
     }
     lines
         .iter()

@@ -13,6 +13,7 @@ pub fn to_v0(group: &v1::Group) -> Result<(v0::Sg, Vec<&'static str>), Untransla
     let lost = [
         ("removal", group.removal() == v1::Removal::Drain),
         ("allow_midstream", group.allow_midstream),
+        ("silent_midstream", group.silent_midstream),
     ];
     let mut rules = Vec::with_capacity(group.rules.len());
     for rule in &group.rules {

@@ -21,10 +21,12 @@ impl Controller {
         id: &GroupId,
         removal: Option<Removal>,
         allow_midstream: Option<bool>,
+        silent_midstream: Option<bool>,
     ) -> Result<Diff, Error> {
         self.change_group(id, |group| {
             group.removal = removal.unwrap_or(group.removal);
             group.allow_midstream = allow_midstream.unwrap_or(group.allow_midstream);
+            group.silent_midstream = silent_midstream.unwrap_or(group.silent_midstream);
         })
     }
 

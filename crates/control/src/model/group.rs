@@ -6,6 +6,7 @@ use super::{
 };
 use crate::error::{Error, quota};
 use crate::limits;
+use dataplane::snapshot::UnknownTcp;
 use imbl::Vector;
 use indexmap::IndexSet;
 use std::collections::{BTreeMap, HashSet};
@@ -38,6 +39,8 @@ pub struct Group {
     pub removal: Removal,
     /// A TCP flow may start without a SYN. Default: no.
     pub allow_midstream: bool,
+    /// TCP amid an unknown flow is dropped in silence and not answered by a reset. Default: no.
+    pub silent_midstream: bool,
 }
 
 /// The order of members and rules counts.
@@ -49,12 +52,14 @@ impl PartialEq for Group {
             rules,
             removal,
             allow_midstream,
+            silent_midstream,
         } = self;
         *id == other.id
             && members.iter().eq(&other.members)
             && *rules == other.rules
             && *removal == other.removal
             && *allow_midstream == other.allow_midstream
+            && *silent_midstream == other.silent_midstream
     }
 }
 
@@ -67,6 +72,16 @@ impl Group {
             rules: Vector::new(),
             removal: Removal::Cut,
             allow_midstream: false,
+            silent_midstream: false,
+        }
+    }
+
+    /// What becomes of TCP that it lets pass and that is amid an unknown flow.
+    pub(crate) fn unknown_tcp(&self) -> UnknownTcp {
+        match (self.allow_midstream, self.silent_midstream) {
+            (true, _) => UnknownTcp::Adopt,
+            (false, true) => UnknownTcp::Drop,
+            (false, false) => UnknownTcp::Reset,
         }
     }
 

@@ -114,12 +114,11 @@ pub fn canonical(controller: &Controller) -> Vec<String> {
                 }
             })
             .collect();
-        let flags = [
-            compiled.drain,
-            compiled.allow_midstream,
-            compiled.rules.has_egress(),
-        ];
-        lines.push(format!("group {id} {members:?} {flags:?} {allowed}"));
+        let flags = [compiled.drain, compiled.rules.has_egress()];
+        let unknown = compiled.unknown_tcp;
+        lines.push(format!(
+            "group {id} {members:?} {flags:?} {unknown:?} {allowed}"
+        ));
     }
     lines.sort();
     lines
@@ -282,16 +281,17 @@ fn a_group() -> impl Strategy<Value = Group> {
         0..5u8,
         members,
         prop::collection::vec(a_rule(), 0..4),
-        any::<[bool; 2]>(),
+        any::<[bool; 3]>(),
     )
-        .prop_map(|(id, members, rules, [drain, allow_midstream])| Group {
+        .prop_map(|(id, members, rules, [drain, allow, silent])| Group {
             members: members
                 .into_iter()
                 .map(|last| ip(&format!("42.0.0.{}", last + 1)))
                 .collect(),
             rules: rules.into(),
             removal: if drain { Removal::Drain } else { Removal::Cut },
-            allow_midstream,
+            allow_midstream: allow,
+            silent_midstream: silent,
             ..Group::new(group_id(&name(id)))
         })
 }

@@ -322,9 +322,13 @@ impl<'a> Permitted<'a> {
         id: &GroupId,
         removal: Option<Removal>,
         allow_midstream: Option<bool>,
+        silent_midstream: Option<bool>,
     ) -> Done<Diff> {
         self.has_group(id)?;
-        Ok(self.control.update_group(id, removal, allow_midstream)?)
+        let midstream = (allow_midstream, silent_midstream);
+        Ok(self
+            .control
+            .update_group(id, removal, midstream.0, midstream.1)?)
     }
 
     pub fn delete_group(&mut self, id: &GroupId) -> Done<Diff> {

@@ -334,6 +334,7 @@ pub fn group(group: v1::Group) -> Result<Group, Error> {
     new.rules = group.rules.iter().map(rule).collect::<Result<_, _>>()?;
     new.removal = removal(&new.id, group.removal)?;
     new.allow_midstream = group.allow_midstream;
+    new.silent_midstream = group.silent_midstream;
     Ok(new)
 }
 

@@ -199,6 +199,7 @@ pub fn group(group: &Group) -> v1::Group {
         }
         .into(),
         allow_midstream: group.allow_midstream,
+        silent_midstream: group.silent_midstream,
     }
 }
 

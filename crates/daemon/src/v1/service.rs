@@ -284,7 +284,8 @@ impl Butterfly for Service {
                 .removal
                 .map(|number| convert::removal(&id, number))
                 .transpose()?;
-            control.update_group(&id, removal, update.allow_midstream)?;
+            let (allow, silent) = (update.allow_midstream, update.silent_midstream);
+            control.update_group(&id, removal, allow, silent)?;
             Ok(group_after(control, &id))
         })
         .await

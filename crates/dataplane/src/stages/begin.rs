@@ -8,7 +8,7 @@ use crate::flow::{Entry, FlowId, Side};
 use crate::flow::{Flows, Key, NONE, NewFlow, Seen, first_state, timeout_secs};
 use crate::judge::{self, Grant};
 use crate::round::{Verdict, count_rules};
-use crate::snapshot::PortConfig;
+use crate::snapshot::{PortConfig, UnknownTcp};
 use crate::stages::redecide::admit;
 use crate::stages::terms::{between, share};
 use crate::time::Now;
@@ -23,6 +23,13 @@ pub(crate) struct First<'a> {
     pub to: &'a PortConfig,
     pub egress: Grant,
     pub ingress: Grant,
+}
+
+impl First<'_> {
+    /// What both sides together say of TCP amid an unknown flow.
+    pub(crate) fn unknown_tcp(&self) -> UnknownTcp {
+        self.egress.unknown_tcp.max(self.ingress.unknown_tcp)
+    }
 }
 
 /// Makes the entry and counts the packet in it. `Ok(None)`: another worker has made it at this
@@ -45,7 +52,7 @@ pub(crate) fn begin(
         egress,
         ingress,
     } = first;
-    let midstream = egress.midstream || ingress.midstream;
+    let midstream = first.unknown_tcp() == UnknownTcp::Adopt;
     let state = first_state(seen, midstream).or_else(|reason| {
         // Between two NICs that allow everything and count connections: such as they had before
         // they did are not cut.

@@ -4,11 +4,13 @@
 use io::frame::BATCH;
 use io::port::TransmitError;
 use io::trace::Direction;
+use wire::parse;
 use wire::vxlan::{self, Outer, ecn};
 
 use crate::drop_reason::DropReason;
 use crate::ids::PortSlot;
 use crate::limits::{Meter, Meters};
+use crate::overlay::Arrival;
 use crate::ports::{Handed, Ports, refusal};
 use crate::round::{Fate, Job, NO_CASE, Round, Verdict, drop_frame};
 use crate::shaper::Taken;
@@ -261,22 +263,65 @@ pub(crate) fn outer_of(round: &Round, hop: &ReadyHop, job: Job) -> Outer {
     outer
 }
 
-/// What the switch answers to the sender itself, who is a NIC.
+/// What the switch answers to senders itself: the round's NIC, or machines of other hosts.
+#[cold]
 pub(crate) fn replies(round: &mut Round, ports: &mut Ports) {
-    let (nic, batch) = (round.nic, &round.replies.batch);
-    for index in 0..batch.len() {
-        match ports.transmit(nic.slot, batch, index) {
-            // Counted by the worker that it was handed to.
-            Ok(false) => {}
-            Ok(true) => {
-                let len = batch.frames()[index].len() as u64;
-                round.counters.delivered(nic.slot, len);
-                if let Some(trace) = &nic.trace {
-                    trace.record(Direction::Inbound, batch, index, None, round.now.unix_ns);
-                }
-            }
-            Err(reason) => round.counters.dropped_to(nic.slot, reason),
+    round.replies.answered.sort_by_key(|answer| answer.frame);
+    for answer in &round.replies.answered {
+        match answer.from {
+            None => reply_to_nic(round, ports, answer.index.into()),
+            Some(arrival) => reply_to_host(round, ports, answer.index, arrival),
         }
+    }
+}
+
+fn reply_to_nic(round: &Round, ports: &mut Ports, index: usize) {
+    let (nic, batch) = (round.nic, &round.replies.batch);
+    match ports.transmit(nic.slot, batch, index) {
+        // Counted by the worker that it was handed to.
+        Ok(false) => {}
+        Ok(true) => {
+            let len = batch.frames()[index].len() as u64;
+            round.counters.delivered(nic.slot, len);
+            if let Some(trace) = &nic.trace {
+                trace.record(Direction::Inbound, batch, index, None, round.now.unix_ns);
+            }
+        }
+        Err(reason) => round.counters.dropped_to(nic.slot, reason),
+    }
+}
+
+/// Where no next hop is known at this moment, there is no answer.
+fn reply_to_host(round: &Round, ports: &mut Ports, index: u8, to: Arrival) {
+    let (underlay, batch) = (round.underlay, &round.replies.batch);
+    let frame = &batch.frames()[usize::from(index)];
+    let Ok(packet) = parse::parse(frame.head(), frame.len()) else {
+        return;
+    };
+    let hash = vxlan::flow_hash(&packet);
+    let hop = underlay
+        .find(to.host)
+        .map(|path| underlay.choose(path, hash));
+    let hop = hop.and_then(|hop| underlay.hop(hop));
+    let (Some(hop), Some(remote)) = (hop, round.view.remote(to.network)) else {
+        return;
+    };
+    let mut outer = hop.outer;
+    let tos = underlay.tos(ecn::tos_of(frame.head()));
+    outer.set_flow(remote.vni, vxlan::source_port(hash), tos);
+    let sent = ports.transmit_outer(hop.uplink, batch, index, &outer, hash);
+    if !round.view.uplink_taps().is_empty() {
+        let (taps, dropped) = (round.view.uplink_taps(), sent.err());
+        taps.sent(hop.uplink, batch, index.into(), &outer, dropped, round.now);
+    }
+    match sent {
+        // Counted by the worker that it was handed to.
+        Ok(false) => {}
+        Ok(true) => {
+            let len = (frame.len() + outer.len()) as u64;
+            round.counters.delivered(hop.uplink, len);
+        }
+        Err(reason) => round.counters.dropped_to(hop.uplink, reason),
     }
 }
 

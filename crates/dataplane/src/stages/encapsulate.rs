@@ -188,7 +188,8 @@ fn report(round: &mut Round, item: usize, packet: &Packet, mtu: usize) {
         true => error.icmp(2, 0, mtu),
         false => error.icmp(3, 4, mtu),
     };
-    round.replies.push(&error.payload(quote).build());
+    let error = error.payload(quote).build();
+    round.replies.push(round.items[item].frame, None, &error);
 }
 
 /// No error is sent about an error, about what many would get, or about what is not the first

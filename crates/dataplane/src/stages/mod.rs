@@ -17,6 +17,7 @@ pub(crate) mod parse;
 mod redecide;
 pub(crate) mod related;
 pub(crate) mod remember;
+pub(crate) mod reset;
 pub(crate) mod rules;
 pub(crate) mod spoof;
 pub(crate) mod terms;

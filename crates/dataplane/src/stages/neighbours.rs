@@ -56,7 +56,7 @@ pub(crate) fn run(round: &mut Round) {
             Outcome::On => {}
             Outcome::Near => round.items[index].near = true,
             Outcome::Answered(bytes) => {
-                round.replies.push(&bytes);
+                round.replies.push(round.items[index].frame, None, &bytes);
                 round.items[index].fate = Fate::Delivered;
             }
         }

@@ -9,8 +9,8 @@ use wire::vxlan::{self, OuterError, Received, ecn};
 
 use crate::drop_reason::DropReason;
 use crate::ids::NetworkIdx;
+use crate::overlay::Arrival;
 use crate::overlay::Flood;
-use crate::round::Arrival;
 use crate::underlay::Underlay;
 use crate::view::View;
 

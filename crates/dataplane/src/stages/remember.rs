@@ -1,10 +1,12 @@
 //! Step 11: what was allowed is remembered, for both directions.
 
+use crate::drop_reason::DropReason;
 use crate::flow::{Key, Seen, Side};
-use crate::round::{Round, Track, Verdict};
+use crate::round::{Job, Round, Towards, Track, Verdict};
 use crate::stages::begin::{self, First};
 use crate::stages::fast_path;
 use crate::stages::known::same_again;
+use crate::stages::reset;
 
 pub(crate) fn run(round: &mut Round) {
     round.each_open(|round, job, case| match round.cases[case].track {
@@ -66,6 +68,27 @@ fn begin(
             Verdict::Open => Verdict::Pass,
             decided => decided,
         },
-        Err(refused) => refused,
+        Err(refused) => {
+            if refused == Verdict::DropFrom(DropReason::TcpNotSyn) && is_alone(round, job) {
+                reset::answer(round, &first, round.items[round.cases[case].item].frame);
+            }
+            refused
+        }
     }
+}
+
+/// The job's frame is for one machine. Jobs of one frame are beside each other here.
+fn is_alone(round: &Round, job: usize) -> bool {
+    let Job { frame, case, .. } = round.jobs[job];
+    if round.cases[case as usize].towards == Towards::All {
+        return false;
+    }
+    let others = [job.checked_sub(1), Some(job + 1)];
+    let mut others = others.into_iter().flatten();
+    others.all(|other| {
+        round
+            .jobs
+            .get(other)
+            .is_none_or(|other| other.frame != frame)
+    })
 }

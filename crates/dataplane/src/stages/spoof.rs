@@ -10,7 +10,8 @@ use wire::{Mac, dhcp};
 
 use crate::drop_reason::DropReason;
 use crate::judge::{is_unspecified, owns, owns_mac};
-use crate::round::{Arrival, Round, owns_source};
+use crate::overlay::Arrival;
+use crate::round::{Round, owns_source};
 use crate::stages::destination::{Learnt, learned};
 use crate::view::View;
 

@@ -12,7 +12,7 @@ use super::Switch;
 use crate::handle::{Command, WorkerGone};
 use crate::ids::{PortSlot, PortUid};
 use crate::trial::live::Live;
-use crate::view::View;
+use crate::view::{Difference, View};
 
 /// Captures that take from one NIC or uplink at most.
 pub const CAPTURES_MAX: usize = 16;
@@ -136,9 +136,11 @@ impl Switch {
             .unwrap_or_else(PoisonError::into_inner);
         let view = published.as_ref().ok_or(WorkerGone)?;
         let handed = self.taps.applied_to(view);
-        let gone: Arc<[PortSlot]> = Arc::default();
+        let difference = Arc::new(Difference::default());
         let generation = self.end_permits();
-        self.ask_all(|answer| Command::Publish(handed.clone(), gone.clone(), generation, answer))
-            .map(drop)
+        self.ask_all(|answer| {
+            Command::Publish(handed.clone(), difference.clone(), generation, answer)
+        })
+        .map(drop)
     }
 }

@@ -113,7 +113,7 @@ pub struct Report {
     pub near: bool,
     /// Its source MAC would be learnt here.
     pub learns: Option<(Mac, Location)>,
-    /// What the switch would answer to the sender itself.
+    /// What the switch would answer to the sender itself, whether it passes or not.
     pub answer: Option<Vec<u8>>,
     /// Where and how the frame as a whole would end; `None`: at its targets.
     pub end: Option<(Stage, End)>,

@@ -111,9 +111,9 @@ impl Worker {
             count += 1;
             // Who asked may have gone away: an answer that nobody takes is no error.
             match command {
-                Command::Publish(view, gone, generation, answer) => {
+                Command::Publish(view, difference, generation, answer) => {
                     self.load.epoch = view.epoch().0;
-                    let before = self.path.take_up(view, &gone, generation);
+                    let before = self.path.take_up(view, &difference, generation, now);
                     self.publishing = Some((answer, before));
                     self.finish_publishing(now);
                     self.unpark_served(now);

@@ -560,11 +560,9 @@ fn the_clock_of_the_tables_may_wrap() {
             ip(b, a, family).tcp(80, 1, ACK).seq(1001).ack(1001).build(),
         );
         lab.wait(432_000);
-        lab.refuses(
-            a,
-            ip(a, b, family).tcp(1, 80, ACK).seq(1001).ack(1001).build(),
-            TcpNotSyn,
-        );
+        let late = ip(a, b, family).tcp(1, 80, ACK).seq(1001).ack(1001);
+        let reset = ip(b, a, family).dont_fragment().tcp(80, 1, RST).seq(1001);
+        lab.resets(a, late.build(), reset.window(0).build());
     }
 }
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 use dataplane::flow::FlowInfo;
 use dataplane::limits::{Limit, Limits, Meters};
 use dataplane::ruleset::RuleSpec;
-use dataplane::{PortSlot, RuleSlot, Simulation};
+use dataplane::{PortSlot, RuleSlot, Simulation, UnknownTcp};
 use proptest::prelude::*;
 use wire::offload::Offload;
 use wire::parse::TcpFlags;
@@ -219,16 +219,21 @@ fn flows(lab: &mut Lab) -> Vec<FlowInfo> {
 /// The rules of a NIC, and its limits as in [`Step::Limits`].
 type OfNic = (Vec<RuleSpec>, [Option<u64>; 2]);
 
-/// What a session begins with, and whether TCP may begin anywhere.
-fn first() -> impl Strategy<Value = (Vec<OfNic>, bool)> {
+/// What a session begins with, and what becomes of TCP amid an unknown connection.
+fn first() -> impl Strategy<Value = (Vec<OfNic>, UnknownTcp)> {
     let limits = prop_oneof![1 => Just([None; 2]), 1 => limits()];
     let nics = proptest::collection::vec((rules(), limits), NICS);
-    (nics, any::<bool>())
+    let unknown = prop_oneof![
+        Just(UnknownTcp::Reset),
+        Just(UnknownTcp::Drop),
+        Just(UnknownTcp::Adopt)
+    ];
+    (nics, unknown)
 }
 
 fn agree(
     share: u32,
-    (first, midstream): (Vec<OfNic>, bool),
+    (first, unknown_tcp): (Vec<OfNic>, UnknownTcp),
     steps: Vec<Step>,
 ) -> Result<(), TestCaseError> {
     let (mut fast, nics) = lab(share, false);
@@ -238,10 +243,12 @@ fn agree(
         for lab in [&mut fast, &mut whole] {
             lab.configure(*nic, |config| config.meters = meters(bursts));
             let group = lab.group_of(*nic, rules.clone());
-            lab.change_group(group, |group| group.allow_midstream = midstream);
+            lab.change_group(group, |group| group.unknown_tcp = unknown_tcp);
             groups.push(group);
         }
     }
+    fast.settle();
+    whole.settle();
     for (number, step) in steps.into_iter().enumerate() {
         for lab in [&mut fast, &mut whole] {
             match &step {

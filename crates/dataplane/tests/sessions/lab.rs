@@ -338,6 +338,29 @@ impl Lab {
         self.silent();
     }
 
+    /// The frame is dropped as [`refuses`](Lab::refuses) says, and its sender gets this reset and
+    /// nobody else anything; a trial foretells it.
+    #[track_caller]
+    pub fn resets(&mut self, from: Nic, frame: Vec<u8>, reset: Vec<u8>) {
+        let before = self.drops();
+        if let Some(report) = self.tried(from.slot, &frame) {
+            assert_eq!(foretold(&report), [DropReason::TcpNotSyn], "{report:?}");
+            assert_eq!(report.answer, Some(reset.clone()), "by a trial");
+        }
+        self.silent();
+        self.send(from, frame);
+        let dropped = difference(&before, &self.drops());
+        assert_eq!(dropped, [(DropReason::TcpNotSyn, 1)]);
+        assert_eq!(self.received(from), [reset]);
+        self.silent();
+    }
+
+    /// NICs that have come into their networks are not new any more: their connections would be
+    /// known.
+    pub fn settle(&mut self) {
+        self.wait(dataplane::MOVE_SECS.into());
+    }
+
     /// Nobody has received anything.
     #[track_caller]
     pub fn silent(&mut self) {

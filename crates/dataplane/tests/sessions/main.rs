@@ -26,6 +26,7 @@ mod overlay_flood;
 mod overlay_merge;
 mod overlay_mtu;
 mod rates;
+mod resets;
 mod rings;
 mod rules;
 mod sampling;

@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use dataplane::ruleset::RuleSpec;
-use dataplane::{DropReason, Simulation};
+use dataplane::{DropReason, MOVE_SECS, Simulation};
 use proptest::prelude::*;
 use wire::build::Builder;
 use wire::parse::TcpFlags;
@@ -313,6 +313,18 @@ fn timeout(flow: &Flow) -> u64 {
     }
 }
 
+/// What answers a packet that is dropped amid an unknown connection.
+fn reset(packet: &Packet, nics: &[Nic]) -> Option<Vec<u8>> {
+    let family = if packet.v6 { Family::V6 } else { Family::V4 };
+    match packet.kind {
+        Kind::Tcp(s, d, 0x10 | 0x11) => {
+            let start = ip(nics[packet.to], nics[packet.from], family).dont_fragment();
+            Some(start.tcp(d, s, RST).seq(1001).window(0).build())
+        }
+        _ => None,
+    }
+}
+
 fn frame(packet: &Packet, nics: &[Nic]) -> Vec<u8> {
     let family = if packet.v6 { Family::V6 } else { Family::V4 };
     let start: Builder = ip(nics[packet.from], nics[packet.to], family);
@@ -441,11 +453,16 @@ proptest! {
                     lab.send(nics[packet.from], bytes.clone());
                     let dropped = difference(&before, &lab.drops());
                     let arrived = lab.received(nics[packet.to]);
+                    let answers = lab.received(nics[packet.from]);
+                    let is_reset = expected == Some(DropReason::TcpNotSyn)
+                        && model.now >= MOVE_SECS.into();
+                    let answer = reset(&packet, &nics).filter(|_| is_reset);
                     let expected = match expected {
-                        None => (vec![], vec![bytes]),
-                        Some(reason) => (vec![(reason, 1)], vec![]),
+                        None => (vec![], vec![bytes], vec![]),
+                        Some(reason) => (vec![(reason, 1)], vec![], answer.into_iter().collect()),
                     };
-                    prop_assert_eq!((dropped, arrived), expected, "step {}: {:?}", number, packet);
+                    let came = (dropped, arrived, answers);
+                    prop_assert_eq!(came, expected, "step {}: {:?}", number, packet);
                 }
             }
         }

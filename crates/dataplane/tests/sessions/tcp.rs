@@ -1,6 +1,7 @@
 //! TCP by its state machine.
 
 use dataplane::DropReason::*;
+use dataplane::UnknownTcp;
 use dataplane::flow::FlowState;
 use wire::parse::TcpFlags;
 
@@ -261,7 +262,7 @@ fn a_group_may_let_connections_begin_in_the_middle() {
         let (mut lab, a, b) = Lab::pair(vec![allow_in(TCP, 80)]);
         let picky = lab.group_of(b, vec![allow_in(TCP, 80)]);
         lab.refuses(a, ip(a, b, family).tcp(1, 80, ACK).build(), TcpNotSyn);
-        lab.change_group(picky, |group| group.allow_midstream = true);
+        lab.change_group(picky, |group| group.unknown_tcp = UnknownTcp::Adopt);
         // A reset or a SYN-ACK of nothing begins nothing all the same.
         lab.refuses(a, ip(a, b, family).tcp(1, 80, RST).build(), TcpNotSyn);
         lab.refuses(a, ip(a, b, family).tcp(1, 80, SYN_ACK).build(), TcpNotSyn);

@@ -323,7 +323,10 @@ impl TraceBuilder<'_, '_> {
         }
         match target.verdict {
             Outcome::Dropped { stage, reason, .. } => {
-                steps.push(step(stage, dropped(reason), true))
+                steps.push(step(stage, dropped(reason), true));
+                if reason == DropReason::TcpNotSyn && self.report.answer.is_some() {
+                    steps.push(step(stage, "its sender gets a reset".into(), false));
+                }
             }
             Outcome::Waits => {
                 let text = "waits until the next hop's address is known".into();

@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::learned::{LearnedMacs, Location};
-use crate::round::Arrival;
+use crate::overlay::Arrival;
 use crate::stages::spoof;
 
 /// Which machines on other hosts send to which NICs.

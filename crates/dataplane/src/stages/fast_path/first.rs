@@ -23,6 +23,7 @@ use crate::snapshot::PortConfig;
 use crate::stages::begin::{self, First, may_send_from, speaks_dhcp};
 use crate::stages::log;
 use crate::stages::redecide::question;
+use crate::stages::reset;
 use crate::stages::rules::may_leave;
 
 /// What became of the packets of flows that nobody knew.
@@ -73,7 +74,7 @@ impl Runs {
             let mut left = 0;
             for frame in run.frames() {
                 let seen = run.seen(&terms, frame);
-                let Some(verdict) = beginning.decide(round, &terms, tally, &seen) else {
+                let Some(verdict) = beginning.decide(round, &terms, tally, &seen, frame) else {
                     left = run.bits() & !first_bits(frame.into());
                     break;
                 };
@@ -118,13 +119,14 @@ struct Beginning<'a, 'b> {
 }
 
 impl Beginning<'_, '_> {
-    /// What becomes of its next packet; `None`: the whole path is to say.
+    /// What becomes of its next packet, which is this frame; `None`: the whole path is to say.
     fn decide(
         &mut self,
         round: &mut Round,
         terms: &Terms,
         tally: &mut Tally,
         seen: &Seen,
+        frame: u8,
     ) -> Option<Verdict> {
         let flows = &mut round.tables.flows;
         if let Some(id) = self.known {
@@ -165,7 +167,12 @@ impl Beginning<'_, '_> {
                 Some(Verdict::Pass)
             }
             Ok(None) => None,
-            Err(refused) => Some(refused),
+            Err(refused) => {
+                if refused == Verdict::DropFrom(DropReason::TcpNotSyn) {
+                    reset::answer(round, &first, frame.into());
+                }
+                Some(refused)
+            }
         }
     }
 
