@@ -3,12 +3,14 @@
 //! [`v1`] is gRPC, client and server; [`v0`] is protobuf over ZeroMQ as clients of the original
 //! speak it, with its [strict decoding](strict), its [encryption](encrypted) and its [text
 //! format](text_format), which the `dump` and `request` commands read and write; [`json`] shows
-//! messages of both in logs. The types are generated from `proto/`, and the comments there are the
-//! reference manual. Called by the daemon and the command line; knows nothing of either.
+//! messages of both in logs, and [`decoded`] tells what a v1 message takes before it is decoded.
+//! The types are generated from `proto/`, and the comments there are the reference manual. Called
+//! by the daemon and the command line; knows nothing of either.
 
 /// The version of both programs, and of a release its commit: `0.1.0 (0123456789ab)`.
 pub const VERSION: &str = env!("BUTTERFLY_VERSION");
 
+pub mod decoded;
 pub mod encrypted;
 pub mod json;
 pub mod strict;

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::ops::ControlFlow;
 
-use api::v1;
+use api::{decoded, v1};
 use control::model::NicId;
 use control::{Controller, Error};
 use dataplane::flow::{FlowInfo, FlowState, Party, TcpWindows};
@@ -14,6 +14,7 @@ use dataplane::{Left, LeftEnd, Now, PortUid};
 use prost::Message;
 
 use crate::access::{Permitted, Refusal};
+use crate::v1::weigh::DECODED_MAX;
 
 const VERSION: u32 = 1;
 
@@ -49,6 +50,9 @@ pub fn import(control: &mut Permitted, id: &NicId, state: &[u8]) -> Result<usize
         value: format!("{} bytes", state.len()),
         why,
     };
+    // The request was weighed with them as bytes.
+    decoded::memory(decoded::Message::of_connections(), state, DECODED_MAX)
+        .map_err(|e| refuse(format!("was not exported by a butterflyd: {e}")))?;
     let exported = v1::ExportedConnections::decode(state)
         .map_err(|e| refuse(format!("was not exported by a butterflyd: {e}")))?;
     if exported.version != VERSION {

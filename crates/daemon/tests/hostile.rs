@@ -6,6 +6,7 @@ mod common;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::unix::net::UnixStream;
+use std::time::Instant;
 
 use api::v1;
 use common::{Daemon, PATIENCE, within};
@@ -125,10 +126,14 @@ async fn a_thousand_clients_one_after_the_other_and_many_at_once() {
 
 /// Memory of the daemon, bytes.
 fn resident(daemon: &Daemon) -> usize {
+    field(daemon, "VmRSS:")
+}
+
+fn field(daemon: &Daemon, name: &str) -> usize {
     let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
     let line = status
         .lines()
-        .find_map(|line| line.strip_prefix("VmRSS:"))
+        .find_map(|line| line.strip_prefix(name))
         .unwrap();
     line.trim()
         .trim_end_matches(" kB")
@@ -252,6 +257,135 @@ async fn memory_goes_back_after_a_large_request() {
     }
     assert!(kept < 32 << 20, "{} MiB stay", kept >> 20);
     println!("{} MiB stay", kept >> 20);
+}
+
+/// The daemon's memory at its highest, bytes.
+fn most(daemon: &Daemon) -> usize {
+    field(daemon, "VmHWM:")
+}
+
+/// A message of any kind whose fields of these numbers are messages, as bytes.
+#[derive(Clone, PartialEq, prost::Message)]
+struct Raw {
+    #[prost(bytes = "vec", tag = "1")]
+    first: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    second: Vec<u8>,
+}
+
+/// 4 MiB of empty NICs took 1.3 GiB and six seconds; a request may have 128 MiB.
+#[tokio::test]
+async fn empty_messages_of_v1_are_refused_before_they_take_memory() {
+    let daemon = Daemon::start(&[]);
+    let mut bystander = daemon.v1().await;
+    let status = bystander.get_status(v1::GetStatusRequest {}).await;
+    status.unwrap();
+    let config = |bytes: Vec<u8>| Raw {
+        first: bytes,
+        ..Default::default()
+    };
+    let filter = |bytes: Vec<u8>| Raw {
+        second: bytes,
+        ..Default::default()
+    };
+    for (method, request, limit) in [
+        ("Apply", config([0x0a, 0].repeat(2 << 20)), 1 << 30),
+        ("Apply", config([0x0a, 0].repeat(32 << 20)), 1 << 30),
+        ("ListFlows", filter([0x1a, 0].repeat(32 << 20)), 64 << 20),
+    ] {
+        let before = most(&daemon);
+        let started = Instant::now();
+        let mut grpc = tonic::client::Grpc::new(daemon.channel().await);
+        grpc.ready().await.unwrap();
+        let path = format!("/butterfly.v1.Butterfly/{method}").parse().unwrap();
+        let codec = tonic_prost::ProstCodec::<Raw, Raw>::default();
+        let answer = grpc.unary(tonic::Request::new(request), path, codec).await;
+        let refused = answer.unwrap_err();
+        let more = most(&daemon).saturating_sub(before);
+        let took = started.elapsed();
+        println!("{method}: {} MiB more, {took:?}: {refused}", more >> 20);
+        assert_eq!(refused.code(), tonic::Code::ResourceExhausted, "{refused}");
+        let why = refused.message();
+        let allowed = format!("once decoded, {limit} are allowed");
+        assert!(why.ends_with(&allowed), "{why}");
+        assert!(more < 64 << 20, "{} MiB more", more >> 20);
+        assert!(took < PATIENCE, "{took:?}");
+        let status = bystander.get_status(v1::GetStatusRequest {}).await;
+        status.unwrap();
+    }
+}
+
+/// A NIC's connections come as bytes inside the request, and are messages as well.
+#[tokio::test]
+async fn empty_connections_of_a_nic_are_refused_before_they_take_memory() {
+    let daemon = Daemon::start(&[]);
+    let mut client = daemon.v1().await;
+    let nic = v1::Nic {
+        id: "vm1".into(),
+        mac: "52:54:00:00:00:01".into(),
+        vni: 1,
+        ..Default::default()
+    };
+    let put = v1::PutNicRequest {
+        nic: Some(nic),
+        create_only: true,
+    };
+    client.put_nic(put).await.unwrap();
+    let before = most(&daemon);
+    let import = v1::ImportNicRequest {
+        id: "vm1".into(),
+        state: [0x22, 0].repeat(4 << 20),
+    };
+    let refused = client.import_nic(import).await.unwrap_err();
+    let more = most(&daemon).saturating_sub(before);
+    assert_eq!(refused.code(), tonic::Code::InvalidArgument, "{refused}");
+    let why = refused.message();
+    assert!(
+        why.contains("once decoded, 1073741824 are allowed"),
+        "{why}"
+    );
+    assert!(more < 64 << 20, "{} MiB more", more >> 20);
+}
+
+/// 16,000 NICs in groups of 10,000 rules come in one request.
+#[tokio::test]
+async fn a_large_document_is_not_refused() {
+    let daemon = Daemon::start(&[]);
+    let rule = |port: u32| v1::Rule {
+        direction: 1,
+        protocol: Some(6),
+        r#match: Some(v1::rule::Match::Ports(v1::PortRange {
+            start: port,
+            end: port,
+        })),
+        peer: Some(v1::rule::Peer::Cidr("2001:db8::/32".into())),
+    };
+    let groups = (0..16).map(|group| v1::Group {
+        id: format!("group-{group}"),
+        rules: (1..=10_000).map(rule).collect(),
+        ..Default::default()
+    });
+    let nics = (0..16_000u32).map(|nic| v1::Nic {
+        id: format!("3a9a2c1e-5f3b-4f0e-9f55-{nic:012}"),
+        mac: format!("52:54:00:00:{:02x}:{:02x}", nic >> 8, nic & 255),
+        vni: 1,
+        addresses: vec![format!("10.1.{}.{}", nic >> 8, nic & 255)],
+        security_groups: vec![format!("group-{}", nic % 16)],
+        kind: v1::NicKind::VhostUser as i32,
+        ..Default::default()
+    });
+    let config = v1::Config {
+        nics: nics.collect(),
+        groups: groups.collect(),
+        ..Default::default()
+    };
+    let request = v1::ApplyRequest {
+        config: Some(config),
+        dry_run: true,
+    };
+    let mut client = daemon.v1().await.max_decoding_message_size(64 << 20);
+    let answer = client.apply(request).await.unwrap();
+    assert_eq!(answer.into_inner().changes.len(), 16_016);
 }
 
 /// ZeroMQ as most clients have it: libzmq. Needs Python's binding; BUTTERFLY_PYTHON names an

@@ -1,10 +1,10 @@
-//! What v1 clients can take of the daemon: connections by [`ClientPlaces`], and bytes of requests
-//! that are being received, of all clients together.
+//! What v1 clients can take of the daemon: connections by [`ClientPlaces`], and memory for requests
+//! that are in work, of all clients together.
 //!
-//! tonic bounds one message; here is what many of them may add up to. A request may have a little
-//! of memory for nothing; what is above that comes out of a [`Budget`]. When it is spent, a request
-//! is refused (RESOURCE_EXHAUSTED), not kept waiting: two that wait for each other would wait for
-//! ever.
+//! tonic bounds the bytes of one message, and a [`Weigher`] what it takes once it is decoded; here
+//! is what many of them may add up to, both counted. A request may have a little of memory for
+//! nothing; what is above that comes out of a [`Budget`]. When it is spent, a request is refused
+//! (RESOURCE_EXHAUSTED), not kept waiting: two that wait for each other would wait for ever.
 
 use std::convert::Infallible;
 use std::io;
@@ -26,6 +26,7 @@ use tonic::transport::server::Connected;
 
 use super::service::refused;
 use super::tls::Authority;
+use super::weigh::Weigher;
 use crate::access::Peer;
 use crate::app::Operations;
 use crate::places::ClientPlace;
@@ -34,8 +35,9 @@ use crate::places::ClientPlace;
 const SMALL: usize = 64 << 10;
 /// Bytes of the budget that one permit stands for.
 const UNIT: usize = 64 << 10;
-/// Bytes that all requests together may take at one time: two of the largest.
-const BYTES_AT_ONCE: usize = 256 << 20;
+/// Bytes that all requests together may take at one time, as they come and decoded: one of the
+/// largest, and many others.
+pub(super) const BYTES_AT_ONCE: usize = 1280 << 20;
 /// How long a request may take to arrive as a whole.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The header by which a client says that its request may be answered before it is durable, since
@@ -43,7 +45,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub const DURABLE: &str = "butterfly-durable";
 const SOON: &str = "soon";
 
-/// Bytes of requests in work, shared by all connections. Cheap to clone.
+/// Memory for requests in work, shared by all connections. Cheap to clone.
 #[derive(Clone)]
 pub struct Budget(Arc<Semaphore>);
 
@@ -113,11 +115,21 @@ impl Drop for Held {
     }
 }
 
-/// A request's body that is counted as it comes.
+/// A request's body that is counted as it comes, and before anything of it is decoded.
 struct Metered {
     body: BodyStream<Body>,
+    weigher: Option<Weigher>,
     held: Arc<Mutex<Held>>,
     deadline: Pin<Box<Sleep>>,
+}
+
+impl Metered {
+    fn count(&mut self, bytes: &[u8]) -> Result<(), Status> {
+        let decoded = self.weigher.as_mut().map(|weigher| weigher.add(bytes));
+        let decoded = decoded.transpose()?.unwrap_or(0);
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        held.add(bytes.len() + decoded)
+    }
 }
 
 impl Stream for Metered {
@@ -126,9 +138,8 @@ impl Stream for Metered {
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         match Pin::new(&mut self.body).poll_next(cx) {
             Poll::Ready(Some(Ok(frame))) => {
-                let bytes = frame.data_ref().map_or(0, |data| data.len());
-                let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-                Poll::Ready(Some(held.add(bytes).map(|()| frame)))
+                let counted = self.count(frame.data_ref().map_or(&[][..], |data| data));
+                Poll::Ready(Some(counted.map(|()| frame)))
             }
             Poll::Pending if self.deadline.as_mut().poll(cx).is_ready() => {
                 let why = format!("the request was not there after {} s", PATIENCE.as_secs());
@@ -181,6 +192,7 @@ where
         let held = Arc::new(Mutex::new(Held::new(self.budget.clone())));
         let metered = Metered {
             body: BodyStream::new(Body::empty()),
+            weigher: Weigher::of_method(request.uri().path()),
             held: held.clone(),
             deadline: Box::pin(tokio::time::sleep(PATIENCE)),
         };
@@ -405,6 +417,7 @@ mod tests {
         let endless = tokio_stream::pending::<<BodyStream<Body> as Stream>::Item>();
         let mut metered = Metered {
             body: BodyStream::new(Body::new(StreamBody::new(endless))),
+            weigher: None,
             held: Arc::new(Mutex::new(Held::new(Budget::default()))),
             deadline: Box::pin(tokio::time::sleep(PATIENCE)),
         };

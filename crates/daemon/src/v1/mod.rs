@@ -5,7 +5,8 @@
 //! document; [`watch`] is the stream of events, [`observe`] what can be counted and listed,
 //! [`overlay`] who is where, [`workers`] what the workers are doing and the rings of their ports;
 //! [`interface`] is shared with the services of the load balancer and the router, which [`server`]
-//! serves too; [`health`] is gRPC's own service that says whether all this works.
+//! serves too; [`health`] is gRPC's own service that says whether all this works. [`bounds`] is
+//! what clients can take of the daemon; [`weigh`] tells what a request takes before it is decoded.
 
 pub mod bounds;
 mod capture;
@@ -24,6 +25,7 @@ pub mod tls;
 mod trace;
 pub mod uplinks;
 mod watch;
+pub mod weigh;
 mod workers;
 
 pub(crate) use service::refused;

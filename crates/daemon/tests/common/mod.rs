@@ -313,7 +313,7 @@ impl Daemon {
         RouterClient::new(self.channel().await)
     }
 
-    async fn channel(&self) -> Channel {
+    pub async fn channel(&self) -> Channel {
         let channel =
             Endpoint::from_shared(format!("unix://{}", self.path("v1.sock").display())).unwrap();
         within(channel.connect()).await.unwrap()
