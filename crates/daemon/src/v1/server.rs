@@ -30,6 +30,9 @@ use crate::v0::server::listen_by;
 
 /// The largest request: a declared configuration of a million bindings with IPv6 addresses.
 const REQUEST_MAX: usize = 128 << 20;
+/// The largest reply, and the largest message of a stream: a configuration at all its limits has
+/// room in it. What is larger ends in OUT_OF_RANGE, with its length and this limit.
+const REPLY_MAX: usize = 512 << 20;
 /// Connections at one time; see [`places`](crate::places) for who makes room.
 const CLIENTS_MAX: usize = 256;
 /// Requests at one time on one of them, streams that go on among them; the next ones wait.
@@ -135,13 +138,13 @@ impl Listener {
 pub async fn services(app: &Arc<App>, gate: &Gate) -> Routes {
     let service = ButterflyServer::new(Service::new(app.clone()))
         .max_decoding_message_size(REQUEST_MAX)
-        .max_encoding_message_size(usize::MAX);
+        .max_encoding_message_size(REPLY_MAX);
     let balancer = BalancerServer::new(balancer::Service::new(app.clone()))
         .max_decoding_message_size(REQUEST_MAX)
-        .max_encoding_message_size(usize::MAX);
+        .max_encoding_message_size(REPLY_MAX);
     let router = RouterServer::new(router::Service::new(app.clone()))
         .max_decoding_message_size(REQUEST_MAX)
-        .max_encoding_message_size(usize::MAX);
+        .max_encoding_message_size(REPLY_MAX);
     let health = super::health::service(&app.health).await;
     // The gate is in front of all: what it refuses takes nothing of what others share.
     let (budget, operations) = (Budget::default(), &app.operations);
@@ -253,4 +256,137 @@ async fn greet(
 async fn pause(error: &std::io::Error) {
     tracing::warn!("a v1 client could not be accepted: {error}");
     tokio::time::sleep(Duration::from_millis(100)).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use api::decoded::{self, Message};
+    use api::v1;
+    use control::limits;
+    use prost::Message as _;
+
+    use super::*;
+    use crate::v1::bounds::BYTES_AT_ONCE;
+    use crate::v1::weigh::{DECODED_MAX, DECODED_SMALL_MAX};
+
+    /// What so many elements of a configuration take: bytes on the wire, and memory.
+    fn sizes(one: v1::Config, count: usize) -> (usize, usize) {
+        const SOME: usize = 1000;
+        let one = one.encode_to_vec();
+        let kind = Message::named("butterfly.v1.Config").unwrap();
+        let memory = decoded::memory(kind, &one.repeat(SOME), usize::MAX).unwrap();
+        (one.len() * count, memory * count / SOME)
+    }
+
+    /// A configuration with as much of everything as the controller takes, each as large as they
+    /// commonly are.
+    fn largest() -> [(usize, usize); 5] {
+        let address = |n: u16| format!("2001:db8:1234:5678:9abc:def0:1234:{n:x}");
+        let mac = "52:54:00:12:34:56".to_owned();
+        let nic = v1::Nic {
+            id: "3a9a2c1e-5f3b-4f0e-9f55-0a1b2c3d4e5f".into(),
+            mac: mac.clone(),
+            vni: 1 << 23,
+            addresses: (0x1000..0x1008).map(address).collect(),
+            security_groups: vec!["3a9a2c1e-5f3b-4f0e-9f55-0a1b2c3d4e5f".into(); 5],
+            allowed_address_pairs: vec![v1::AddressPair::default(); 4],
+            timeouts: Some(v1::Timeouts::default()),
+            limit_in: Some(v1::Limits::default()),
+            limit_out: Some(v1::Limits::default()),
+            ..Default::default()
+        };
+        let rule = v1::Rule {
+            direction: 1,
+            protocol: Some(6),
+            r#match: Some(v1::rule::Match::Ports(v1::PortRange {
+                start: 30000,
+                end: 40000,
+            })),
+            peer: Some(v1::rule::Peer::Cidr(address(0x1000) + "/128")),
+        };
+        let group = v1::Group {
+            id: "3a9a2c1e-5f3b-4f0e-9f55-0a1b2c3d4e5f".into(),
+            rules: vec![rule; limits::RULES_PER_GROUP / 100],
+            ..Default::default()
+        };
+        let network = v1::Network {
+            vni: 1 << 23,
+            learning: Some(true),
+            ..Default::default()
+        };
+        let host = v1::Endpoint {
+            address: address(0x1000),
+            name: "host-1234.rack-12.example".into(),
+            vnis: (1 << 20..)
+                .take(limits::MEMBERSHIPS / limits::HOSTS)
+                .collect(),
+            ..Default::default()
+        };
+        let binding = v1::Binding {
+            vni: 1 << 23,
+            mac,
+            addresses: vec![address(0x1000); limits::BINDING_IPS / limits::BINDINGS],
+            endpoint: address(0x1000),
+        };
+        let none = v1::Config::default;
+        let (nics, groups) = (vec![nic], vec![group]);
+        let (networks, endpoints) = (vec![network], vec![host]);
+        let bindings = vec![binding];
+        let groups_of_rules = limits::RULES * 100 / limits::RULES_PER_GROUP;
+        [
+            sizes(v1::Config { nics, ..none() }, limits::NICS),
+            sizes(v1::Config { groups, ..none() }, groups_of_rules),
+            sizes(v1::Config { networks, ..none() }, limits::VNIS),
+            sizes(
+                v1::Config {
+                    endpoints,
+                    ..none()
+                },
+                limits::HOSTS,
+            ),
+            sizes(v1::Config { bindings, ..none() }, limits::BINDINGS),
+        ]
+    }
+
+    #[test]
+    fn the_largest_configuration_is_taken_and_given() {
+        let parts = largest();
+        let wire: usize = parts.iter().map(|(wire, _)| wire).sum();
+        let memory: usize = parts.iter().map(|(_, memory)| memory).sum();
+        assert!(memory < DECODED_MAX, "{} MiB: {parts:?}", memory >> 20);
+        assert!(wire < REPLY_MAX * 2 / 3, "{} MiB: {parts:?}", wire >> 20);
+        // A group of 10,000 rules is a hundredth of the million.
+        assert!(parts[1].1 / 100 * 4 < DECODED_SMALL_MAX, "{parts:?}");
+        // Each kind alone comes in one request, a million bindings among them, but for those that
+        // have two long addresses each.
+        for (wire, _) in &parts[..4] {
+            assert!(*wire < REQUEST_MAX, "{} MiB", wire >> 20);
+        }
+    }
+
+    #[test]
+    fn the_limits_are_those_of_the_docs() {
+        let docs = include_str!("../../../../docs/limits.md");
+        let (request, reply) = (REQUEST_MAX >> 20, REPLY_MAX >> 20);
+        let (decoded, in_work) = (DECODED_MAX >> 20, BYTES_AT_ONCE >> 20);
+        let small = DECODED_SMALL_MAX >> 20;
+        for row in [
+            format!("| a v1 request | {request} MiB: a million bindings |"),
+            format!("| a v1 request once it is decoded | {decoded} MiB |"),
+            format!(
+                "| the same of one that brings no document, bindings or connections | {small} MiB |"
+            ),
+            format!("| a v1 reply, and each message of a stream | {reply} MiB |"),
+            format!(
+                "| v1 requests in work, as they came and decoded, bytes above 64 KiB each, of one \
+                 socket's clients | {in_work} MiB |"
+            ),
+            format!(
+                "| v1 requests at one time on one connection, streams among them | {STREAMS_MAX} |"
+            ),
+            format!("v1 clients of one socket | {CLIENTS_MAX} |"),
+        ] {
+            assert!(docs.contains(&row), "docs/limits.md has no {row:?}");
+        }
+    }
 }
