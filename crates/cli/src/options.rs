@@ -13,9 +13,10 @@ use crate::error::Error;
 pub const ENDPOINT_ENV: &str = "BUTTERFLY_ENDPOINT";
 const DEFAULT_TIMEOUT_MS: u64 = 10_000;
 
-/// What the daemon gives the next program for all of its steps (`daemon/src/upgrade/old.rs`), and
-/// some more.
-const UPGRADE_TIMEOUT_MS: u64 = 90_000;
+/// For a change. Of everything on a busy host it takes a minute or two, and the daemon carries it
+/// out whether somebody waits or not. An upgrade ends within 90 seconds
+/// (`daemon/src/upgrade/old.rs`).
+const CHANGE_TIMEOUT_MS: u64 = 300_000;
 
 /// Options of every command.
 #[derive(Args, Debug, Clone, Default, PartialEq, Eq)]
@@ -35,7 +36,8 @@ pub struct Global {
     /// Print every request and answer on stderr
     #[arg(short, long, global = true)]
     pub verbose: bool,
-    /// Milliseconds to wait for the connection, and for each answer [default: 10000]
+    /// Milliseconds to wait for the connection, and for each answer [default: 10000, and 300000 for
+    /// the answer to a change]
     #[arg(short, long, global = true, value_name = "MS",
         value_parser = clap::value_parser!(u64).range(1..))]
     pub timeout: Option<u64>,
@@ -102,15 +104,14 @@ impl Global {
         self.endpoint.is_some() || self.key.is_some() || from_env
     }
 
-    /// How long to wait for a connection or an answer.
+    /// How long to wait for a connection, or for an answer that changes nothing.
     pub fn timeout(&self) -> Duration {
         Duration::from_millis(self.timeout.unwrap_or(DEFAULT_TIMEOUT_MS))
     }
 
-    /// How long to wait for the answer to an upgrade: as long as the daemon waits for the program
-    /// that is to take its place, unless somebody has said otherwise.
-    pub fn upgrade_timeout(&self) -> Duration {
-        Duration::from_millis(self.timeout.unwrap_or(UPGRADE_TIMEOUT_MS))
+    /// How long to wait for the answer to a change.
+    pub fn change_timeout(&self) -> Duration {
+        Duration::from_millis(self.timeout.unwrap_or(CHANGE_TIMEOUT_MS))
     }
 }
 
@@ -149,11 +150,11 @@ mod tests {
     }
 
     #[test]
-    fn an_upgrade_may_take_longer_unless_somebody_has_said_for_how_long_to_wait() {
+    fn a_change_may_take_longer_unless_somebody_has_said_for_how_long_to_wait() {
         let millis = |global: Global| {
-            [global.timeout(), global.upgrade_timeout()].map(|timeout| timeout.as_millis())
+            [global.timeout(), global.change_timeout()].map(|timeout| timeout.as_millis())
         };
-        assert_eq!(millis(Global::default()), [10_000, 90_000]);
+        assert_eq!(millis(Global::default()), [10_000, 300_000]);
         let said = Global {
             timeout: Some(5),
             ..Global::default()

@@ -131,6 +131,11 @@ fn no_answer_in_time_is_3() {
         3,
         &format!("butterflyd at {endpoint} gave no answer to ListNics within 100 ms"),
     );
+    fails(
+        butterfly(&endpoint, "nic del vm1 -t 100"),
+        3,
+        &format!("butterflyd at {endpoint} gave no answer to DeleteNic within 100 ms"),
+    );
 }
 
 #[test]

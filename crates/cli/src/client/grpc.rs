@@ -55,9 +55,9 @@ pub struct V1 {
     health: HealthClient<Pipe>,
     endpoint: Endpoint,
     more: More,
-    pub(super) timeout: Duration,
-    /// For the answer to an upgrade.
-    pub(super) upgrade_timeout: Duration,
+    timeout: Duration,
+    /// For the answer to a change.
+    change_timeout: Duration,
     verbose: bool,
 }
 
@@ -97,7 +97,7 @@ impl V1 {
             endpoint,
             more,
             timeout,
-            upgrade_timeout: options.upgrade_timeout(),
+            change_timeout: options.change_timeout(),
             verbose: options.verbose,
         })
     }
@@ -198,9 +198,13 @@ impl V1 {
         if self.verbose {
             say(&format!("> {name} {}\n", json::line(request)));
         }
-        let answer = tokio::time::timeout(self.timeout, call).await;
+        let timeout = match changes(name) {
+            true => self.change_timeout,
+            false => self.timeout,
+        };
+        let answer = tokio::time::timeout(timeout, call).await;
         let late = || {
-            let ms = self.timeout.as_millis();
+            let ms = timeout.as_millis();
             Error::Unreachable(format!(
                 "butterflyd at {} gave no answer to {name} within {ms} ms",
                 self.endpoint
@@ -277,6 +281,22 @@ impl V1 {
     }
 }
 
+/// Whether the method makes something else of what is there, which takes as long as that is large.
+fn changes(method: &str) -> bool {
+    const VERBS: [&str; 9] = [
+        "Add",
+        "Apply",
+        "Delete",
+        "Import",
+        "Put",
+        "Rollback",
+        "SetBindings",
+        "Update",
+        "Upgrade",
+    ];
+    VERBS.iter().any(|verb| method.starts_with(verb))
+}
+
 fn address(uri: &str) -> Result<Address, Error> {
     Address::from_shared(uri.to_owned())
         .map_err(|error| Error::Usage(format!("endpoint {uri:?}: {}", cause(&error))))
@@ -315,4 +335,35 @@ fn cause(error: &dyn std::error::Error) -> String {
         innermost = source;
     }
     innermost.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use prost_reflect::DescriptorPool;
+
+    use super::*;
+
+    #[test]
+    fn all_that_changes_the_daemon_is_waited_for() {
+        let short = [
+            "Capture",
+            "Diff",
+            "Export",
+            "Get",
+            "List",
+            "Reload",
+            "SetLogLevel",
+            "Shutdown",
+            "Trace",
+            "Watch",
+        ];
+        let pool = DescriptorPool::decode(api::v1::DESCRIPTORS).unwrap();
+        for service in pool.services() {
+            for method in service.methods() {
+                let name = method.name();
+                let is_short = short.iter().any(|verb| name.starts_with(verb));
+                assert_ne!(changes(name), is_short, "{name}");
+            }
+        }
+    }
 }

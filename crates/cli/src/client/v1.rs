@@ -376,13 +376,10 @@ impl V1 {
 
     pub async fn upgrade(&mut self, program: String) -> Result<proto::UpgradeResponse, Error> {
         let request = proto::UpgradeRequest { program };
-        let timeout = std::mem::replace(&mut self.timeout, self.upgrade_timeout);
-        let answer = self.ask("Upgrade", request, async |grpc, request| {
+        self.ask("Upgrade", request, async |grpc, request| {
             grpc.upgrade(request).await
-        });
-        let answer = answer.await;
-        self.timeout = timeout;
-        answer
+        })
+        .await
     }
 
     pub async fn shutdown(&mut self) -> Result<(), Error> {

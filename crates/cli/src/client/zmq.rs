@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use api::encrypted::Key;
 use api::text_format;
-use api::v0::Messages;
 use api::v0::message_v0::{Request, Response};
+use api::v0::{Message, Messages};
 use prost::Message as _;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
@@ -30,6 +30,8 @@ pub struct V0 {
     key: Option<Key>,
     endpoint: Endpoint,
     timeout: Duration,
+    /// For the answer to a change.
+    change_timeout: Duration,
     verbose: bool,
 }
 
@@ -62,6 +64,7 @@ impl V0 {
             key,
             endpoint,
             timeout: wait,
+            change_timeout: options.change_timeout(),
             verbose: options.verbose,
         })
     }
@@ -99,8 +102,12 @@ impl V0 {
             say(&prefixed('>', &text_format::print(&request)));
         }
         let frame = envelope::seal(&request, self.key.as_ref());
-        let answer = timeout(self.timeout, self.round_trip(frame)).await;
-        let ms = self.timeout.as_millis();
+        let wait = match request.messages.iter().any(changes) {
+            true => self.change_timeout,
+            false => self.timeout,
+        };
+        let answer = timeout(wait, self.round_trip(frame)).await;
+        let ms = wait.as_millis();
         let late = || {
             Error::Unreachable(format!(
                 "butterflyd at {} gave no answer within {ms} ms",
@@ -166,6 +173,25 @@ impl V0 {
     }
 }
 
+/// Whether the request makes something else of what is there, which takes as long as that is large.
+fn changes(message: &Message) -> bool {
+    let request = message
+        .message_0
+        .as_ref()
+        .and_then(|it| it.request.as_ref());
+    request.is_some_and(|it| {
+        it.nic_add.is_some()
+            || it.nic_update.is_some()
+            || it.nic_del.is_some()
+            || it.sg_add.is_some()
+            || it.sg_del.is_some()
+            || it.sg_rule_add.is_some()
+            || it.sg_rule_del.is_some()
+            || it.sg_member_add.is_some()
+            || it.sg_member_del.is_some()
+    })
+}
+
 /// Opens and closes a plain connection.
 async fn probe(endpoint: &str) -> std::io::Result<()> {
     match (
@@ -184,4 +210,24 @@ fn prefixed(mark: char, text: &str) -> String {
     text.lines()
         .map(|line| format!("{mark} {line}\n"))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_changes_is_told_from_what_lists() {
+        let one = |request| requests::envelope(vec![request]).messages.remove(0);
+        let list = Request {
+            nic_list: Some(true),
+            ..Default::default()
+        };
+        let delete = Request {
+            nic_del: Some("vm1".into()),
+            ..Default::default()
+        };
+        assert!(!changes(&one(list)));
+        assert!(changes(&one(delete)));
+    }
 }
