@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use dataplane::underlay::{Encapsulation, Hop, Underlay};
 use dataplane::*;
+use wire::parse::{self, L4, TcpFlags};
 use wire::{Mac, Vni};
 
 use crate::input::Input;
@@ -130,4 +131,11 @@ pub fn underlay(hosts: impl IntoIterator<Item = Ipv4Addr>, mtu: u16) -> Underlay
     let hosts = hosts.into_iter();
     let paths = hosts.map(|host| (host.into(), vec![hop.clone()]));
     Underlay::new(Encapsulation::default(), [HERE.into()], paths).expect("a path to each")
+}
+
+/// What the switch answers to TCP amid a connection that nobody knows.
+pub fn is_reset(frame: &[u8]) -> bool {
+    let packet = parse::parse(frame, frame.len());
+    let l4 = packet.as_ref().ok().and_then(|packet| packet.ip());
+    l4.is_some_and(|ip| matches!(ip.l4_info, L4::Tcp { flags, .. } if flags == TcpFlags::RST))
 }
