@@ -268,9 +268,11 @@ impl World {
     }
 
     fn add(&self, nic: usize, pid: u32) -> Result<()> {
+        // A reset depends on when a NIC has come.
         self.daemon
             .cli(&format!(
-                "sg add c{nic} + nic add --id c{nic} --mac 52:54:00:00:02:0{nic} --vni {VNI} \
+                "sg add c{nic} --silent-midstream + \
+                 nic add --id c{nic} --mac 52:54:00:00:02:0{nic} --vni {VNI} \
                  --ip {}/24 {}/64 --sg c{nic} --type veth --path bf-{}{nic} --netns {pid} \
                  --mtu {}",
                 address(nic, false),

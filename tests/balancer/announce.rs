@@ -153,7 +153,7 @@ pub fn of_its_own_to_bird(stage: &mut Stage) -> Result<()> {
         return Ok(());
     }
     let router = Bird::start(&stage.client, "10.1.2.1", ROUTER)?;
-    let settings = told(stage, SETTINGS)?;
+    let _settings = told(stage, SETTINGS)?;
     serve(stage)?;
     // "Network not found" is an error of birdc's.
     let attributes = || {
@@ -221,11 +221,8 @@ pub fn of_its_own_to_bird(stage: &mut Stage) -> Result<()> {
         Ok((!running(second)).then_some(()))
     })?;
 
-    // Another daemon, which stops as it should: the route goes while it still balances.
-    stage.daemon = crate::stage::balancing(&stage.balancer, &settings.options(), stage.mode)?;
-    stage.set_services(&format!(
-        "service add {SERVICE} --server 10.1.2.10 10.1.2.11"
-    ))?;
+    // The next daemon, which stops as it should: the route goes while it still balances.
+    stage.daemon.kill_and_restart()?;
     wait_for_route(stage, true)?;
     let third = bird_of(stage)?;
     stage.daemon.stop()?;

@@ -44,7 +44,16 @@ impl Daemon {
     /// Kills it, as a crash would, and starts another one with the same options in the same folder.
     /// Without `--store` it knows nothing of what was configured.
     pub fn kill_and_restart(&mut self) -> Result<()> {
-        self.process.kill();
+        match self.successor.take() {
+            None => self.process.kill(),
+            Some(pid) => {
+                // It may have been killed already.
+                let _ = process::run(&["kill", "-9", &pid.to_string()]);
+                wait_for("butterflyd to end", PATIENCE, || {
+                    Ok(has_ended(pid).then_some(()))
+                })?;
+            }
+        }
         let options: Vec<&str> = self.options.iter().map(String::as_str).collect();
         self.process = launch(self.dir.path(), self.host, &options)?;
         self.wait_ready()
