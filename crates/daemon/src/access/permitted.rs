@@ -325,10 +325,8 @@ impl<'a> Permitted<'a> {
         silent_midstream: Option<bool>,
     ) -> Done<Diff> {
         self.has_group(id)?;
-        let midstream = (allow_midstream, silent_midstream);
-        Ok(self
-            .control
-            .update_group(id, removal, midstream.0, midstream.1)?)
+        let control = &mut self.control;
+        Ok(control.update_group(id, removal, allow_midstream, silent_midstream)?)
     }
 
     pub fn delete_group(&mut self, id: &GroupId) -> Done<Diff> {
