@@ -5,7 +5,7 @@
 //! a payload. [`Sum`] does so for pieces of any length, odd ones included. Called by the segmenter,
 //! by ports that complete checksums while they copy, and by the frame builder.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// The ones'-complement sum of `bytes` as big-endian 16-bit words, at most 0xffff. An odd last byte
 /// counts as the high half of a word.
@@ -101,6 +101,16 @@ pub fn pseudo_v4(src: Ipv4Addr, dst: Ipv4Addr, protocol: u8, len: u32) -> u32 {
 #[inline]
 pub fn pseudo_v6(src: Ipv6Addr, dst: Ipv6Addr, protocol: u8, len: u32) -> u32 {
     sum(&src.octets()) + sum(&dst.octets()) + u32::from(protocol) + u32::from(fold(len))
+}
+
+/// The sum of the pseudo-header of either kind; `None`: the addresses are not of one kind.
+#[inline]
+pub fn pseudo(src: IpAddr, dst: IpAddr, protocol: u8, len: u32) -> Option<u32> {
+    match (src, dst) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => Some(pseudo_v4(src, dst, protocol, len)),
+        (IpAddr::V6(src), IpAddr::V6(dst)) => Some(pseudo_v6(src, dst, protocol, len)),
+        _ => None,
+    }
 }
 
 /// The checksum after one 16-bit word under it changed (RFC 1624, equation 3).

@@ -24,7 +24,6 @@
 //! destination: of packets with a routing header that is not done with yet no large frames are
 //! sent.
 
-use std::net::IpAddr;
 use std::ops::Range;
 
 use crate::bytes::{copy_header, put16, put32};
@@ -115,11 +114,8 @@ impl Segments {
         } else {
             protocol::UDP
         };
-        let pseudo_sum = match (ip.src(), ip.dst()) {
-            (IpAddr::V4(src), IpAddr::V4(dst)) => checksum::pseudo_v4(src, dst, protocol, 0),
-            (IpAddr::V6(src), IpAddr::V6(dst)) => checksum::pseudo_v6(src, dst, protocol, 0),
-            _ => return Err(ParseError::Offload),
-        };
+        let pseudo_sum = checksum::pseudo(ip.src(), ip.dst(), protocol, 0);
+        let pseudo_sum = pseudo_sum.ok_or(ParseError::Offload)?;
         let mut segments = Segments {
             header,
             header_len,

@@ -86,15 +86,7 @@ fn is_sound(round: &Round, frame: usize, ip: &IpPacket) -> bool {
     let Some(segment) = bytes.get(usize::from(ip.l4)..ip.end as usize) else {
         return false;
     };
-    let len = segment.len() as u32;
-    let pseudo = match (ip.src(), ip.dst()) {
-        (std::net::IpAddr::V4(src), std::net::IpAddr::V4(dst)) => {
-            checksum::pseudo_v4(src, dst, protocol::TCP, len)
-        }
-        (std::net::IpAddr::V6(src), std::net::IpAddr::V6(dst)) => {
-            checksum::pseudo_v6(src, dst, protocol::TCP, len)
-        }
-        _ => return false,
-    };
-    checksum::fold(checksum::add(pseudo, checksum::sum(segment))) == 0xffff
+    let pseudo = checksum::pseudo(ip.src(), ip.dst(), protocol::TCP, segment.len() as u32);
+    let sum = pseudo.map(|pseudo| checksum::add(pseudo, checksum::sum(segment)));
+    sum.is_some_and(|sum| checksum::fold(sum) == 0xffff)
 }

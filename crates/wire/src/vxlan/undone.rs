@@ -132,12 +132,8 @@ fn segments(packet: &Packet, room: usize) -> Option<(Gso, u16)> {
 }
 
 fn pseudo(src: IpAddr, dst: IpAddr, protocol: u8, len: u32) -> u16 {
-    checksum::fold(match (src, dst) {
-        (IpAddr::V4(src), IpAddr::V4(dst)) => checksum::pseudo_v4(src, dst, protocol, len),
-        (IpAddr::V6(src), IpAddr::V6(dst)) => checksum::pseudo_v6(src, dst, protocol, len),
-        // Both were read from one header.
-        _ => 0,
-    })
+    // Both addresses were read from one header.
+    checksum::fold(checksum::pseudo(src, dst, protocol, len).unwrap_or(0))
 }
 
 fn word(bytes: &[u8], at: usize) -> Option<u16> {
