@@ -33,6 +33,13 @@ pub enum Feature {
     Router,
 }
 
+impl Feature {
+    /// Its program does what it is for when nobody is there who has loaded it.
+    fn goes_on_alone(self) -> bool {
+        matches!(self, Feature::Balancer | Feature::Router)
+    }
+}
+
 impl fmt::Display for Feature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -64,7 +71,7 @@ pub struct Interfaces {
     /// NICs that another process has had leave VLAN tags in.
     handed_tags: BTreeSet<u32>,
     keep: Option<Keep>,
-    /// Points that it has been told of, by name.
+    /// Points and chains that it has been told of, by name.
     kept: BTreeSet<String>,
 }
 
@@ -125,39 +132,66 @@ impl Interfaces {
         interfaces
     }
 
-    /// Has `keep` told of each point that the load balancer comes to run at, by its name and as it
-    /// is [handed over](Self::hand_over), and with `None` of each that it leaves: who has the point
-    /// meanwhile has its programs go on when this process is killed. Not of those that are there
+    /// Has `keep` told of each point that the load balancer or the router comes to run at, by its
+    /// name and as it is [handed over](Self::hand_over), and with `None` of each that both leave;
+    /// and likewise of the maps that the programs there find each other by. Who has all of them
+    /// meanwhile has the programs go on when this process is killed. Not of those that are there
     /// already. A point at tc without a link of its own (a kernel before 6.6) cannot outlive us.
     pub fn keep_points(&mut self, keep: impl Fn(&str, Option<Handed>) + Send + 'static) {
         self.keep = Some(Keep(Box::new(keep)));
     }
 
-    /// Whether somebody [has](Self::keep_points) the point of this name.
+    /// Whether somebody [has](Self::keep_points) what is of this name.
     pub fn is_kept(&self, name: &str) -> bool {
         self.kept.contains(name)
     }
 
-    /// Tells of a point where features have come or gone.
+    /// Tells of a point where features have come or gone, and of who is in the chain.
     fn tell(&mut self, ifindex: u32, hook: Hook) {
-        let Some(Keep(keep)) = &self.keep else { return };
-        let balanced = self.attached.get(&(ifindex, hook)).filter(|attached| {
+        if self.keep.is_none() {
+            return;
+        }
+        let goes_on = self.attached.get(&(ifindex, hook)).filter(|attached| {
             let mut features = attached.features.iter();
-            features.any(|feature| *feature == Feature::Balancer)
+            features.any(|feature| feature.goes_on_alone())
         });
-        let name = hook.name(ifindex);
-        match balanced.map(|attached| attached.attachment.hand_over()) {
-            Some(Ok(point)) => {
-                keep(&name, Some(point));
-                self.kept.insert(name);
-            }
+        let point = goes_on.map(|attached| attached.attachment.hand_over());
+        match point.transpose() {
+            Ok(point) => self.tell_of(hook.name(ifindex), point),
             // It ends with us.
-            Some(Err(_)) => {}
-            None => {
-                if self.kept.remove(&name) {
-                    keep(&name, None);
-                }
+            Err(_) => return,
+        }
+        let here = |(at, _): &(Hook, Feature)| *at == hook;
+        let mut members = self.programs.keys().filter(|member| here(member));
+        let any = members.any(|(_, feature)| feature.goes_on_alone());
+        let chains = self.programs.iter().filter(|(key, _)| any && here(key));
+        let chains = chains.map(|((_, feature), member)| {
+            let fd = member.chain.as_fd().try_clone_to_owned();
+            (hook.chain_name(*feature), fd.ok())
+        });
+        let chains: BTreeMap<String, Option<OwnedFd>> = chains.collect();
+        let start = hook.chain_start();
+        let told = self.kept.iter().filter(|name| name.starts_with(&start));
+        let gone = told.filter(|name| !chains.contains_key(*name)).cloned();
+        for name in gone.collect::<Vec<_>>() {
+            self.tell_of(name, None);
+        }
+        for (name, fd) in chains {
+            let fds = fd.into_iter().collect();
+            if !self.kept.contains(&name) {
+                let note = Vec::new();
+                self.tell_of(name, Some(Handed { note, fds }));
             }
+        }
+    }
+
+    fn tell_of(&mut self, name: String, item: Option<Handed>) {
+        let Some(Keep(keep)) = &self.keep else { return };
+        if item.is_some() {
+            keep(&name, item);
+            self.kept.insert(name);
+        } else if self.kept.remove(&name) {
+            keep(&name, None);
         }
     }
 
@@ -247,6 +281,8 @@ impl Interfaces {
             }
         }
         self.programs.insert((hook, feature), member);
+        // It may be another program, with a map of its own.
+        self.kept.remove(&hook.chain_name(feature));
         if let Err(error) = self.link_up(hook) {
             // The chain is as it was but for the newcomer, which leaves.
             self.remove_at(ifindex, feature, hook);
@@ -361,6 +397,20 @@ impl Hook {
             Hook::Xdp => format!("xdp {ifindex}"),
             Hook::Tc => format!("tc {ifindex}"),
         }
+    }
+
+    /// What the map by which a feature's program finds the next one is called where it is kept.
+    fn chain_name(self, feature: Feature) -> String {
+        format!("{}{feature}", self.chain_start())
+    }
+
+    /// What all names of such maps begin with.
+    fn chain_start(self) -> String {
+        let at = match self {
+            Hook::Xdp => "xdp",
+            Hook::Tc => "tc",
+        };
+        format!("chain {at} ")
     }
 
     fn of(mode: Option<Mode>) -> Hook {
