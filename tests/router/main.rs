@@ -4,7 +4,7 @@
 mod acl;
 mod feeds;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use butterfly_tests::Daemon;
 use butterfly_tests::daemon::{number, program};
@@ -23,7 +23,7 @@ type Session = fn(&mut Stage) -> Result<()>;
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials: [(&str, Session); 14] = trials![
+    let trials: [(&str, Session); 16] = trials![
         interfaces_are_taken_and_given_back,
         counters_are_those_of_an_outside_observer,
         routes_and_neighbours_show_as_they_change,
@@ -33,6 +33,8 @@ fn main() {
         interfaces_are_part_of_the_declared_configuration,
         killed_under_load_the_kernel_goes_on,
         an_upgrade_keeps_every_packet,
+        a_kill_keeps_every_packet,
+        what_nobody_follows_any_more_is_the_kernel_s,
         hanging_it_leaves_packets_to_the_kernel,
         acl::a_file_s_rules_are_followed,
         acl::a_declared_list_is_stored_and_taken_back,
@@ -59,6 +61,17 @@ impl Stage {
         let hosts = RoutedHosts::new()?;
         let daemon = Daemon::start_on(Some(hosts.router.pid()), &[])?;
         Ok(Stage { hosts, daemon })
+    }
+
+    /// A daemon whose state is kept, in these modes on both interfaces.
+    fn start_kept(&mut self, modes: [&str; 2]) -> Result<()> {
+        let options = ["--store", "{dir}/store", "--keeper", "{dir}/keeper"];
+        self.daemon = Daemon::start_on(Some(self.hosts.router.pid()), &options)?;
+        for (interface, mode) in ["east0", "west0"].iter().zip(modes) {
+            let add = format!("router add {interface} --mode {mode}");
+            self.daemon.cli(&add)?;
+        }
+        Ok(())
     }
 
     fn take_both(&self) -> Result<()> {
@@ -559,43 +572,65 @@ fn interfaces_are_part_of_the_declared_configuration(stage: &mut Stage) -> Resul
     )
 }
 
-/// Another process takes the daemon's place: no packet is lost, and none comes to the kernel to be
-/// forwarded. At tc, in XDP, and at both.
+/// Another process takes the daemon's place: no packet is lost, none comes to the kernel to be
+/// forwarded, and each is counted. At tc, in XDP, and at both.
 fn an_upgrade_keeps_every_packet(stage: &mut Stage) -> Result<()> {
+    every_packet_is_kept(stage, |stage| stage.daemon.upgrade())
+}
+
+/// The same of a daemon that is killed and started: its programs go on meanwhile, for as long as
+/// what they know may be true.
+fn a_kill_keeps_every_packet(stage: &mut Stage) -> Result<()> {
+    every_packet_is_kept(stage, |stage| stage.daemon.kill_and_restart())
+}
+
+fn every_packet_is_kept(stage: &mut Stage, replace: fn(&mut Stage) -> Result<()>) -> Result<()> {
     stage.daemon.stop()?;
     for modes in [["tc", "tc"], ["generic", "generic"], ["tc", "generic"]] {
-        let options = ["--store", "{dir}/store", "--keeper", "{dir}/keeper"];
-        stage.daemon = Daemon::start_on(Some(stage.hosts.router.pid()), &options)?;
-        for (interface, mode) in ["east0", "west0"].iter().zip(modes) {
-            let add = format!("router add {interface} --mode {mode}");
-            stage.daemon.cli(&add)?;
-        }
+        stage.start_kept(modes)?;
         let list = stage.daemon.cli("router list")?;
         // Neighbours are known then.
         stage.hosts.pinging(|| Ok(()))?;
         let forwarded = kernel_forwarded(&stage.hosts)?;
+        let counted = stage.counter("east0", "ipv4", "forwarded")?;
         let start = |address: &&str| {
             let name = format!("long-ping-{}", address.len());
             let ping = format!("ping -q -i 0.002 {address}");
             stage.hosts.east.start(&name, &ping)
         };
         let pings = WEST.iter().map(start).collect::<Result<Vec<_>>>()?;
-        for turn in 0..3 {
-            stage.daemon.upgrade()?;
-            let more = kernel_forwarded(&stage.hosts)? - forwarded;
-            check(
-                more == 0,
-                &format!("{modes:?}, {turn}: the kernel had {more} packets to forward"),
-            )?;
+        let mut took = Duration::ZERO;
+        for _ in 0..3 {
+            let begin = Instant::now();
+            replace(stage)?;
+            took = took.max(begin.elapsed());
         }
+        let mut sent = 0;
         for mut ping in pings {
             ping.signal("INT")?;
             ping.wait(PATIENCE)?;
+            let log = ping.log();
             check(
-                ping.log().contains(" 0% packet loss"),
-                &format!("{modes:?}: echo requests were lost:\n{}", ping.log()),
+                log.contains(" 0% packet loss"),
+                &format!("{modes:?}: echo requests were lost:\n{log}"),
             )?;
+            if sent == 0 {
+                let words = log.lines().find(|line| line.contains("transmitted"));
+                let number = words.and_then(|line| line.split(' ').next()?.parse().ok());
+                sent = number.ok_or_else(|| format!("no number of packets:\n{log}"))?;
+            }
         }
+        // What the programs of one that is killed know they go by for four seconds and more.
+        let kernels = kernel_forwarded(&stage.hosts)? - forwarded;
+        check(
+            kernels == 0 || took > Duration::from_secs(4),
+            &format!("{modes:?}: the kernel had {kernels} packets to forward, in {took:?}"),
+        )?;
+        let counted = stage.counter("east0", "ipv4", "forwarded")? - counted;
+        check(
+            counted == sent || kernels > 0 && counted <= sent,
+            &format!("{modes:?}: {sent} were sent, of which {counted} are counted"),
+        )?;
         let now = stage.daemon.cli("router list")?;
         check(now == list, &format!("the modes stay:\n{list}\n{now}"))?;
         stage.treated(WEST[0], "fast")?;
@@ -606,6 +641,57 @@ fn an_upgrade_keeps_every_packet(stage: &mut Stage) -> Result<()> {
         )?;
     }
     Ok(())
+}
+
+/// What a killed daemon's programs know is true no longer when nobody has followed the kernel for a
+/// while: it forwards then, and the next daemon has all as it was. One that is stopped leaves its
+/// interfaces, and what they have counted; one that is to end for good leaves nothing.
+fn what_nobody_follows_any_more_is_the_kernel_s(stage: &mut Stage) -> Result<()> {
+    stage.daemon.stop()?;
+    stage.start_kept(["tc", "generic"])?;
+    stage.hosts.pinging(|| Ok(()))?;
+    let counted = stage.counter("east0", "ipv4", "forwarded")?;
+    check(counted > 400, "packets by the fast path")?;
+    stage.daemon.kill()?;
+    check(stage.hosts.has_program("west0")?, "its programs stay")?;
+    // Five seconds, by a look each second.
+    std::thread::sleep(Duration::from_secs(7));
+    let forwarded = kernel_forwarded(&stage.hosts)?;
+    stage.hosts.pinging(|| Ok(()))?;
+    let more = kernel_forwarded(&stage.hosts)? - forwarded;
+    check(
+        more == 1000,
+        &format!("the kernel has forwarded {more} of 1000"),
+    )?;
+    stage.daemon.restart()?;
+    check(
+        stage.counter("east0", "ipv4", "hung")? == 500,
+        "what was left to the kernel meanwhile is counted, too",
+    )?;
+    stage.hosts.pinging(|| Ok(()))?;
+    let now = stage.counter("east0", "ipv4", "forwarded")?;
+    check(
+        now == counted + 500,
+        &format!("{counted} and 500 are {now}"),
+    )?;
+    stage.daemon.stop()?;
+    check(!stage.hosts.has_program("west0")?, "it is the kernel's")?;
+    stage.daemon.restart()?;
+    let again = stage.counter("east0", "ipv4", "forwarded")?;
+    check(again == now, &format!("{again} are counted of {now}"))?;
+    // Of an interface that was given back nothing is gone on with.
+    stage.daemon.cli("router del east0 west0")?;
+    stage.daemon.cli("router add east0 west0")?;
+    check(
+        stage.counter("east0", "ipv4", "forwarded")? == 0,
+        "it begins anew",
+    )?;
+    stage.daemon.cli("shutdown --yes")?;
+    let keeper = stage.daemon.dir().join("keeper");
+    wait_for("the keeper to end", PATIENCE, || {
+        Ok((!keeper.exists()).then_some(()))
+    })?;
+    check(!stage.hosts.has_program("east0")?, "nothing is left")
 }
 
 /// Packets that the router's kernel has forwarded itself, of IPv4.

@@ -44,24 +44,31 @@ impl Daemon {
     /// Kills it, as a crash would, and starts another one with the same options in the same folder.
     /// Without `--store` it knows nothing of what was configured.
     pub fn kill_and_restart(&mut self) -> Result<()> {
-        match self.successor.take() {
-            None => self.process.kill(),
-            Some(pid) => {
-                // It may have been killed already.
-                let _ = process::run(&["kill", "-9", &pid.to_string()]);
-                wait_for("butterflyd to end", PATIENCE, || {
-                    Ok(has_ended(pid).then_some(()))
-                })?;
-            }
-        }
-        let options: Vec<&str> = self.options.iter().map(String::as_str).collect();
-        self.process = launch(self.dir.path(), self.host, &options)?;
-        self.wait_ready()
+        self.kill()?;
+        self.restart()
+    }
+
+    /// Ends it by SIGKILL.
+    pub fn kill(&mut self) -> Result<()> {
+        let Some(pid) = self.successor.take() else {
+            self.process.kill();
+            return Ok(());
+        };
+        // It may have been killed already.
+        let _ = process::run(&["kill", "-9", &pid.to_string()]);
+        wait_for("butterflyd to end", PATIENCE, || {
+            Ok(has_ended(pid).then_some(()))
+        })
     }
 
     /// Stops it as systemd does, and starts another one with the same options in the same folder.
     pub fn stop_and_restart(&mut self) -> Result<()> {
         self.stop()?;
+        self.restart()
+    }
+
+    /// One that has ended is started again, with the same options in the same folder.
+    pub fn restart(&mut self) -> Result<()> {
         let options: Vec<&str> = self.options.iter().map(String::as_str).collect();
         self.process = launch(self.dir.path(), self.host, &options)?;
         self.wait_ready()

@@ -22,7 +22,7 @@ use sd_notify::NotifyState;
 use sys::handed::{Handed, Items};
 
 use crate::deaths;
-use crate::upgrade::words::file_of;
+use crate::upgrade::words::{bytes_of, file_of};
 
 /// How long a keeper that was started may take until it listens.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -32,6 +32,9 @@ const FLOWS: &str = "flows";
 const STATE: &str = "state";
 /// What the notes of daemons that have ended of themselves are held as.
 const DEATHS: &str = "deaths";
+
+/// Bytes of one thing that is [held as bytes](Held::hold_bytes) at the most.
+const BYTES_MAX: u64 = 1 << 30;
 
 /// How often is looked whether it does, and whether one that is gone is there again.
 const AGAIN: Duration = Duration::from_millis(20);
@@ -454,6 +457,14 @@ fn say_held(nic: &str, released: Result<(), keeper::Error>) {
     if let Err(e) = released {
         tracing::error!(nic, "its VMM's connection may still be held: {e}");
     }
+}
+
+/// What was [held as bytes](Held::hold_bytes).
+pub fn bytes(name: &str, item: Handed) -> Option<Vec<u8>> {
+    let [file] = item.take()?;
+    let read = bytes_of(file, BYTES_MAX);
+    let said = |e: &std::io::Error| tracing::warn!("what is held as '{name}' cannot be read: {e}");
+    read.inspect_err(said).ok()
 }
 
 /// Whether something is held of this kind.

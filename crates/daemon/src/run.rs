@@ -368,6 +368,7 @@ async fn serve(
         interfaces.clone(),
         kernel,
         interface_states.clone(),
+        held.clone(),
     );
     let router = Arc::new(router?);
     let router_acl = settings.router_acl.clone();
@@ -495,6 +496,8 @@ async fn serve(
         let take_up = move || take_up_left(&engine, &interfaces, &held, &left_points);
         waiting(take_up).await?;
     }
+    let looked = app.router.look(|router| router.release_left()).await;
+    looked.map_err(|e| e.to_string())?;
     starting.store(false, Ordering::Relaxed);
 
     let mut tasks = JoinSet::new();
@@ -1123,8 +1126,10 @@ async fn take_down(
         }
         if !leave {
             app.balancer.release();
-            held.iter()
-                .for_each(|held| held.release_items(words::POINT));
+            if let Some(held) = &held {
+                held.release_items(words::POINT);
+                held.release_items(router::HELD);
+            }
         }
         workers.stop();
     });

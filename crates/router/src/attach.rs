@@ -6,7 +6,6 @@ use xdp::{AttachPoint, Feature, Interfaces, LinkLayers, Mode};
 
 use crate::error::Error;
 use crate::interfaces::{Interface, Run};
-use crate::layout::INTERFACES;
 use crate::router::Router;
 
 /// A device that the program runs on: of one of our interfaces, or of several VLANs.
@@ -49,16 +48,14 @@ impl Router {
         if self.interfaces.contains_key(&interface.ifindex) {
             return Err(refuse("it is the router's already"));
         }
-        let taken: Vec<u32> = self.interfaces.values().map(|other| other.slot).collect();
-        let free = (0..INTERFACES as u32).find(|slot| !taken.contains(slot));
-        interface.slot = free.ok_or_else(|| refuse("there is room for 1024 interfaces only"))?;
+        let slot = self.slot_for(&interface)?;
+        interface.slot = slot.ok_or_else(|| refuse("there is room for 1024 interfaces only"))?;
         let sharing = self
             .interfaces
             .values()
             .find(|other| other.device == interface.device);
         interface.port = sharing.map_or(interface.slot, |other| other.port);
         let first = sharing.is_none();
-        self.forget_counters(interface.slot)?;
         if first {
             self.ports.set(&interface.port, &interface.device)?;
             let layers = layers(&self.snapshot, interface.device);
@@ -76,6 +73,7 @@ impl Router {
         let ifindex = interface.ifindex;
         self.interfaces.insert(ifindex, interface);
         self.order.push(ifindex);
+        self.tell_slots();
         self.stand_behind(attached)?;
         // Rules may name it; hops may leave by it.
         self.update_all()
@@ -88,6 +86,7 @@ impl Router {
         };
         self.interfaces.remove(&interface.ifindex);
         self.order.retain(|ifindex| *ifindex != interface.ifindex);
+        self.tell_slots();
         self.update_all()?;
         self.egresses.remove(&interface.ifindex)?;
         let mut others = self.interfaces.values();

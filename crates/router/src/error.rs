@@ -30,6 +30,12 @@ pub enum Error {
     /// An access list that cannot be.
     #[error("the access list: {0}")]
     Acl(#[from] crate::acl::ListError),
+    /// What another process's router has handed over.
+    #[error("the router before cannot be gone on with: {why}")]
+    Handed {
+        /// What is wrong with it.
+        why: &'static str,
+    },
     /// See [`Router::watch`](crate::Router::watch).
     #[error("the timer that notices a router that hangs does not start")]
     Timer,

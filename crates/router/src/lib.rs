@@ -63,6 +63,7 @@ mod epoch;
 mod error;
 pub mod fib;
 pub mod firewall;
+mod handover;
 pub mod interfaces;
 pub mod layout;
 #[cfg(feature = "api")]

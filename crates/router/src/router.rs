@@ -18,6 +18,7 @@ use crate::epoch::{CONFIG_WORDS, Epochs};
 use crate::error::Error;
 use crate::fib::{Fib, Prefix, Source};
 use crate::firewall::Firewall;
+use crate::handover::{KeepSlots, Left, LeftSlot};
 use crate::interfaces::{Interface, Run, View};
 use crate::layout::{
     self, CACHE4_WORDS, CACHE6_WORDS, Config, Counter, Counters, ELEMENT_LINES, Hop, Path, config,
@@ -85,12 +86,19 @@ pub struct Router {
     seed: u32,
     pub(crate) acl: AclInUse,
     /// See [`watch`](Self::watch).
-    watch: Option<Program>,
+    pub(crate) watch: Option<Program>,
+    /// Where the process before has counted interfaces that have not come yet.
+    pub(crate) slots_left: Vec<LeftSlot>,
+    pub(crate) keep: Option<KeepSlots>,
 }
 
 impl Router {
     /// Loads the program with empty tables. It forwards for no interface yet.
     pub fn new(options: &Options) -> Result<Router, Error> {
+        Self::load(options, None)
+    }
+
+    pub(crate) fn load(options: &Options, left: Option<Left>) -> Result<Router, Error> {
         // A trie's map has elements of many lines.
         let elements = |shape: Shape, lines: u32| {
             (shape.root_lines() + lines as usize).div_ceil(ELEMENT_LINES)
@@ -116,7 +124,7 @@ impl Router {
                     map.set_max_entries(*size)?;
                 }
             }
-            Ok(())
+            left.as_ref().map_or(Ok(()), |left| left.put_into(open))
         })?;
         let mapped = |table: &'static str, words: usize| -> Result<BpfArray, Error> {
             let map = program.map(table)?;
@@ -169,6 +177,8 @@ impl Router {
             seed: rand::random(),
             acl: AclInUse::new(program.map("acls")?, program.map("acl_counters")?, cpus),
             watch: None,
+            slots_left: left.map(|left| left.slots).unwrap_or_default(),
+            keep: None,
             program,
         })
     }

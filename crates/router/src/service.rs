@@ -59,10 +59,15 @@ impl Service {
 
     /// Starts with a mirror that others share; it has to be of the calling thread's namespace too.
     pub async fn over(mirror: Arc<Mirror>, options: &Options) -> Result<Service, Error> {
+        Self::with(mirror, Router::new(options)?).await
+    }
+
+    /// Starts a router that has no interface yet, with a mirror as [`over`](Self::over) takes it.
+    pub async fn with(mirror: Arc<Mirror>, router: Router) -> Result<Service, Error> {
         let mut second = interval(HOUSEKEEPING);
         second.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut service = Service {
-            router: Router::new(options)?,
+            router,
             watch: mirror.watch(),
             hooks: Hooks::new()?,
             requests: Requests::new()?,

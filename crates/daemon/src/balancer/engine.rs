@@ -20,10 +20,9 @@ use self::attached::Attached;
 use super::handover;
 use super::plane::{Counters, ServerHop, Stats};
 use super::probe::Door;
-use crate::held::Held;
+use crate::held::{Held, bytes};
 use crate::kernel::Kernel;
 use crate::states::InterfaceStates;
-use crate::upgrade::words::bytes_of;
 
 /// What is held for the next daemon, by its kind and name there; the maps are handed over as that,
 /// too.
@@ -31,9 +30,6 @@ const HELD: &str = "balancer";
 const MAPS: &str = "maps";
 const TABLES: &str = "tables";
 const HEALTH: &str = "health";
-
-/// Bytes of tables, or of what is known of health, at the most.
-const BYTES_MAX: u64 = 1 << 30;
 
 /// The balancer, once somebody has asked for it.
 pub struct Engine {
@@ -382,14 +378,6 @@ pub fn left(held: &Held) -> (Items, Option<KnownHealth>) {
         handover::read(&bytes).inspect_err(said).ok()
     };
     (items, health.and_then(read))
-}
-
-/// The bytes of something that was held.
-fn bytes(name: &str, item: Handed) -> Option<Vec<u8>> {
-    let [file] = item.take()?;
-    let read = bytes_of(file, BYTES_MAX);
-    let said = |e: &std::io::Error| tracing::warn!("what is held as '{name}' cannot be read: {e}");
-    read.inspect_err(said).ok()
 }
 
 /// Takes interfaces that come back and lets go of those that went, for ever.

@@ -11,7 +11,9 @@ use router::messages::Refusal;
 use tokio::sync::{mpsc, oneshot};
 use xdp::{Interfaces, Mode};
 
+use super::counting::Counting;
 use super::keeper::{Command, Keeper, NAME};
+use crate::held::Held;
 use crate::kernel::Kernel;
 use crate::states::InterfaceStates;
 use crate::tracked_interfaces::Member;
@@ -29,13 +31,15 @@ pub struct Control {
 
 impl Control {
     /// Starts the thread; the router has no interface yet, and will go by `acl`. What becomes of
-    /// its interfaces is left in `states`. The error is a sentence.
+    /// its interfaces is left in `states`, and what they count is held in `held`. The error is a
+    /// sentence.
     pub fn start(
         options: Options,
         acl: Option<List>,
         attached: Arc<Mutex<Interfaces>>,
         kernel: Arc<Kernel>,
         states: InterfaceStates,
+        held: Option<Arc<Held>>,
     ) -> Result<Control, String> {
         let failed = |e: std::io::Error| format!("the router's thread cannot be started: {e}");
         let (commands, queue) = mpsc::channel(QUEUE);
@@ -43,7 +47,8 @@ impl Control {
             .enable_all()
             .build()
             .map_err(failed)?;
-        let keeper = Keeper::new(options, acl, attached.clone(), states);
+        let counting = Counting::new(held);
+        let keeper = Keeper::new(options, acl, attached.clone(), states, counting);
         let thread = std::thread::Builder::new().name(NAME.into());
         let thread = thread
             .spawn(move || runtime.block_on(keeper.run(queue)))

@@ -12,6 +12,7 @@ use router::{AclReport, Change, Options, Report, Router, Service};
 use tokio::sync::{mpsc, oneshot};
 use xdp::{Interfaces, Mode};
 
+use super::counting::Counting;
 use super::event::{EventKind, Events};
 use crate::states::InterfaceStates;
 use crate::tracked_interfaces::{Driver, Member, TrackedInterfaces};
@@ -55,6 +56,7 @@ pub struct Keeper {
     tracked: TrackedInterfaces,
     /// Where changes are told.
     states: InterfaceStates,
+    counting: Counting,
     /// While there are members.
     running: Option<Service>,
     notes: Vec<String>,
@@ -68,9 +70,11 @@ impl Keeper {
         acl: Option<List>,
         attached: Arc<Mutex<Interfaces>>,
         states: InterfaceStates,
+        counting: Counting,
     ) -> Keeper {
         Keeper {
             states,
+            counting,
             options,
             acl,
             attached,
@@ -92,7 +96,18 @@ impl Keeper {
                 change = next(&mut self.running) => self.take(change).await,
             }
         }
+        if let Some(service) = &mut self.running {
+            service.router.leave_slots();
+        }
         self.give_up();
+    }
+
+    /// Lets go of what nobody goes on with: what the daemon before has left, where this one has no
+    /// router.
+    pub fn release_left(&self) {
+        if self.running.is_none() {
+            self.counting.release();
+        }
     }
 
     /// Its interfaces, in the order they were given.
@@ -190,6 +205,7 @@ impl Keeper {
             None => self.tracked.give_back(name, &mut NoRouter),
         };
         if given_back {
+            self.release_left();
             self.events.send(EventKind::Deleted(name.to_owned()));
             self.send_notes();
         }
@@ -229,10 +245,11 @@ impl Keeper {
         match self.running.take() {
             Some(service) => Ok(service),
             None => {
-                let mut service = Service::over(mirror, &self.options)
-                    .await
-                    .map_err(unavailable)?;
+                let router = self.counting.router(&self.options).map_err(unavailable)?;
+                let mut service = Service::with(mirror, router).await.map_err(unavailable)?;
                 service.watch().map_err(unavailable)?;
+                let held = self.counting.hold(&mut service.router);
+                held.map_err(unavailable)?;
                 // Before the first packet.
                 let set = service.router.set_acl(self.acl.clone());
                 set.map_err(unavailable)?;
