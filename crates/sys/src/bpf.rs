@@ -1,12 +1,15 @@
 //! What of bpf(2) has no safe face in a library: a program on an interface by a bpf_link, in XDP in
-//! a chosen mode or at tc ingress.
+//! a chosen mode or at tc ingress, and objects of any kind by a name.
 //!
 //! libbpf's own call for XDP chooses the mode itself, and its netlink way leaves the program there
 //! when the process dies; the binding has no call for tc's. Used by the crate `xdp`, which loads
 //! the programs.
 
+use std::ffi::CString;
 use std::io::Error;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 /// Where a program runs (XDP_FLAGS_DRV_MODE and XDP_FLAGS_SKB_MODE of linux/if_link.h).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -154,6 +157,48 @@ pub fn wait_for_programs() {
     }
 }
 
+/// Gives a map, a program or a link a name in a BPF file system: it is there for as long as the
+/// name is (BPF_OBJ_PIN).
+///
+/// # Errors
+/// EPERM: the folder is of no BPF file system; EEXIST, ENOENT, ENAMETOOLONG: as of files.
+pub fn pin(object: BorrowedFd<'_>, path: &Path) -> Result<(), Error> {
+    on_path(OBJ_PIN, path, object.as_raw_fd() as u32).map(|_| ())
+}
+
+/// What is [pinned](pin) there (BPF_OBJ_GET).
+///
+/// # Errors
+/// ENOENT: nothing is; EACCES: it is no BPF object, or not ours to have.
+pub fn pinned(path: &Path) -> Result<OwnedFd, Error> {
+    let fd = on_path(OBJ_GET, path, 0)?;
+    // SAFETY: the kernel has just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn on_path(command: libc::c_long, path: &Path, fd: u32) -> Result<i32, Error> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let attributes = OnPath {
+        path: path.as_ptr() as u64,
+        fd,
+        file_flags: 0,
+    };
+    // SAFETY: the kernel reads `OnPath`, and at its only pointer a string that ends. Both outlive
+    // the call.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            command,
+            std::ptr::from_ref(&attributes),
+            size_of::<OnPath>(),
+        )
+    };
+    if result < 0 {
+        return Err(Error::last_os_error());
+    }
+    Ok(result as i32)
+}
+
 impl AsFd for Link {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
@@ -161,6 +206,8 @@ impl AsFd for Link {
 }
 
 // linux/bpf.h and linux/if_link.h.
+const OBJ_PIN: libc::c_long = 6;
+const OBJ_GET: libc::c_long = 7;
 const LINK_CREATE: libc::c_long = 28;
 const LINK_UPDATE: libc::c_long = 29;
 const ATTACH_XDP: u32 = 37;
@@ -200,6 +247,14 @@ struct Query {
     program_ids: u64,
     count: u32,
     rest: [u32; 9],
+}
+
+/// `union bpf_attr`, the part for BPF_OBJ_PIN and BPF_OBJ_GET.
+#[repr(C)]
+struct OnPath {
+    path: u64,
+    fd: u32,
+    file_flags: u32,
 }
 
 /// A part of `union bpf_attr` without pointers: the kernel reads it, and nothing else of ours.

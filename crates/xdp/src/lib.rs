@@ -10,8 +10,9 @@
 //! [`Feature`], each handing on what is not its own; the first feature there is the program that is
 //! attached. A [`AttachPoint`] knows which devices that takes, where the interface is a bond or
 //! carries VLANs. Everything hangs on a bpf_link, so that the interface is the kernel's again when
-//! the process ends, however it ends. [`run`] feeds a program with a packet of a test's making and
-//! gives back what it made of it.
+//! the process ends, however it ends; but for what another process
+//! [keeps](Interfaces::keep_points), or a BPF file system ([`Pins`]). [`run`] feeds a program with
+//! a packet of a test's making and gives back what it made of it.
 //!
 //! A source that is good for both places is compiled twice and loaded over one set of maps
 //! ([`Program::load_both`]); [`Mode::Tc`] runs its part at tc, where checksums that are only begun
@@ -30,6 +31,7 @@ mod error;
 mod filter;
 pub mod objects;
 pub mod occupants;
+mod pins;
 mod program;
 mod run;
 mod scatter;
@@ -43,6 +45,7 @@ pub use buffers::of_buffers;
 pub use chain::{Feature, Interfaces};
 pub use error::Error;
 pub use libbpf_rs::ErrorKind;
+pub use pins::{PinError, Pins};
 pub use program::Program;
 pub use run::{Run, Verdict, run, run_segments, run_summed, send};
 pub use scatter::Scatter;
