@@ -6,6 +6,7 @@ use butterfly_tests::daemon::program;
 use butterfly_tests::lab::check;
 use butterfly_tests::lan::take_vip;
 use butterfly_tests::web::{Connections, Web};
+use serde_json::Value;
 use testkit::netns::Namespace;
 use testkit::process::Process;
 use testkit::{PATIENCE, Result, wait_for};
@@ -175,6 +176,88 @@ pub fn balances_several(stage: &mut Stage) -> Result<()> {
         &format!("it is refused by name: {code:?} {why}"),
     )?;
     check(!taken(stage)?, "and nothing is balanced")
+}
+
+/// With --stay it balances on when it ends, however it ends, and the next one goes on with its
+/// flows and counters, other servers or not.
+pub fn stays(stage: &mut Stage) -> Result<()> {
+    stage.daemon.cli("service interface del eth0")?;
+    let words = |servers: &str, more: &str| {
+        format!("eth0 10.1.2.3 {VIP} {servers} --mode {} {more}", stage.mode)
+    };
+    let two = words("10.1.2.10 10.1.2.11", "--stay");
+    let all = words("10.1.2.10 10.1.2.11 10.1.2.12", "--stay --json");
+    let other = words("10.1.2.10", "");
+    let folder = stage.balancer.ok("stat -Lc %i /proc/self/ns/net")?;
+    let folder = format!("/sys/fs/bpf/butterfly/balance-{}", folder.trim());
+    let mut balance = start(stage, &two)?;
+    // Not before it has all in force.
+    wait_for("butterfly balance to begin", PATIENCE, || {
+        let log = balance.log();
+        Ok(log
+            .lines()
+            .any(|line| line.starts_with("all "))
+            .then_some(()))
+    })?;
+    let mut old = stage.open(100)?;
+    balance.terminate(PATIENCE)?;
+    let said = format!(
+        "balanced on without this command, as now: eth0. The next with --stay goes on; rm -r \
+         {folder} ends it"
+    );
+    check(
+        balance.log().contains(&said),
+        &format!("it says what it leaves: {}", balance.log()),
+    )?;
+    check(taken(stage)?, "the interface has its program")?;
+    old.ask_all()?;
+    let mut more = stage.open(100)?;
+    // Whoever does not go on with it is told.
+    let command = format!("{} balance {other}", program("butterfly"));
+    let mut refused = stage.balancer.start("refused", &command)?;
+    let code = refused.wait(PATIENCE)?.code();
+    let hint = format!("--stay goes on with them, and rm -r {folder} ends them");
+    check(
+        code == Some(1) && refused.log().contains(&hint),
+        &format!("{code:?} {}", refused.log()),
+    )?;
+    for turn in 0..3 {
+        let mut balance = start(stage, &all)?;
+        wait_for("its report", PATIENCE, || {
+            Ok(balance.log().contains("\"flows\"").then_some(()))
+        })?;
+        for connections in [&mut old, &mut more] {
+            connections.ask_all()?;
+        }
+        if turn == 0 {
+            more = stage.open(100)?;
+            check(more.to("s2") > 10, "the newcomer has its share")?;
+        }
+        balance.kill();
+        check(taken(stage)?, "the interface has its program")?;
+        for connections in [&mut old, &mut more] {
+            connections.ask_all()?;
+        }
+    }
+    let mut balance = start(stage, &all)?;
+    let flows = wait_for("its report", PATIENCE, || {
+        let log = balance.log();
+        let first = log.lines().find(|line| line.starts_with('{'));
+        let report = first.and_then(|line| serde_json::from_str::<Value>(line).ok());
+        Ok(report.map(|report| sum_of_flows(&report)))
+    })?;
+    check(flows == 300, &format!("{flows} flows of 300 are counted"))?;
+    balance.terminate(PATIENCE)?;
+    stage.balancer.ok(&format!("rm -r {folder}"))?;
+    wait_for("the interface to be the kernel's", PATIENCE, || {
+        Ok((!taken(stage)?).then_some(()))
+    })
+}
+
+/// Flows of all servers, of a report in JSON.
+fn sum_of_flows(report: &Value) -> u64 {
+    let servers = report["servers"].as_array().into_iter().flatten();
+    servers.filter_map(|server| server["flows"].as_u64()).sum()
 }
 
 /// `butterfly balance` with these words, once a program is attached.

@@ -25,7 +25,7 @@ use testkit::Result;
 type Session = fn(&mut Stage) -> Result<()>;
 
 /// In the order in which they run, with the mode of the balancer's interface.
-const TRIALS: [(&str, &str, Session); 39] = [
+const TRIALS: [(&str, &str, Session); 40] = [
     (
         "flows_are_spread_and_counted",
         "native",
@@ -183,6 +183,11 @@ const TRIALS: [(&str, &str, Session); 39] = [
         "one_command_balances_several_services",
         "generic",
         command::balances_several,
+    ),
+    (
+        "one_command_goes_on_where_another_ended",
+        "generic",
+        command::stays,
     ),
     (
         "the_library_balances_without_daemon_and_compiler",

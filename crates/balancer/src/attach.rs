@@ -3,13 +3,35 @@
 //! his own.
 
 use netlink::Snapshot;
-use xdp::{Feature, Mode};
+use sys::handed::{Handed, Items};
+use xdp::{Feature, Interfaces, Mode};
 
 use crate::attached_interface::AttachedInterface;
 use crate::balancer::{Balancer, Interface};
 use crate::error::Error;
 
 impl Balancer {
+    /// Where another process's balancer runs, which hands that over
+    /// ([`keep_points`](Self::keep_points)): an interface that is attached to there has the mode
+    /// that it had, and packets are the other's until this one [takes over](Self::take_over).
+    /// Before any interface is attached to.
+    pub fn points_handed(&mut self, points: Items) {
+        self.attached = Interfaces::handed(points);
+    }
+
+    /// As [`Interfaces::keep_points`], of the interfaces that it runs on itself.
+    pub fn keep_points(&mut self, keep: impl Fn(&str, Option<Handed>) + Send + 'static) {
+        self.attached.keep_points(keep);
+    }
+
+    /// Has its programs in the place of another process's, without a packet in between.
+    ///
+    /// # Errors
+    /// A driver refuses.
+    pub fn take_over(&mut self) -> Result<(), Error> {
+        Ok(self.attached.take_over()?)
+    }
+
     /// Runs on an interface that is no bond and carries no VLANs, in this mode, or without one in
     /// native mode and where that is refused in generic mode; gives which.
     /// [`Follower::attach`](crate::Follower::attach) knows what all others need, and which of them

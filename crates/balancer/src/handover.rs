@@ -105,6 +105,26 @@ impl fmt::Debug for KeepTables {
     }
 }
 
+impl Options {
+    /// With no less room for services and servers than a balancer had that is
+    /// [handed over](Balancer::hand_over).
+    pub fn with_room_of(self, handed: &Handed) -> Options {
+        let its: Option<ProgramSettings> = handed
+            .note
+            .get(4..)
+            .and_then(|its| bytemuck::try_pod_read_unaligned(its).ok());
+        let Some(its) = its else { return self };
+        // Number 0 is nobody's.
+        let room =
+            |own: u16, its: u32| own.max(u16::try_from(its.saturating_sub(1)).unwrap_or(own));
+        Options {
+            max_services: room(self.max_services, its.max_services),
+            max_servers: room(self.max_servers, its.max_servers),
+            ..self
+        }
+    }
+}
+
 /// The maps of the process before.
 pub(crate) struct Maps([OwnedFd; MAPS.len()]);
 

@@ -22,6 +22,7 @@ mod options;
 mod output;
 mod query;
 mod session;
+mod stay;
 mod top;
 mod translate;
 mod words;

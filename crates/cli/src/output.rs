@@ -33,6 +33,16 @@ impl Output {
         Ok(())
     }
 
+    /// Says something at the end that is no answer: to programs apart from it, on standard error.
+    pub fn last_words(&mut self, words: &str) -> Result<(), Error> {
+        if self.json {
+            say(&format!("butterfly: {words}\n"));
+            return Ok(());
+        }
+        self.text(words)?;
+        self.flush()
+    }
+
     /// Prints one name a line, or a JSON array of strings.
     pub fn names(&mut self, names: &[String]) -> Result<(), Error> {
         if self.json {

@@ -97,6 +97,80 @@ fn it_takes_over_and_gives_back_under_load() {
     assert!(hosts.west.succeeds("true").expect("it is there"));
 }
 
+/// With --stay no packet is lost when it ends and the next one begins, and none is the kernel's but
+/// where that takes long; counters go on. The rules of a file stay in force with nobody there.
+#[test]
+fn it_goes_on_where_another_ended() {
+    let hosts = RoutedHosts::new().expect("the kernel forwards");
+    hosts.count_requests().expect("nftables");
+    let folder = hosts
+        .router
+        .ok("stat -Lc %i /proc/self/ns/net")
+        .expect("stat");
+    let folder = format!("/sys/fs/bpf/butterfly/forward-{}", folder.trim());
+    let mut first = forward(&hosts, "--stay");
+    let counted = |forward: &Process| -> u64 {
+        let log = forward.log();
+        let mut lines = log
+            .lines()
+            .filter(|line| line.trim_start().starts_with("forwarded "));
+        let words = lines.next_back().expect("counters").split_whitespace();
+        words
+            .skip(1)
+            .find_map(|word| word.parse().ok())
+            .expect("a number")
+    };
+    under_load(&hosts, || {
+        for _ in 0..2 {
+            first.terminate(PATIENCE).expect("an end");
+            let log = first.log();
+            let said = "the programs stay, and the kernel forwards in 5 s: east0, west0. The next \
+                        with --stay goes on; rm -r ";
+            assert!(log.contains(said) && log.contains(&folder), "{log}");
+            assert!(hosts.has_program("east0").expect("ip"));
+            let before = counted(&first);
+            first = forward(&hosts, "--stay --watch");
+            wait_for("its counters", PATIENCE, || {
+                Ok(first.log().contains("  forwarded  ").then_some(()))
+            })
+            .expect("a report");
+            assert!(counted(&first) >= before);
+            more_arrive(&hosts);
+        }
+        first.kill();
+        assert!(hosts.has_program("east0").expect("ip"));
+        more_arrive(&hosts);
+        first = forward(&hosts, "--stay");
+    });
+    first.terminate(PATIENCE).expect("an end");
+    let refused = format!(
+        "{} forward east0 west0 2>&1; true",
+        env!("CARGO_BIN_EXE_butterfly")
+    );
+    let said = hosts.router.ok(&refused).expect("a sentence");
+    assert!(
+        said.contains(&format!("rm -r {folder} ends them")),
+        "{said}"
+    );
+    // A list that lets IPv6 pass alone.
+    let acl = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(acl.path(), "deny ipv4 proto icmp\ndefault allow\n").expect("a file");
+    let options = format!("--stay --acl {}", acl.path().display());
+    let mut last = forward(&hosts, &options);
+    last.kill();
+    // The kernel forwards by then.
+    std::thread::sleep(std::time::Duration::from_secs(7));
+    let ping = |address: &str| hosts.east.succeeds(&format!("ping -q -c 2 -W 1 {address}"));
+    assert!(!ping(WEST[0]).expect("ping"), "it is denied");
+    assert!(ping(WEST[1]).expect("ping"), "it is allowed");
+    hosts.router.ok(&format!("rm -r {folder}")).expect("rm");
+    assert!(!hosts.has_program("east0").expect("ip"));
+    assert!(
+        ping(WEST[0]).expect("ping"),
+        "the kernel forwards by its own rules"
+    );
+}
+
 #[test]
 fn it_counts_what_the_far_host_counts() {
     let hosts = RoutedHosts::new().expect("the kernel forwards");
@@ -105,7 +179,8 @@ fn it_counts_what_the_far_host_counts() {
     pinging(&hosts, || {});
     forward.terminate(PATIENCE).expect("an end");
     let log = forward.log();
-    let last = log.lines().last().expect("a report");
+    let last = log.lines().rfind(|line| line.starts_with('{'));
+    let last = last.expect("a report");
     let report: serde_json::Value = serde_json::from_str(last).expect("JSON");
     for (family, address) in [("ipv4", WEST[0]), ("ipv6", WEST[1])] {
         let (packets, bytes) = hosts.seen(address).expect("a counter");

@@ -12,17 +12,30 @@ use api::v1;
 use api::v1::balancer_server::BalancerServer;
 use balancer::{Balancer, Follower, Options, Services};
 use clap::Args;
+use sys::handed::Handed;
 use tokio::signal::unix::{SignalKind, signal};
 use tonic::service::Routes;
 
 use super::balance_services::ServicesArgs;
 use super::balance_table::{self, Sample};
 use super::query_options::QueryOptions;
+use super::stay_options::StayOptions;
 use super::xdp_mode::Mode;
 use crate::error::Error;
-use crate::output::Output;
+use crate::output::{Output, say};
 use crate::query::{Alone, Balance};
 use crate::session::Session;
+use crate::stay::Stay;
+
+/// What stays, besides points: the maps of flows and counters, and what their numbers mean.
+const MAPS: &str = "maps";
+const TABLES: &str = "tables";
+
+/// Services and servers that there is more room for where the programs stay.
+const SPARE_SERVICES: usize = 16;
+const SPARE_SERVERS: usize = 256;
+/// The most that a balancer has room for.
+const ROOM_MAX: u16 = u16::MAX - 1;
 
 /// `balance`.
 #[derive(Args, Debug)]
@@ -30,14 +43,16 @@ use crate::session::Session;
 Needs root, and no daemon. The servers are on the interface's network (or behind a tunnel) and
 have the VIPs too, on lo, not answering ARP for them: they answer the clients themselves. Clients
 reach a VIP by way of OWN_ADDRESS. Servers are not checked; `butterfly service` of a daemon does.
-The interfaces are the kernel's again when this ends, however it ends. VLANs are those that the
-kernel has interfaces for. While it runs, and where no daemon does, `butterfly service list`,
+The interfaces are the kernel's again when this ends, however it ends; with --stay it balances on
+without this command, servers and next hops as they were, until the next one. VLANs are those that
+the kernel has interfaces for. While it runs, and where no daemon does, `butterfly service list`,
 `show` and `stats` say what it does. With --json a line a print, counters since the beginning.
 
 Examples:
   butterfly balance ens192 10.1.2.3 192.168.101.1 10.1.2.10 10.1.2.11 10.1.2.12
   butterfly balance ens192 10.1.2.3 192.168.101.1 10.1.2.10 10.1.2.11 \
     --vip 192.168.101.2 -p 80,443 -i ens224
+  butterfly balance ens192 10.1.2.3 192.168.101.1 10.1.2.10 10.1.2.11 --stay
   butterfly balance ens192 10.1.2.3 192.168.101.1 10.1.2.10*3 10.1.2.11 \
     --proto udp --port 53 --encapsulation ipip")]
 pub struct BalanceArgs {
@@ -71,6 +86,8 @@ pub struct BalanceArgs {
     seconds: Option<u64>,
     #[command(flatten)]
     query: QueryOptions,
+    #[command(flatten)]
+    stay: StayOptions,
 }
 
 impl BalanceArgs {
@@ -84,47 +101,101 @@ impl BalanceArgs {
             catch(SignalKind::interrupt())?,
             catch(SignalKind::terminate())?,
         );
+        let mut stay = self.stay.begin(Alone::Balance)?;
         let follower = Follower::start().await.map_err(failed)?;
-        let balancer = Balancer::new(&self.options(&services)).map_err(failed)?;
+        let (balancer, left) = self.load(&services, stay.as_mut()).map_err(failed)?;
         let balancer = Arc::new(Mutex::new(balancer));
         follower.learn(&balancer, &services).await.map_err(failed)?;
         lock(&balancer).apply(services).map_err(failed)?;
         let interfaces = self.begin(&follower, &balancer, &mut session.out)?;
+        if let Some(stay) = &mut stay {
+            take_over(&mut lock(&balancer), left.as_deref(), stay).map_err(failed)?;
+        }
         let answers = BalancerServer::new(Balance::new(balancer.clone(), interfaces));
         let _socket = self.query.answer(Alone::Balance, Routes::new(answers))?;
         self.warn(&follower, &balancer).await.map_err(failed)?;
         let shown = self.show(&balancer, &mut session.out);
-        tokio::select! {
+        let ended = tokio::select! {
             ended = follower.run(&balancer) => ended.map_err(failed),
             shown = shown => shown,
             () = self.time_is_over() => Ok(()),
             _ = interrupt.recv() => Ok(()),
             _ = terminate.recv() => Ok(()),
-        }
+        };
+        let all: Vec<&str> = self.all_interfaces().collect();
+        let all = all.join(", ");
+        session.out.last_words(&match stay {
+            None => format!("the kernel's again: {all}"),
+            Some(stay) => {
+                // What is dropped lets go of interfaces.
+                std::mem::forget(balancer);
+                format!(
+                    "balanced on without this command, as now: {all}. The next with --stay goes \
+                     on; rm -r {} ends it",
+                    stay.folder().display()
+                )
+            }
+        })?;
+        ended
     }
 
-    /// No more room than is needed: a service costs 128 KiB.
-    fn options(&self, services: &Services) -> Options {
-        let most = |count: usize| u16::try_from(count.max(1)).unwrap_or(u16::MAX - 1);
-        let defaults = Options::default();
+    /// A balancer, with the maps of a command before where one has left them, and the tables that
+    /// it is to take up then.
+    fn load(
+        &self,
+        services: &Services,
+        stay: Option<&mut Stay>,
+    ) -> Result<(Balancer, Option<Vec<u8>>), balancer::Error> {
+        let Some(stay) = stay else {
+            return Ok((Balancer::new(&self.options(services, false))?, None));
+        };
+        let with_spare = self.options(services, true);
+        let tables = stay.take(TABLES).map(|item| item.note);
+        let left = stay.take(MAPS).zip(tables).map(|(maps, tables)| {
+            let options = self.options(services, false).with_room_of(&maps);
+            let balancer = Balancer::handed(&options, maps)?;
+            match balancer.can_take_up(&tables) {
+                true => Ok((balancer, Some(tables))),
+                false => Err(balancer::Error::Handed {
+                    why: "its tables cannot be".into(),
+                }),
+            }
+        });
+        let (mut balancer, tables) = match left {
+            None => (Balancer::new(&with_spare)?, None),
+            Some(Ok(left)) => left,
+            Some(Err(e)) => {
+                say(&format!("butterfly: flows begin anew: {e}\n"));
+                (Balancer::new(&with_spare)?, None)
+            }
+        };
+        balancer.points_handed(stay.take_points());
+        let keep = stay.keeper();
+        balancer.keep_points(move |name, point| keep(name, point.as_ref()));
+        Ok((balancer, tables))
+    }
+
+    /// No more room than is needed: a service costs 128 KiB. But what stays has some to spare, for
+    /// a next command with more of them: with more room it would begin with other maps.
+    fn options(&self, services: &Services, spare: bool) -> Options {
+        let most = |count: usize, more: usize| {
+            let count = if spare { count + more } else { count.max(1) };
+            u16::try_from(count).unwrap_or(ROOM_MAX).min(ROOM_MAX)
+        };
+        let servers = services.iter().map(|service| service.servers().count());
         let (source_v4, source_v6) = match self.own {
             IpAddr::V4(own) => (Some(own), None),
             IpAddr::V6(own) => (None, Some(own)),
         };
         Options {
             max_flows: self.max_flows,
-            max_services: most(services.len()),
-            max_servers: most(
-                services
-                    .iter()
-                    .map(|service| service.servers().count())
-                    .sum(),
-            ),
+            max_services: most(services.len(), SPARE_SERVICES),
+            max_servers: most(servers.sum(), SPARE_SERVERS),
             // The table shows every flow.
             remember_all: true,
             source_v4,
             source_v6,
-            ..defaults
+            ..Options::default()
         }
     }
 
@@ -139,13 +210,15 @@ impl BalanceArgs {
         let mode = self.mode.map(Mode::xdp);
         let mut taken = Vec::new();
         let mut interfaces = Vec::new();
-        for name in std::iter::once(&self.interface).chain(&self.other_interfaces) {
+        for name in self.all_interfaces() {
             let attached = follower.attach(&mut lock(balancer), name, mode);
-            let mode = attached.map_err(|e| Error::Refused(format!("{name}: {e}")))?;
+            let refused =
+                |e| Error::Refused(format!("{name}: {e}{}", self.stay.hint(Alone::Balance)));
+            let mode = attached.map_err(refused)?;
             let place = mode.place_on(follower.kind(name).as_deref());
             taken.push(format!("{name}: {place}"));
             interfaces.push(v1::BalancerInterface {
-                name: name.clone(),
+                name: name.to_owned(),
                 mode: router::messages::mode(Some(mode)).into(),
             });
         }
@@ -160,6 +233,13 @@ impl BalanceArgs {
         }
         out.flush()?;
         Ok(interfaces)
+    }
+
+    fn all_interfaces(&self) -> impl Iterator<Item = &str> {
+        let others = self.other_interfaces.iter();
+        std::iter::once(&self.interface)
+            .chain(others)
+            .map(String::as_str)
     }
 
     /// Says which interfaces lose what is sent from XDP: servers behind them look well to whoever
@@ -248,6 +328,30 @@ impl BalanceArgs {
             before = now;
         }
     }
+}
+
+/// Goes on with what a command before has left, and has this one's stay.
+fn take_over(
+    balancer: &mut Balancer,
+    left: Option<&[u8]>,
+    stay: &mut Stay,
+) -> Result<(), balancer::Error> {
+    if left.is_none() {
+        // Those are of other maps.
+        stay.release(TABLES);
+    }
+    stay.hold(MAPS, &balancer.hand_over()?);
+    let keep = stay.keeper();
+    balancer.keep_tables(move |tables| {
+        let (note, fds) = (tables.to_owned(), Vec::new());
+        keep(TABLES, Some(&Handed { note, fds }));
+    });
+    if let Some(left) = left {
+        balancer.take_up(left)?;
+    }
+    balancer.take_over()?;
+    stay.settle();
+    Ok(())
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

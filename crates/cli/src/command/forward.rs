@@ -1,23 +1,33 @@
 //! `butterfly forward`: the router in the foreground, without a daemon. It ends with this process,
-//! and the kernel forwards on.
+//! and the kernel forwards on; or its programs stay for the next one.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use api::v1::router_server::RouterServer;
 use clap::Args;
+use netlink::Mirror;
 use router::acl::List;
-use router::{AclReport, Options, Report, Service, text};
+use router::{AclReport, Options, Report, Router, Service, text};
 use serde_json::{Value, json};
+use sys::handed::Handed;
 use tokio::signal::unix::{SignalKind, signal};
 use tonic::service::Routes;
 use xdp::Interfaces;
 
 use super::query_options::QueryOptions;
+use super::stay_options::StayOptions;
 use super::xdp_mode::Mode;
 use crate::error::Error;
+use crate::output::say;
 use crate::query::{Alone, Forward};
 use crate::session::Session;
+use crate::stay::Stay;
+
+/// What stays, besides points: what interfaces have counted, and where each is counted.
+const MAPS: &str = "maps";
+const SLOTS: &str = "slots";
 
 const EXAMPLES: &str = "\
 Nothing is configured here: addresses, routes, rules, neighbours and MTUs are the kernel's, and
@@ -28,6 +38,10 @@ route`, `neigh`, `interface` and `router show` say what it knows. With --json a 
 With --acl only what its rules allow is forwarded; SIGHUP has the file read again, and a file with
 a mistake changes nothing. The rules end with the process: for rules that stay, give the kernel
 those of --acl-to-nftables, which this command recognises. docs/router.md has the file's words.
+
+With --stay the programs forward on for 5 seconds when this ends, and the next one with --stay goes
+on with their counters, and without a packet in between if it is there by then. Later the kernel
+forwards; what --acl denies stays denied until the next one, or until its folder is removed.
 
 Examples:
   butterfly forward eth1 eth2
@@ -70,6 +84,8 @@ pub struct ForwardArgs {
     nodes6: u32,
     #[command(flatten)]
     query: QueryOptions,
+    #[command(flatten)]
+    stay: StayOptions,
 }
 
 impl ForwardArgs {
@@ -90,17 +106,30 @@ impl ForwardArgs {
             nodes6: self.nodes6,
             ..Options::default()
         };
-        let mut service = Service::start(&options).await.map_err(refused)?;
+        let mut stay = self.stay.begin(Alone::Forward)?;
+        let router = router(&options, stay.as_mut()).map_err(refused)?;
+        let mirror = Mirror::start().await.map_err(|e| refused(e.into()))?;
+        let service = Service::with(Arc::new(mirror), router).await;
+        let mut service = service.map_err(refused)?;
         service.watch().map_err(refused)?;
         // Before the first packet.
         service.router.set_acl(list).map_err(refused)?;
-        let mut attached = Interfaces::new();
+        let mut attached = match &mut stay {
+            None => Interfaces::new(),
+            Some(stay) => Interfaces::handed(stay.take_points()),
+        };
+        if let Some(stay) = &stay {
+            let keep = stay.keeper();
+            attached.keep_points(move |name, point| keep(name, point.as_ref()));
+        }
         for name in &self.interfaces {
             let mode = self.mode.map(Mode::xdp);
-            service
-                .add(name, &mut attached, mode)
-                .await
-                .map_err(refused)?;
+            let added = service.add(name, &mut attached, mode).await;
+            let hint = |e| Error::Refused(format!("{e}{}", self.stay.hint(Alone::Forward)));
+            added.map_err(hint)?;
+        }
+        if let Some(stay) = &mut stay {
+            take_over(&mut service.router, &mut attached, stay).map_err(refused)?;
         }
         let mut shown = service.router.report().map_err(refused)?;
         begin(session, &service, &shown, self.routes)?;
@@ -137,8 +166,57 @@ impl ForwardArgs {
                 _ = terminate.recv() => break,
             }
         }
-        show(session, &service)
+        show(session, &service)?;
+        let all = self.interfaces.join(", ");
+        session.out.last_words(&match stay {
+            None => format!("the kernel forwards again: {all}"),
+            Some(stay) => {
+                // What is dropped lets go of interfaces.
+                std::mem::forget((service, attached));
+                let rules = match &self.acl {
+                    Some(file) => format!(", by the rules of {}", file.display()),
+                    None => String::new(),
+                };
+                format!(
+                    "the programs stay, and the kernel forwards in {} s{rules}: {all}. The next \
+                     with --stay goes on; rm -r {} ends it",
+                    router::layout::PATIENCE,
+                    stay.folder().display()
+                )
+            }
+        })
     }
+}
+
+/// A router, which goes on counting where that of a command before does if one has left that.
+fn router(options: &Options, stay: Option<&mut Stay>) -> Result<Router, router::Error> {
+    let Some(stay) = stay else {
+        return Router::new(options);
+    };
+    let (Some(maps), Some(slots)) = (stay.take(MAPS), stay.take(SLOTS)) else {
+        return Router::new(options);
+    };
+    Router::handed(options, maps, &slots.note).or_else(|e| {
+        say(&format!("butterfly: counters begin anew: {e}\n"));
+        Router::new(options)
+    })
+}
+
+/// Has this command's programs in the place of those before, and all of it stay.
+fn take_over(
+    router: &mut Router,
+    attached: &mut Interfaces,
+    stay: &mut Stay,
+) -> Result<(), router::Error> {
+    stay.hold(MAPS, &router.hand_over()?);
+    let keep = stay.keeper();
+    router.keep_slots(move |slots| {
+        let (note, fds) = (slots.to_owned(), Vec::new());
+        keep(SLOTS, Some(&Handed { note, fds }));
+    });
+    attached.take_over()?;
+    stay.settle();
+    Ok(())
 }
 
 /// The access list as the file has it now.

@@ -53,6 +53,7 @@ mod service_words;
 mod sg;
 mod sg_member;
 mod sg_rule;
+mod stay_options;
 mod support_bundle;
 mod top;
 mod trace;

@@ -1,0 +1,146 @@
+//! What stays when `butterfly balance` or `butterfly forward` ends: programs and what they know, in
+//! a folder of a BPF file system, for the next such command. Until that one has all in force, the
+//! folder is as the one before has left it.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use sys::handed::{Handed, Items};
+use xdp::Pins;
+
+use crate::error::Error;
+use crate::output::say;
+use crate::query::Alone;
+
+/// Where it is, unless another folder was asked for.
+pub const FOLDER: &str = "/sys/fs/bpf/butterfly";
+
+/// What the names of points and chains begin with.
+const POINTS: [&str; 3] = ["xdp ", "tc ", "chain "];
+
+/// What a command before has left, and what this one leaves.
+pub struct Stay {
+    pins: Arc<Pins>,
+    left: Items,
+    names_left: BTreeSet<String>,
+    told: Arc<Mutex<BTreeSet<String>>>,
+    is_settled: bool,
+}
+
+impl Stay {
+    /// For a command in this network namespace: all that one before has left in the folder.
+    pub fn begin(kind: Alone, folder: &Path) -> Result<Stay, Error> {
+        let refused = |e: xdp::PinError| Error::Refused(format!("nothing can stay: {e}"));
+        let pins = Pins::open(&folder_of(kind, folder)?).map_err(refused)?;
+        let left = pins.items().map_err(refused)?;
+        Ok(Stay {
+            names_left: left.keys().cloned().collect(),
+            left,
+            pins: Arc::new(pins),
+            told: Arc::default(),
+            is_settled: false,
+        })
+    }
+
+    /// Something that was left.
+    pub fn take(&mut self, name: &str) -> Option<Handed> {
+        self.left.remove(name)
+    }
+
+    /// The points where programs run that were left.
+    pub fn take_points(&mut self) -> Items {
+        let is_one = |name: &str| POINTS.iter().any(|start| name.starts_with(start));
+        let (points, others) = std::mem::take(&mut self.left)
+            .into_iter()
+            .partition(|(name, _)| is_one(name));
+        self.left = others;
+        points
+    }
+
+    /// Has something stay.
+    pub fn hold(&self, name: &str, item: &Handed) {
+        self.keeper()(name, Some(item));
+    }
+
+    /// Lets something go that was left.
+    pub fn release(&self, name: &str) {
+        self.keeper()(name, None);
+    }
+
+    /// Whoever has something to stay calls this with it, or with its name alone when it goes.
+    pub fn keeper(&self) -> impl Fn(&str, Option<&Handed>) + Send + 'static {
+        let (pins, told) = (self.pins.clone(), self.told.clone());
+        move |name, item| {
+            let done = match item {
+                Some(item) => pins.hold(name, item).map(|()| {
+                    lock(&told).insert(name.to_owned());
+                }),
+                None => pins.release(name).map(|()| {
+                    lock(&told).remove(name);
+                }),
+            };
+            if let Err(e) = done {
+                say(&format!("butterfly: {name} does not stay: {e}\n"));
+            }
+        }
+    }
+
+    /// All of this command's is in force: what it has not taken up of the one before's goes.
+    pub fn settle(&mut self) {
+        self.is_settled = true;
+        let told = lock(&self.told).clone();
+        for name in self.names_left.difference(&told) {
+            self.release(name);
+        }
+    }
+
+    /// Where it stays.
+    pub fn folder(&self) -> &Path {
+        self.pins.folder()
+    }
+}
+
+impl Drop for Stay {
+    /// What did not come into force does not stay.
+    fn drop(&mut self) {
+        if self.is_settled {
+            return;
+        }
+        let told = lock(&self.told).clone();
+        for name in told.difference(&self.names_left) {
+            self.release(name);
+        }
+    }
+}
+
+impl fmt::Debug for Stay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Stay")
+    }
+}
+
+/// A folder in it for each network namespace: interfaces are a namespace's.
+fn folder_of(kind: Alone, folder: &Path) -> Result<PathBuf, Error> {
+    let namespace = std::fs::metadata("/proc/self/ns/net")?;
+    Ok(folder.join(format!("{kind}-{}", namespace.ino())))
+}
+
+/// What is to be said of an interface that cannot be had, where a command before has left
+/// something.
+pub fn hint(kind: Alone) -> String {
+    match folder_of(kind, Path::new(FOLDER)) {
+        Ok(folder) if folder.exists() => format!(
+            "; `butterfly {kind} --stay` has left its programs: --stay goes on with them, and rm -r \
+             {} ends them",
+            folder.display()
+        ),
+        _ => String::new(),
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
