@@ -642,6 +642,43 @@ async fn vmms_keep_their_connections_when_the_daemon_is_killed() {
     }
 }
 
+/// One that is killed while it takes up what the one before has left, at any moment of that: the
+/// next one finds it all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn daemons_are_killed_amid_their_start() {
+    const MOMENTS: u32 = 24;
+    for (kind, features) in [("split", 0), ("packed", RING_PACKED)] {
+        let mut guests = Guests::new(common::FEATURES | features).await;
+        guests.flow(100, "frames before");
+        let begun = Instant::now();
+        guests.killed();
+        let took = begun.elapsed();
+        guests.flow(100, "frames of the second");
+        guests.replaced(move |daemon, args| {
+            let (dir, v0) = daemon.killed();
+            for moment in 1..=MOMENTS {
+                // A little longer than it took, since each has a place in the order of all.
+                let after = took * moment / (MOMENTS - 4);
+                Daemon::killed_amid_its_start(&dir, &v0, args, after);
+            }
+            Daemon::start_in(dir, v0, args)
+        });
+        let log = guests.daemon.as_ref().unwrap().log();
+        let go_on = log.matches("session of the process before goes on").count();
+        assert_eq!(go_on, 2, "{kind}: {log}");
+        let (lost, twice) = guests.ended_whole(kind);
+        println!(
+            "{kind}: {MOMENTS} killed within {} ms of their start; of {} frames {lost} lost and \
+             {twice} twice",
+            took.as_millis(),
+            guests.sent
+        );
+        let kills = MOMENTS as usize + 2;
+        assert!(lost <= kills * 128, "{kind}: {lost} are lost");
+        assert!(twice <= kills * 64, "{kind}: {twice} came twice");
+    }
+}
+
 /// SIGTERM and a start, as `systemctl restart`: also a group that takes nothing amid a connection
 /// has its connections go on.
 #[tokio::test(flavor = "multi_thread")]

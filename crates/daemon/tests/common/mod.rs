@@ -150,6 +150,27 @@ impl Daemon {
         command
     }
 
+    /// One that is started, and killed so long after it.
+    pub fn killed_amid_its_start(dir: &TempDir, v0: &str, args: &[&str], after: Duration) {
+        let mut command = butterflyd();
+        Daemon::say_where(&mut command, dir, v0, args);
+        let mut child = command.stderr(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(after);
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    /// Where its sockets are, and its settings besides.
+    fn say_where(command: &mut Command, dir: &TempDir, v0: &str, args: &[&str]) {
+        command
+            .args(["--no-syslog", "-s", dir.path().to_str().unwrap(), "-e", v0])
+            .args([
+                "--api",
+                &format!("unix:{}", dir.path().join("v1.sock").display()),
+            ])
+            .args(args);
+    }
+
     fn start_as(mut command: Command, dir: TempDir, v0: String, args: &[&str]) -> Daemon {
         let notify_path = dir.path().join("notify");
         let notify = UnixDatagram::bind(&notify_path).unwrap();
@@ -158,14 +179,9 @@ impl Daemon {
         std::fs::set_permissions(&notify_path, all).unwrap();
         notify.set_read_timeout(Some(PATIENCE)).unwrap();
         let log = std::fs::File::create(dir.path().join("log")).unwrap();
+        Daemon::say_where(&mut command, &dir, &v0, args);
         let child = command
             .env("NOTIFY_SOCKET", &notify_path)
-            .args(["--no-syslog", "-s", dir.path().to_str().unwrap(), "-e", &v0])
-            .args([
-                "--api",
-                &format!("unix:{}", dir.path().join("v1.sock").display()),
-            ])
-            .args(args)
             .stdout(std::fs::File::create(dir.path().join("out")).unwrap())
             .stderr(log)
             .spawn()
