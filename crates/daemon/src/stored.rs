@@ -13,7 +13,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use api::v1;
@@ -37,6 +37,9 @@ pub struct Stored {
     store: Store,
     /// Interfaces that options name, and not the store.
     of_options: Mutex<BTreeSet<(Kind, Vec<u8>)>>,
+    /// What takes back changes that are not durable yet, in their order: should the disk fail for
+    /// good, the store cannot say what was before them.
+    unsynced: Mutex<Vec<(Ticket, Vec<ObjectChange>)>>,
     /// A sync is to come.
     scheduled: AtomicBool,
     /// Whether changes are taken.
@@ -62,6 +65,7 @@ impl Stored {
         Ok(Arc::new(Stored {
             store,
             of_options: Mutex::default(),
+            unsynced: Mutex::default(),
             scheduled: AtomicBool::new(false),
             changes,
         }))
@@ -128,7 +132,11 @@ impl Stored {
     /// Returns when all that was changed by now outlives a crash. An error: something that was
     /// changed since then does not, and is undone.
     pub fn settle(&self, since: Ticket, operations: &Operations) -> Result<(), Error> {
-        let synced = self.store.sync_since(since, self.store.last());
+        let last = self.store.last();
+        let synced = self.store.sync_since(since, last);
+        if synced.is_ok() {
+            self.unsynced().retain(|(ticket, _)| *ticket > last);
+        }
         synced.map_err(|why| {
             let mut controller = operations.control();
             let refused = Error::Journal(why.to_string());
@@ -168,12 +176,30 @@ impl Stored {
         self.store.announce()
     }
 
-    /// Makes the controller what the store says, beside what options say.
+    /// Makes the controller what the store says, beside what options say; or where it says nothing
+    /// any more, what it was before the changes that are not durable.
     fn reconcile(&self, controller: &mut Controller) -> Result<(), String> {
         let now = objects(&controller.config());
-        let options = self.of_options();
-        let mut wanted = self.objects()?;
-        wanted.extend(now.into_iter().filter(|(key, _)| options.contains(key)));
+        let unsynced = std::mem::take(&mut *self.unsynced());
+        let wanted = match self.objects() {
+            Ok(mut stored) => {
+                let options = self.of_options();
+                stored.extend(now.into_iter().filter(|(key, _)| options.contains(key)));
+                stored
+            }
+            Err(why) => {
+                tracing::error!("{why}: changes that it has not are taken back");
+                let mut before = now;
+                let reversed = unsynced.iter().rev().flat_map(|(_, changes)| changes);
+                for Put { kind, key, value } in reversed.map(put) {
+                    match value {
+                        Some(value) => before.insert((kind, key), value),
+                        None => before.remove(&(kind, key)),
+                    };
+                }
+                before
+            }
+        };
         let config = read(self.store.path(), wanted.iter(), controller.settings())?;
         let made = controller.apply(config, false);
         made.map(drop).map_err(|e| e.to_string())
@@ -229,6 +255,10 @@ impl Stored {
             };
         }
         Ok(objects)
+    }
+
+    fn unsynced(&self) -> MutexGuard<'_, Vec<(Ticket, Vec<ObjectChange>)>> {
+        self.unsynced.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn of_options(&self) -> BTreeSet<(Kind, Vec<u8>)> {
@@ -340,10 +370,13 @@ impl Journal for Writer {
             put.value.is_none() && (put.kind == Kind::Nic || put.kind == Kind::Service)
                 || put.value.is_none() && interface(put.kind)
         };
-        match puts.iter().any(takes_away) {
-            true => self.0.store.sync(ticket).map_err(unreadable),
-            false => Ok(()),
+        if puts.iter().any(takes_away) {
+            return self.0.store.sync(ticket).map_err(unreadable);
         }
+        let reversed = change.objects.iter().cloned();
+        let reversed = reversed.map(ObjectChange::reversed).collect();
+        self.0.unsynced().push((ticket, reversed));
+        Ok(())
     }
 }
 

@@ -14,6 +14,7 @@ use common::{Daemon, PATIENCE, within};
 use prost::Message;
 use rand::Rng;
 use store::{Keep, Kind, Put, Signed, Store};
+use testkit::ring_driver::Shape;
 use tonic::Code;
 use tonic::transport::Channel;
 
@@ -562,6 +563,61 @@ async fn a_full_disk_refuses_a_change_and_nothing_else_changes() {
     };
     within(client.delete_group(request)).await.ok();
     assert_eq!(ids(&config(&mut client).await), ["first"]);
+}
+
+/// The daemon's store is on a disk that fails while it runs: the kernel takes no more writes to it.
+#[tokio::test]
+async fn a_disk_that_fails_for_good_refuses_a_change_and_nothing_else_changes() {
+    let folder = Folder::new();
+    let image = tempfile::NamedTempFile::new().unwrap();
+    image.as_file().set_len(16 << 20).unwrap();
+    let image = image.path().to_str().unwrap();
+    // Mounted and left at once, to see whether that can be had here.
+    let script = "mkfs.ext4 -q $1 && mount -o loop $1 $2";
+    let words = ["-m", "sh", "-c", script, "sh", image, folder.path()];
+    let mounts = Command::new("unshare").args(words).output().unwrap();
+    if !mounts.status.success() {
+        let why = String::from_utf8_lossy(&mounts.stderr);
+        println!("skipped: no disk in a file can be mounted: {}", why.trim());
+        return;
+    }
+    let daemon = Daemon::start_with(Daemon::on_disk(folder.path(), image), &folder.args());
+    let mut client = daemon.v1().await;
+    put(&mut client, nic("first", 1)).await.unwrap();
+    let (_vmm, mut guest) = common::boot(&daemon, "first");
+    let before = config(&mut client).await;
+    let pid = daemon.pid().to_string();
+    let words = [
+        "-t",
+        &pid,
+        "-m",
+        "mount",
+        "-o",
+        "remount,abort",
+        folder.path(),
+    ];
+    // The kernel says that it failed, as it was told to.
+    Command::new("nsenter").args(words).output().unwrap();
+    let changed = nic("first", 9);
+    for refused in [nic("another", 2), changed, nic("another", 3)] {
+        let refused = put(&mut client, refused).await.unwrap_err();
+        let said = refused.message();
+        assert!(said.contains("the change cannot be recorded"), "{said}");
+        assert!(said.contains("state.redb"), "{said}");
+        assert_eq!(config(&mut client).await, before, "{said}");
+    }
+    let request = v1::DeleteNicRequest { id: "first".into() };
+    within(client.delete_nic(request)).await.unwrap_err();
+    assert_eq!(config(&mut client).await, before);
+    // A guest is served as before.
+    let frame = [0xff; 60];
+    assert!(guest.send(&frame, Default::default(), &Shape::whole()));
+    guest.transmitq.publish();
+    let until = Instant::now() + PATIENCE;
+    while guest.reclaim() == 0 {
+        assert!(Instant::now() < until, "its frame is not taken");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
 }
 
 /// Whatever was answered is there: clients add NICs, each its own, while the daemon is killed;

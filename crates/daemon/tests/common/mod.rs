@@ -139,10 +139,20 @@ impl Daemon {
 
     /// A daemon that finds a file system of this size at a folder, in a mount namespace of its own.
     pub fn on_tmpfs(folder: &str, size: &str) -> Command {
+        Daemon::behind_mount("-t tmpfs -o size=$1 tmpfs $2", size, folder)
+    }
+
+    /// A daemon that finds the disk in this file at a folder, in a mount namespace of its own.
+    pub fn on_disk(folder: &str, image: &str) -> Command {
+        Daemon::behind_mount("-o loop $1 $2", image, folder)
+    }
+
+    /// With `$1` and `$2` in what mount(8) is told.
+    fn behind_mount(mount: &str, first: &str, second: &str) -> Command {
         let mut command = Command::new("unshare");
-        let script = "mount -t tmpfs -o size=$1 tmpfs $2 && shift 2 && exec \"$@\"";
+        let script = format!("mount {mount} && shift 2 && exec \"$@\"");
         command
-            .args(["-m", "sh", "-c", script, "sh", size, folder])
+            .args(["-m", "sh", "-c", &script, "sh", first, second])
             .arg(env!("CARGO_BIN_EXE_butterflyd"))
             .env_remove("JOURNAL_STREAM")
             .env_remove("STATE_DIRECTORY")
