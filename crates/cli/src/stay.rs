@@ -133,8 +133,8 @@ fn folder_of(kind: Alone, folder: &Path) -> Result<PathBuf, Error> {
 pub fn hint(kind: Alone) -> String {
     match folder_of(kind, Path::new(FOLDER)) {
         Ok(folder) if folder.exists() => format!(
-            "; `butterfly {kind} --stay` has left its programs: --stay goes on with them, and rm -r \
-             {} ends them",
+            "; `butterfly {kind} --stay` has left its programs: --stay goes on with them, and \
+             rm -r {} ends them",
             folder.display()
         ),
         _ => String::new(),
