@@ -25,7 +25,7 @@ fn main() {
         a_deleted_nic_leaves_nothing,
         a_daemon_that_was_killed_leaves_no_way_to_the_host,
         what_cannot_be_is_refused_and_leaves_nothing,
-        a_daemon_without_root_enters_namespaces_by_its_keeper,
+        a_daemon_without_root_enters_namespaces_by_its_helper,
     ];
     let trials = trials.map(|(name, body)| Trial::test(name, move || body().map_err(Failed::from)));
     libtest_mimic::run(&arguments, trials.into()).exit();
@@ -507,8 +507,8 @@ fn what_cannot_be_is_refused_and_leaves_nothing() -> Result<()> {
     Ok(())
 }
 
-fn a_daemon_without_root_enters_namespaces_by_its_keeper() -> Result<()> {
-    let name = Named::new("keeper")?;
+fn a_daemon_without_root_enters_namespaces_by_its_helper() -> Result<()> {
+    let name = Named::new("helper")?;
     let other = Named::new("other")?;
     let dir = tempfile::Builder::new().prefix("butterfly-").tempdir();
     let dir = dir.map_err(|e| e.to_string())?;

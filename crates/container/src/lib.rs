@@ -21,16 +21,16 @@
 //!
 //! The daemon makes the pair itself, the far end right where it belongs, which CAP_NET_ADMIN is
 //! enough for. Addresses and routes take a socket of that namespace and so CAP_SYS_ADMIN, which the
-//! daemon gives up when it starts: the [`keeper`], a small process of its own, enters namespaces
-//! that the daemon has opened and does nothing else.
+//! daemon gives up when it starts: the [`namespace_helper`], a small process of its own, enters
+//! namespaces that the daemon has opened and does nothing else.
 //!
 //! A namespace that is not there, or goes, breaks the NIC and does not end it: [`Veths`] says why,
 //! and tries again ([`Veths::check`]) until it is there. Used by the daemon's `attachments`.
 
 pub mod cables;
-pub mod keeper;
 pub mod namespace;
+pub mod namespace_helper;
 mod veth;
 
-pub use keeper::Keeper;
+pub use namespace_helper::NamespaceHelper;
 pub use veth::{Broken, State, Veths, Wanted};

@@ -13,8 +13,8 @@ use netlink::change::{Changes, Device, NewPair};
 use wire::Mac;
 
 use crate::cables::{Cables, FlowMaps};
-use crate::keeper::{Inside, Keeper, Route};
 use crate::namespace::{self, Namespace, is_process};
+use crate::namespace_helper::{Inside, NamespaceHelper, Route};
 
 /// What a container's interface is to be.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -58,7 +58,7 @@ pub enum Broken {
 /// The pairs, by a number of the caller's.
 #[derive(Debug)]
 pub struct Veths {
-    keeper: Keeper,
+    helper: NamespaceHelper,
     /// Flows that the program has room for.
     flows: u32,
     /// The program, from the first pair on.
@@ -82,9 +82,9 @@ struct Veth {
 impl Veths {
     /// None yet; the program between them and the switch is to forward so many flows itself, if the
     /// switch says so. While `borrowed` is true pairs are another process's, and none is removed.
-    pub fn new(keeper: Keeper, flows: u32, borrowed: Option<Arc<AtomicBool>>) -> Veths {
+    pub fn new(helper: NamespaceHelper, flows: u32, borrowed: Option<Arc<AtomicBool>>) -> Veths {
         Veths {
-            keeper,
+            helper,
             flows,
             cables: None,
             borrowed,
@@ -97,10 +97,10 @@ impl Veths {
         borrowed.is_some_and(|borrowed| borrowed.load(Ordering::SeqCst))
     }
 
-    /// The socket to the keeper of namespaces, if that runs, for a process that this one gives way
+    /// The socket to the namespace helper, if that runs, for a process that this one gives way
     /// to.
-    pub fn keeper_descriptor(&self) -> Option<std::io::Result<std::os::fd::OwnedFd>> {
-        self.keeper.descriptor()
+    pub fn helper_descriptor(&self) -> Option<std::io::Result<std::os::fd::OwnedFd>> {
+        self.helper.descriptor()
     }
 
     /// Has the program on all interfaces that are there, in the place of another process's.
@@ -295,7 +295,7 @@ impl Veths {
                 return Err(Broken::Refused(why));
             }
             let inside = inside(wanted, there.far);
-            if self.keeper.set_up(namespace, &inside).is_ok() {
+            if self.helper.set_up(namespace, &inside).is_ok() {
                 return Ok(there.index);
             }
             changes.remove(there.index).map_err(|e| refused(&e))?;
@@ -338,7 +338,7 @@ impl Veths {
             .map_err(|e| refused(&e))?;
         // Routes need an interface with a carrier.
         changes.set_up(near, true).map_err(|e| refused(&e))?;
-        self.keeper
+        self.helper
             .set_up(namespace, &inside(wanted, None))
             .map_err(|e| {
                 Broken::Refused(format!("network namespace {}: {e}", namespace.shown()))
@@ -383,7 +383,7 @@ impl Veths {
         }
         let namespace = Namespace::open(&wanted.namespace);
         let namespace = namespace.map_err(|e| Broken::Missing(e.to_string()))?;
-        let done = self.keeper.set_up(&namespace, &inside);
+        let done = self.helper.set_up(&namespace, &inside);
         done.map_err(|e| Broken::Refused(format!("network namespace {}: {e}", namespace.shown())))
     }
 

@@ -90,12 +90,12 @@ impl LeftBehind {
 
     /// Descriptors, each with its name.
     pub fn descriptors(&self) -> std::io::Result<Vec<(String, OwnedFd)>> {
-        let keeper = self.veths.keeper().transpose()?;
-        let keeper = keeper.map(|socket| (NAMESPACES.to_owned(), socket));
+        let helper = self.veths.helper().transpose()?;
+        let helper = helper.map(|socket| (NAMESPACES.to_owned(), socket));
         let cables = self.cables.lock().unwrap_or_else(PoisonError::into_inner);
         let cables = cables.values();
         let cables = cables.map(|(name, fd)| Ok((cable(name), fd.try_clone()?)));
-        cables.chain(keeper.map(Ok)).collect()
+        cables.chain(helper.map(Ok)).collect()
     }
 
     /// That process did not take over.
@@ -104,7 +104,7 @@ impl LeftBehind {
     }
 }
 
-/// What the socket to the keeper of namespaces is called.
+/// What the socket to the namespace helper is called.
 const NAMESPACES: &str = "namespaces";
 
 /// What a TAP device behind a container's interface is called.

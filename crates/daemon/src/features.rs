@@ -120,7 +120,7 @@ impl Features for HostFeatures {
             Feature::Balancer => Ok(self.engine.interface(name)),
             Feature::Router => {
                 let name = name.to_owned();
-                let status = self.router.look(move |keeper| keeper.status(&name));
+                let status = self.router.look(move |router| router.status(&name));
                 Handle::current()
                     .block_on(status)
                     .map_err(|e| e.to_string())

@@ -1,5 +1,5 @@
 //! `butterflyd`: the command line, the log, and then the daemon, which is a library. Started by the
-//! daemon itself with one argument, it is the keeper of namespaces (`container::keeper`) or who
+//! daemon itself with one argument, it is the namespace helper (`container::namespace_helper`) or who
 //! waits for a guest's pages (`io::post_copy::helper`) instead.
 
 use std::process::ExitCode;
@@ -13,8 +13,8 @@ const USAGE: u8 = 2;
 fn main() -> ExitCode {
     let first = std::env::args_os().nth(1);
     let is = |argument| first.as_ref().is_some_and(|first| first == argument);
-    if is(container::keeper::ARGUMENT) {
-        return end("keeper of namespaces", container::keeper::serve());
+    if is(container::namespace_helper::ARGUMENT) {
+        return end("namespace helper", container::namespace_helper::serve());
     }
     if is(io::post_copy::helper::ARGUMENT) {
         return end("helper of post-copy", io::post_copy::helper::serve());

@@ -4,8 +4,8 @@
 //! `packaging/butterflyd.service` does, the one that would be worth most to who takes the process
 //! over, CAP_SYS_ADMIN, is needed for two things: the network namespace of health checks, and
 //! entering those of containers. So the one is made first, the other is left to a small process of
-//! its own (`container::keeper`), and the capability given up by every thread for good, before
-//! anybody's bytes are read.
+//! its own (`container::namespace_helper`), and the capability given up by every thread for good,
+//! before anybody's bytes are read.
 
 use rustix::process::geteuid;
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};

@@ -3,7 +3,7 @@
 //! goes and taken again when it comes.
 //!
 //! Who has them, how they are attached, and why one is not; what is done to an interface its
-//! feature does ([`Driver`]). Owned by the router's thread (`router/keeper.rs`) and the balancer's
+//! feature does ([`Driver`]). Owned by the router's thread (`router/thread.rs`) and the balancer's
 //! engine (`balancer/engine/attached.rs`).
 
 use control::InterfaceStatus;

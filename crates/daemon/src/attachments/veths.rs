@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use container::keeper::{Keeper, Route};
+use container::namespace_helper::{NamespaceHelper, Route};
 use container::{Broken, Veths, Wanted};
 use control::model::{Nic, Veth};
 use control::{NicState, OpenRequest};
@@ -25,22 +25,22 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// Namespaces that go together, as those of a pod's containers, are looked at together.
 const TOGETHER: Duration = Duration::from_millis(20);
 
-/// A keeper that was started while the process had the capability for it.
-static PREPARED: Mutex<Option<Keeper>> = Mutex::new(None);
+/// A helper that was started while the process had the capability for it.
+static PREPARED: Mutex<Option<NamespaceHelper>> = Mutex::new(None);
 
-/// Starts the keeper of namespaces ahead, for a process that gives up what it takes. The error is a
+/// Starts the namespace helper ahead, for a process that gives up what it takes. The error is a
 /// sentence.
 pub fn prepare() -> Result<(), String> {
-    let mut keeper = new_keeper()?;
-    keeper.start()?;
-    *PREPARED.lock().unwrap_or_else(PoisonError::into_inner) = Some(keeper);
+    let mut helper = new_helper()?;
+    helper.start()?;
+    *PREPARED.lock().unwrap_or_else(PoisonError::into_inner) = Some(helper);
     Ok(())
 }
 
-fn new_keeper() -> Result<Keeper, String> {
+fn new_helper() -> Result<NamespaceHelper, String> {
     let program = std::env::current_exe();
     let program = program.map_err(|e| format!("the daemon does not find its own program: {e}"))?;
-    Ok(Keeper::new(program))
+    Ok(NamespaceHelper::new(program))
 }
 
 /// The name of the TAP device behind a pair whose end on the host has this name: `bt-` and 12
@@ -69,11 +69,11 @@ pub struct VethNics {
 pub struct VethHandle(Arc<Shared>);
 
 impl VethHandle {
-    /// The socket to the keeper of namespaces, if one runs: also of one that was started ahead and
+    /// The socket to the namespace helper, if one runs: also of one that was started ahead and
     /// has had nothing to do, since that process has not the capability for another.
-    pub fn keeper(&self) -> Option<std::io::Result<OwnedFd>> {
+    pub fn helper(&self) -> Option<std::io::Result<OwnedFd>> {
         if let Some(veths) = &self.0.lock().veths {
-            return veths.keeper_descriptor();
+            return veths.helper_descriptor();
         }
         // Prepared at the start, when there was the right to.
         let prepared = PREPARED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -134,12 +134,12 @@ impl VethNics {
         VethHandle(self.shared.clone())
     }
 
-    /// Goes on with the keeper of namespaces of a daemon that gives way to this one.
+    /// Goes on with the namespace helper of a daemon that gives way to this one.
     pub fn go_on_with(socket: OwnedFd) -> Result<(), String> {
         let program = std::env::current_exe();
         let program = program.map_err(|e| format!("the daemon does not find its program: {e}"))?;
-        let keeper = Keeper::handed(program, socket);
-        *PREPARED.lock().unwrap_or_else(PoisonError::into_inner) = Some(keeper);
+        let helper = NamespaceHelper::handed(program, socket);
+        *PREPARED.lock().unwrap_or_else(PoisonError::into_inner) = Some(helper);
         Ok(())
     }
 
@@ -205,7 +205,7 @@ impl VethNics {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
-        let keeper = prepared.map_or_else(new_keeper, Ok)?;
+        let helper = prepared.map_or_else(new_helper, Ok)?;
         let departures = Departures::listen().map_err(|e| e.to_string())?;
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let bell = bell.map_err(|e| format!("an eventfd cannot be made: {e}"))?;
@@ -214,7 +214,7 @@ impl VethNics {
             .map_err(|e| format!("an eventfd cannot be made: {e}"))?;
         {
             let mut watched = self.shared.lock();
-            watched.veths = Some(Veths::new(keeper, self.flows, self.apart.clone()));
+            watched.veths = Some(Veths::new(helper, self.flows, self.apart.clone()));
             watched.bell = Some(bell);
         }
         let shared = self.shared.clone();

@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, oneshot};
 use xdp::{Interfaces, Mode};
 
 use super::counting::Counting;
-use super::keeper::{Command, Keeper, NAME};
+use super::thread::{Command, NAME, RouterThread};
 use crate::held::Held;
 use crate::kernel::Kernel;
 use crate::states::InterfaceStates;
@@ -48,10 +48,10 @@ impl Control {
             .build()
             .map_err(failed)?;
         let counting = Counting::new(held);
-        let keeper = Keeper::new(options, acl, attached.clone(), states, counting);
+        let router = RouterThread::new(options, acl, attached.clone(), states, counting);
         let thread = std::thread::Builder::new().name(NAME.into());
         let thread = thread
-            .spawn(move || runtime.block_on(keeper.run(queue)))
+            .spawn(move || runtime.block_on(router.run(queue)))
             .map_err(failed)?;
         Ok(Control {
             commands,
@@ -107,12 +107,12 @@ impl Control {
     /// Looks at the router between two changes.
     pub async fn look<T: Send + 'static>(
         &self,
-        at: impl FnOnce(&Keeper) -> T + Send + 'static,
+        at: impl FnOnce(&RouterThread) -> T + Send + 'static,
     ) -> Result<T, Refusal> {
         let looking = |answer: oneshot::Sender<T>| -> Command {
-            Command::Look(Box::new(move |keeper| {
+            Command::Look(Box::new(move |router| {
                 // Who asked may have gone.
-                let _ = answer.send(at(keeper));
+                let _ = answer.send(at(router));
             }))
         };
         self.ask(looking).await
@@ -120,7 +120,7 @@ impl Control {
 
     /// One line of all interfaces, for a status.
     pub async fn summary(&self) -> String {
-        let members = self.look(|keeper| keeper.members()).await;
+        let members = self.look(|router| router.members()).await;
         let describe = |member: Member| match member.mode {
             Some(mode) => format!("{}: {}", member.name, mode.place()),
             None => format!("{}: not attached ({})", member.name, member.why),

@@ -3,7 +3,7 @@
 //!
 //! # Theory of operation
 //!
-//! A thread of its own, [`keeper`], has the router and what it follows: a million routes that
+//! A thread of its own, [`thread`], has the router and what it follows: a million routes that
 //! change at once keep nobody else waiting. [`control`] is its face: commands are sent to it, and
 //! answered between two changes of the kernel's. Nothing is loaded until it gets its first
 //! interface, nor after it has lost its last one. What its interfaces have counted outlives the
@@ -16,9 +16,9 @@ mod acl;
 mod control;
 mod counting;
 mod event;
-mod keeper;
 pub mod render;
 mod service;
+mod thread;
 mod watch;
 
 pub use acl::AclFile;

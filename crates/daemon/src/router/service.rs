@@ -56,9 +56,9 @@ impl Service {
 
 /// All that is counted, now.
 pub async fn status(control: &Control) -> Result<v1::RouterStatus, Refusal> {
-    let looked = control.look(|keeper| {
-        let (report, acl) = (keeper.report(), keeper.acl_report());
-        (report, acl, keeper.members(), monotonic_ns())
+    let looked = control.look(|thread| {
+        let (report, acl) = (thread.report(), thread.acl_report());
+        (report, acl, thread.members(), monotonic_ns())
     });
     let (report, acl, members, time_ns) = looked.await?;
     let members = members.into_iter().map(render::member).collect();
@@ -72,7 +72,7 @@ impl Router for Service {
         &self,
         _: Request<v1::ListRouterInterfacesRequest>,
     ) -> Answer<v1::ListRouterInterfacesResponse> {
-        let members = self.control.look(|keeper| keeper.members()).await?;
+        let members = self.control.look(|thread| thread.members()).await?;
         let interfaces = members.into_iter().map(render::member).collect();
         Ok(Response::new(v1::ListRouterInterfacesResponse {
             interfaces,
@@ -143,7 +143,7 @@ impl Router for Service {
     ) -> Answer<Self::ListNeighboursStream> {
         let snapshot = self.control.mirror().await?.snapshot();
         let asked = AskedNeighbours::new(&request.into_inner(), snapshot)?;
-        let judged = self.control.look(|keeper| asked.judged(keeper.router()));
+        let judged = self.control.look(|thread| asked.judged(thread.router()));
         let mut all = judged.await?.with_times().await?;
         let pieces = events::stream(self.app.clone(), |sender| async move {
             while !all.is_empty() {
@@ -184,8 +184,8 @@ impl Router for Service {
 }
 
 async fn route_to(control: &Control, ip: IpAddr) -> Result<v1::Route, Refusal> {
-    let found = control.look(move |keeper| {
-        let router = keeper.router().ok_or_else(no_interface)?;
+    let found = control.look(move |thread| {
+        let router = thread.router().ok_or_else(no_interface)?;
         router::messages::route_to(router, ip)
     });
     found.await?
@@ -203,8 +203,8 @@ async fn pages(
 ) -> Option<()> {
     let mut after = None;
     loop {
-        let page = control.look(move |keeper| {
-            let router = keeper.router().ok_or_else(no_interface)?;
+        let page = control.look(move |thread| {
+            let router = thread.router().ok_or_else(no_interface)?;
             Ok::<_, Refusal>(router::messages::page(router, &selection, after))
         });
         match page.await.and_then(|page| page) {

@@ -47,11 +47,11 @@ async fn forward(
     sender: Sender<Result<v1::RouterEvent, Status>>,
 ) -> Option<()> {
     // In one look, so that no change falls between the snapshot and the events behind it.
-    let begin = control.look(move |keeper| {
-        let members = keeper.members().into_iter().map(EventKind::Interface);
-        let notes = keeper.notes().iter().cloned().map(EventKind::NoteAdded);
+    let begin = control.look(move |thread| {
+        let members = thread.members().into_iter().map(EventKind::Interface);
+        let notes = thread.notes().iter().cloned().map(EventKind::NoteAdded);
         let now: Vec<EventKind> = members.chain(notes).filter(|_| snapshot).collect();
-        (now, keeper.events.subscribe())
+        (now, thread.events.subscribe())
     });
     let (now, mut subscription) = begin.await.ok()?;
     for kind in now {

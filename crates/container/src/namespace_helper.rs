@@ -1,10 +1,10 @@
-//! The keeper of namespaces: a process that enters a container's network namespace and sets up the
+//! The namespace helper: a process that enters a container's network namespace and sets up the
 //! interface there. It has CAP_SYS_ADMIN, which entering takes, and CAP_NET_ADMIN, and no other
 //! capability; it reads nobody's bytes but the daemon's, and touches no frame.
 //!
 //! The daemon speaks to it over a pair of sockets, one message a request and one an answer; the
 //! namespace comes as an open descriptor, so that nothing is reached which the daemon could not
-//! open itself. When the daemon is gone, the socket is closed and the keeper ends.
+//! open itself. When the daemon is gone, the socket is closed and the helper ends.
 
 mod serve;
 
@@ -29,7 +29,8 @@ use crate::namespace::Namespace;
 
 pub use serve::serve;
 
-/// The first argument that makes the daemon's program the keeper.
+/// The first argument that makes the daemon's program this helper. Also of programs to come: one
+/// that runs starts whatever is at its path by then.
 pub const ARGUMENT: &str = "--keep-namespaces";
 /// Bytes of a request or an answer at the most: 256 addresses and as many routes are less.
 const MESSAGE_MAX: usize = 128 << 10;
@@ -86,7 +87,7 @@ impl Inside {
     }
 }
 
-/// A request to the keeper.
+/// A request to the helper.
 #[derive(Debug, Serialize, Deserialize)]
 enum Request {
     /// Makes the interface so.
@@ -94,9 +95,9 @@ enum Request {
 }
 
 /// The daemon's side. The process is started when it is first needed, or ahead by
-/// [`Keeper::start`]; it ends when this is dropped.
+/// [`NamespaceHelper::start`]; it ends when this is dropped.
 #[derive(Debug)]
-pub struct Keeper {
+pub struct NamespaceHelper {
     program: PathBuf,
     running: Option<Running>,
 }
@@ -108,22 +109,22 @@ struct Running {
     socket: Option<OwnedFd>,
 }
 
-impl Keeper {
+impl NamespaceHelper {
     /// One that runs this program with [`ARGUMENT`].
-    pub fn new(program: PathBuf) -> Keeper {
-        Keeper {
+    pub fn new(program: PathBuf) -> NamespaceHelper {
+        NamespaceHelper {
             program,
             running: None,
         }
     }
 
     /// One that goes on with the process of a daemon which gives way to this one, by its socket.
-    pub fn handed(program: PathBuf, socket: OwnedFd) -> Keeper {
+    pub fn handed(program: PathBuf, socket: OwnedFd) -> NamespaceHelper {
         let running = Running {
             child: None,
             socket: Some(socket),
         };
-        Keeper {
+        NamespaceHelper {
             program,
             running: Some(running),
         }
@@ -143,7 +144,7 @@ impl Keeper {
         if self.running.is_none() {
             let started = Running::start(&self.program);
             let started =
-                started.map_err(|e| format!("the keeper of namespaces cannot be started: {e}"))?;
+                started.map_err(|e| format!("the namespace helper cannot be started: {e}"))?;
             self.running = Some(started);
         }
         Ok(())
@@ -167,7 +168,7 @@ impl Keeper {
             Err(e) => {
                 // What comes late would be taken for the next request's answer.
                 self.running = None;
-                Err(format!("the keeper of namespaces does not answer: {e}"))
+                Err(format!("the namespace helper does not answer: {e}"))
             }
         }
     }

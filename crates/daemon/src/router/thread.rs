@@ -44,11 +44,11 @@ pub enum Command {
         list: Option<List>,
         answer: oneshot::Sender<Result<(), String>>,
     },
-    Look(Box<dyn FnOnce(&Keeper) + Send>),
+    Look(Box<dyn FnOnce(&RouterThread) + Send>),
     Stop,
 }
 
-pub struct Keeper {
+pub struct RouterThread {
     options: Options,
     /// What packets are judged by, besides nftables' rules.
     acl: Option<List>,
@@ -63,7 +63,7 @@ pub struct Keeper {
     pub events: Events,
 }
 
-impl Keeper {
+impl RouterThread {
     /// Without interfaces.
     pub fn new(
         options: Options,
@@ -71,8 +71,8 @@ impl Keeper {
         attached: Arc<Mutex<Interfaces>>,
         states: InterfaceStates,
         counting: Counting,
-    ) -> Keeper {
-        Keeper {
+    ) -> RouterThread {
+        RouterThread {
             states,
             counting,
             options,

@@ -1,4 +1,4 @@
-//! The keeper's own side: one request after the other, each by a thread that enters the namespace
+//! The helper's own side: one request after the other, each by a thread that enters the namespace
 //! and ends.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
