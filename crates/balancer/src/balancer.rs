@@ -244,7 +244,7 @@ impl Balancer {
         }
         // Before any flow is a number's that nobody else knows.
         if let Some(keep) = &mut self.keep {
-            keep.tell(&register, &image);
+            keep.write(&register, &image);
         }
         self.halves.publish(image)?;
         self.register = register;

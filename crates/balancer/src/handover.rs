@@ -90,11 +90,11 @@ struct LeftServer {
 }
 
 /// Who is told of what the next process is to take up, should this one be killed.
-pub(crate) struct KeepTables(Box<TellTables>);
-type TellTables = dyn FnMut(&[u8]) + Send;
+pub(crate) struct KeepTables(Box<WriteTables>);
+type WriteTables = dyn FnMut(&[u8]) + Send;
 
 impl KeepTables {
-    pub fn tell(&mut self, register: &Register, image: &Image) {
+    pub fn write(&mut self, register: &Register, image: &Image) {
         (self.0)(&write(register, image));
     }
 }
@@ -236,7 +236,7 @@ impl Balancer {
         let mut keep = KeepTables(Box::new(keep));
         // What is to be taken up first is still kept.
         if !self.held {
-            keep.tell(&self.register, self.halves.image());
+            keep.write(&self.register, self.halves.image());
         }
         self.keep = Some(keep);
     }

@@ -84,7 +84,7 @@ pub enum Location {
 pub(crate) struct LearnedMacs {
     max: usize,
     /// There are other workers.
-    tells: bool,
+    has_peers: bool,
     news: Vec<News>,
     /// Told in which second, and how much.
     told: (u32, u32),
@@ -241,7 +241,7 @@ impl LearnedMacs {
         let hasher = SeedableRandomState::with_seed(seed, SharedSeed::global_random());
         LearnedMacs {
             max: max as usize,
-            tells: false,
+            has_peers: false,
             news: Vec::new(),
             told: (0, 0),
             macs: HashMap::with_hasher(hasher.clone()),
@@ -262,8 +262,8 @@ impl LearnedMacs {
     }
 
     /// Whether there are other workers to be told.
-    pub(crate) fn share_with_others(&mut self, tells: bool) {
-        self.tells = tells;
+    pub(crate) fn share_with_others(&mut self, has_peers: bool) {
+        self.has_peers = has_peers;
     }
 
     /// Notes where `mac` was heard, in the network with this VNI. True when it is new there.
@@ -320,7 +320,7 @@ impl LearnedMacs {
 
     fn queue_news(&mut self, news: News, told_secs: u32, now_secs: u32) {
         let due = now_secs.wrapping_sub(told_secs) >= TELL_EVERY_SECS;
-        if !self.tells || !due || self.news.len() >= NEWS_MAX {
+        if !self.has_peers || !due || self.news.len() >= NEWS_MAX {
             return;
         }
         if self.told.0 != now_secs {

@@ -73,7 +73,7 @@ impl Router {
         let ifindex = interface.ifindex;
         self.interfaces.insert(ifindex, interface);
         self.order.push(ifindex);
-        self.tell_slots();
+        self.report_slots();
         self.stand_behind(attached)?;
         // Rules may name it; hops may leave by it.
         self.update_all()
@@ -86,7 +86,7 @@ impl Router {
         };
         self.interfaces.remove(&interface.ifindex);
         self.order.retain(|ifindex| *ifindex != interface.ifindex);
-        self.tell_slots();
+        self.report_slots();
         self.update_all()?;
         self.egresses.remove(&interface.ifindex)?;
         let mut others = self.interfaces.values();

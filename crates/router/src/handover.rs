@@ -38,8 +38,8 @@ pub(crate) struct LeftSlot {
 }
 
 /// Who is told where interfaces are counted.
-pub(crate) struct KeepSlots(Box<TellSlots>);
-type TellSlots = dyn FnMut(&[u8]) + Send;
+pub(crate) struct KeepSlots(Box<WriteSlots>);
+type WriteSlots = dyn FnMut(&[u8]) + Send;
 
 impl fmt::Debug for KeepSlots {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -126,7 +126,7 @@ impl Router {
     /// process end, another one may [go on](Self::handed) with it.
     pub fn keep_slots(&mut self, keep: impl FnMut(&[u8]) + Send + 'static) {
         self.keep = Some(KeepSlots(Box::new(keep)));
-        self.tell_slots();
+        self.report_slots();
     }
 
     /// Interfaces that go from now on go with this process: for the next one they stay counted
@@ -135,16 +135,16 @@ impl Router {
         self.keep = None;
     }
 
-    pub(crate) fn tell_slots(&mut self) {
+    pub(crate) fn report_slots(&mut self) {
         let slots = self.slots_left.iter().cloned();
         let own = self.interfaces.values().map(|interface| LeftSlot {
             slot: interface.slot,
             ifindex: interface.ifindex,
             name: interface.name.clone(),
         });
-        let told = write(slots.chain(own));
+        let written = write(slots.chain(own));
         if let Some(KeepSlots(keep)) = &mut self.keep {
-            keep(told.as_bytes());
+            keep(written.as_bytes());
         }
     }
 

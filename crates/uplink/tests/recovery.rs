@@ -16,10 +16,10 @@ use xdp::Interfaces;
 
 type Held = Arc<Mutex<BTreeMap<(u32, u16), Port>>>;
 
-/// Keeps the ports that a worker would have.
-struct Keeper(Held);
+/// Holds the ports that a worker would have.
+struct HeldPorts(Held);
 
-impl Ports for Keeper {
+impl Ports for HeldPorts {
     fn attach(&mut self, number: u32, queue: u16, port: Port) -> Result<(), String> {
         assert!(
             self.0
@@ -66,7 +66,7 @@ impl World<'_> {
             settings,
             options,
             interfaces,
-            Box::new(Keeper(held.clone())),
+            Box::new(HeldPorts(held.clone())),
         );
         World {
             ours,
@@ -172,21 +172,21 @@ fn joined(facts: &[Fact]) -> bool {
 }
 
 /// Runs a story in the namespace of a host of ours that has `settings`.
-fn story(addresses: &[&str], interfaces: &[&str], tell: impl FnOnce(&mut World<'_>) + Send) {
+fn story(addresses: &[&str], interfaces: &[&str], run: impl FnOnce(&mut World<'_>) + Send) {
     let settings = UplinkSettings {
         addresses: addresses.iter().map(|ip| ip.parse().unwrap()).collect(),
         interfaces: interfaces.iter().map(|name| (*name).to_owned()).collect(),
         by_address: interfaces.is_empty(),
         tap: None,
     };
-    with_settings(settings, tell);
+    with_settings(settings, run);
 }
 
-fn with_settings(settings: UplinkSettings, tell: impl FnOnce(&mut World<'_>) + Send) {
+fn with_settings(settings: UplinkSettings, run: impl FnOnce(&mut World<'_>) + Send) {
     let (ours, theirs) = (Namespace::new().unwrap(), Namespace::new().unwrap());
     ours.inside(|| {
         let mut world = World::new(&ours, &theirs, settings);
-        tell(&mut world);
+        run(&mut world);
         world.engine.stop();
         assert_eq!(world.ports(), 0);
     })

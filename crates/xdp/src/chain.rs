@@ -76,8 +76,8 @@ pub struct Interfaces {
 }
 
 /// Who has points [outlive](Interfaces::keep_points) this process.
-struct Keep(Box<TellPoint>);
-type TellPoint = dyn Fn(&str, Option<Handed>) + Send;
+struct Keep(Box<KeepPoint>);
+type KeepPoint = dyn Fn(&str, Option<Handed>) + Send;
 
 impl fmt::Debug for Keep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -146,8 +146,8 @@ impl Interfaces {
         self.kept.contains(name)
     }
 
-    /// Tells of a point where features have come or gone, and of who is in the chain.
-    fn tell(&mut self, ifindex: u32, hook: Hook) {
+    /// Says that features have come to a point or gone, and who is in the chain.
+    fn report_point(&mut self, ifindex: u32, hook: Hook) {
         if self.keep.is_none() {
             return;
         }
@@ -157,7 +157,7 @@ impl Interfaces {
         });
         let point = goes_on.map(|attached| attached.attachment.hand_over());
         match point.transpose() {
-            Ok(point) => self.tell_of(hook.name(ifindex), point),
+            Ok(point) => self.report(hook.name(ifindex), point),
             // It ends with us.
             Err(_) => return,
         }
@@ -171,21 +171,21 @@ impl Interfaces {
         });
         let chains: BTreeMap<String, Option<OwnedFd>> = chains.collect();
         let start = hook.chain_start();
-        let told = self.kept.iter().filter(|name| name.starts_with(&start));
-        let gone = told.filter(|name| !chains.contains_key(*name)).cloned();
+        let known = self.kept.iter().filter(|name| name.starts_with(&start));
+        let gone = known.filter(|name| !chains.contains_key(*name)).cloned();
         for name in gone.collect::<Vec<_>>() {
-            self.tell_of(name, None);
+            self.report(name, None);
         }
         for (name, fd) in chains {
             let fds = fd.into_iter().collect();
             if !self.kept.contains(&name) {
                 let note = Vec::new();
-                self.tell_of(name, Some(Handed { note, fds }));
+                self.report(name, Some(Handed { note, fds }));
             }
         }
     }
 
-    fn tell_of(&mut self, name: String, item: Option<Handed>) {
+    fn report(&mut self, name: String, item: Option<Handed>) {
         let Some(Keep(keep)) = &self.keep else { return };
         if item.is_some() {
             keep(&name, item);
@@ -288,7 +288,7 @@ impl Interfaces {
             self.remove_at(ifindex, feature, hook);
             return Err(error);
         }
-        self.tell(ifindex, hook);
+        self.report_point(ifindex, hook);
         let attachment = &self.attached[&(ifindex, hook)].attachment;
         Ok((attachment.mode(), attachment.why_generic()))
     }
@@ -325,7 +325,7 @@ impl Interfaces {
         };
         self.programs.retain(|member, _| used(member));
         let _ = self.link_up(hook);
-        self.tell(ifindex, hook);
+        self.report_point(ifindex, hook);
     }
 
     /// What runs on an interface, in order.

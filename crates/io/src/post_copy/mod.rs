@@ -110,8 +110,8 @@ impl PostCopy {
         // One answer at a time is waited for.
         let (answer, answers) = mpsc::sync_channel(1);
         let shared = Arc::new(Shared::new(bell));
-        let hearing = Arc::clone(&shared);
-        thread(move || hear(&socket, &answer, hearing))?;
+        let receiving = Arc::clone(&shared);
+        thread(move || receive_from_helper(&socket, &answer, receiving))?;
         let mut post_copy = PostCopy {
             helper: Some(helper),
             userfault: None,
@@ -255,8 +255,8 @@ impl Shared {
         self.regions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells the session to try again, if it waits.
-    fn tell(&self) {
+    /// Has the session try again, if it waits.
+    fn wake_session(&self) {
         if self.waits.swap(false, Ordering::SeqCst)
             && let Some(bell) = &self.bell
         {
@@ -271,8 +271,12 @@ fn thread(run: impl FnOnce() + Send + 'static) -> io::Result<()> {
 }
 
 /// Takes note of pages that have come, until the helper ends, and passes on all else that it says.
-/// A helper that says what it was not asked is not heard any more.
-fn hear(socket: &OwnedFd, answer: &SyncSender<(Said, Option<OwnedFd>)>, shared: Arc<Shared>) {
+/// A helper that says what it was not asked is not listened to any more.
+fn receive_from_helper(
+    socket: &OwnedFd,
+    answer: &SyncSender<(Said, Option<OwnedFd>)>,
+    shared: Arc<Shared>,
+) {
     while let Some((said, fd)) = helper::receive(socket.as_fd()) {
         let Said::Came { region, page } = said else {
             if answer.try_send((said, fd)).is_err() {
@@ -285,7 +289,7 @@ fn hear(socket: &OwnedFd, answer: &SyncSender<(Said, Option<OwnedFd>)>, shared: 
             break;
         }
         shared.came.fetch_add(1, Ordering::Relaxed);
-        shared.tell();
+        shared.wake_session();
     }
     shared.is_alone.store(true, Ordering::SeqCst);
     let waiting = Arc::downgrade(&shared);
@@ -296,7 +300,7 @@ fn hear(socket: &OwnedFd, answer: &SyncSender<(Said, Option<OwnedFd>)>, shared: 
 /// Has the session look again and again, until it ends.
 fn look_again(shared: &Weak<Shared>) {
     while let Some(shared) = shared.upgrade() {
-        shared.tell();
+        shared.wake_session();
         drop(shared);
         std::thread::sleep(LOOK);
     }

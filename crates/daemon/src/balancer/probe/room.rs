@@ -35,7 +35,7 @@ struct Order {
 /// A thread in a namespace of its own that waits for its end of a pair.
 struct Alone {
     orders: Sender<Order>,
-    hears: Receiver<Result<i32, String>>,
+    answers: Receiver<Result<i32, String>>,
     paired: Sender<()>,
     thread: i32,
 }
@@ -54,16 +54,16 @@ pub fn prepare(behind: impl FnOnce() -> Result<(), String> + Send + 'static) -> 
 impl Alone {
     fn new(behind: impl FnOnce() -> Result<(), String> + Send + 'static) -> Result<Alone, String> {
         let (orders, incoming) = channel();
-        let (said, hears) = channel();
+        let (said, answers) = channel();
         let (paired, waits) = channel();
         let thread = std::thread::Builder::new().name("checks".into());
         thread
             .spawn(move || live(behind, &said, &waits, &incoming))
             .map_err(|e| format!("the thread of health checks cannot be started: {e}"))?;
-        let thread = hears.recv().map_err(|_| gone())??;
+        let thread = answers.recv().map_err(|_| gone())??;
         Ok(Alone {
             orders,
-            hears,
+            answers,
             paired,
             thread,
         })
@@ -85,7 +85,7 @@ impl Room {
         // It is in its namespace; give it one end of a pair.
         let Alone {
             orders,
-            hears,
+            answers,
             paired,
             thread,
         } = alone;
@@ -106,7 +106,7 @@ impl Room {
         .and_then(|socket| rustix::net::netdevice::name_to_index(&socket, &outside))
         .map_err(|e| format!("the interface {outside}: {e}"))?;
         paired.send(()).map_err(|_| gone())?;
-        hears.recv().map_err(|_| gone())??;
+        answers.recv().map_err(|_| gone())??;
         Ok(Room {
             ifindex,
             orders: Mutex::new(orders),
