@@ -16,6 +16,7 @@ fn main() {
         comments_point_into_the_repository,
         crates_depend_on_what_the_architecture_says,
         every_origin_is_shown_by_its_tests,
+        logic_reads_no_clock,
     ])
 }
 
@@ -284,6 +285,31 @@ fn comments_point_into_the_repository() -> Result<()> {
     check(
         wrong.is_empty(),
         &format!("no comment points outside:\n{}", wrong.join("\n")),
+    )
+}
+
+/// Logic is handed the time. `dataplane/src/watch.rs` alone reads a counter of cycles, of which
+/// nothing is decided.
+fn logic_reads_no_clock() -> Result<()> {
+    const CLOCKS: [&str; 4] = [
+        "Instant::now",
+        "SystemTime::now",
+        "cycles::now",
+        "clock_gettime",
+    ];
+    let mut readers = BTreeSet::new();
+    for logic in ["control", "dataplane", "health", "model", "wire"] {
+        let folder = repository().join("crates").join(logic).join("src");
+        for path in files(&folder, "rs")? {
+            let text = read(&path)?;
+            if CLOCKS.iter().any(|clock| text.contains(clock)) {
+                readers.insert(format!("{logic}/{}", name(&path)));
+            }
+        }
+    }
+    check(
+        readers == BTreeSet::from(["dataplane/watch.rs".to_owned()]),
+        &format!("clocks are read in {readers:?}"),
     )
 }
 

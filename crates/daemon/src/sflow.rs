@@ -82,7 +82,9 @@ impl Sflow {
             return Ok(());
         }
         let switch = app.workers.switch().clone();
-        let samples = switch.sample(rate).map_err(|e| e.to_string())?;
+        let samples = switch
+            .sample(rate, sys::cycles::now())
+            .map_err(|e| e.to_string())?;
         let agent = Agent {
             sflow: self.clone(),
             app,

@@ -115,10 +115,10 @@ impl WorkerThreads {
         }
         let mut ready = None;
         if switch.flow_memory().is_some() {
-            let (tell, told) = mpsc::channel();
+            let (done, ready_when) = mpsc::channel();
             let (left, is_upgrade) = (options.left, options.is_upgrade);
-            threads.push(start_flow_memory(&switch, left, is_upgrade, tell)?);
-            ready = Some(told);
+            threads.push(start_flow_memory(&switch, left, is_upgrade, done)?);
+            ready = Some(ready_when);
         }
         Ok(WorkerThreads {
             switch,
@@ -233,7 +233,7 @@ fn start_balancer(switch: &Arc<Switch>) -> Result<JoinHandle<()>, String> {
     let run = move || {
         let mut balancer = QueueBalancer::default();
         while !switch.wait_stopping(BALANCE_EVERY) {
-            match switch.balance(&mut balancer) {
+            match switch.balance(&mut balancer, sys::cycles::now()) {
                 Ok(Some(moved)) => tracing::info!(
                     "queue {} of the NIC in slot {} goes from worker {} to worker {}, which has \
                      less to do",

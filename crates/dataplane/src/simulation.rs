@@ -29,6 +29,9 @@ use crate::worker::{Turn, Worker};
 /// Turns without an end are an error of the test.
 const TURNS_MAX: usize = 100_000;
 
+/// What decides which frames are sampled.
+const SEED: u64 = 42;
+
 /// The workers and their clock.
 pub struct Simulation {
     /// `None`: it was stopped.
@@ -234,7 +237,7 @@ impl Simulation {
 
     /// Samples frames from now on.
     pub fn sample(&mut self, rate: u32) -> Option<Samples> {
-        self.ask(move |switch| switch.sample(rate).ok())
+        self.ask(move |switch| switch.sample(rate, SEED).ok())
     }
 
     /// Adds flows; gives how many were taken.

@@ -14,7 +14,6 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use io::port::Port;
-use sys::cycles;
 use sys::poll::Doorbell;
 use wire::Vni;
 
@@ -442,9 +441,13 @@ impl Switch {
     }
 
     /// Looks at what the queues have cost since the last look, and moves one if that is worth it:
-    /// to be called once a second or so. Gives what was moved.
-    pub fn balance(&self, balancer: &mut QueueBalancer) -> Result<Option<Move>, WorkerGone> {
-        let shares = balancer.look(&self.queue_uses(), cycles::now());
+    /// to be called once a second or so. `now`: by the cycle counter. Gives what was moved.
+    pub fn balance(
+        &self,
+        balancer: &mut QueueBalancer,
+        now: u64,
+    ) -> Result<Option<Move>, WorkerGone> {
+        let shares = balancer.look(&self.queue_uses(), now);
         for (noted, busy) in self.busy.iter().zip(balance::busy(self.workers(), &shares)) {
             noted.store(busy, Ordering::Relaxed);
         }
@@ -581,9 +584,8 @@ impl Switch {
 
     /// Samples one frame in `rate` from now on, of those that come into the switch; 0: none but of
     /// NICs with a rate of their own. What is taken comes out of the rings. The kernel forwards
-    /// nothing by itself meanwhile that a sampled NIC sends.
-    pub fn sample(&self, rate: u32) -> Result<Samples, WorkerGone> {
-        let seed = cycles::now();
+    /// nothing by itself meanwhile that a sampled NIC sends. `seed`: which frames are taken.
+    pub fn sample(&self, rate: u32, seed: u64) -> Result<Samples, WorkerGone> {
         let (samples, samplers) = Samples::new(self.workers.len(), rate, seed);
         for (number, sampler) in samplers.into_iter().enumerate() {
             let sampler = Some(Box::new(sampler));

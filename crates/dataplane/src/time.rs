@@ -1,4 +1,5 @@
-//! The time, as it is handed in: no file of this crate but the worker's thread asks a clock.
+//! The time, as it is handed in: no file of this crate asks a clock. `watch.rs` alone reads the
+//! cycle counter, for what things cost.
 
 /// The time, handed in: the data plane has no clock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

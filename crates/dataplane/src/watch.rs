@@ -1,5 +1,6 @@
 //! What each step of a batch costs, by the cycle counter, for one batch of many: reading it twice a
-//! batch and step would cost as much as the shorter steps. No other file on the path reads a clock.
+//! batch and step would cost as much as the shorter steps. No other file of this
+//! crate reads a clock, and nothing here decides what becomes of a frame.
 
 use sys::cycles;
 
