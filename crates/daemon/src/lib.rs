@@ -15,8 +15,7 @@
 //!
 //! # What is public
 //!
-//! What the program itself needs ([`Options`], [`Settings`], [`start_log`], [`run`]), and in
-//! [`decoders`] what stands between a client's bytes and the controller, for whoever drives that
+//! What the program itself needs ([`run_program`]), and in [`decoders`] what stands between a client's bytes and the controller, for whoever drives that
 //! without sockets.
 
 mod access;
@@ -49,6 +48,7 @@ mod options;
 mod page;
 mod places;
 mod privileges;
+mod program;
 mod reload;
 mod router;
 mod run;
@@ -66,21 +66,13 @@ mod v1;
 mod watchdog;
 mod worker_thread;
 
-pub use held::keep;
-pub use logging::LogControl;
-pub use options::{Options, Settings};
-pub use run::run;
-pub use upgrade::Predecessor;
-
-/// Starts the log of the process. To be called once.
-pub fn start_log(settings: &Settings) -> LogControl {
-    logging::start(settings.log_level, settings.no_syslog)
-}
+pub use program::{Failure, run_program};
 
 /// What stands between a client's bytes and the controller: no socket, no thread, no clock of its
 /// own.
 pub mod decoders {
     pub use crate::app::Operations;
+    pub use crate::logging::LogControl;
     pub use crate::v0::handler::{Answer, Handler};
     pub use crate::v1::convert::config;
 }

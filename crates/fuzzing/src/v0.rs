@@ -14,7 +14,7 @@ use api::encrypted::{Key, decrypt, encrypt};
 use api::strict::{self, MalformedMessage};
 use api::text_format;
 use api::v0::{Encrypted, Message, Messages};
-use daemon::LogControl;
+use daemon::decoders::LogControl;
 use daemon::decoders::{Handler, Operations};
 use prost::Message as _;
 
