@@ -19,10 +19,9 @@ use io::vhost::{LeftSession, SessionKeeper};
 use keeper::Keeper;
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use sd_notify::NotifyState;
-use sys::handed::{Handed, Items};
+use sys::handed::{Handed, Items, bytes_of, file_of, name_of_kind};
 
 use crate::deaths;
-use crate::upgrade::words::{bytes_of, file_of};
 
 /// How long a keeper that was started may take until it listens.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -364,7 +363,7 @@ impl Held {
 
     /// Lets all of a kind go.
     pub fn release_items(&self, kind: &str) {
-        for name in self.keeper.names(|name| is_of(kind, name)) {
+        for name in self.keeper.names(|name| name_of_kind(kind, name).is_some()) {
             if let Err(e) = self.keeper.release(&name) {
                 tracing::error!("what is held as '{name}' may still be: {e}");
             }
@@ -374,12 +373,12 @@ impl Held {
     /// Takes up all of a kind that a daemon before has left, by what is behind the kind's name and
     /// a blank.
     pub fn left_items(&self, kind: &str) -> Items {
-        let left = self.keeper.left(|name| is_of(kind, name));
+        let left = self.keeper.left(|name| name_of_kind(kind, name).is_some());
         let items = left.into_iter().filter_map(|name| {
             let taken = self.keeper.take(&name);
             let taken = taken.inspect_err(|e| tracing::error!("'{name}' is not taken up: {e}"));
             let keeper::Held { note, fds } = taken.ok().flatten()?;
-            Some((name[kind.len() + 1..].to_owned(), Handed { note, fds }))
+            Some((name_of_kind(kind, &name)?.to_owned(), Handed { note, fds }))
         });
         items.collect()
     }
@@ -465,12 +464,6 @@ pub fn bytes(name: &str, item: Handed) -> Option<Vec<u8>> {
     let read = bytes_of(file, BYTES_MAX);
     let said = |e: &std::io::Error| tracing::warn!("what is held as '{name}' cannot be read: {e}");
     read.inspect_err(said).ok()
-}
-
-/// Whether something is held of this kind.
-fn is_of(kind: &str, name: &str) -> bool {
-    let rest = name.strip_prefix(kind);
-    rest.is_some_and(|rest| rest.starts_with(' '))
 }
 
 /// What the names of sessions begin with.

@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use keeper::{Held, Parts};
 use rustix::net::sockopt;
-use sys::handed::{Handed, Items};
+use sys::handed::{Handed, Items, bytes_of, name_of_kind};
 
-use super::words::{self, Line, Silence, Word, bytes_of};
+use super::words::{self, Line, Silence, Word};
 
 /// The old daemon may take as long as this for a step, and longer for what it does while it
 /// forwards.
@@ -138,10 +138,7 @@ impl Predecessor {
 
     /// All of a kind, by what is behind its name and a blank.
     pub fn take_all(&self, kind: &str) -> BTreeMap<String, Held> {
-        let of = |name: &str| {
-            let rest = name.strip_prefix(kind)?;
-            rest.strip_prefix(' ').map(str::to_owned)
-        };
+        let of = |name: &str| name_of_kind(kind, name).map(str::to_owned);
         let mut items = self.lock();
         let taken = items.extract_if(.., |name, _| of(name).is_some());
         taken

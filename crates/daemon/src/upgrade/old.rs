@@ -18,12 +18,12 @@ use nix::unistd::Uid;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
-use sys::handed::{Handed, Items};
+use sys::handed::{Handed, Items, file_of};
 use tokio::sync::watch;
 use xdp::Interfaces;
 
 use super::changes::Changes;
-use super::words::{self, Line, Silence, Word, file_of};
+use super::words::{self, Line, Silence, Word};
 use crate::app::App;
 use crate::attachments::LeftBehind;
 use crate::balancer;

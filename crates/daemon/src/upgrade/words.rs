@@ -17,12 +17,10 @@
 //! | `Serving` | new | and clients are served |
 //! | `No` | new | it cannot; the note says why |
 
-use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use keeper::{Parts, receive_parts, send_parts};
-use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
 /// The hand-over that this version speaks: another number for whatever is changed in it.
@@ -128,22 +126,6 @@ impl Line {
 /// What the points of interfaces that programs run at are handed over as, and held.
 pub const POINT: &str = "point";
 
-/// Bytes of any length as a descriptor.
-pub fn file_of(bytes: &[u8]) -> std::io::Result<OwnedFd> {
-    let mut file = std::fs::File::from(memfd_create("butterfly-upgrade", MemfdFlags::CLOEXEC)?);
-    file.write_all(bytes)?;
-    Ok(file.into())
-}
-
-/// The bytes again, `max` at the most.
-pub fn bytes_of(file: OwnedFd, max: u64) -> std::io::Result<Vec<u8>> {
-    let mut file = std::fs::File::from(file);
-    file.seek(SeekFrom::Start(0))?;
-    let mut bytes = Vec::new();
-    file.take(max).read_to_end(&mut bytes)?;
-    Ok(bytes)
-}
-
 /// Descriptors as they are said.
 pub fn borrowed(fds: &[OwnedFd]) -> Vec<BorrowedFd<'_>> {
     fds.iter().map(AsFd::as_fd).collect()
@@ -174,6 +156,8 @@ pub fn unpack(mut packed: &[u8]) -> Option<Vec<&[u8]>> {
 
 #[cfg(test)]
 mod tests {
+    use sys::handed::{bytes_of, file_of};
+
     use super::*;
 
     fn pair() -> (Line, Line) {
