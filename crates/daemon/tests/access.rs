@@ -140,11 +140,7 @@ async fn tcp_is_for_clients_with_a_certificate_by_our_authority() {
         write("key.pem", &key),
         write("ca.pem", &ours.pem),
     );
-    let port = std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port();
+    let port = common::free_port();
     let api = format!("tcp:127.0.0.1:{port}");
     let daemon = Daemon::start(&[
         "--api",

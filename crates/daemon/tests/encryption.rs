@@ -10,10 +10,9 @@ use prost::Message;
 const KEY: [u8; 32] = [0x42; 32];
 
 fn start() -> Daemon {
-    let dir = tempfile::tempdir().unwrap();
+    let (dir, v0) = common::folder();
     let key = dir.path().join("key");
     std::fs::write(&key, "QkJCQkJCQkJCQkJCQkJC\n QkJCQkJCQkJCQkJCQkJCQkI=\n").unwrap();
-    let v0 = format!("ipc://{}", dir.path().join("v0.sock").display());
     let key = key.to_str().unwrap().to_owned();
     Daemon::start_in(dir, v0, &["-k", &key])
 }

@@ -5,14 +5,13 @@ mod common;
 
 use std::collections::BTreeSet;
 use std::io::Write;
-use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use api::v1;
 use common::certificates::Authority;
-use common::{Daemon, PATIENCE, within};
+use common::{Daemon, PATIENCE, free_port, within};
 use serde_json::Value;
 
 const REPOSITORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
@@ -40,11 +39,6 @@ fn succeed(words: &[&str], input: &str) -> String {
     let complained = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{words:?}: {said}{complained}");
     said
-}
-
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port()
 }
 
 /// A NIC inside the daemon that pings another one.

@@ -138,10 +138,9 @@ fn memory(daemon: &Daemon) -> (usize, usize) {
 /// 4 MB of empty messages took 1.9 GB and six seconds, with a key, too.
 #[tokio::test]
 async fn a_frame_of_two_million_messages_takes_no_memory() {
-    let dir = tempfile::tempdir().unwrap();
+    let (dir, v0) = common::folder();
     let key = dir.path().join("key");
     std::fs::write(&key, "QkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkI=\n").unwrap();
-    let v0 = format!("ipc://{}", dir.path().join("v0.sock").display());
     let with_key = Daemon::start_in(dir, v0, &["-k", key.to_str().unwrap()]);
     for daemon in [Daemon::start(&[]), with_key] {
         let (before, _) = memory(&daemon);

@@ -2,7 +2,6 @@
 
 mod common;
 
-use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -59,18 +58,15 @@ struct Page {
 
 impl Page {
     fn start(more: &[&str]) -> Page {
-        let dir = tempfile::tempdir().unwrap();
+        let (dir, v0) = common::folder();
         let token = dir.path().join("token");
         std::fs::write(&token, format!("{TOKEN}\n")).unwrap();
         std::fs::set_permissions(&token, std::fs::Permissions::from_mode(0o600)).unwrap();
         let unix = dir.path().join("page.sock").display().to_string();
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
-        drop(listener);
+        let port = common::free_port();
         let (socket, tcp) = (format!("unix:{unix}"), format!("tcp:127.0.0.1:{port}"));
         let token = token.display().to_string();
         let words = ["--page", &socket, "--page", &tcp, "--page-token", &token];
-        let v0 = format!("ipc://{}", dir.path().join("v0.sock").display());
         let daemon = Daemon::start_in(dir, v0, &[&words, more].concat());
         Page { daemon, unix, port }
     }
@@ -292,9 +288,7 @@ async fn over_tls_it_is_for_who_has_a_certificate() {
     };
     let (cert, key) = pair("server", authority.sign());
     let (client, client_key) = pair("client", authority.sign_for("browser"));
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    drop(listener);
+    let port = common::free_port();
     let tcp = format!("tcp:127.0.0.1:{port}");
     let tls = ["--tls-cert", &cert, "--tls-key", &key, "--tls-ca", &ca];
     let _daemon = Daemon::start(&[&["--page", &tcp], &tls[..]].concat());

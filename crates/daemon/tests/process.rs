@@ -423,11 +423,7 @@ async fn the_original_s_ini_starts_with_one_word_more() {
     let dir = tempfile::tempdir().unwrap();
     let sockets = dir.path().join("sockets");
     std::fs::create_dir(&sockets).unwrap();
-    let port = std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port();
+    let port = common::free_port();
     let text = format!(
         "[general]\nlog-level = info\nip = 127.0.0.1\nendpoint = tcp://0.0.0.0:{port}\n\
          socket-dir = {}\n\

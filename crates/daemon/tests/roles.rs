@@ -60,9 +60,7 @@ impl Host {
         let ca = write("ca.pem", &authority.pem);
         let access = write("access.toml", ACCESS);
         let audit = files.path().join("audit.json");
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
-        drop(listener);
+        let port = common::free_port();
         let api = format!("tcp:127.0.0.1:{port}");
         let daemon = Daemon::start(&[
             "--api",

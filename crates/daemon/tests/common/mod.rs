@@ -24,14 +24,30 @@ pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The daemon's binary.
 pub fn butterflyd() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_butterflyd"));
-    // The tests' own environment may run under systemd.
+    clean(Command::new(env!("CARGO_BIN_EXE_butterflyd")))
+}
+
+/// Without what systemd says to the tests, which may run under it.
+fn clean(mut command: Command) -> Command {
     command
         .env_remove("NOTIFY_SOCKET")
         .env_remove("JOURNAL_STREAM")
         .env_remove("STATE_DIRECTORY")
         .stdin(Stdio::null());
     command
+}
+
+/// A folder for a daemon, and the ipc endpoint in it of the v0 API.
+pub fn folder() -> (TempDir, String) {
+    let dir = tempfile::tempdir().unwrap();
+    let v0 = format!("ipc://{}", dir.path().join("v0.sock").display());
+    (dir, v0)
+}
+
+/// A TCP port of this machine that nobody listens on now.
+pub fn free_port() -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
 }
 
 /// Runs the daemon where it is expected to end by itself.
@@ -89,21 +105,15 @@ impl Daemon {
     /// Starts a daemon with more arguments, the v0 API on an ipc endpoint; returns when it says
     /// that it is ready.
     pub fn start(args: &[&str]) -> Daemon {
-        let dir = tempfile::tempdir().unwrap();
-        let v0 = format!("ipc://{}", dir.path().join("v0.sock").display());
+        let (dir, v0) = folder();
         Daemon::start_in(dir, v0, args)
     }
 
     /// Starts a daemon whose v0 API is on a free TCP port, in clear text.
     pub fn start_tcp(args: &[&str]) -> Daemon {
-        let port = std::net::TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap()
-            .port();
         Daemon::start_in(
             tempfile::tempdir().unwrap(),
-            format!("tcp://127.0.0.1:{port}"),
+            format!("tcp://127.0.0.1:{}", free_port()),
             &[&["--insecure-api"], args].concat(),
         )
     }
@@ -114,27 +124,21 @@ impl Daemon {
 
     /// [`Daemon::start`] by a command of one's own.
     pub fn start_with(command: Command, args: &[&str]) -> Daemon {
-        let dir = tempfile::tempdir().unwrap();
-        let v0 = format!("ipc://{}", dir.path().join("v0.sock").display());
+        let (dir, v0) = folder();
         Daemon::start_as(command, dir, v0, args)
     }
 
     /// [`Daemon::start`] by a user who has no rights, and whose folder it is.
     pub fn start_as_nobody(args: &[&str]) -> Daemon {
-        let dir = tempfile::tempdir().unwrap();
+        let (dir, v0) = folder();
         let nobody = Some(sys::confine::NOBODY);
         std::os::unix::fs::chown(dir.path(), nobody, nobody).unwrap();
         let mut command = Command::new("sh");
         // The program may be where that user finds none.
         let script = "as_nobody='setpriv --reuid 65534 --regid 65534 --clear-groups'; \
                       exec 9<\"$0\"; exec $as_nobody /proc/self/fd/9 \"$@\"";
-        command
-            .args(["-c", script, env!("CARGO_BIN_EXE_butterflyd")])
-            .env_remove("JOURNAL_STREAM")
-            .env_remove("STATE_DIRECTORY")
-            .stdin(Stdio::null());
-        let v0 = format!("ipc://{}", dir.path().join("v0.sock").display());
-        Daemon::start_as(command, dir, v0, args)
+        command.args(["-c", script, env!("CARGO_BIN_EXE_butterflyd")]);
+        Daemon::start_as(clean(command), dir, v0, args)
     }
 
     /// A daemon that finds a file system of this size at a folder, in a mount namespace of its own.
@@ -153,11 +157,8 @@ impl Daemon {
         let script = format!("mount {mount} && shift 2 && exec \"$@\"");
         command
             .args(["-m", "sh", "-c", &script, "sh", first, second])
-            .arg(env!("CARGO_BIN_EXE_butterflyd"))
-            .env_remove("JOURNAL_STREAM")
-            .env_remove("STATE_DIRECTORY")
-            .stdin(Stdio::null());
-        command
+            .arg(env!("CARGO_BIN_EXE_butterflyd"));
+        clean(command)
     }
 
     /// One that is started, and killed so long after it.
