@@ -18,7 +18,7 @@ use dataplane::flow::FlowMemory;
 use dataplane::ruleset::{Direction, Peer, RuleSet, RuleSpec};
 use dataplane::{
     Epoch, Group, GroupIdx, Network, NetworkIdx, Now, PortConfig, PortSlot, PortUid, QueueId,
-    RuleSlot, Snapshot, Timeouts, Underlay, Worker, WorkerConfig, WorkerGone,
+    RuleSlot, Snapshot, Underlay, Worker, WorkerConfig, WorkerGone,
 };
 use io::frame::{BATCH, Batch};
 use io::port::Port;
@@ -350,29 +350,11 @@ pub(crate) fn snapshot_of(nics: usize, rules: u16) -> Result<Snapshot, PeerError
         network.macs.insert(mac, slot);
         network.ports.push(slot);
         snapshot.ports.push_back(Some(Arc::new(PortConfig {
-            slot,
-            uid: PortUid(slot.0 + 1),
             name: "nic".into(),
-            vni,
-            network: NetworkIdx(0),
-            mac,
             addresses: vec![guest_ip(index).into()],
-            anti_spoof: false,
-            pairs: Vec::new(),
             groups: vec![GroupIdx(0)],
-            bypass: false,
-            sniffers: Vec::new(),
-            is_sniffer: false,
-            allow_dhcp_server: false,
-            allow_router_advertisements: false,
-            learn_macs: false,
-            link_down: false,
-            sample_rate: None,
-            timeouts: Timeouts::default(),
             flow_share: 1 << 21,
-            mtu: 1500,
-            meters: None,
-            trace: None,
+            ..PortConfig::new(slot, PortUid(slot.0 + 1), vni, NetworkIdx(0), mac)
         })));
     }
     snapshot.networks.push_back(Some(Arc::new(network)));

@@ -111,24 +111,14 @@ impl HostSettings {
             path: None,
             ..nic.clone()
         });
-        if nic
-            .path
-            .as_ref()
-            .is_some_and(|path| path.is_empty() || *path == default)
-        {
-            nic.path = None;
-        }
+        let says_more = |path: &String| !path.is_empty() && *path != default;
+        nic.path = nic.path.filter(says_more);
         let default = self.trace_path(&Nic {
             packet_trace_path: None,
             ..nic.clone()
         });
-        if nic
-            .packet_trace_path
-            .as_ref()
-            .is_some_and(|path| path.is_empty() || *path == default)
-        {
-            nic.packet_trace_path = None;
-        }
+        let says_more = |path: &String| !path.is_empty() && *path != default;
+        nic.packet_trace_path = nic.packet_trace_path.filter(says_more);
         self.trace_beneath(&nic)?;
         let path = self.path(&nic);
         let why = match nic.kind {

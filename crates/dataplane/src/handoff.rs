@@ -220,14 +220,9 @@ impl Outbox {
             plan.frames |= 1 << frame;
             return Put::Handed;
         }
-        let peer = self.peers.get_mut(worker).and_then(Option::as_mut);
-        let Some(peer) = peer.filter(|peer| !peer.ring.is_abandoned()) else {
-            return Put::Gone;
-        };
-        if peer.ring.slots() <= peer.reserved {
-            return Put::Full;
+        if let Err(refused) = self.reserve(worker) {
+            return refused;
         }
-        peer.reserved += 1;
         *mark = Mark {
             batch: self.batch,
             plan: self.plans.len(),
@@ -277,14 +272,9 @@ impl Outbox {
             plan.wraps = Some((first, index));
             return Put::Handed;
         }
-        let peer = self.peers.get_mut(worker).and_then(Option::as_mut);
-        let Some(peer) = peer.filter(|peer| !peer.ring.is_abandoned()) else {
-            return Put::Gone;
-        };
-        if peer.ring.slots() <= peer.reserved {
-            return Put::Full;
+        if let Err(refused) = self.reserve(worker) {
+            return refused;
         }
-        peer.reserved += 1;
         self.wraps.push(wrap);
         self.plans.push(Planned {
             worker,
@@ -294,6 +284,19 @@ impl Outbox {
             wraps: Some((index, index)),
         });
         Put::Handed
+    }
+
+    /// Takes a place in a worker's ring for what is planned next.
+    #[inline]
+    fn reserve(&mut self, worker: usize) -> Result<(), Put> {
+        let peer = self.peers.get_mut(worker).and_then(Option::as_mut);
+        let peer = peer.filter(|peer| !peer.ring.is_abandoned());
+        let peer = peer.ok_or(Put::Gone)?;
+        if peer.ring.slots() <= peer.reserved {
+            return Err(Put::Full);
+        }
+        peer.reserved += 1;
+        Ok(())
     }
 
     #[cold]

@@ -108,6 +108,38 @@ pub struct PortConfig {
     pub trace: Option<Trace>,
 }
 
+impl PortConfig {
+    /// A NIC that is in no group and has been given nothing beyond its MAC address: rules apply to
+    /// it, address checks do not, it may start no flow, and it takes packets of 1500 bytes.
+    pub fn new(slot: PortSlot, uid: PortUid, vni: Vni, network: NetworkIdx, mac: Mac) -> Self {
+        PortConfig {
+            slot,
+            uid,
+            name: Arc::default(),
+            vni,
+            network,
+            mac,
+            addresses: Vec::new(),
+            anti_spoof: false,
+            pairs: Vec::new(),
+            groups: Vec::new(),
+            bypass: false,
+            sniffers: Vec::new(),
+            is_sniffer: false,
+            allow_dhcp_server: false,
+            allow_router_advertisements: false,
+            learn_macs: false,
+            link_down: false,
+            sample_rate: None,
+            timeouts: Timeouts::default(),
+            flow_share: 0,
+            mtu: 1500,
+            meters: None,
+            trace: None,
+        }
+    }
+}
+
 /// An address or network that a NIC may use besides its own, as Neutron's allowed address pairs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct AddressPair {
@@ -145,32 +177,18 @@ impl Network {
     /// What the network is on other hosts, as a partner of the NICs here; `network` is its own
     /// index. `None`: it is on this one alone.
     pub(crate) fn remote(&self, network: NetworkIdx) -> Option<PortConfig> {
+        let uid = self.overlay.as_ref()?.uid;
+        let slot = PortSlot::remote(network);
         Some(PortConfig {
-            slot: PortSlot::remote(network),
-            uid: self.overlay.as_ref()?.uid,
-            name: Arc::default(),
-            vni: self.vni,
-            network,
-            mac: Mac::default(),
-            addresses: Vec::new(),
-            anti_spoof: false,
-            pairs: Vec::new(),
-            groups: Vec::new(),
             bypass: true,
-            sniffers: Vec::new(),
-            is_sniffer: false,
             allow_dhcp_server: true,
             allow_router_advertisements: true,
-            learn_macs: false,
-            link_down: false,
-            sample_rate: None,
             // The NIC's own are never longer than these.
             timeouts: Timeouts::LONGEST,
             // Its flows are charged to the NICs that they reach.
             flow_share: 0,
             mtu: 0,
-            meters: None,
-            trace: None,
+            ..PortConfig::new(slot, uid, self.vni, network, Mac::default())
         })
     }
 }

@@ -463,35 +463,18 @@ mod tests {
     use super::*;
     use crate::ids::RuleSlot;
     use crate::ruleset::{Direction, Peer, RuleSet, RuleSpec};
-    use crate::snapshot::Timeouts;
 
     const NICS: u32 = 1000;
 
     fn port(slot: u32, uid: u32, groups: Vec<GroupIdx>) -> Option<Arc<PortConfig>> {
+        let mac = wire::Mac([2, 0, 0, 0, (slot >> 8) as u8, slot as u8]);
+        let (vni, network) = (Vni::new(7).unwrap(), NetworkIdx(0));
         Some(Arc::new(PortConfig {
-            slot: PortSlot(slot),
-            uid: PortUid(uid),
             name: "nic".into(),
-            vni: Vni::new(7).unwrap(),
-            network: NetworkIdx(0),
-            mac: wire::Mac([2, 0, 0, 0, (slot >> 8) as u8, slot as u8]),
             addresses: vec![IpAddr::from((0x0a00_0000 + slot).to_be_bytes())],
-            anti_spoof: false,
-            pairs: Vec::new(),
             groups,
-            bypass: false,
-            sniffers: Vec::new(),
-            is_sniffer: false,
-            allow_dhcp_server: false,
-            allow_router_advertisements: false,
-            learn_macs: false,
-            link_down: false,
-            sample_rate: None,
-            timeouts: Timeouts::default(),
             flow_share: 1,
-            mtu: 1500,
-            meters: None,
-            trace: None,
+            ..PortConfig::new(PortSlot(slot), PortUid(uid), vni, network, mac)
         }))
     }
 

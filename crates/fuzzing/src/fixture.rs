@@ -89,30 +89,14 @@ pub fn v6(host: u8) -> Ipv6Addr {
 
 /// A NIC with these addresses that may send in its own name alone.
 pub fn port(slot: u32, host: u8, vni: Vni, network: NetworkIdx, group: GroupIdx) -> PortConfig {
+    let (slot, uid) = (PortSlot(slot), PortUid(100 + slot));
     PortConfig {
-        slot: PortSlot(slot),
-        uid: PortUid(100 + slot),
         name: "nic".into(),
-        vni,
-        network,
-        mac: mac(host),
         addresses: vec![v4(host).into(), v6(host).into()],
         anti_spoof: true,
-        pairs: Vec::new(),
         groups: vec![group],
-        bypass: false,
-        sniffers: Vec::new(),
-        is_sniffer: false,
-        allow_dhcp_server: false,
-        allow_router_advertisements: false,
-        learn_macs: false,
-        link_down: false,
-        sample_rate: None,
-        timeouts: Timeouts::default(),
         flow_share: 32,
-        mtu: 1500,
-        meters: None,
-        trace: None,
+        ..PortConfig::new(slot, uid, vni, network, mac(host))
     }
 }
 

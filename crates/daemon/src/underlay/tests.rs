@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use dataplane::overlay::{HostIdx, Overlay};
 use dataplane::{
-    Network, NetworkIdx, PortConfig, PortSlot, PortUid, Simulation, Snapshot as Config, Timeouts,
+    Network, NetworkIdx, PortConfig, PortSlot, PortUid, Simulation, Snapshot as Config,
 };
 use netlink::{Hop as KernelHop, Link, Mirror, Neighbour, Resolution, RouteKind, Snapshot, Vlan};
 use wire::{Mac, Vni, build};
@@ -270,29 +270,10 @@ fn frame_for_a_stranger() -> Simulation {
     let guest = sim.attach(PortSlot(0));
     let (vni, far) = (Vni::new(7).unwrap(), mac(0x22));
     let nic = PortConfig {
-        slot: PortSlot(0),
-        uid: PortUid(1),
         name: "nic".into(),
-        vni,
-        network: NetworkIdx(0),
-        mac: mac(0x21),
-        addresses: Vec::new(),
-        anti_spoof: false,
-        pairs: Vec::new(),
-        groups: Vec::new(),
         bypass: true,
-        sniffers: Vec::new(),
-        is_sniffer: false,
-        allow_dhcp_server: false,
-        allow_router_advertisements: false,
-        learn_macs: false,
-        link_down: false,
-        sample_rate: None,
-        timeouts: Timeouts::default(),
         flow_share: 1000,
-        mtu: 1500,
-        meters: None,
-        trace: None,
+        ..PortConfig::new(PortSlot(0), PortUid(1), vni, NetworkIdx(0), mac(0x21))
     };
     let mut overlay = Overlay::new(PortUid(2));
     overlay.members = [HostIdx(0)].into();

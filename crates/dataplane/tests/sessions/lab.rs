@@ -118,30 +118,13 @@ impl Lab {
             v4: Ipv4Addr::new(10, 0, 0, n),
             v6: Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, n.into()),
         };
+        let (vni, network) = (Vni::new(network).unwrap(), NetworkIdx(network));
         self.ports.push(Some(PortConfig {
-            slot,
-            uid: nic.uid,
             name: "nic".into(),
-            vni: Vni::new(network).unwrap(),
-            network: NetworkIdx(network),
-            mac: nic.mac,
             addresses: vec![nic.v4.into(), nic.v6.into()],
             anti_spoof: true,
-            pairs: Vec::new(),
-            groups: Vec::new(),
-            bypass: false,
-            sniffers: Vec::new(),
-            is_sniffer: false,
-            allow_dhcp_server: false,
-            allow_router_advertisements: false,
-            learn_macs: false,
-            link_down: false,
-            sample_rate: None,
-            timeouts: Timeouts::default(),
             flow_share: 1000,
-            mtu: 1500,
-            meters: None,
-            trace: None,
+            ..PortConfig::new(slot, nic.uid, vni, network, nic.mac)
         }));
         self.peers.push(peer);
         self.publish();
