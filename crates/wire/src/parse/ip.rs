@@ -163,18 +163,30 @@ pub(super) fn parse_v4(head: Head, ethernet: &[u8; ETHERNET_LEN]) -> Result<Pack
 
 /// Checks that each IPv4 option lies within the header (RFC 791, section 3.1).
 #[cold]
-fn check_options(mut options: &[u8]) -> Result<(), ParseError> {
-    while let [kind, rest @ ..] = options {
-        options = match (kind, rest) {
-            (0, _) => break,
-            (1, _) => rest,
-            (_, [len, ..]) if *len >= 2 => options
-                .get(usize::from(*len)..)
-                .ok_or(ParseError::Ipv4Options)?,
-            _ => return Err(ParseError::Ipv4Options),
-        };
+fn check_options(options: &[u8]) -> Result<(), ParseError> {
+    match are_whole(options) {
+        true => Ok(()),
+        false => Err(ParseError::Ipv4Options),
     }
-    Ok(())
+}
+
+/// Whether each option of a header of IPv4 or TCP lies within the bytes for them: of one byte (0,
+/// the end, and 1, nothing) or of as many as its second says.
+#[inline]
+pub(super) fn are_whole(mut options: &[u8]) -> bool {
+    while let [kind, rest @ ..] = options {
+        let behind = match (kind, rest) {
+            (0, _) => return true,
+            (1, _) => Some(rest),
+            (_, [len, ..]) if *len >= 2 => options.get(usize::from(*len)..),
+            _ => None,
+        };
+        match behind {
+            Some(behind) => options = behind,
+            None => return false,
+        }
+    }
+    true
 }
 
 #[inline(always)]

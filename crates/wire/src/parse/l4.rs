@@ -1,6 +1,7 @@
 //! Layer 4: TCP (RFC 9293), UDP (RFC 768), SCTP (RFC 9260), ICMP (RFC 792, RFC 4443).
 
 use super::head::Head;
+use super::ip::are_whole;
 use super::{ETHERNET_LEN, IpPacket, Net, Packet, ParseError, frame, protocol};
 
 /// What the layer-4 header says.
@@ -170,22 +171,15 @@ fn parse_tcp(head: Head, at: usize, short: ParseError, fragmented: bool) -> Resu
 }
 
 #[inline]
-pub(super) fn check_tcp_options(mut options: &[u8]) -> Result<(), ParseError> {
+pub(super) fn check_tcp_options(options: &[u8]) -> Result<(), ParseError> {
     // What nearly every data segment has: two no-operations and a timestamp (RFC 7323, appendix A).
     if options.len() == 12 && options.starts_with(&[1, 1, 8, 10]) {
         return Ok(());
     }
-    while let [kind, rest @ ..] = options {
-        options = match (kind, rest) {
-            (0, _) => break,
-            (1, _) => rest,
-            (_, [len, ..]) if *len >= 2 => options
-                .get(usize::from(*len)..)
-                .ok_or(ParseError::TcpOptions)?,
-            _ => return Err(ParseError::TcpOptions),
-        };
+    match are_whole(options) {
+        true => Ok(()),
+        false => Err(ParseError::TcpOptions),
     }
-    Ok(())
 }
 
 #[inline(always)]
