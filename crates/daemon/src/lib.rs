@@ -15,8 +15,8 @@
 //!
 //! # What is public
 //!
-//! What the program itself needs ([`run_program`]), and in [`decoders`] what stands between a client's bytes and the controller, for whoever drives that
-//! without sockets.
+//! What the program itself needs ([`run_program`]), and in [`decoders`] what stands between a
+//! client's bytes and the controller, for whoever drives that without sockets.
 
 mod access;
 mod app;

@@ -1,5 +1,5 @@
-//! What one process hands over to the next: descriptors and notes, each by its name. Names of a kind
-//! are the kind, a blank, and what is called so.
+//! What one process hands over to the next: descriptors and notes, each by its name. Names of a
+//! kind are the kind, a blank, and what is called so.
 
 use std::collections::BTreeMap;
 use std::fs::File;
