@@ -2,6 +2,8 @@
 //! is known, or about one (ICMP errors). Touches what the lookups read for the whole batch before
 //! the first of them.
 
+use wire::parse::{L4, TcpFlags};
+
 use crate::flow::{FlowEnd, FlowId, Key, Seen, Side, Tracked};
 use crate::ids::PortSlot;
 use crate::opening::Opening;
@@ -76,6 +78,10 @@ fn follow(
     case: usize,
     (id, hash, side): (FlowId, u64, Side),
 ) -> Verdict {
+    let item = &round.items[round.cases[case].item];
+    let Some(ip) = item.ip() else {
+        return Verdict::Open;
+    };
     let now_ms = round.now.millis();
     let flows = &mut round.tables.flows;
     let entry = flows.entry(id);
@@ -86,13 +92,14 @@ fn follow(
     if entry.epoch.get() != round.view.epoch_mark()
         && !redecide::redecide(round.view, flows, round.counters, id)
     {
+        let begins = matches!(ip.l4_info, L4::Tcp { flags, .. } if flags.contains(TcpFlags::SYN));
+        let waits = redecide::waits(round.view, flows.entry(id), side);
+        if let Some(reason) = waits.filter(|_| !begins) {
+            return Verdict::DropFrom(reason);
+        }
         flows.remove(id, FlowEnd::Refused);
         return Verdict::Open;
     }
-    let item = &round.items[round.cases[case].item];
-    let Some(ip) = item.ip() else {
-        return Verdict::Open;
-    };
     let frame = &round.batch.frames()[item.frame];
     let seen = Seen::of(ip, frame.head(), frame.len(), side, now_ms);
     let view = round.view;

@@ -4,6 +4,7 @@
 use wire::parse::protocol::{ICMP, ICMPV6, SCTP, TCP, UDP};
 
 use crate::counters::Counters;
+use crate::drop_reason::DropReason;
 use crate::flow::{
     DRAIN_EGRESS, DRAIN_INGRESS, Entry, FlowId, FlowTable, Key, NONE, Side, timeout_secs,
 };
@@ -42,6 +43,35 @@ pub(crate) fn redecide(view: &View, flows: &FlowTable, counters: &Counters, id: 
     admit(entry, egress, ingress, counters);
     entry.epoch.set(view.epoch_mark());
     true
+}
+
+/// TCP that no rule allows now waits where a NIC names a group that is not there, so that it goes
+/// on if the group, which may be on its way here, allows it: hosts are patient, and would end what
+/// is unknown here. Nothing of it passes meanwhile. Gives why not, for who sends from this side;
+/// `None`: it does not wait.
+#[cold]
+pub(crate) fn waits(view: &View, entry: &Entry, sender: Side) -> Option<DropReason> {
+    let key = entry.key();
+    if key.protocol() != TCP {
+        return None;
+    }
+    let lacks_group = |slot, side: Side| {
+        let nic = view.port_with_uid(slot, key.uid(side));
+        nic.is_some_and(|nic| {
+            let mut groups = nic.groups.iter();
+            groups.any(|group| view.groups().get(*group).is_none())
+        })
+    };
+    let (owner, peer) = entry.slots();
+    let initiator = entry.initiator();
+    let slot = |side| if side == initiator { owner } else { peer };
+    if lacks_group(slot(sender), sender) {
+        Some(DropReason::NoEgressRule)
+    } else if lacks_group(slot(1 - sender), 1 - sender) {
+        Some(DropReason::NoIngressRule)
+    } else {
+        None
+    }
 }
 
 /// Notes by which rules a flow passes. `None`: it lives on by the rule that admitted it and is

@@ -7,7 +7,7 @@ use crate::flow::{FlowEnd, FlowId, Key};
 use crate::ids::{PortSlot, PortUid};
 use crate::round::{Round, Verdict};
 use crate::snapshot::PortConfig;
-use crate::stages::redecide::redecide;
+use crate::stages::redecide::{redecide, waits};
 
 /// In a network of this many NICs at most an error from a third party is matched; in a larger one
 /// it needs a rule. Bounds what one frame can cost.
@@ -106,6 +106,8 @@ fn is_alive(round: &mut Round, id: FlowId) -> bool {
     {
         return true;
     }
-    flows.remove(id, FlowEnd::Refused);
+    if waits(round.view, round.tables.flows.entry(id), 0).is_none() {
+        round.tables.flows.remove(id, FlowEnd::Refused);
+    }
     false
 }

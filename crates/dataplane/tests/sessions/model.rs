@@ -185,6 +185,16 @@ impl Model {
                     }
                 }
             } else {
+                let begins = matches!(packet.kind, Kind::Tcp(_, _, flags) if flags & SYN.0 != 0);
+                let is_tcp = matches!(packet.kind, Kind::Tcp(..));
+                let [from, to] = [packet.from, packet.to].map(|nic| self.sides[nic].missing);
+                // It waits for the group.
+                if is_tcp && !begins && (from || to) {
+                    return Some(match from {
+                        true => DropReason::NoEgressRule,
+                        false => DropReason::NoIngressRule,
+                    });
+                }
                 self.flows.remove(at);
                 known = None;
             }

@@ -126,6 +126,46 @@ fn rules_of_all_groups_add_up_and_a_missing_group_allows_nothing() {
     }
 }
 
+/// security-groups.md 9: of a connection that a group allowed which is not there nothing passes; it
+/// goes on when the group is back and allows it still, and has no reset meanwhile.
+#[test]
+fn connections_wait_for_a_group_that_is_not_there() {
+    for family in FAMILIES {
+        let mut lab = Lab::new();
+        let (a, b) = (lab.nic(), lab.nic());
+        let group = lab.group_of(b, vec![allow_in(TCP, 80)]);
+        // What a's other groups take does not begin a connection amid the one that waits.
+        let senders = lab.group_of(a, vec![allow_in(TCP, 1)]);
+        lab.connect(a, b, family, 1, 80);
+        let amid = |from, to, sport, dport| ip(from, to, family).tcp(sport, dport, ACK).build();
+        for (gone, rules, reasons) in [
+            (group, allow_in(TCP, 80), [NoIngressRule, NoEgressRule]),
+            (senders, allow_in(TCP, 1), [NoEgressRule, NoIngressRule]),
+        ] {
+            lab.delete_group(gone);
+            for _ in 0..2 {
+                lab.refuses(a, amid(a, b, 1, 80), reasons[0]);
+                lab.refuses(b, amid(b, a, 80, 1), reasons[1]);
+            }
+            assert_eq!(lab.flows(), 1);
+            lab.set_rules(gone, vec![rules]);
+            lab.passes(a, b, amid(a, b, 1, 80));
+            lab.passes(b, a, amid(b, a, 80, 1));
+        }
+        // Back without that rule, it ends; and so it does when one begins in its place.
+        lab.delete_group(group);
+        lab.set_rules(group, vec![allow_in(TCP, 81)]);
+        lab.refuses(a, amid(a, b, 1, 80), NoIngressRule);
+        assert_eq!(lab.flows(), 0);
+        let more = lab.group_of(a, vec![]);
+        lab.connect(a, b, family, 1, 81);
+        lab.delete_group(more);
+        lab.refuses(a, amid(a, b, 1, 81), NoEgressRule);
+        lab.passes(b, a, ip(b, a, family).tcp(81, 1, SYN).build());
+        assert_eq!(lab.flows(), 1);
+    }
+}
+
 /// security-groups.md 3.
 #[test]
 fn a_nic_that_names_a_missing_group_sends_only_what_other_groups_allow() {
