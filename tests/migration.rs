@@ -3,11 +3,18 @@
 //! that it leaves behind, with one that it comes to, and with one on a third host. Rings are split,
 //! and packed.
 //!
+//! While it moves it sends to the neighbour on the third host, which says how long after QEMU has
+//! let it run something of it arrives: what the network adds to its pause, and the guest itself
+//! until it sends.
+//!
 //! The hosts are namespaces with a `butterflyd` each, on one Ethernet; the neighbours are
 //! containers. Streams are looked at byte by byte by who reads them, so that a page that was
 //! forgotten shows.
 
+use std::net::{Ipv4Addr, UdpSocket};
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
 
 use butterfly_tests::hosts::{Family, Host, ethernet, mac, serve};
 use butterfly_tests::lab::check;
@@ -41,21 +48,21 @@ fn main() {
 
 /// The guest itself says where it is.
 fn split_rings() -> Result<()> {
-    moved(|nic| nic, Memory::First)
+    moved(|nic| nic, Memory::First, Group::Late)
 }
 
 /// Two pairs of queues; QEMU has the switch say where the guest is.
 fn packed_rings_without_announcement() -> Result<()> {
-    moved(packed_pairs, Memory::First)
+    moved(packed_pairs, Memory::First, Group::There)
 }
 
 /// Post-copy: what the switch needs of the guest's memory comes as it is needed.
 fn split_rings_before_their_memory() -> Result<()> {
-    moved(|nic| nic, Memory::Later)
+    moved(|nic| nic, Memory::Later, Group::There)
 }
 
 fn packed_rings_before_their_memory() -> Result<()> {
-    moved(packed_pairs, Memory::Later)
+    moved(packed_pairs, Memory::Later, Group::There)
 }
 
 fn packed_pairs(nic: Nic) -> Nic {
@@ -75,13 +82,21 @@ enum Memory {
     Later,
 }
 
-fn moved(kind: fn(Nic) -> Nic, memory: Memory) -> Result<()> {
+/// Whether the guest's group is on the other host when the guest comes.
+#[derive(Clone, Copy, PartialEq)]
+enum Group {
+    There,
+    /// It comes afterwards.
+    Late,
+}
+
+fn moved(kind: fn(Nic) -> Nic, memory: Memory, group: Group) -> Result<()> {
     let (_bridge, namespaces) = ethernet(3)?;
     let started = (1..)
         .zip(namespaces)
         .map(|(host, namespace)| Host::start(namespace, host, Family::V4, &[]));
     let hosts = started.collect::<Result<Vec<_>>>()?;
-    let stage = Stage::new(&hosts, kind, memory)?;
+    let stage = Stage::new(&hosts, kind, memory, group)?;
     stage.trial().map_err(|error| {
         let dumps = hosts.iter().zip(NAMES).map(|(host, name)| host.dump(name));
         format!("{error}\n{}", dumps.collect::<String>())
@@ -96,10 +111,11 @@ struct Stage<'a> {
     image: Image,
     kind: fn(Nic) -> Nic,
     memory: Memory,
+    group: Group,
 }
 
 impl<'a> Stage<'a> {
-    fn new(hosts: &'a [Host], kind: fn(Nic) -> Nic, memory: Memory) -> Result<Self> {
+    fn new(hosts: &'a [Host], kind: fn(Nic) -> Nic, memory: Memory, group: Group) -> Result<Self> {
         let neighbours = hosts.iter().zip(NAMES).zip(NEIGHBOURS);
         let neighbours = neighbours.map(|((host, name), last)| host.guest(name, VNI, last));
         let stage = Self {
@@ -108,6 +124,7 @@ impl<'a> Stage<'a> {
             image: Image::ready()?,
             kind,
             memory,
+            group,
         };
         for host in &hosts[..2] {
             // Nobody is let in: what comes to the guest is what it has asked for.
@@ -129,6 +146,7 @@ impl<'a> Stage<'a> {
              dd if=/dev/urandom of=/tmp/memory bs=1M count=8 2>/dev/null"
         ))?;
         let memory = guest.ok("md5sum /tmp/memory")?;
+        let beats = Beats::start(&guest, &self.neighbours[2], NEIGHBOURS[2])?;
         let streams = NEIGHBOURS.map(|last| Stream::start(&guest, last));
         let streams = streams.into_iter().collect::<Result<Vec<_>>>()?;
 
@@ -137,7 +155,24 @@ impl<'a> Stage<'a> {
         }
         let mut guest = guest;
         for [from, to] in [[0, 1], [1, 0]] {
+            let is_late = self.group == Group::Late && to == 1;
+            let there = &self.hosts[to].daemon;
+            if is_late {
+                there.cli("sg del closed")?;
+            }
             guest = self.moves(guest, from, to, &streams)?;
+            if is_late {
+                self.nothing_passes(&guest, &streams)?;
+                there.cli("sg add closed")?;
+            }
+            let blackout = beats.since(guest.runs_since()?)?;
+            if !is_late {
+                let ms = blackout.as_secs_f64() * 1e3;
+                println!(
+                    "{}: something of it arrives {ms:.1} ms after it runs",
+                    NAMES[to]
+                );
+            }
             let said = guest.ok("md5sum /tmp/memory")?;
             check(said == memory, &format!("{said} is {memory}"))?;
             for stream in &streams {
@@ -153,6 +188,15 @@ impl<'a> Stage<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Of a guest whose group is not there; its connections wait.
+    fn nothing_passes(&self, guest: &Guest, streams: &[Stream]) -> Result<()> {
+        let bytes =
+            || -> Result<Vec<u64>> { streams.iter().map(|stream| stream.bytes(guest)).collect() };
+        let before = bytes()?;
+        std::thread::sleep(Duration::from_secs(1));
+        check(bytes()? == before, "nothing passes without the group")
     }
 
     /// A move that is cancelled half-way leaves the guest as it was.
@@ -287,6 +331,42 @@ impl<'a> Stage<'a> {
 
 fn state(host: &Host, nic: &str) -> PathBuf {
     host.daemon.dir().join(format!("{nic}.state"))
+}
+
+/// Datagrams of the guest's, one each two milliseconds, and when they came.
+struct Beats(Arc<Mutex<Vec<SystemTime>>>);
+
+impl Beats {
+    const PORT: u16 = 9;
+
+    fn start(guest: &Guest, neighbour: &Namespace, last: u8) -> Result<Self> {
+        let bound = neighbour.inside(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, Self::PORT)))?;
+        let socket = bound.map_err(|e| format!("port {}: {e}", Self::PORT))?;
+        let came = Arc::new(Mutex::new(Vec::new()));
+        let beats = Self(came.clone());
+        // Until the trial ends, or no more come.
+        std::thread::spawn(move || {
+            let _ = socket.set_read_timeout(Some(PATIENCE));
+            while socket.recv(&mut [0; 1]).is_ok() && Arc::strong_count(&came) > 1 {
+                let mut came = came.lock().unwrap_or_else(PoisonError::into_inner);
+                came.push(SystemTime::now());
+            }
+        });
+        guest.ok(&format!(
+            "guest udp-beat 10.1.0.{last} {} 2 900 >/dev/null 2>&1 </dev/null &",
+            Self::PORT
+        ))?;
+        beats.since(SystemTime::now())?;
+        Ok(beats)
+    }
+
+    /// How long after this moment the first one came.
+    fn since(&self, moment: SystemTime) -> Result<Duration> {
+        wait_for("a datagram of the guest's", PATIENCE, || {
+            let came = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            Ok(came.iter().find_map(|at| at.duration_since(moment).ok()))
+        })
+    }
 }
 
 /// What the guest reads of a neighbour, in a connection that lasts as long as the trial.

@@ -28,6 +28,7 @@ const USAGE: &str = "usage:
   guest sctp-ping ADDR PORT COUNT SECS               send COUNT messages, expect each back
   guest udp-serve PORT                               echo
   guest udp-ping ADDR PORT COUNT SIZE [SOURCE_PORT]  send COUNT datagrams, count the answers
+  guest udp-beat ADDR PORT MILLISECONDS SECS         send a datagram each so many milliseconds
   guest queues NIC PAIRS                             use so many pairs of queues, as `ethtool -L NIC combined PAIRS`
   guest icmp-ask ADDR KIND CODE SECS                 send one ICMP message, wait for its answer
   guest fragments SRC DST PORT KIND                  a datagram to DST:PORT in IPv4 fragments made by hand;
@@ -53,6 +54,7 @@ fn main() -> ExitCode {
         ["udp-serve", port] => udp::echo(port),
         ["udp-ping", addr, port, count, size] => udp::ping(addr, port, count, size, "0"),
         ["udp-ping", addr, port, count, size, source] => udp::ping(addr, port, count, size, source),
+        ["udp-beat", addr, port, every, secs] => udp::beat(addr, port, every, secs),
         ["queues", nic, pairs] => queues::set(nic, pairs),
         ["icmp-ask", addr, kind, code, secs] => icmp::ask(addr, kind, code, secs),
         ["fragments", src, dst, port, kind] => fragments::send(src, dst, port, kind),

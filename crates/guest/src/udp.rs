@@ -1,4 +1,4 @@
-//! UDP: an echo server, and a client that counts the answers.
+//! UDP: an echo server, a client that counts the answers, and one that sends all the time.
 
 use crate::{Outcome, endpoint, number};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -59,4 +59,19 @@ pub fn ping(addr: &str, port: &str, count: &str, size: &str, source: &str) -> Ou
     }
     let line = format!("sent={count} answers={answers}");
     if answers == 0 { Err(line) } else { Ok(line) }
+}
+
+/// Sends an empty datagram each `every` milliseconds, whatever becomes of it.
+pub fn beat(addr: &str, port: &str, every: &str, secs: &str) -> Outcome {
+    let to = endpoint(addr, port)?;
+    let every = Duration::from_millis(number(every, "milliseconds")?);
+    let until = Instant::now() + Duration::from_secs(number(secs, "seconds")?);
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0));
+    let socket = socket.map_err(|e| format!("cannot bind: {e}"))?;
+    let mut sent = 0;
+    while Instant::now() < until {
+        sent += u32::from(socket.send_to(&[], to).is_ok());
+        std::thread::sleep(every);
+    }
+    Ok(format!("sent={sent}"))
 }

@@ -23,7 +23,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// How long a guest may take to be moved.
 const MOVE_TIMEOUT: Duration = Duration::from_secs(120);
@@ -110,6 +110,22 @@ impl Guest {
             }
             Ok((now == state).then_some(()))
         })
+    }
+
+    /// When a machine that was moved into has begun to run, by the clock.
+    pub fn runs_since(&self) -> Result<SystemTime> {
+        let path = self.dir.path().join(machine::TRACE);
+        let said =
+            std::fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+        let line = said
+            .lines()
+            .rfind(|line| line.contains("vm_state_notify running 1"));
+        let time = line.and_then(|line| {
+            let (_, rest) = line.split_once('@')?;
+            rest.split_once(':')?.0.parse().ok()
+        });
+        let seconds: f64 = time.ok_or_else(|| format!("it has not run: {said}"))?;
+        Ok(SystemTime::UNIX_EPOCH + Duration::from_secs_f64(seconds))
     }
 
     /// A move that waits goes on.

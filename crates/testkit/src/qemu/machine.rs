@@ -31,6 +31,9 @@ pub struct Machine {
 /// The socket where a guest comes in from elsewhere, in the machine's folder.
 pub(super) const INCOMING: &str = "incoming";
 
+/// The file where such a machine says when it runs.
+pub(super) const TRACE: &str = "trace";
+
 impl Machine {
     /// A small machine without NICs.
     pub fn named(name: &str) -> Self {
@@ -143,6 +146,11 @@ pub(super) fn arguments(
     if machine.incoming {
         let socket = dir.join(INCOMING);
         words.extend(["-incoming".to_owned(), format!("unix:{}", socket.display())]);
+        // When it runs, by the clock.
+        let trace = dir.join(TRACE).display().to_string();
+        words
+            .extend(["-msg", "timestamp=on", "-trace", "vm_state_notify", "-D"].map(str::to_owned));
+        words.push(trace);
     }
     words.extend(
         machine
