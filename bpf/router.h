@@ -318,6 +318,43 @@ struct acl_header {
 #define ACL_UNKNOWN_PORT 65537
 #define ACL_UNKNOWN_PROTOCOL 256
 
+/* What a list said of a flow (router/acl_flows.h). All that it looks at is the key: addresses, and
+ * of this all but `decided`. */
+struct acl_about {
+	__u32 ports;     /* both, as they lie in the packet */
+	__u32 in;        /* by which interface it comes in */
+	__u32 out;       /* and by which it leaves */
+	__u32 stamp;     /* epoch; bank of the list; in the lowest bit whether it is UDP, not TCP */
+	__u32 decided;   /* slot of the rule that takes it, as a rule has it */
+	__u32 pad;
+};
+
+struct acl_flow4 {
+	__u64 addresses; /* both, as they lie in the packet */
+	struct acl_about about;
+};
+
+struct acl_flow6 {
+	__u64 address[4];
+	struct acl_about about;
+	__u64 pad;
+};
+
+#define ACL_STAMP_EPOCH_SHIFT 2
+#define ACL_STAMP_BANK 2
+#define ACL_STAMP_UDP 1
+
+#define ACL_FLOW_BITS 14 /* of a hash, which choose a pair */
+/* A list costs so much more than a look for the flow that few hits are worth it. */
+#define ACL_FLOWS_LOOK 4096
+
+/* Of one CPU. */
+struct acl_flows {
+	struct cache_use use;
+	struct acl_flow4 four[1 << ACL_FLOW_BITS][2];
+	struct acl_flow6 six[1 << ACL_FLOW_BITS][2];
+};
+
 /* What a packet shows of itself. */
 struct acl_shown {
 	__u32 row[ACL_FIELDS];  /* lines of rows */

@@ -343,15 +343,28 @@ __attribute__((noinline)) int acl_step(__u32 bank)
 	return 1;
 }
 
+// What the rule that takes a packet says of it, by its slot; counts the packet for the rule.
+static __always_inline int acl_count(__u32 bank, const struct acl_header *header, __u32 decided,
+				     __u32 size)
+{
+	__u32 slot = bpf_get_smp_processor_id() * header->slots + (decided & ~ACL_DENIES);
+	void *counts = bpf_map_lookup_elem(&acl_counters, &bank);
+	struct acl_count *count = counts ? bpf_map_lookup_elem(counts, &slot) : NULL;
+
+	if (count) {
+		count->packets++;
+		count->bytes += size;
+	}
+	return decided & ACL_DENIES ? ACL_DENY : ACL_ALLOW;
+}
+
 // Judges the packet that was looked at, and counts it for its rule. `interfaces`: the one that it
 // came in by, and in the upper half the one that it leaves by.
 __attribute__((noinline)) int acl_decide(__u32 bank, __u64 interfaces)
 {
 	struct acl_shown *shown = acl_shown();
 	const struct acl_header *header;
-	__u32 decided, slot, key = bank;
-	void *image = bpf_map_lookup_elem(&acls, &key), *counts;
-	struct acl_count *count;
+	void *image = bpf_map_lookup_elem(&acls, &bank);
 	int i;
 
 	header = acl_header(image);
@@ -365,15 +378,7 @@ __attribute__((noinline)) int acl_decide(__u32 bank, __u64 interfaces)
 		return ACL_DENY;
 	for (i = 0; i < ACL_ROW_WORDS && acl_step(bank); i++)
 		;
-	decided = shown->decided;
-	slot = bpf_get_smp_processor_id() * header->slots + (decided & ~ACL_DENIES);
-	counts = bpf_map_lookup_elem(&acl_counters, &key);
-	count = counts ? bpf_map_lookup_elem(counts, &slot) : NULL;
-	if (count) {
-		count->packets++;
-		count->bytes += shown->size;
-	}
-	return decided & ACL_DENIES ? ACL_DENY : ACL_ALLOW;
+	return acl_count(bank, header, shown->decided, shown->size);
 }
 
 // Whether packets of a family are judged at all.

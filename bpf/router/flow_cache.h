@@ -6,16 +6,17 @@
 // (source, way to the destination, next hop) holds until a map changes, and then the epoch does;
 // what depends on the packet (length, checksum, hop limit, MTU) is looked at here again. A packet
 // that does not fit takes the full lookup, which counts the reason. The access list judges each
-// packet. With IPv4 both addresses
-// decide; with IPv6, whose sources are not looked up, a flow is all that goes to one destination.
+// packet, and has a cache of its own (acl_flows.h). With IPv4 both addresses decide; with IPv6,
+// whose sources are not looked up, a flow is all that goes to one destination.
 // Each CPU has flows of its own, found by a hash of their addresses, in pairs; a new one takes the
 // place of one whose epoch is over, or of either.
 #pragma once
 
 #include "../lib/checksum.h"
-#include "acl.h"
+#include "acl_flows.h"
 #include "address.h"
 #include "buffer.h"
+#include "cache_use.h"
 #include "hop.h"
 #include "maps.h"
 #include "send.h"
@@ -54,15 +55,6 @@ static __always_inline struct cache_flows6 *cache_flows6(void)
 	__u32 cpu = bpf_get_smp_processor_id();
 
 	return bpf_map_lookup_elem(&flow_caches6, &cpu);
-}
-
-// The flow cache pauses, for one packet less than before.
-static __always_inline bool cache_rests(struct cache_use *use)
-{
-	if (!use->rest)
-		return false;
-	use->rest--;
-	return true;
 }
 
 // Where a flow is, if it is known.
@@ -119,7 +111,7 @@ static __always_inline __u64 cache_decided(const struct interface *in, __u32 epo
 // changed.
 static __always_inline int cache_send(context *ctx, struct cache_use *use, struct ethhdr *link,
 				      const struct interface *in, __u32 number, __u8 v6,
-				      __u8 protocol, __u32 size, __u32 flags)
+				      __u8 protocol, __u32 size, __u32 epoch, __u32 flags)
 {
 	const struct hop *hop = hop_of(number);
 	__u32 l4 = sizeof(*link) + (v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr));
@@ -134,7 +126,7 @@ static __always_inline int cache_send(context *ctx, struct cache_use *use, struc
 		return -1;
 	// The access list asks for more than a flow is known by, and counts packets.
 	if (acl_is_on(flags, v6)) {
-		int judged = acl_check(ctx, sizeof(*link), in->ifindex, hop->ifindex, flags);
+		int judged = acl_check_plain(ctx, v6, in->ifindex, hop->ifindex, epoch, flags);
 
 		if (judged == ACL_UNREAD)
 			return -1;
@@ -204,7 +196,7 @@ static __always_inline int cache_forward4(context *ctx, struct ethhdr *link, voi
 		return -1;
 	if (ip->ttl <= 1 || !checksum_holds(checksum_ipv4(ip)))
 		return -1;
-	return cache_send(ctx, &flows->use, link, in, decided, 0, ip->protocol, size,
+	return cache_send(ctx, &flows->use, link, in, decided, 0, ip->protocol, size, epoch,
 			  flags);
 }
 
@@ -237,7 +229,7 @@ static __always_inline int cache_forward6(context *ctx, struct ethhdr *link, voi
 		return -1;
 	if (ip->hop_limit <= 1 || ip->nexthdr == IPPROTO_HOPOPTS || is_special6(&ip->saddr))
 		return -1;
-	return cache_send(ctx, &flows->use, link, in, decided, 1, ip->nexthdr, size,
+	return cache_send(ctx, &flows->use, link, in, decided, 1, ip->nexthdr, size, epoch,
 			  flags);
 }
 
@@ -255,24 +247,12 @@ static __always_inline int cache_forward(context *ctx, __u32 epoch, __u32 flags)
 	return -1;
 }
 
-// A packet of a flow that was not known before. Where most packets are of unknown flows, as when
-// each goes to another destination, looking into the flow cache costs more than it saves, and
-// pauses.
-static __always_inline void cache_missed(struct cache_use *use)
-{
-	if (++use->misses < CACHE_LOOK)
-		return;
-	use->rest = use->hits < CACHE_LOOK ? CACHE_REST : 0;
-	use->hits = 0;
-	use->misses = 0;
-}
-
 // Counts that a flow was not known, and says which place of two it takes: that of one whose epoch
 // is over, or by `chance` of either.
 static __always_inline __u32 cache_place(struct cache_use *use, __u64 first, __u64 second,
 					 __u64 decided, __u32 chance)
 {
-	cache_missed(use);
+	cache_missed(use, CACHE_LOOK, CACHE_LOOK);
 	if ((first ^ decided) >> CACHE_EPOCH_SHIFT)
 		return 0;
 	if ((second ^ decided) >> CACHE_EPOCH_SHIFT)

@@ -158,6 +158,24 @@ struct {
 	__array(values, struct acl_counts);
 } acl_counters SEC(".maps");
 
+// What lists said of a CPU's flows.
+struct acl_flows_map {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	// By their sizes, as above.
+	__uint(key_size, sizeof(__u32));
+	__uint(value_size, sizeof(struct acl_flows));
+};
+
+// Those of each CPU, while there is a list.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__array(values, struct acl_flows_map);
+} acl_flows SEC(".maps");
+
 // What the packet that is being judged shows (router/acl.h), one for each CPU.
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);

@@ -1,7 +1,6 @@
 //! Which access list the router goes by: the one it was given, or the kernel's where nftables says
 //! no more than that. Follows the interfaces that it names.
 
-use libbpf_rs::MapHandle;
 use netlink::firewall::Hook;
 
 use crate::acl::image::compile;
@@ -29,9 +28,9 @@ pub(crate) struct AclInUse {
 }
 
 impl AclInUse {
-    pub fn new(images: MapHandle, counters: MapHandle, cpus: usize) -> AclInUse {
+    pub fn new(loaded: Loaded) -> AclInUse {
         AclInUse {
-            loaded: Loaded::new(images, counters, cpus),
+            loaded,
             given: None,
             list: None,
             judges: [false; 2],
@@ -57,6 +56,11 @@ impl AclInUse {
 
     pub fn rest(&mut self) {
         self.loaded.rest();
+    }
+
+    /// What lists have said of flows is over.
+    pub fn forget_flows(&self) {
+        self.loaded.forget_flows();
     }
 }
 

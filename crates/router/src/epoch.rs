@@ -55,10 +55,11 @@ impl Epochs {
     /// What is decided from now on may be remembered, and is forwarded whatever the beat was: the
     /// tables are in step, and there may be packets before the next look at the beat. When the
     /// numbers are used up all flows are forgotten: one that was not looked up since a number was
-    /// last in use would hold again.
-    pub fn begin(&mut self) {
+    /// last in use would hold again. True if they are.
+    pub fn begin(&mut self) -> bool {
         self.last += 1;
-        if self.last == CACHE_EPOCHS {
+        let used_up = self.last == CACHE_EPOCHS;
+        if used_up {
             self.last = 1;
             for word in self.caches.iter().flat_map(BpfArray::words) {
                 word.store(0, Ordering::Relaxed);
@@ -66,6 +67,7 @@ impl Epochs {
         }
         self.config.words()[STOPPED].store(0, Ordering::Relaxed);
         self.config.words()[EPOCH].store(self.last, Ordering::Release);
+        used_up
     }
 }
 
@@ -104,7 +106,7 @@ mod tests {
         for caches in &epochs.caches {
             caches.words()[63].store(7, Ordering::Relaxed);
         }
-        epochs.begin();
+        assert!(!epochs.begin());
         assert_eq!(
             (now(&epochs), remembered(&epochs)),
             (CACHE_EPOCHS - 1, [7; 2])
@@ -112,7 +114,7 @@ mod tests {
         epochs.end();
         assert_eq!(now(&epochs), 0);
         epochs.config.words()[STOPPED].store(1, Ordering::Relaxed);
-        epochs.begin();
+        assert!(epochs.begin());
         assert_eq!(epochs.config.words()[STOPPED].load(Ordering::Relaxed), 0);
         assert_eq!((now(&epochs), remembered(&epochs)), (1, [0; 2]));
     }

@@ -211,6 +211,10 @@ pub const CACHE4_WORDS: usize = 16 + 2 * 4 * (1 << 14);
 /// Words of a CPU's flows in the map `flow_caches6`, whose flows are of 32 bytes.
 pub const CACHE6_WORDS: usize = 16 + 2 * 8 * (1 << 14);
 
+/// Words of what access lists said of a CPU's flows: a line, and twice as many flows of 32 and of
+/// 64 bytes as there are pairs.
+pub const ACL_FLOWS_WORDS: usize = 16 + 2 * (8 + 16) * (1 << 14);
+
 /// Flags of [`Config`].
 pub mod config {
     /// The firewall sees IPv4's transit packets.

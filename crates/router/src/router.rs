@@ -11,6 +11,7 @@ use sys::bpf_array::BpfArray;
 use wire::Mac;
 use xdp::{Mode, PerCpuTable, Program, Table, objects};
 
+use crate::acl::loaded::Loaded;
 use crate::acl_in_use::AclInUse;
 use crate::attach::Device;
 use crate::entries::{Entries, NEAR_WORDS};
@@ -117,6 +118,7 @@ impl Router {
                 ("hops", options.paths),
                 ("flow_caches4", cpus as u32),
                 ("flow_caches6", cpus as u32),
+                ("acl_flows", cpus as u32),
             ];
             for mut map in open.maps_mut() {
                 let name = map.name().to_string_lossy().into_owned();
@@ -175,7 +177,12 @@ impl Router {
             firewall: Firewall::default(),
             by_ports: [Some(false); 2],
             seed: rand::random(),
-            acl: AclInUse::new(program.map("acls")?, program.map("acl_counters")?, cpus),
+            acl: AclInUse::new(Loaded::new(
+                program.map("acls")?,
+                program.map("acl_counters")?,
+                program.map("acl_flows")?,
+                cpus,
+            )),
             watch: None,
             slots_left: left.map(|left| left.slots).unwrap_or_default(),
             keep: None,
@@ -555,7 +562,9 @@ impl Router {
             entries.extend(keys.map(|key| (key, entry)));
         }
         self.entries.write(entries)?;
-        self.epochs.begin();
+        if self.epochs.begin() {
+            self.acl.forget_flows();
+        }
         Ok(())
     }
 

@@ -61,8 +61,8 @@ fn family(results: &mut Results, v6: bool, count: usize, rounds: usize) {
                     .expect("it fits");
                 let program = router.service.router.program();
                 scatter.hand_on_to(program).expect("one of XDP");
-                // What the others have pushed out of the caches comes back first.
-                cable.once(&scatter, &frame, FRAMES / 8);
+                // Another list ends what is known of flows; all come to be known again first.
+                cable.once(&scatter, &frame, 2 * FRAMES);
                 let fast = cable.once(&scatter, &frame, FRAMES);
                 to_kernel(&namespace, list);
                 scatter.hand_on_to(&pass).expect("one of XDP");

@@ -1,5 +1,5 @@
-//! The access list in the kernel: two images, of which one is in use, and what their rules have
-//! counted. Owned by the router.
+//! The access list in the kernel: two images, of which one is in use, what their rules have
+//! counted, and what they said of flows (`bpf/router/acl_flows.h`). Owned by the router.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd};
@@ -11,8 +11,10 @@ use sys::bpf_array::BpfArray;
 use super::image::Image;
 use super::{List, Rule};
 use crate::error::Error;
-use crate::layout::{ELEMENT_LINES, LINE_WORDS};
+use crate::layout::{ACL_FLOWS_WORDS, ELEMENT_LINES, LINE_WORDS};
 
+/// Of as many elements as it has, where the program knows of one.
+const INNER: u32 = libbpf_sys::BPF_F_INNER_MAP;
 /// Words of a count: packets and bytes, 64 bits each.
 const COUNT_WORDS: usize = 4;
 
@@ -37,6 +39,9 @@ impl Count {
 pub struct Loaded {
     images: MapHandle,
     counters: MapHandle,
+    flows: MapHandle,
+    /// Those of each CPU, while there is a list.
+    flows_of: Vec<BpfArray>,
     cpus: usize,
     bank: u32,
     now: Option<Counting>,
@@ -56,11 +61,13 @@ struct Counting {
 }
 
 impl Loaded {
-    /// Over the maps `acls` and `acl_counters`, empty.
-    pub fn new(images: MapHandle, counters: MapHandle, cpus: usize) -> Loaded {
+    /// Over the maps `acls`, `acl_counters` and `acl_flows`, empty.
+    pub fn new(images: MapHandle, counters: MapHandle, flows: MapHandle, cpus: usize) -> Loaded {
         Loaded {
             images,
             counters,
+            flows,
+            flows_of: Vec::new(),
             cpus,
             bank: 0,
             now: None,
@@ -75,14 +82,15 @@ impl Loaded {
     /// Memory. Nothing has changed then.
     pub fn load(&mut self, image: &Image, old: Option<&List>, new: &List) -> Result<(), Error> {
         self.rest();
+        self.make_flows()?;
         let bank = 1 - self.bank;
         let element = ELEMENT_LINES * LINE_WORDS;
-        let (map, words) = make("acl", image.words.len() / element, element)?;
+        let (map, words) = make("acl", image.words.len() / element, element, INNER)?;
         for (word, value) in words.words().iter().zip(&image.words) {
             word.store(*value, Ordering::Relaxed);
         }
         let slots = image.slots;
-        let (counts, memory) = make("acl_counts", slots * self.cpus, COUNT_WORDS)?;
+        let (counts, memory) = make("acl_counts", slots * self.cpus, COUNT_WORDS, INNER)?;
         put(&self.counters, bank, &counts)?;
         put(&self.images, bank, &map)?;
         self.bank = bank;
@@ -102,9 +110,30 @@ impl Loaded {
 
     /// There is none from now on, as the configuration says already.
     pub fn unload(&mut self) {
+        for (cpu, _) in self.flows_of.drain(..).enumerate() {
+            // One that stays is looked into by nobody.
+            let _ = self.flows.delete(&(cpu as u32).to_ne_bytes());
+        }
         self.before = self.now.take();
         self.bank = 1 - self.bank;
         self.rest();
+    }
+
+    /// Room for what lists say of flows: 3 MiB for each CPU.
+    fn make_flows(&mut self) -> Result<(), Error> {
+        for cpu in self.flows_of.len()..self.cpus {
+            let (map, memory) = make("acl_flows", 1, ACL_FLOWS_WORDS, 0)?;
+            put(&self.flows, cpu as u32, &map)?;
+            self.flows_of.push(memory);
+        }
+        Ok(())
+    }
+
+    /// What lists have said of flows is over.
+    pub fn forget_flows(&self) {
+        for word in self.flows_of.iter().flat_map(BpfArray::words) {
+            word.store(0, Ordering::Relaxed);
+        }
     }
 
     /// The bank in use.
@@ -189,10 +218,15 @@ fn goes_on(old: &List, new: &List) -> Vec<Option<usize>> {
 }
 
 /// An array that a program reads through a map of maps, mapped.
-fn make(name: &'static str, elements: usize, words: usize) -> Result<(MapHandle, BpfArray), Error> {
+fn make(
+    name: &'static str,
+    elements: usize,
+    words: usize,
+    flags: u32,
+) -> Result<(MapHandle, BpfArray), Error> {
     let options = libbpf_sys::bpf_map_create_opts {
         sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t,
-        map_flags: libbpf_sys::BPF_F_MMAPABLE | libbpf_sys::BPF_F_INNER_MAP,
+        map_flags: libbpf_sys::BPF_F_MMAPABLE | flags,
         ..Default::default()
     };
     let (elements, bytes) = (elements as u32, words as u32 * 4);

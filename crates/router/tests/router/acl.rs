@@ -2,15 +2,18 @@
 //! router, let the same packets pass and count as many of them.
 
 use crate::cables::{Cables, NATIVE, PLAIN, TC};
+use crate::flow_cache::stay;
 use crate::lab::{SMALL, story_over};
 use crate::oracle::{Out, alike, pass};
 use crate::ours::Ours;
 use crate::packets::{from, generate, to};
 use butterfly_router::acl::{List, Rule, Side, WITH_PORTS};
 use butterfly_router::layout::Counter;
+use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use testkit::netns::Namespace;
+use wire::parse::TcpFlags;
 use xdp::Mode;
 
 const PREFIXES4: [&str; 9] = [
@@ -133,10 +136,29 @@ fn our_counts(ours: &Ours) -> Vec<(u64, u64)> {
     counts.map(|(_, one)| (one.packets, one.bytes)).collect()
 }
 
-/// By the kernel's firewall, and then by ours.
+/// Packets that were judged by what the list had said of their flow.
+fn by_flow(ours: &Ours) -> u32 {
+    let map = ours.service.router.program().map("acl_flows");
+    let map = map.expect("the map");
+    let of_cpu = |cpu: u32| {
+        let id = map.lookup(&cpu.to_ne_bytes(), MapFlags::ANY);
+        let id = id.expect("the map").expect("a CPU's map");
+        let id = u32::from_ne_bytes(id.try_into().expect("an id"));
+        let flows = MapHandle::from_map_id(id).expect("a CPU's map");
+        let flows = flows.lookup(&[0; 4], MapFlags::ANY);
+        let flows = flows.expect("the map").expect("a CPU's flows");
+        u32::from_ne_bytes(flows[..4].try_into().expect("a word"))
+    };
+    (0..map.max_entries()).map(of_cpu).sum()
+}
+
+/// By the kernel's firewall, and then by ours: when no flow is known, when the router knows them,
+/// and when the list does.
 fn compare(modes: [Mode; 2], seed: u64, list: List, packets: usize) {
+    const TIMES: u64 = 3;
     let cables = Cables { modes, ..PLAIN };
     story_over(&cables, "", async move |namespace, mut lab| {
+        stay();
         let frames = generate(seed, packets);
         pass(&mut lab, &frames[..64]);
         to_kernel(namespace, &list);
@@ -148,12 +170,16 @@ fn compare(modes: [Mode; 2], seed: u64, list: List, packets: usize) {
             .router
             .set_acl(Some(list.clone()))
             .expect("it fits");
-        let fast = pass(&mut lab, &frames);
-        equal(seed, &frames, &fast, &kernel);
+        for _ in 0..TIMES {
+            let fast = pass(&mut lab, &frames);
+            equal(seed, &frames, &fast, &kernel);
+        }
         let counted = our_counts(&ours);
         for (number, rule) in list.rules.iter().enumerate() {
+            let (packets, bytes) = kernels[number];
             assert_eq!(
-                counted[number], kernels[number],
+                counted[number],
+                (packets * TIMES, bytes * TIMES),
                 "rule {number}, {rule}, of seed {seed}, in {modes:?}"
             );
         }
@@ -387,6 +413,93 @@ fn a_list_takes_the_place_of_another_and_equal_rules_go_on_counting() {
         ours.service.router.set_acl(None).expect("none");
         assert_eq!((send(5), send(7)), (1, 1));
         assert_eq!(ours.service.router.acl_report(), None);
+    });
+}
+
+/// What a list has said of a flow is not asked again, counts, and is over with the list.
+#[test]
+fn a_flow_is_judged_once_and_anew_by_another_list() {
+    const PACKETS: usize = 20;
+    for modes in [NATIVE, TC] {
+        let cables = Cables { modes, ..PLAIN };
+        story_over(&cables, "", async move |_, mut lab| {
+            stay();
+            let mut ours = Ours::start_in(modes, &SMALL).await;
+            let mut passed = |dst: &str, ports: (u16, u16)| {
+                let frame = to(dst).udp(ports.0, ports.1).build();
+                let mut passed = 0;
+                for _ in 0..PACKETS {
+                    lab.east.send(&frame);
+                    lab.east.receive();
+                    passed += lab.west.receive().len();
+                }
+                passed
+            };
+            for dst in ["203.0.113.7", "2001:db8:f::7"] {
+                let rule = |line: &str| format!("default deny\n{line}\nallow proto tcp");
+                let lists = [
+                    (rule("allow proto udp to any port 9"), PACKETS, 0),
+                    (rule("deny proto udp to any port 9"), 0, 0),
+                    (rule("deny proto udp to any port 7\nallow"), PACKETS, 1),
+                    (rule("allow proto udp to any port 7"), 0, 2),
+                ];
+                for (text, expected, slot) in lists {
+                    let list = List::parse(&text).expect("a list");
+                    let router = &mut ours.service.router;
+                    // Rules that are equal count from zero.
+                    router.set_acl(None).expect("none");
+                    router.set_acl(Some(list)).expect("it fits");
+                    let before = by_flow(&ours);
+                    assert_eq!(passed(dst, (5, 9)), expected, "{text}");
+                    // All but the one that the flow cache does not know and the one that the list
+                    // has to say something of; of a flow that is denied no packet is forwarded.
+                    if expected > 0 {
+                        assert_eq!(by_flow(&ours) - before, PACKETS as u32 - 2, "{text}");
+                    }
+                    let report = ours.service.router.acl_report().expect("a list");
+                    let counts = report.rules.iter().map(|(_, count)| count.packets);
+                    let counts: Vec<u64> = counts.chain([report.default.packets]).collect();
+                    assert_eq!(counts[slot], PACKETS as u64, "{text}: {counts:?}");
+                }
+            }
+        });
+    }
+}
+
+/// Flows that differ in one thing that a list asks for are two, and fragments go by no flow.
+#[test]
+fn a_flow_is_all_that_a_list_looks_at() {
+    story_over(&PLAIN, "", async |_, mut lab| {
+        stay();
+        let mut ours = Ours::start(&SMALL).await;
+        let text = "default deny
+            allow proto udp from 10.1.0.2 port 5 to 203.0.113.7 port 9
+            allow proto udp from 2001:db8:1::2 port 5 to 2001:db8:f::7 port 9";
+        let list = List::parse(text).expect("a list");
+        ours.service.router.set_acl(Some(list)).expect("it fits");
+        let mut passes = |frame: &[u8]| {
+            lab.east.send(frame);
+            lab.east.receive();
+            !lab.west.receive().is_empty()
+        };
+        for (src, other, dst) in [
+            ("10.1.0.2", "10.1.0.3", "203.0.113.7"),
+            ("2001:db8:1::2", "2001:db8:1::3", "2001:db8:f::7"),
+        ] {
+            let packet = |src: &str| from(src, dst.parse().expect("an address"));
+            let allowed = packet(src).udp(5, 9).build();
+            for _ in 0..4 {
+                assert!(passes(&allowed));
+            }
+            for _ in 0..4 {
+                assert!(!passes(&packet(src).udp(5, 8).build()), "another port");
+                assert!(!passes(&packet(src).udp(6, 9).build()), "another port");
+                assert!(!passes(&packet(src).tcp(5, 9, TcpFlags::SYN).build()));
+                assert!(!passes(&packet(other).udp(5, 9).build()), "from {other}");
+                assert!(passes(&allowed));
+            }
+        }
+        assert!(by_flow(&ours) > 0);
     });
 }
 

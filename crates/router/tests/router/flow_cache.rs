@@ -19,7 +19,7 @@ fn packet_to(dst: &str) -> Builder {
 }
 
 /// Each CPU knows flows of its own: this thread, which sends, is to stay where it is.
-fn stay() {
+pub fn stay() {
     cpus::stay_on(&[sched_getcpu()]);
 }
 
