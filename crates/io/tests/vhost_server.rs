@@ -446,6 +446,46 @@ fn a_socket_has_its_group_and_mode_each_time_it_is_made() {
 }
 
 #[test]
+fn a_socket_is_given_to_others_and_taken_back_while_a_vmm_is_connected() {
+    let lab = Lab::new();
+    let (path, key) = (lab.path("given"), PortKey(9));
+    let of = |owner, group, mode| SocketFile { owner, group, mode };
+    let is = || {
+        let file = std::fs::symlink_metadata(&path).unwrap();
+        (file.uid(), file.gid(), file.mode() & 0o7777)
+    };
+    lab.server().listen(key, &path, nic("nic-9")).unwrap();
+    let (made, inode) = (is(), std::fs::symlink_metadata(&path).unwrap().ino());
+    let mut vmm = UnixStream::connect(&path).unwrap();
+    for (file, expected) in [
+        (of(None, Some(4711), Some(0o640)), (made.0, 4711, 0o640)),
+        (of(Some(4712), Some(4713), Some(0o660)), (4712, 4713, 0o660)),
+        (of(Some(4712), None, Some(0o600)), (4712, made.1, 0o600)),
+        (of(None, None, None), made),
+    ] {
+        lab.server().give(key, file).unwrap().unwrap();
+        assert_eq!(is(), expected);
+    }
+    vmm.set_nonblocking(true).unwrap();
+    let still = vmm.read(&mut [0]).unwrap_err();
+    assert_eq!(still.kind(), std::io::ErrorKind::WouldBlock);
+    // Another file in its place is not given to anybody.
+    assert_eq!(std::fs::symlink_metadata(&path).unwrap().ino(), inode);
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(&path, "secret").unwrap();
+    let before = is();
+    let error = lab.server().give(key, of(Some(4712), None, Some(0o666)));
+    let error = error.unwrap().unwrap_err().to_string();
+    assert!(error.contains(path.to_str().unwrap()), "{error}");
+    assert_eq!(is(), before);
+    assert!(
+        lab.server()
+            .give(PortKey(8), of(None, None, None))
+            .is_none()
+    );
+}
+
+#[test]
 fn sockets_are_made_where_they_can_be_and_say_why_not() {
     let lab = Lab::new();
     let listen = |path: &PathBuf| lab.server().listen(PortKey(9), path, nic("nic-9"));

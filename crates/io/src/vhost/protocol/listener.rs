@@ -6,8 +6,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::{getegid, geteuid};
 
 use crate::vhost::limits::PATH_MAX;
 use crate::vhost::protocol::server_error::ServerError;
@@ -27,26 +29,85 @@ pub struct SocketFile {
 }
 
 impl SocketFile {
-    /// Gives the file at `path`, made a moment ago, its owner, group and mode. Follows no link that
-    /// somebody has put in its place.
-    fn give(self, path: &Path) -> Result<(), Errno> {
-        use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, Uid};
+    /// As a file is that this process makes, where nothing is said: for one that was given to
+    /// somebody before.
+    fn whole(self) -> SocketFile {
+        SocketFile {
+            owner: self.owner.or(Some(geteuid().as_raw())),
+            group: self.group.or(Some(getegid().as_raw())),
+            mode: self.mode.or_else(|| Some(0o777 & !umask()?)),
+        }
+    }
+
+    /// Gives a socket's file its owner, group and mode. Whoever it is for has it at no moment with
+    /// what it was before, and whoever had it has it with no more than that.
+    fn give(self, file: &PathFile) -> Result<(), Errno> {
         if self == SocketFile::default() {
             return Ok(());
         }
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = rustix::fs::open(path, flags, Mode::empty())?;
-        if self.owner.is_some() || self.group.is_some() {
-            let (owner, group) = (self.owner.map(Uid::from_raw), self.group.map(Gid::from_raw));
-            rustix::fs::chownat(&file, "", owner, group, AtFlags::EMPTY_PATH)?;
+        let stat = rustix::fs::fstat(&file.0)?;
+        let before = stat.st_mode & 0o777;
+        let mode = self.mode.unwrap_or(before);
+        let group = self.group.filter(|group| *group != stat.st_gid);
+        let owner = self.owner.unwrap_or(stat.st_uid);
+        // A file's mode and group are its owner's to change, unless one may change everybody's
+        // (CAP_FOWNER), which goes beyond giving files away (CAP_CHOWN).
+        let mut owned_by = stat.st_uid;
+        if owned_by != geteuid().as_raw() && (mode != before || group.is_some()) {
+            owned_by = geteuid().as_raw();
+            file.chown(Some(owned_by), None)?;
         }
-        if let Some(mode) = self.mode {
-            // There is no fchmod of a path's descriptor; /proc leads to the file itself (proc(5)).
-            let itself = format!("/proc/self/fd/{}", file.as_raw_fd());
-            rustix::fs::chmodat(CWD, itself, Mode::from_raw_mode(mode), AtFlags::empty())?;
+        if group.is_some() && before & !mode != 0 {
+            file.chmod(before & mode)?;
         }
-        Ok(())
+        if group.is_some() {
+            file.chown(None, group)?;
+        }
+        if mode != before {
+            file.chmod(mode)?;
+        }
+        match owner == owned_by {
+            true => Ok(()),
+            false => file.chown(Some(owner), None),
+        }
     }
+}
+
+/// A file by its path, opened for nothing: what is done to it is done to no other that somebody
+/// puts in its place.
+struct PathFile(OwnedFd);
+
+impl PathFile {
+    /// Follows no link.
+    fn open(path: &Path) -> Result<PathFile, Errno> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        rustix::fs::open(path, flags, Mode::empty()).map(PathFile)
+    }
+
+    fn identity(&self) -> Option<(u64, u64)> {
+        let stat = rustix::fs::fstat(&self.0).ok()?;
+        Some((stat.st_dev, stat.st_ino))
+    }
+
+    fn chown(&self, owner: Option<u32>, group: Option<u32>) -> Result<(), Errno> {
+        let (owner, group) = (owner.map(Uid::from_raw), group.map(Gid::from_raw));
+        rustix::fs::chownat(&self.0, "", owner, group, AtFlags::EMPTY_PATH)
+    }
+
+    fn chmod(&self, mode: u32) -> Result<(), Errno> {
+        // There is no fchmod of a path's descriptor; /proc leads to the file itself (proc(5)).
+        let itself = format!("/proc/self/fd/{}", self.0.as_raw_fd());
+        rustix::fs::chmodat(CWD, itself, Mode::from_raw_mode(mode), AtFlags::empty())
+    }
+}
+
+/// The umask of this process, which umask(2) tells by changing it alone (proc(5)).
+fn umask() -> Option<u32> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("Umask:"))?;
+    u32::from_str_radix(line.trim(), 8).ok()
 }
 
 /// The socket's file goes when this is dropped, unless somebody has put another in its place.
@@ -88,7 +149,10 @@ impl Listener {
             file: identity(&path),
         };
         // Nobody can connect before it listens.
-        file.give(&path).map_err(failed)?;
+        if file != SocketFile::default() {
+            let made = PathFile::open(&path);
+            made.and_then(|made| file.give(&made)).map_err(failed)?;
+        }
         rustix::net::listen(&listener.socket, BACKLOG).map_err(failed)?;
         Ok(listener)
     }
@@ -101,6 +165,25 @@ impl Listener {
             path: path.to_owned(),
             file: None,
         }
+    }
+
+    /// Gives the socket's file to others than before; where nothing is said it is this process's
+    /// again.
+    ///
+    /// # Errors
+    /// The file is not there any more, or the system refuses: it may have changed in part.
+    pub fn give(&self, to: SocketFile) -> Result<(), ServerError> {
+        let given = PathFile::open(&self.path).and_then(|file| {
+            // One that is not ours yet is that of the process before.
+            match self.file.is_none() || file.identity() == self.file {
+                true => to.whole().give(&file),
+                false => Err(Errno::NOENT),
+            }
+        });
+        given.map_err(|error| ServerError::Socket {
+            path: self.path.clone(),
+            error: error.into(),
+        })
     }
 
     /// From now on the file goes when this is dropped.
@@ -177,7 +260,11 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), ServerError
         });
     }
     let probe = new_socket().map_err(|error| failed(error.into()))?;
-    match rustix::net::connect(&probe, address) {
+    let mut answer = rustix::net::connect(&probe, address);
+    if answer == Err(Errno::ACCESS) {
+        answer = ask_as_owner(path, || rustix::net::connect(&probe, address));
+    }
+    match answer {
         Err(Errno::CONNREFUSED) => std::fs::remove_file(path).map_err(failed),
         Err(Errno::NOENT) => Ok(()),
         // Connected, or the queue of connections is full: somebody listens.
@@ -186,4 +273,19 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), ServerError
         }),
         Err(error) => Err(failed(error.into())),
     }
+}
+
+/// Asks a socket that was given to somebody else, as by a daemon before that was killed. It is
+/// theirs again where somebody listens.
+fn ask_as_owner(path: &Path, ask: impl Fn() -> Result<(), Errno>) -> Result<(), Errno> {
+    let file = PathFile::open(path)?;
+    let owner = rustix::fs::fstat(&file.0)?.st_uid;
+    // Only who may give files away may take them.
+    let taken = file.chown(Some(geteuid().as_raw()), None);
+    taken.map_err(|_| Errno::ACCESS)?;
+    let answer = ask();
+    if answer != Err(Errno::CONNREFUSED) {
+        file.chown(Some(owner), None)?;
+    }
+    answer
 }

@@ -71,6 +71,11 @@ enum Command {
         mpsc::Sender<Result<(), ServerError>>,
     ),
     Change(PortKey, NicOptions, mpsc::Sender<bool>),
+    Give(
+        PortKey,
+        SocketFile,
+        mpsc::Sender<Option<Result<(), ServerError>>>,
+    ),
     Retry(PortKey, mpsc::Sender<Option<PortState>>),
     Close(PortKey, mpsc::Sender<bool>),
     Nics(mpsc::Sender<Vec<NicInfo>>),
@@ -299,6 +304,14 @@ impl Server {
             .unwrap_or(false)
     }
 
+    /// Gives the file of a NIC's socket to others, while VMMs that are connected stay so; where
+    /// nothing is said it is this process's, as one that it makes. A VMM's own socket stays as it
+    /// is. `None`: there is none of that key.
+    pub fn give(&self, key: PortKey, file: SocketFile) -> Option<Result<(), ServerError>> {
+        self.ask(|answer| Command::Give(key, file, answer))
+            .flatten()
+    }
+
     /// Ends what [`listen`](Server::listen) or [`connect`](Server::connect) has begun, the socket
     /// and the session; the port has been taken back when this returns. False when there is none of
     /// that key.
@@ -483,6 +496,13 @@ impl Thread {
             }
             Command::Change(key, options, answer) => {
                 let _ = answer.send(self.change(key, options));
+            }
+            Command::Give(key, file, answer) => {
+                let given = self.nics.get(&key).map(|nic| match &nic.end {
+                    End::Listener(listener) => listener.give(file),
+                    End::Client(_) => Ok(()),
+                });
+                let _ = answer.send(given);
             }
             Command::Close(key, answer) => drop(answer.send(self.close(key))),
             Command::Retry(key, answer) => drop(answer.send(self.retry(key))),
