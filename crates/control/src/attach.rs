@@ -206,6 +206,13 @@ pub trait Attachments: Send {
     /// is.
     fn open(&mut self, request: &OpenRequest<'_>) -> Result<(), AttachError>;
 
+    /// The NIC's socket is from now on whom the NIC says ([`Nic::socket`]); who is connected stays.
+    /// Called before the change is in force, and to undo that. Does nothing by default.
+    fn give_socket(&mut self, request: &OpenRequest<'_>) -> Result<(), AttachError> {
+        let _ = request;
+        Ok(())
+    }
+
     /// Ends what `open` made for these NICs: workers give the ports back, sockets go, and the slots
     /// may be others' when this returns. What takes the kernel long, the removal of an interface,
     /// may go on: [`Attachments::ending`]. Called when no snapshot in force knows the slots any

@@ -102,6 +102,8 @@ impl Changed {
 #[derive(Default)]
 struct Made {
     opened: Vec<NicEntry>,
+    /// NICs whose sockets were given to others, as they were.
+    given: Vec<NicEntry>,
     /// Services that will be open; `None`: the data plane was not told of services.
     services: Option<BTreeSet<ServiceKey>>,
     /// The router was told of another access list.
@@ -294,7 +296,7 @@ impl Controller {
     /// Makes what can be refused and can be undone: attachments, services, the access list,
     /// interfaces.
     fn make(&mut self, next: &mut State, staged: &Staged, made: &mut Made) -> Result<(), Error> {
-        self.open(next, staged, &mut made.opened)?;
+        self.open(next, staged, made)?;
         if !staged.diff.services.is_empty() {
             let (services, open) = self.checks.after(&self.state.services, &next.services);
             self.features
@@ -365,6 +367,10 @@ impl Controller {
             let services = self.checks.now(&self.state.services);
             left.extend(self.features.balance(&services).err());
         }
+        for old in made.given.iter().rev() {
+            let given = self.attachments.give_socket(&request(&self.settings, old));
+            left.extend(given.err().map(|AttachError(why)| why));
+        }
         let opened = made.opened.into_iter().rev();
         let opened: Vec<_> = opened.map(|entry| (entry.nic, entry.slot)).collect();
         self.attachments.close(&opened);
@@ -429,25 +435,27 @@ impl Controller {
         Ok(())
     }
 
-    /// Opens what new and changed NICs need and have not; `opened` gets what to close should a
-    /// later step fail.
-    fn open(
-        &mut self,
-        next: &mut State,
-        staged: &Staged,
-        opened: &mut Vec<NicEntry>,
-    ) -> Result<(), Error> {
+    /// Opens what new and changed NICs need and have not; `made` gets what to undo should a later
+    /// step fail.
+    fn open(&mut self, next: &mut State, staged: &Staged, made: &mut Made) -> Result<(), Error> {
         for (id, (old, new)) in &staged.nics {
             let Some(new) = new else { continue };
             let refuse = |AttachError(why)| Error::Attach {
                 nic: id.clone(),
                 why,
             };
-            if !old.as_ref().is_some_and(|old| old.same_port(new)) {
-                self.attachments
-                    .open(&request(&self.settings, new))
-                    .map_err(refuse)?;
-                opened.push(new.clone());
+            let request = request(&self.settings, new);
+            match old.as_ref().filter(|old| old.same_port(new)) {
+                None => {
+                    self.attachments.open(&request).map_err(refuse)?;
+                    made.opened.push(new.clone());
+                }
+                Some(old) if old.nic.socket != new.nic.socket => {
+                    // It may have been given in part when it is refused.
+                    made.given.push(old.clone());
+                    self.attachments.give_socket(&request).map_err(refuse)?;
+                }
+                Some(_) => {}
             }
             if let Some(mirror) = &new.nic.mirror {
                 // A mirror that does not change goes on, with what it has counted.

@@ -14,6 +14,7 @@ mod overlay;
 mod parse;
 mod rule;
 mod service;
+mod socket_access;
 mod veth;
 
 pub use ::model::acl::List as AccessList;
@@ -35,4 +36,5 @@ pub use parse::{
 pub use rule::{Direction, Icmp, Peer, Ports, Rule, RuleMatch};
 pub(crate) use service::validate;
 pub use service::{Server, Service, Services, service_key};
+pub use socket_access::{SocketAccess, parse_mode};
 pub use veth::{IFNAME, Veth, VethRoute};

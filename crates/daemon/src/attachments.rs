@@ -321,7 +321,8 @@ impl Attachments for HostAttachments {
                         vhost.listen_by(key, path, socket, options)
                     }
                     (VhostMode::Server, None) => {
-                        vhost.listen_again(key, path, self.sockets.0, options, left)
+                        let file = self.sockets.of(nic).map_err(AttachError)?;
+                        vhost.listen_again(key, path, file, options, left)
                     }
                     (VhostMode::Client, _) => vhost.connect_again(key, path, options, left),
                 };
@@ -361,6 +362,14 @@ impl Attachments for HostAttachments {
                 Ok(())
             }
             NicKind::Bench(kind) => self.attach(request.slot, bench_port(nic, kind)?),
+        }
+    }
+
+    fn give_socket(&mut self, request: &OpenRequest<'_>) -> Result<(), AttachError> {
+        let file = self.sockets.of(request.nic).map_err(AttachError)?;
+        match self.vhost.give(PortKey(request.slot.0), file) {
+            None | Some(Ok(())) => Ok(()),
+            Some(Err(e)) => Err(AttachError(e.to_string())),
         }
     }
 

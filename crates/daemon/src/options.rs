@@ -942,12 +942,8 @@ fn man() -> String {
 
 /// Permissions of a file, octal.
 pub fn mode(text: &str) -> Result<u32, String> {
-    match u32::from_str_radix(text, 8) {
-        Ok(mode) if mode <= 0o777 => Ok(mode),
-        _ => Err(format!(
-            "'{text}' are no permissions: three octal digits, as 660"
-        )),
-    }
+    control::model::parse_mode(text)
+        .ok_or_else(|| format!("'{text}' are no permissions: three octal digits, as 660"))
 }
 
 /// Of so many frames sFlow takes one if nothing is said.

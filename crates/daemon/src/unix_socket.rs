@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use control::model::Nic;
 use io::vhost::SocketFile;
 use nix::unistd::{Gid, Group, Uid, User as Account, getgroups};
 use rustix::io::Errno;
@@ -33,53 +34,108 @@ const BACKLOG: i32 = 1024;
 /// Between a socket's bind and its listen; it refuses connections meanwhile.
 const NOT_YET: Duration = Duration::from_millis(50);
 
-/// Whose the sockets of NICs are.
+/// Whose the sockets are of NICs that do not say it themselves.
 #[derive(Debug, Clone, Copy)]
-pub struct NicSockets(pub SocketFile);
+pub struct NicSockets(SocketFile);
 
 impl NicSockets {
-    /// Looks the names of `--vhost-owner` and `--vhost-group` up, and whether we may give files to
-    /// them: the owner of a file may give it to groups that it is in, and CAP_CHOWN to anybody
-    /// (chown(2)).
+    /// Of the daemon's options: [`owner_of`] and [`group_of`] say what is refused.
     pub fn new(
         owner: Option<&str>,
         group: Option<&str>,
         mode: Option<u32>,
     ) -> Result<NicSockets, String> {
-        let owner = owner.map(|name| match Account::from_name(name) {
-            Ok(Some(user)) => Ok(user.uid),
-            Ok(None) => Err(format!("--vhost-owner {name}: there is no such user")),
-            Err(e) => Err(format!("--vhost-owner {name}: {e}")),
-        });
-        let gid = group.map(|name| match Group::from_name(name) {
-            Ok(Some(group)) => Ok(group.gid),
-            Ok(None) => Err(format!("--vhost-group {name}: there is no such group")),
-            Err(e) => Err(format!("--vhost-group {name}: {e}")),
-        });
-        let (owner, gid) = (owner.transpose()?, gid.transpose()?);
-        let may_give = rustix::thread::capabilities(None)
-            .is_ok_and(|sets| sets.effective.contains(CapabilitySet::CHOWN));
-        if owner.is_some_and(|uid| uid != Uid::effective()) && !may_give {
-            return Err(
-                "--vhost-owner: giving files away needs CAP_CHOWN; --vhost-group does not".into(),
-            );
-        }
-        let ours = |gid| Gid::effective() == gid || getgroups().is_ok_and(|all| all.contains(&gid));
-        if let (Some(gid), Some(name)) = (gid, group)
-            && !may_give
-            && !ours(gid)
-        {
-            return Err(format!(
-                "--vhost-group {name}: the daemon's user is not in this group, which giving it \
-                 sockets needs: SupplementaryGroups={name} in the unit, or usermod -aG {name}"
-            ));
+        let owner = owner.map(|name| owner_of(name, &format!("--vhost-owner {name}")));
+        let group = group.map(|name| group_of(name, &format!("--vhost-group {name}")));
+        if let Some(mode) = mode.filter(|mode| for_all(*mode)) {
+            tracing::warn!("--vhost-mode {mode:03o}: {FOR_ALL}");
         }
         Ok(NicSockets(SocketFile {
-            owner: owner.map(Uid::as_raw),
-            group: gid.map(Gid::as_raw),
-            mode: mode.or(gid.map(|_| 0o660)),
+            owner: owner.transpose()?,
+            group: group.transpose()?,
+            mode,
         }))
     }
+
+    /// Whose that of this NIC is to be: as it says itself, and else as the options say.
+    pub fn of(&self, nic: &Nic) -> Result<SocketFile, String> {
+        let said = &nic.socket;
+        let named = |field: &str, name: &str| format!("{field} '{}'", name.escape_debug());
+        let owner = said.owner.as_deref();
+        let owner = owner.map(|name| owner_of(name, &named("socket owner", name)));
+        let group = said.group.as_deref();
+        let group = group.map(|name| group_of(name, &named("socket group", name)));
+        if let Some(mode) = said.mode.filter(|mode| for_all(*mode)) {
+            tracing::warn!("NIC '{}': socket mode '{mode:03o}': {FOR_ALL}", nic.id);
+        }
+        let group = group.transpose()?.or(self.0.group);
+        Ok(SocketFile {
+            owner: owner.transpose()?.or(self.0.owner),
+            group,
+            // Who names a group means its members to connect.
+            mode: said.mode.or(self.0.mode).or(group.map(|_| 0o660)),
+        })
+    }
+}
+
+const FOR_ALL: &str = "every user of this host may connect to it, as the guest; a group is for \
+                       those who are meant";
+
+/// Users may connect that neither own the socket nor are in its group.
+fn for_all(mode: u32) -> bool {
+    mode & 0o002 != 0
+}
+
+/// Looks a user up by name or number, and whether we may give files to it: that takes CAP_CHOWN
+/// (chown(2)). Errors begin with `what` it is for.
+fn owner_of(name: &str, what: &str) -> Result<u32, String> {
+    let uid = match number(name) {
+        Some(number) => Uid::from_raw(number),
+        None => match Account::from_name(name) {
+            Ok(Some(user)) => user.uid,
+            Ok(None) => return Err(format!("{what}: there is no such user")),
+            Err(e) => return Err(format!("{what}: {e}")),
+        },
+    };
+    if uid != Uid::effective() && !may_give() {
+        return Err(format!(
+            "{what}: giving files away needs CAP_CHOWN, which the daemon's unit can have \
+             (docs/install.md); a group needs none that its user is in"
+        ));
+    }
+    Ok(uid.as_raw())
+}
+
+/// As [`owner_of`]: the owner of a file may give it to groups that it is in.
+fn group_of(name: &str, what: &str) -> Result<u32, String> {
+    let gid = match number(name) {
+        Some(number) => Gid::from_raw(number),
+        None => match Group::from_name(name) {
+            Ok(Some(group)) => group.gid,
+            Ok(None) => return Err(format!("{what}: there is no such group")),
+            Err(e) => return Err(format!("{what}: {e}")),
+        },
+    };
+    let ours = Gid::effective() == gid || getgroups().is_ok_and(|all| all.contains(&gid));
+    if !ours && !may_give() {
+        return Err(format!(
+            "{what}: the daemon's user is not in this group, which giving it sockets needs: \
+             SupplementaryGroups={name} in the unit, or usermod -aG {name}"
+        ));
+    }
+    Ok(gid.as_raw())
+}
+
+/// The number that a name is; the largest is nobody's, and no change to chown(2).
+fn number(name: &str) -> Option<u32> {
+    let digits = name.bytes().all(|b| b.is_ascii_digit());
+    let number = name.parse().ok().filter(|_| digits);
+    number.filter(|number| *number != u32::MAX)
+}
+
+fn may_give() -> bool {
+    rustix::thread::capabilities(None)
+        .is_ok_and(|sets| sets.effective.contains(CapabilitySet::CHOWN))
 }
 
 /// The listening socket. Its file goes when this is dropped.

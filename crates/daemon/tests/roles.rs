@@ -515,6 +515,13 @@ async fn a_tenant_sees_and_changes_its_own_networks_and_groups_alone() {
         ..Default::default()
     };
     denied(within(blue.update_nic(unseen)).await, "sflow_rate");
+    // Nor which user of the host is the guest.
+    let given = v1::UpdateNicRequest {
+        id: "blue2".into(),
+        socket_group: Some("0".into()),
+        ..Default::default()
+    };
+    denied(within(blue.update_nic(given)).await, "socket_group");
     within(admin.update_nic(mirrored(""))).await.unwrap();
     denied(
         within(blue.put_group(group("red-web"))).await,

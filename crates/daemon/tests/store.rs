@@ -85,6 +85,7 @@ fn everything() -> v1::Config {
         link_down: true,
         mtu: 1400,
         sflow_rate: Some(0),
+        socket_mode: "600".into(),
         ..nic("full", 1)
     };
     let bench = v1::Nic {

@@ -73,6 +73,15 @@ fn detail_lines(status: &v1::NicStatus) -> Vec<(&'static str, String)> {
         lines.push(("vhost-mode", "client".into()));
     }
     lines.push(("path", status.path.clone()));
+    for (name, value) in [
+        ("socket-owner", &nic.socket_owner),
+        ("socket-group", &nic.socket_group),
+        ("socket-mode", &nic.socket_mode),
+    ] {
+        if !value.is_empty() {
+            lines.push((name, value.clone()));
+        }
+    }
     lines.push(("anti-spoof", on(nic.anti_spoof.unwrap_or_default())));
     lines.extend(nic.allowed_address_pairs.iter().map(|pair| {
         (

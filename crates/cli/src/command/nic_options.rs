@@ -223,6 +223,18 @@ struct NicArgs {
     /// daemon's --sflow; 0: none is; default: as the daemon's --sflow-rate says
     #[arg(long, value_name = "FRAMES|default", value_parser = sflow_rate)]
     sflow_rate: Option<v1::SflowRate>,
+    /// API v1, type vhost-user-server: the user that owns the socket, by name or number, so that
+    /// the emulator can connect; update: '' leaves it to the daemon's --vhost-owner
+    #[arg(long, value_name = "USER")]
+    socket_owner: Option<String>,
+    /// API v1, type vhost-user-server: the group whose members may connect to the socket; update:
+    /// '' leaves it to the daemon's --vhost-group
+    #[arg(long, value_name = "GROUP")]
+    socket_group: Option<String>,
+    /// API v1, type vhost-user-server: the socket's permissions, octal [default: the daemon's
+    /// --vhost-mode, or 660 with a group]; update: '' leaves it to that
+    #[arg(long, value_name = "MODE")]
+    socket_mode: Option<String>,
 }
 
 /// A rate of samples, or that there is none of its own.
@@ -312,6 +324,9 @@ impl NicAdd {
             // Of a new NIC `none` is the default.
             mirror: settings.mirror.filter(|mirror| !mirror.address.is_empty()),
             sflow_rate: settings.sflow_rate.and_then(|rate| rate.frames),
+            socket_owner: settings.socket_owner.unwrap_or_default(),
+            socket_group: settings.socket_group.unwrap_or_default(),
+            socket_mode: settings.socket_mode.unwrap_or_default(),
         })
     }
 
@@ -387,6 +402,9 @@ impl NicUpdate {
             limit_in: settings.limit_in,
             mirror: settings.mirror,
             sflow_rate: settings.sflow_rate,
+            socket_owner: settings.socket_owner,
+            socket_group: settings.socket_group,
+            socket_mode: settings.socket_mode,
             leave_groups: Vec::new(),
             join_groups: Vec::new(),
         })

@@ -45,6 +45,9 @@ pub fn to_v0(nic: &v1::Nic) -> (v0::Nic, Vec<&'static str>) {
         ("limit_in", nic.limit_in.is_some()),
         ("mirror", nic.mirror.is_some()),
         ("sflow_rate", nic.sflow_rate.is_some()),
+        ("socket_owner", !nic.socket_owner.is_empty()),
+        ("socket_group", !nic.socket_group.is_empty()),
+        ("socket_mode", !nic.socket_mode.is_empty()),
     ];
     let nic = v0::Nic {
         id: nic.id.clone(),
@@ -183,6 +186,9 @@ pub fn update_to_v0(update: v1::UpdateNicRequest) -> Result<v0::NicUpdateReq, Un
         ("limit_in", update.limit_in.is_some()),
         ("mirror", update.mirror.is_some()),
         ("sflow_rate", update.sflow_rate.is_some()),
+        ("socket_owner", update.socket_owner.is_some()),
+        ("socket_group", update.socket_group.is_some()),
+        ("socket_mode", update.socket_mode.is_some()),
     ] {
         if is {
             return Err(Untranslatable(format!(

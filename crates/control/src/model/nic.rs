@@ -1,7 +1,7 @@
 //! A NIC: one attachment of one guest to one virtual network.
 
 use super::parse::unmapped;
-use super::{GroupId, Limits, MacCase, Mirror, NicId, Veth};
+use super::{GroupId, Limits, MacCase, Mirror, NicId, SocketAccess, Veth};
 use crate::error::{Error, quota};
 use crate::limits;
 use ipnet::IpNet;
@@ -93,6 +93,8 @@ pub struct Nic {
     /// Kind vhost-user only: who listens. Default we. Another mode of the same NIC is another
     /// attachment, for which the path must be free.
     pub vhost_mode: VhostMode,
+    /// Kind vhost-user where we listen: whose the socket is. Default: as the daemon's options say.
+    pub socket: SocketAccess,
     /// vhost-user: the socket's absolute path, default `<socket-dir>/qemu-vhost-<id>`. TAP: the
     /// interface's name, default made of the id. A path that says the default is kept as `None`.
     pub path: Option<String>,
@@ -150,6 +152,10 @@ pub struct NicUpdate {
     pub packet_trace_path: Option<String>,
     /// `Some(None)`: no mirror any more.
     pub mirror: Option<Option<Mirror>>,
+    /// `Some(None)`: the daemon's again, as with the group and the mode.
+    pub socket_owner: Option<Option<String>>,
+    pub socket_group: Option<Option<String>>,
+    pub socket_mode: Option<Option<u32>>,
     /// `Some(None)`: the daemon's again.
     pub sflow_rate: Option<Option<u32>>,
     pub timeouts: Option<Timeouts>,
@@ -179,6 +185,7 @@ impl Nic {
             bypass_filtering: false,
             kind: NicKind::VhostUser,
             vhost_mode: VhostMode::Server,
+            socket: SocketAccess::default(),
             path: None,
             packet_trace: false,
             packet_trace_path: None,
@@ -225,6 +232,9 @@ impl Nic {
             update.packet_trace_path.map(Some),
         );
         replace(&mut nic.mirror, update.mirror);
+        replace(&mut nic.socket.owner, update.socket_owner);
+        replace(&mut nic.socket.group, update.socket_group);
+        replace(&mut nic.socket.mode, update.socket_mode);
         replace(&mut nic.sflow_rate, update.sflow_rate);
         replace(&mut nic.timeouts, update.timeouts);
         replace(&mut nic.allow_dhcp_server, update.allow_dhcp_server);
@@ -330,6 +340,7 @@ impl Nic {
         if self.vhost_mode != VhostMode::Server && self.kind != NicKind::VhostUser {
             return refuse("vhost mode", &"client", "goes with a vhost-user NIC alone");
         }
+        self.socket.in_bounds(&self)?;
         if let Some(mtu) = self.mtu.filter(|mtu| *mtu < limits::MTU_MIN) {
             return refuse("MTU", &mtu, "is below the smallest, 68");
         }

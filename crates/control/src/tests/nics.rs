@@ -2,7 +2,7 @@
 
 use super::world::*;
 use crate::NicState;
-use crate::model::{Nic, NicKind, NicUpdate, VhostMode};
+use crate::model::{Nic, NicKind, NicUpdate, SocketAccess, VhostMode};
 use dataplane::counters::PortCounters;
 use dataplane::drop_reason::DropReason;
 
@@ -46,6 +46,41 @@ fn another_vhost_mode_is_another_attachment() {
     let path = Some("/run/vm/a".to_owned());
     controller.put_nic(Nic { path, ..client }).unwrap();
     assert_eq!(shared.log(), ["open a /run/vm/a", "close a"]);
+}
+
+#[test]
+fn a_socket_is_given_to_others_and_back_when_a_later_step_fails() {
+    let (mut controller, shared) = controller();
+    let first = controller.put_nic(nic("a", 1, &[])).unwrap();
+    shared.log();
+    let group = |name: &str| NicUpdate {
+        socket_group: Some(Some(name.to_owned())),
+        ..NicUpdate::default()
+    };
+    let given = controller.update_nic(&nic_id("a"), group("kvm")).unwrap();
+    assert_eq!(given.slot, first.slot);
+    assert_eq!(shared.log(), [r#"give a ["kvm"]"#]);
+    // The same again gives it to nobody.
+    controller.update_nic(&nic_id("a"), group("kvm")).unwrap();
+    assert!(shared.log().is_empty());
+
+    shared.world().refused.insert("nobody".to_owned());
+    let refused = controller.update_nic(&nic_id("a"), group("nobody"));
+    assert_eq!(
+        refused.unwrap_err().to_string(),
+        "NIC 'a': nobody: not permitted"
+    );
+    assert_eq!(shared.log(), [r#"give a ["nobody"]"#, r#"give a ["kvm"]"#]);
+    shared.world().refuse_publish = true;
+    controller
+        .update_nic(&nic_id("a"), group("other"))
+        .unwrap_err();
+    assert_eq!(shared.log(), [r#"give a ["other"]"#, r#"give a ["kvm"]"#]);
+    let kvm = SocketAccess {
+        group: Some("kvm".to_owned()),
+        ..SocketAccess::default()
+    };
+    assert_eq!(controller.nic(&nic_id("a")).unwrap().nic.socket, kvm);
 }
 
 #[test]

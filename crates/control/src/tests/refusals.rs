@@ -78,6 +78,27 @@ fn a_refusal_names_the_thing_and_the_value_and_changes_nothing() {
         (
             |c| {
                 put(c, |nic| {
+                    (nic.kind, nic.socket.group) = (NicKind::Tap, Some("kvm".to_owned()))
+                })
+            },
+            "NIC 'a': socket group 'kvm' goes with a vhost-user NIC alone",
+        ),
+        (
+            |c| {
+                put(c, |nic| {
+                    (nic.vhost_mode, nic.socket.mode) = (VhostMode::Client, Some(0o60))
+                })
+            },
+            "NIC 'a': socket mode '060' is for a socket that the daemon makes: this one is its \
+             VMM's (vhost mode client), which says itself whose it is",
+        ),
+        (
+            |c| put(c, |nic| nic.socket.owner = Some("a b".to_owned())),
+            "NIC 'a': socket owner 'a b' cannot be a name or a number",
+        ),
+        (
+            |c| {
+                put(c, |nic| {
                     (nic.packet_trace, nic.packet_trace_path) =
                         (true, Some("/root/a.pcap".to_owned()))
                 })

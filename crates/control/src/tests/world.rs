@@ -81,6 +81,16 @@ impl Attachments for Shared {
         Ok(())
     }
 
+    fn give_socket(&mut self, request: &OpenRequest<'_>) -> Result<(), AttachError> {
+        let mut world = self.world();
+        let said: Vec<String> = request.nic.socket.said().map(|(_, value)| value).collect();
+        world.log.push(format!("give {} {said:?}", request.nic.id));
+        match said.iter().any(|value| world.refused.contains(value)) {
+            true => Err(AttachError(format!("{}: not permitted", said.join(" ")))),
+            false => Ok(()),
+        }
+    }
+
     fn close(&mut self, gone: &[(Arc<Nic>, PortSlot)]) {
         gone.iter()
             .for_each(|(nic, slot)| self.close_one(nic, *slot));

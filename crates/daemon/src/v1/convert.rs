@@ -10,8 +10,9 @@ use api::v1;
 use control::model::{
     AccessList, AddressPair, BenchKind, Config, Direction, Feature, Group, GroupId, Icmp,
     Interface, Limit, Limits, MacCase, Mirror, MirrorKind, Nic, NicId, NicKind, NicUpdate, Peer,
-    Ports, Removal, Rule, RuleMatch, Timeouts, Veth, VethRoute, VhostMode, parse_address,
-    parse_addresses, parse_cidr, parse_groups, parse_mac, parse_vni, with_bursts,
+    Ports, Removal, Rule, RuleMatch, SocketAccess, Timeouts, Veth, VethRoute, VhostMode,
+    parse_address, parse_addresses, parse_cidr, parse_groups, parse_mac, parse_mode, parse_vni,
+    with_bursts,
 };
 use control::{Error, HostSettings};
 
@@ -60,6 +61,11 @@ pub fn nic(nic: v1::Nic, settings: &HostSettings) -> Result<Nic, Error> {
         .transpose()?
         .flatten();
     new.sflow_rate = nic.sflow_rate;
+    new.socket = SocketAccess {
+        owner: given(nic.socket_owner),
+        group: given(nic.socket_group),
+        mode: socket_mode(&owner, nic.socket_mode)?,
+    };
     Ok(new)
 }
 
@@ -114,6 +120,12 @@ pub fn nic_update(update: v1::UpdateNicRequest) -> Result<(NicId, NicUpdate), Er
         limit_in: update.limit_in.map(limits),
         mirror: update.mirror.map(|one| mirror(&owner, one)).transpose()?,
         sflow_rate: update.sflow_rate.map(|rate| rate.frames),
+        socket_owner: update.socket_owner.map(given),
+        socket_group: update.socket_group.map(given),
+        socket_mode: update
+            .socket_mode
+            .map(|mode| socket_mode(&owner, mode))
+            .transpose()?,
     };
     Ok((NicId::new(&update.id)?, change))
 }
@@ -162,6 +174,17 @@ fn vhost_mode(owner: &str, mode: i32) -> Result<VhostMode, Error> {
             "is neither server nor client",
         )),
     }
+}
+
+/// Empty is the daemon's own.
+fn socket_mode(owner: &str, text: String) -> Result<Option<u32>, Error> {
+    let Some(text) = given(text) else {
+        return Ok(None);
+    };
+    let why = "are no permissions: three octal digits, as 660";
+    let mode = parse_mode(&text);
+    let mode = mode.ok_or_else(|| Error::value(owner, "socket mode", &text, why))?;
+    Ok(Some(mode))
 }
 
 /// `None`: it says that there is none.

@@ -72,6 +72,9 @@ pub fn nic(nic: &Nic) -> v1::Nic {
         limit_in: limits(&nic.limit_in),
         mirror: nic.mirror.as_ref().map(mirror),
         sflow_rate: nic.sflow_rate,
+        socket_owner: nic.socket.owner.clone().unwrap_or_default(),
+        socket_group: nic.socket.group.clone().unwrap_or_default(),
+        socket_mode: nic.socket.mode_text().unwrap_or_default(),
         mtu: nic.mtu.unwrap_or_default().into(),
         vhost_mode: match nic.vhost_mode {
             VhostMode::Server => v1::VhostMode::Unspecified,

@@ -133,12 +133,19 @@ impl Daemon {
         let (dir, v0) = folder();
         let nobody = Some(sys::confine::NOBODY);
         std::os::unix::fs::chown(dir.path(), nobody, nobody).unwrap();
+        Daemon::start_as(Daemon::of_nobody(""), dir, v0, args)
+    }
+
+    /// The daemon of a user who has no rights but those that more options of setpriv(1) give.
+    pub fn of_nobody(options: &str) -> Command {
         let mut command = Command::new("sh");
         // The program may be where that user finds none.
-        let script = "as_nobody='setpriv --reuid 65534 --regid 65534 --clear-groups'; \
-                      exec 9<\"$0\"; exec $as_nobody /proc/self/fd/9 \"$@\"";
-        command.args(["-c", script, env!("CARGO_BIN_EXE_butterflyd")]);
-        Daemon::start_as(clean(command), dir, v0, args)
+        let script = format!(
+            "as_nobody='setpriv --reuid 65534 --regid 65534 --clear-groups {options}'; \
+             exec 9<\"$0\"; exec $as_nobody /proc/self/fd/9 \"$@\""
+        );
+        command.args(["-c", &script, env!("CARGO_BIN_EXE_butterflyd")]);
+        clean(command)
     }
 
     /// A daemon that finds a file system of this size at a folder, in a mount namespace of its own.
@@ -182,7 +189,7 @@ impl Daemon {
             .args(args);
     }
 
-    fn start_as(mut command: Command, dir: TempDir, v0: String, args: &[&str]) -> Daemon {
+    pub fn start_as(mut command: Command, dir: TempDir, v0: String, args: &[&str]) -> Daemon {
         let notify_path = dir.path().join("notify");
         let notify = UnixDatagram::bind(&notify_path).unwrap();
         // Whoever the daemon runs as.

@@ -1,0 +1,321 @@
+//! Whose the vhost-user sockets of NICs are: their owner, group and mode, and who may connect.
+
+mod common;
+
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+use api::v1;
+use api::v1::butterfly_client::ButterflyClient;
+use common::{Daemon, within};
+use tonic::Code;
+use tonic::transport::Channel;
+
+const NOBODY: u32 = sys::confine::NOBODY;
+/// Of users and groups that nobody has.
+const OTHER: u32 = 4711;
+
+fn is_root() -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        eprintln!("skipped: giving files to others takes root");
+    }
+    root
+}
+
+fn nic(id: &str, last: u32) -> v1::Nic {
+    v1::Nic {
+        id: id.into(),
+        mac: format!("52:54:00:00:00:{last:02x}"),
+        vni: 7,
+        ..Default::default()
+    }
+}
+
+/// A NIC whose socket is to be theirs.
+fn of(id: &str, [owner, group, mode]: [&str; 3]) -> v1::Nic {
+    v1::Nic {
+        socket_owner: owner.into(),
+        socket_group: group.into(),
+        socket_mode: mode.into(),
+        ..nic(id, id.len() as u32)
+    }
+}
+
+async fn put(client: &mut ButterflyClient<Channel>, nic: v1::Nic) -> Result<(), tonic::Status> {
+    let request = v1::PutNicRequest {
+        nic: Some(nic),
+        ..Default::default()
+    };
+    within(client.put_nic(request)).await.map(drop)
+}
+
+async fn update(
+    client: &mut ButterflyClient<Channel>,
+    id: &str,
+    [owner, group, mode]: [Option<&str>; 3],
+) -> Result<(), tonic::Status> {
+    let request = v1::UpdateNicRequest {
+        id: id.into(),
+        socket_owner: owner.map(Into::into),
+        socket_group: group.map(Into::into),
+        socket_mode: mode.map(Into::into),
+        ..Default::default()
+    };
+    within(client.update_nic(request)).await.map(drop)
+}
+
+async fn shown(client: &mut ButterflyClient<Channel>, id: &str) -> [String; 3] {
+    let request = v1::GetNicRequest { id: id.into() };
+    let nic = within(client.get_nic(request)).await.unwrap();
+    let nic = nic.into_inner().nic.unwrap();
+    [nic.socket_owner, nic.socket_group, nic.socket_mode]
+}
+
+/// Owner, group and mode of a NIC's socket.
+fn file(daemon: &Daemon, id: &str) -> (u32, u32, u32) {
+    let path = daemon.path(&format!("qemu-vhost-{id}"));
+    let file = std::fs::symlink_metadata(path).unwrap();
+    (file.uid(), file.gid(), file.mode() & 0o7777)
+}
+
+/// What connect(2) says to a process of this user and group.
+fn connects(path: &Path, uid: u32, gid: u32) -> String {
+    let script = "
+import socket, sys
+try:
+    socket.socket(socket.AF_UNIX).connect(sys.argv[1])
+    print('yes')
+except OSError as error:
+    print(error.strerror)
+";
+    let mut python = Command::new("/usr/bin/python3");
+    python.args(["-c", script]).arg(path).current_dir("/");
+    let said = python.uid(uid).gid(gid).output().unwrap();
+    String::from_utf8(said.stdout).unwrap().trim().to_owned()
+}
+
+#[tokio::test]
+async fn a_socket_is_whose_its_nic_says_whenever_it_is_made() {
+    if !is_root() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (store, keeper) = (at("state"), at("keeper"));
+    let options = [
+        "--store",
+        &store,
+        "--keeper",
+        &keeper,
+        "--vhost-group",
+        "4712",
+    ];
+    let daemon = Daemon::start(&options);
+    // Who comes to the folder is not the question here.
+    std::fs::set_permissions(daemon.dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let mut client = daemon.v1().await;
+    put(&mut client, nic("plain", 0x11)).await.unwrap();
+    put(&mut client, of("vm", ["nobody", "4711", ""]))
+        .await
+        .unwrap();
+    put(&mut client, of("mode", ["", "", "0600"]))
+        .await
+        .unwrap();
+    let expected = |daemon: &Daemon| {
+        assert_eq!(file(daemon, "plain"), (0, 4712, 0o660));
+        assert_eq!(file(daemon, "vm"), (NOBODY, OTHER, 0o660));
+        assert_eq!(file(daemon, "mode"), (0, 4712, 0o600));
+        let vm = daemon.path("qemu-vhost-vm");
+        assert_eq!(connects(&vm, NOBODY, NOBODY), "yes");
+        assert_eq!(connects(&vm, OTHER, OTHER), "yes");
+        assert_eq!(connects(&vm, 4712, 4712), "Permission denied");
+        let mode = daemon.path("qemu-vhost-mode");
+        assert_eq!(connects(&mode, 4712, 4712), "Permission denied");
+    };
+    expected(&daemon);
+    let whose = ["nobody", "4711", ""].map(str::to_owned);
+    assert_eq!(shown(&mut client, "vm").await, whose);
+    assert_eq!(shown(&mut client, "mode").await[2], "600");
+
+    // After a kill, a stop, and in the hands of the next program.
+    let mut daemon = daemon.killed_and_started_again(&options);
+    expected(&daemon);
+    daemon.signal(rustix::process::Signal::TERM);
+    daemon.wait();
+    let (dir, v0) = daemon.ended();
+    let mut daemon = Daemon::start_in(dir, v0, &options);
+    expected(&daemon);
+    let mut client = daemon.v1().await;
+    let next = within(client.upgrade(v1::UpgradeRequest::default())).await;
+    daemon.upgraded(next.unwrap().into_inner().pid);
+    expected(&daemon);
+
+    // Of a NIC that is there it changes in place, also there.
+    let mut client = daemon.v1().await;
+    let _vmm = std::os::unix::net::UnixStream::connect(daemon.path("qemu-vhost-vm")).unwrap();
+    let group = [Some(""), Some("4713"), Some("620")];
+    update(&mut client, "vm", group).await.unwrap();
+    assert_eq!(file(&daemon, "vm"), (0, 4713, 0o620));
+    update(&mut client, "vm", [None, Some(""), Some("")])
+        .await
+        .unwrap();
+    assert_eq!(file(&daemon, "vm"), (0, 4712, 0o660));
+    update(&mut client, "vm", [None, None, Some("666")])
+        .await
+        .unwrap();
+    assert_eq!(connects(&daemon.path("qemu-vhost-vm"), OTHER, OTHER), "yes");
+    let log = daemon.log();
+    let warned = "NIC 'vm': socket mode '666': every user of this host may connect to it";
+    assert!(log.contains(warned), "{log}");
+    // The keeper ends with the last of what it holds.
+    for id in ["plain", "vm", "mode"] {
+        let request = v1::DeleteNicRequest { id: id.into() };
+        within(client.delete_nic(request)).await.unwrap();
+    }
+    daemon.signal(rustix::process::Signal::TERM);
+    daemon.wait();
+}
+
+#[tokio::test]
+async fn what_cannot_be_given_is_refused_and_nothing_changes() {
+    if !is_root() {
+        return;
+    }
+    let daemon = Daemon::start(&[]);
+    let mut client = daemon.v1().await;
+    put(&mut client, of("vm", ["nobody", "4711", "640"]))
+        .await
+        .unwrap();
+    let client_mode = v1::Nic {
+        vhost_mode: v1::VhostMode::Client.into(),
+        ..of("new", ["nobody", "", ""])
+    };
+    let tap = v1::Nic {
+        kind: v1::NicKind::Tap.into(),
+        ..of("new", ["", "", "660"])
+    };
+    for (nic, code, why) in [
+        (
+            of("new", ["no-such-user", "", ""]),
+            Code::FailedPrecondition,
+            "NIC 'new': socket owner 'no-such-user': there is no such user",
+        ),
+        (
+            of("new", ["", "no-such-group", ""]),
+            Code::FailedPrecondition,
+            "NIC 'new': socket group 'no-such-group': there is no such group",
+        ),
+        (
+            // No change, to chown(2).
+            of("new", ["4294967295", "", ""]),
+            Code::FailedPrecondition,
+            "NIC 'new': socket owner '4294967295': there is no such user",
+        ),
+        (
+            of("vm", ["no-such-user", "", ""]),
+            Code::FailedPrecondition,
+            "NIC 'vm': socket owner 'no-such-user': there is no such user",
+        ),
+        (
+            of("vm", ["", "", "1777"]),
+            Code::InvalidArgument,
+            "NIC 'vm': socket mode '1777' are no permissions: three octal digits, as 660",
+        ),
+        (
+            client_mode,
+            Code::InvalidArgument,
+            "NIC 'new': socket owner 'nobody' is for a socket that the daemon makes: this one is \
+             its VMM's (vhost mode client), which says itself whose it is",
+        ),
+        (
+            tap,
+            Code::InvalidArgument,
+            "NIC 'new': socket mode '660' goes with a vhost-user NIC alone",
+        ),
+    ] {
+        let refused = put(&mut client, nic).await.unwrap_err();
+        assert_eq!((refused.code(), refused.message()), (code, why));
+    }
+    assert_eq!(file(&daemon, "vm"), (NOBODY, OTHER, 0o640));
+    assert_eq!(shown(&mut client, "vm").await, ["nobody", "4711", "640"]);
+    assert!(!daemon.path("qemu-vhost-new").exists());
+}
+
+/// A daemon that is not root.
+fn of_nobody(options: &str) -> Daemon {
+    let dir = tempfile::tempdir().unwrap();
+    std::os::unix::fs::chown(dir.path(), Some(NOBODY), Some(NOBODY)).unwrap();
+    std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let v0 = format!("ipc://{}", dir.path().join("v0.sock").display());
+    Daemon::start_as(Daemon::of_nobody(options), dir, v0, &[])
+}
+
+#[tokio::test]
+async fn a_daemon_gives_no_more_than_its_user_may() {
+    if !is_root() {
+        return;
+    }
+    let mut daemon = of_nobody("");
+    let mut client = daemon.v1().await;
+    let refused = put(&mut client, of("a", ["root", "", ""])).await;
+    assert_eq!(
+        refused.unwrap_err().message(),
+        "NIC 'a': socket owner 'root': giving files away needs CAP_CHOWN, which the daemon's unit \
+         can have (docs/install.md); a group needs none that its user is in"
+    );
+    let refused = put(&mut client, of("a", ["", "daemon", ""])).await;
+    assert_eq!(
+        refused.unwrap_err().message(),
+        "NIC 'a': socket group 'daemon': the daemon's user is not in this group, which giving it \
+         sockets needs: SupplementaryGroups=daemon in the unit, or usermod -aG daemon"
+    );
+    put(&mut client, of("a", ["nobody", "nogroup", "600"]))
+        .await
+        .unwrap();
+    assert_eq!(file(&daemon, "a"), (NOBODY, NOBODY, 0o600));
+    daemon.signal(rustix::process::Signal::TERM);
+    daemon.wait();
+}
+
+#[tokio::test]
+async fn cap_chown_alone_is_enough_also_after_a_kill() {
+    if !is_root() {
+        return;
+    }
+    let options = "--inh-caps +chown --ambient-caps +chown";
+    let daemon = of_nobody(options);
+    for given in [["4711", "4712", "640"], ["4711", "", ""]] {
+        let mut client = daemon.v1().await;
+        put(&mut client, of("a", given)).await.unwrap();
+        put(&mut client, of("bb", ["", "4712", ""])).await.unwrap();
+    }
+    assert_eq!(file(&daemon, "a").0, OTHER);
+    let mut client = daemon.v1().await;
+    put(&mut client, of("a", ["4713", "4712", "604"]))
+        .await
+        .unwrap();
+    assert_eq!(file(&daemon, "a"), (4713, 4712, 0o604));
+    // What it cannot open any more stays no other's when it is killed.
+    let (dir, v0) = daemon.killed();
+    assert!(dir.path().join("qemu-vhost-a").exists());
+    let daemon = Daemon::start_as(Daemon::of_nobody(options), dir, v0, &[]);
+    let mut client = daemon.v1().await;
+    put(&mut client, of("a", ["4713", "4712", "604"]))
+        .await
+        .unwrap();
+    assert_eq!(file(&daemon, "a"), (4713, 4712, 0o604));
+    // One that is listened on stays whose it is.
+    let socket = daemon.path("qemu-vhost-a").to_str().unwrap().to_owned();
+    let taken = v1::Nic {
+        path: socket.clone(),
+        ..of("taken", ["", "", ""])
+    };
+    let other = of_nobody(options);
+    let refused = put(&mut other.v1().await, taken).await.unwrap_err();
+    let why = format!("NIC 'taken': socket '{socket}': another process listens on it");
+    assert_eq!(refused.message(), why);
+    assert_eq!(file(&daemon, "a"), (4713, 4712, 0o604));
+}
