@@ -6,7 +6,7 @@ use butterfly_tests::lab::check;
 use butterfly_tests::web::{Connections, Web};
 use testkit::{PATIENCE, Result, wait_for};
 
-use crate::stage::{SERVICE, Stage};
+use crate::stage::{SERVICE, Stage, VIP};
 
 /// Whether a program runs on the balancer's interface.
 pub fn taken(stage: &Stage) -> Result<bool> {
@@ -92,6 +92,56 @@ pub fn keep_their_mode(stage: &mut Stage) -> Result<()> {
         "and has its program",
     )?;
     stage.daemon.cli("service interface del br0").map(drop)
+}
+
+/// A check that finds a server well says nothing of the way that clients' packets take: what the
+/// driver loses of that is told beside it, when it begins and when it ends.
+pub fn tell_that_they_lose_frames(stage: &mut Stage) -> Result<()> {
+    stage.set_services(&format!(
+        "service add {SERVICE} --server 10.1.2.10 --check tcp --check-interval 500"
+    ))?;
+    stage.healths_become(&["HEALTHY"])?;
+    let connects = |stage: &Stage| {
+        let connect = format!("timeout 2 bash -c '</dev/tcp/{VIP}/80'");
+        stage.client.succeeds(&connect)
+    };
+    let told = |stage: &Stage, is: bool| {
+        wait_for("what is lost to be told", PATIENCE, || {
+            let server = stage
+                .daemon
+                .json(&format!("service server list {SERVICE}"))?;
+            let interface = stage.daemon.json("service interface list")?;
+            let (server, interface) = (&server[0]["unreachable"], &interface[0]["detail"]);
+            let said = |why: &serde_json::Value| {
+                let why = why.as_str().unwrap_or_default();
+                why.contains("what is sent out of eth0 from XDP is lost")
+            };
+            Ok((said(server) == is && said(interface) == is).then_some(()))
+        })
+    };
+    check(connects(stage)?, "clients are served")?;
+    told(stage, false)?;
+    for time in 1..=2 {
+        stage.let_take(false)?;
+        told(stage, true)?;
+        check(!connects(stage)?, "no client is served")?;
+        stage.healths_become(&["HEALTHY"])?;
+        let table = stage.daemon.cli("service interface list")?;
+        check(table.contains("GRO"), &format!("what helps:\n{table}"))?;
+        stage.let_take(true)?;
+        told(stage, false)?;
+        check(connects(stage)?, "clients are served again")?;
+        // Once each, however often it was looked at.
+        let log = stage.daemon.log();
+        let count = |what: &str| log.matches(what).count();
+        let begins = "balancing: what is sent out of eth0 from XDP is lost";
+        let ends = "balancing: nothing that is sent to eth0 is lost any more";
+        check(
+            (count(begins), count(ends)) == (time, time),
+            &format!("the log says so each time:\n{log}"),
+        )?;
+    }
+    Ok(())
 }
 
 /// Removed, and made anew under the same name: it is another one to the kernel.

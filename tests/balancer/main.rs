@@ -95,6 +95,11 @@ const TRIALS: [(&str, &str, Session); 40] = [
         interfaces::stay_the_kernel_s,
     ),
     (
+        "an_interface_that_loses_frames_is_told",
+        "native",
+        interfaces::tell_that_they_lose_frames,
+    ),
+    (
         "a_refused_mode_changes_nothing",
         "generic",
         interfaces::keep_their_mode,

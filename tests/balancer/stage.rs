@@ -26,7 +26,7 @@ pub struct Stage {
     pub lan: Lan,
     /// Of the balancer's interface: `native`, `generic`, or `tc`, which is what it chooses itself.
     pub mode: &'static str,
-    _takes: Option<(xdp::Program, xdp::Attachment)>,
+    takes: Option<(xdp::Program, xdp::Attachment)>,
 }
 
 /// A host that serves.
@@ -71,8 +71,17 @@ impl Stage {
             daemon,
             lan,
             mode,
-            _takes: takes,
+            takes,
         })
+    }
+
+    /// Whether the other end of the balancer's interface takes what a program in the driver sends.
+    pub fn let_take(&mut self, does: bool) -> Result<()> {
+        // First the one goes.
+        self.takes = None;
+        let takes = does.then(|| self.lan.take_from_xdp("balancer"));
+        self.takes = takes.transpose()?;
+        Ok(())
     }
 
     /// The daemon anew, with these options.

@@ -121,23 +121,27 @@ impl Follower {
         snapshot.link_named(name)?.kind.clone()
     }
 
-    /// Those of these interfaces, by name, whose drivers take no frames that are sent from XDP:
-    /// such frames are lost. Kernels before 6.3 do not say.
+    /// Those of these interfaces, with their names, whose drivers take no frames that are sent from
+    /// XDP in the driver: such frames are lost. Kernels before 6.3 do not say.
     ///
     /// # Errors
     /// The kernel refuses a netlink socket.
     pub async fn lose_frames(
         &self,
         interfaces: impl IntoIterator<Item = u32>,
-    ) -> Result<Vec<String>, Error> {
+    ) -> Result<BTreeMap<u32, String>, Error> {
+        let mut lost = BTreeMap::new();
+        let mut interfaces = interfaces.into_iter().peekable();
+        if interfaces.peek().is_none() {
+            return Ok(lost);
+        }
         let mut devices = Devices::new().await?;
         let snapshot = self.mirror.snapshot();
-        let mut lost = Vec::new();
         for ifindex in interfaces {
             if devices.takes_redirects(ifindex).await? == Some(false)
                 && let Some(link) = snapshot.links.get(&ifindex)
             {
-                lost.push(link.name.to_string());
+                lost.insert(ifindex, link.name.to_string());
             }
         }
         Ok(lost)

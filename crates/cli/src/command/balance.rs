@@ -111,9 +111,13 @@ impl BalanceArgs {
         if let Some(stay) = &mut stay {
             take_over(&mut lock(&balancer), left.as_deref(), stay).map_err(failed)?;
         }
+        let native = v1::XdpMode::Native;
+        let native = interfaces.iter().any(|taken| taken.mode() == native);
         let answers = BalancerServer::new(Balance::new(balancer.clone(), interfaces));
         let _socket = self.query.answer(Alone::Balance, Routes::new(answers))?;
-        self.warn(&follower, &balancer).await.map_err(failed)?;
+        self.warn(&follower, &balancer, native)
+            .await
+            .map_err(failed)?;
         let shown = self.show(&balancer, &mut session.out);
         let ended = tokio::select! {
             ended = follower.run(&balancer) => ended.map_err(failed),
@@ -220,6 +224,7 @@ impl BalanceArgs {
             interfaces.push(v1::BalancerInterface {
                 name: name.to_owned(),
                 mode: router::messages::mode(Some(mode)).into(),
+                detail: String::new(),
             });
         }
         let keys: Vec<String> = lock(balancer)
@@ -248,6 +253,7 @@ impl BalanceArgs {
         &self,
         follower: &Follower,
         balancer: &Mutex<Balancer>,
+        native: bool,
     ) -> Result<(), balancer::Error> {
         let outs: BTreeSet<u32> = {
             let balancer = lock(balancer);
@@ -255,11 +261,8 @@ impl BalanceArgs {
             ways.chain(balancer.interfaces().map(|interface| interface.out))
                 .collect()
         };
-        let native = self.mode.map(Mode::xdp) == Some(xdp::Mode::Native);
-        for name in follower
-            .lose_frames(outs.into_iter().filter(|_| native))
-            .await?
-        {
+        let outs = outs.into_iter().filter(|_| native);
+        for name in follower.lose_frames(outs).await?.values() {
             eprintln!(
                 "butterfly: {name} loses what is sent from XDP: its driver takes no redirected \
                  frames (a veth does when its other end has GRO or a program); --mode tc sends \

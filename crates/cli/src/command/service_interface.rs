@@ -97,10 +97,10 @@ impl InterfaceCommand {
                         .map(|one| json::full("BalancerInterface", one));
                     return session.out.value(&values.collect());
                 }
-                let mut table = Table::new(&["INTERFACE", "MODE"]);
+                let mut table = Table::new(&["INTERFACE", "MODE", "WHY"]);
                 for interface in interfaces {
                     let mode = mode_name(interface.mode()).to_owned();
-                    table.row([interface.name, mode]);
+                    table.row([interface.name, mode, interface.detail]);
                 }
                 session.out.table(&table)
             }

@@ -57,6 +57,45 @@ pub struct Running {
     pub balancer: Mutex<Balancer>,
     pub follower: Follower,
     interfaces: Mutex<Attached>,
+    /// Names of interfaces, by their number, that lose what is sent to servers out of them.
+    losing: Mutex<BTreeMap<u32, String>>,
+}
+
+impl Running {
+    /// What is sent out of by programs in the drivers of interfaces: to servers, and back to
+    /// clients.
+    fn native_ways(&self) -> BTreeSet<u32> {
+        let native = lock(&self.interfaces).native();
+        if native.is_empty() {
+            return native;
+        }
+        let balancer = lock(&self.balancer);
+        let ways = balancer.hops().values().map(|hop| hop.ifindex);
+        ways.chain(native).collect()
+    }
+
+    /// Remembers which interfaces lose frames now, and says what is new about that.
+    fn note_losing(&self, now: BTreeMap<u32, String>) {
+        let before = std::mem::replace(&mut *lock(&self.losing), now.clone());
+        for (ifindex, name) in &now {
+            if !before.contains_key(ifindex) {
+                tracing::warn!("balancing: {}, whatever health checks find", loss(name));
+            }
+        }
+        for (ifindex, name) in before {
+            if !now.contains_key(&ifindex) {
+                tracing::info!("balancing: nothing that is sent to {name} is lost any more");
+            }
+        }
+    }
+}
+
+/// What is wrong with an interface that loses what is sent to it, in a sentence.
+pub fn loss(name: &str) -> String {
+    format!(
+        "what is sent out of {name} from XDP is lost, as its driver takes no such frames (a veth \
+         does when its other end has GRO or a program; mode tc sends everywhere)"
+    )
 }
 
 impl Engine {
@@ -125,6 +164,7 @@ impl Engine {
             balancer: Mutex::new(balancer),
             follower: Follower::new(mirror).map_err(failed)?,
             interfaces: Mutex::new(Attached::new(self.programs.clone(), self.states.clone())),
+            losing: Mutex::default(),
         });
         let following = started.clone();
         Handle::current().spawn(async move {
@@ -134,6 +174,7 @@ impl Engine {
             }
         });
         Handle::current().spawn(follow_interfaces(started.clone(), self.door.clone()));
+        Handle::current().spawn(follow_losses(started.clone()));
         tracing::info!(
             "the load balancer's program is loaded, for {} flows",
             self.options.max_flows
@@ -275,6 +316,13 @@ impl Engine {
         interfaces.list()
     }
 
+    /// Names of those that lose what services send out of them, be they balanced on or the way to
+    /// servers alone.
+    pub fn losing(&self) -> BTreeSet<String> {
+        let losing = |running: Arc<Running>| lock(&running.losing).values().cloned().collect();
+        self.running().map(losing).unwrap_or_default()
+    }
+
     /// One of them.
     pub fn interface(&self, name: &str) -> Option<InterfaceStatus> {
         let running = self.running()?;
@@ -351,10 +399,12 @@ impl Engine {
                     .map(|server| (service.key(), server.address())),
             );
         }
+        let losing = lock(&running.losing);
         let way = |address| match hops.get(&address) {
             Some(hop) => ServerHop::Known {
                 interface: interface_name(hop.ifindex),
                 mac: hop.mac.to_string(),
+                loss: losing.get(&hop.ifindex).map(|name| loss(name)),
             },
             None => ServerHop::Unknown("no route to it, or its next hop does not answer".into()),
         };
@@ -396,6 +446,25 @@ async fn follow_interfaces(running: Arc<Running>, door: Arc<Mutex<Option<Arc<Doo
                 // The follower says so.
                 Err(_) => return,
             }
+        }
+    }
+}
+
+/// Asks after each look at the kernel's tables, every two seconds at least, which interfaces lose
+/// frames, for ever: a health check comes from a socket, and may find a server well that no client
+/// reaches.
+async fn follow_losses(running: Arc<Running>) {
+    let mut looked = running.follower.looked();
+    let mut failed = false;
+    while looked.changed().await.is_ok() {
+        let ways = running.native_ways();
+        match running.follower.lose_frames(ways).await {
+            Ok(losing) => running.note_losing(losing),
+            Err(e) if !failed => {
+                failed = true;
+                tracing::warn!("which interfaces lose frames cannot be found out: {e}");
+            }
+            Err(_) => {}
         }
     }
 }

@@ -41,7 +41,12 @@ impl Stats {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ServerHop {
     /// Out of this interface, to this MAC address: the server's or a router's.
-    Known { interface: String, mac: String },
+    Known {
+        interface: String,
+        mac: String,
+        /// Why none of them gets there.
+        loss: Option<String>,
+    },
     /// Why it is not known.
     Unknown(String),
 }

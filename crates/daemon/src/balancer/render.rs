@@ -25,6 +25,7 @@ pub fn config(services: &Services, interfaces: &[Interface]) -> v1::BalancerConf
     let interface = |one: &Interface| v1::BalancerInterface {
         name: one.name.clone(),
         mode: mode_of(one.mode).into(),
+        detail: String::new(),
     };
     v1::BalancerConfig {
         services: services.values().map(|one| service(one)).collect(),

@@ -232,7 +232,10 @@ impl Balancer for Service {
     ) -> Answer<v1::ListBalancerInterfacesResponse> {
         self.operate(|app| {
             let interfaces = app.balancer.interfaces();
-            let interfaces = interfaces.into_iter().map(status::interface).collect();
+            let losing = app.balancer.losing();
+            let interfaces = interfaces.into_iter();
+            let interfaces = interfaces.map(|one| status::interface(one, &losing));
+            let interfaces = interfaces.collect();
             Ok(v1::ListBalancerInterfacesResponse { interfaces })
         })
         .await
@@ -248,7 +251,7 @@ impl Balancer for Service {
             let added = change(app, &caller, |control| {
                 control.add_interface(Feature::Balancer, wanted)
             })?;
-            Ok(status::interface(added))
+            Ok(status::interface(added, &app.balancer.losing()))
         })
         .await
     }

@@ -1,6 +1,6 @@
 //! Services and servers as they stand: what is configured, known and counted, in one message.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use api::v1;
 use control::model::{Feature, Server, Service};
 use control::{Controller, Error, InterfaceStatus, Target};
 
-use super::engine::Engine;
+use super::engine::{Engine, loss};
 use super::plane::{Counters, ServerHop, Stats};
 use super::render;
 use crate::v1::interface::mode_of;
@@ -17,14 +17,26 @@ use crate::v1::interface::mode_of;
 pub struct Facts {
     stats: Stats,
     next_hops: BTreeMap<Target, ServerHop>,
+    /// Whether they lose what is sent out of them, by name.
+    losing: BTreeMap<String, bool>,
 }
 
 impl Facts {
     pub fn of(engine: &Engine) -> Result<Facts, Error> {
+        let balanced = engine.interfaces().into_iter();
+        let mut losing: BTreeMap<String, bool> = balanced.map(|one| (one.name, false)).collect();
+        losing.extend(engine.losing().into_iter().map(|name| (name, true)));
         Ok(Facts {
+            losing,
             stats: engine.stats().map_err(unavailable)?,
             next_hops: engine.next_hops(),
         })
+    }
+
+    /// Interfaces that are balanced on, and whether they, or others on the way to servers, lose
+    /// what is sent out of them.
+    pub fn losing(&self) -> &BTreeMap<String, bool> {
+        &self.losing
     }
 
     /// Packets that were dropped, by reason.
@@ -70,8 +82,13 @@ fn server(
     let target = (service.key, address);
     let state = control.server_state(&service.key, address);
     let (interface, mac, unreachable) = match facts.next_hops.get(&target) {
-        Some(ServerHop::Known { interface, mac }) => {
-            (interface.clone(), mac.clone(), String::new())
+        Some(ServerHop::Known {
+            interface,
+            mac,
+            loss,
+        }) => {
+            let loss = loss.clone().unwrap_or_default();
+            (interface.clone(), mac.clone(), loss)
         }
         Some(ServerHop::Unknown(why)) => (String::new(), String::new(), why.clone()),
         None => Default::default(),
@@ -109,8 +126,14 @@ pub fn drop(
     }
 }
 
-pub fn interface(interface: InterfaceStatus) -> v1::BalancerInterface {
+/// An interface as it is, where these lose frames.
+pub fn interface(interface: InterfaceStatus, losing: &BTreeSet<String>) -> v1::BalancerInterface {
+    let loses = losing.contains(&interface.name);
     v1::BalancerInterface {
+        detail: match interface.why.is_empty() && loses {
+            true => loss(&interface.name),
+            false => interface.why,
+        },
         name: interface.name,
         mode: mode_of(interface.mode).into(),
     }

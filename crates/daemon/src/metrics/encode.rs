@@ -482,6 +482,10 @@ impl Scrape {
             self.balancer_drops
                 .iter()
                 .try_for_each(|(reason, packets)| rows.add(&[reason], *packets))
+        })?;
+        page.family(&of::BALANCER_LOSES, |rows| {
+            let mut all = self.balancer_losing.iter();
+            all.try_for_each(|(name, loses)| rows.add(&[name], u64::from(*loses)))
         })
     }
 

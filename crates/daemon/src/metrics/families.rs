@@ -169,6 +169,8 @@ families! {
         "Flows that began.";
     BALANCER_DROPPED = Counter "butterfly_balancer_dropped_packets" ("reason")
         "Packets to services that were dropped, by reason (docs/balancer.md).";
+    BALANCER_LOSES = Gauge "butterfly_balancer_interface_loses_frames" ("interface")
+        "1 while what is sent to servers out of the interface is lost, else 0 (docs/balancer.md).";
 
     ROUTER_FORWARDED = Counter "butterfly_router_forwarded_packets" ("interface", "family")
         "Transit packets from this interface that were forwarded.";

@@ -1,5 +1,6 @@
 //! Reads, for one scrape, all that is told.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use api::v1;
@@ -36,6 +37,7 @@ pub struct Scrape {
     pub uplinks: Vec<v1::Uplink>,
     pub services: Vec<v1::ServiceStatus>,
     pub balancer_drops: Vec<(&'static str, u64)>,
+    pub balancer_losing: BTreeMap<String, bool>,
     pub router: Option<v1::RouterStatus>,
     pub requests: Requests,
     pub audit_lines_lost: u64,
@@ -114,6 +116,7 @@ fn read(app: &App, requests: Requests, router: Option<v1::RouterStatus>) -> Resu
         uplinks,
         services,
         balancer_drops: facts.drops().collect(),
+        balancer_losing: facts.losing().clone(),
         router,
         requests,
         audit_lines_lost: app.reload.audit().lost(),

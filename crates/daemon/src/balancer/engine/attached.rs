@@ -1,7 +1,7 @@
 //! The interfaces that are balanced on: which are wanted and which are there (`tracked.rs`), and
 //! what is done to one of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use balancer::{AttachedInterface, Balancer};
@@ -43,6 +43,15 @@ impl Attached {
         let mut all: Vec<InterfaceStatus> = members.map(Member::status).collect();
         all.sort_by(|a, b| a.name.cmp(&b.name));
         all
+    }
+
+    /// What packets leave by of those whose program runs in the driver.
+    pub(super) fn native(&self) -> BTreeSet<u32> {
+        let all = self.interfaces.values();
+        let native = all.filter(|attached| attached.mode() == Mode::Native);
+        native
+            .flat_map(|attached| attached.interfaces().iter().map(|one| one.out))
+            .collect()
     }
 
     /// Health checks are made from now on: their program runs wherever the balancer's does.
