@@ -63,7 +63,7 @@ pub struct Options {
     #[arg(short = 't', long)]
     pub(crate) packet_trace: bool,
     /// Beneath which packet traces are written, and nowhere else [default: /tmp, where the original
-    /// wrote them]
+    /// wrote them; of the systemd service /var/lib/butterfly/traces]
     #[arg(long, value_name = "DIR")]
     pub(crate) trace_dir: Option<PathBuf>,
     /// Keep what is declared in this folder, so that it outlives the daemon; none: nothing does
@@ -548,6 +548,7 @@ impl Settings {
                 ini.trace_dir,
                 path,
             )
+            .or_else(|| traces_of(options.state_directory.as_deref()?))
             .unwrap_or_else(|| TRACE_DIR.into());
         let store = said
             .one("--store", "store", options.store, ini.store, path)
@@ -921,10 +922,20 @@ fn wake(wake_us: u32, workers: &[Option<usize>]) -> Result<(u32, Vec<usize>), St
     Ok((wake_us, cores))
 }
 
-/// The first of folders that are separated by colons (systemd.exec(5), STATE_DIRECTORY).
+/// Folders that are separated by colons (systemd.exec(5), STATE_DIRECTORY).
+fn each_of(folders: &OsStr) -> impl Iterator<Item = PathBuf> {
+    let folders = folders.as_bytes().split(|byte| *byte == b':');
+    folders.map(|folder| OsStr::from_bytes(folder).into())
+}
+
+/// The first of them.
 fn first_of(folders: &OsStr) -> Option<PathBuf> {
-    let first = folders.as_bytes().split(|byte| *byte == b':').next()?;
-    Some(OsStr::from_bytes(first).into())
+    each_of(folders).next()
+}
+
+/// The one of them that is for packet traces, which nobody else can write to.
+fn traces_of(folders: &OsStr) -> Option<PathBuf> {
+    each_of(folders).find(|folder| folder.file_name() == Some(OsStr::new("traces")))
 }
 
 fn unless_none(endpoint: String) -> Option<String> {
@@ -1122,7 +1133,10 @@ mod tests {
                 s.store = Some("/s".into());
             }),
             (&["--state-directory /s:/s/traces"], &|s| {
-                s.store = Some("/s".into());
+                (s.store, s.trace_dir) = (Some("/s".into()), "/s/traces".into());
+            }),
+            (&["--state-directory /s:/s/traces --trace-dir /t"], &|s| {
+                (s.store, s.trace_dir) = (Some("/s".into()), "/t".into());
             }),
             (&["--state-directory /s --store none"], &|s| s.store = None),
             (&["--store-revisions 7"], &|s| s.store_revisions = 7),
