@@ -167,7 +167,9 @@ impl Stage {
     fn play(&self, go: &Go, name: &str) -> Result<Process> {
         let program = go.path(name);
         go.run(&["build", "-o", &program, &format!("./cmd/{name}")])?;
-        let words = format!("{program} eth0 {VIP} 10.1.2.10 10.1.2.11");
+        // The one has the words of xvs's sample.
+        let own = if name == "balance" { "10.1.2.3 " } else { "" };
+        let words = format!("{program} eth0 {own}{VIP} 10.1.2.10 10.1.2.11");
         let command = format!("env -i PATH=/nonexistent {words}");
         let sample = self.balancer.start(name, &command)?;
         wait_for("the sample to balance", PATIENCE, || {
