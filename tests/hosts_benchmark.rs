@@ -12,17 +12,36 @@ use testkit::image::repository;
 use testkit::process::{self, Process};
 use testkit::{PATIENCE, Result, wait_for};
 
-/// Everything is there in it once, and as short as can be.
-const SHORT: [&str; 9] = [
-    "--quick",
-    "--pairs",
-    "1",
-    "--sizes",
-    "512",
-    "--firewall",
-    "on",
-    "--tso",
-    "on",
+/// What is measured, besides one round of a second a test.
+struct Cells {
+    firewall: &'static str,
+    tso: &'static str,
+    pairs: &'static [usize],
+    sizes: &'static [usize],
+}
+
+/// Over ssh: everything once.
+const SHORT: Cells = Cells {
+    firewall: "on",
+    tso: "on",
+    pairs: &[1],
+    sizes: &[512],
+};
+/// Over namespaces: with [`SHORT`] each number of pairs and each size of the page's tables, and
+/// groups and segmentation in every combination. All cells would take five minutes.
+const OVER_NAMESPACES: [Cells; 2] = [
+    Cells {
+        firewall: "on",
+        tso: "off",
+        pairs: &[1, 6],
+        sizes: &[128, 1024],
+    },
+    Cells {
+        firewall: "off",
+        tso: "both",
+        pairs: &[4],
+        sizes: &[512, 1518],
+    },
 ];
 const WITHIN: Duration = Duration::from_secs(240);
 
@@ -45,11 +64,28 @@ fn main() {
 
 fn two_namespaces_are_measured() -> Result<()> {
     let folder = said(tempfile::tempdir())?;
-    let measured = benchmark(&["--namespaces"], folder.path())?;
-    for place in ["same", "two"] {
-        every_figure_of(&measured, &format!("{place}_rules_tso"))?;
-        let frames = figure(&measured, &format!("{place}_rules_1x512_pps"))?;
-        check(frames > 100.0, &format!("{frames} frames a second"))?;
+    for cells in &OVER_NAMESPACES {
+        let measured = benchmark(cells, &["--namespaces"], folder.path())?;
+        let rules = ["open", "rules"][usize::from(cells.firewall == "on")];
+        for place in ["same", "two"] {
+            for tso in ["no_tso", "tso"] {
+                let is_asked = cells.tso == "both" || (cells.tso == "on") == (tso == "tso");
+                if is_asked {
+                    every_figure_of(&measured, &format!("{place}_{rules}_{tso}"))?;
+                }
+            }
+            for (pairs, size) in cells.of_the_matrix() {
+                let name = format!("{place}_{rules}_{pairs}x{size}");
+                let frames = figure(&measured, &format!("{name}_pps"))?;
+                check(frames > 100.0, &format!("{name}: {frames} frames a second"))?;
+                let bits = figure(&measured, &format!("{name}_bps"))?;
+                let of_frames = frames * size as f64 * 8.0;
+                check(
+                    (bits / of_frames - 1.0).abs() < 0.01,
+                    &format!("{name}: {bits} bits a second, {of_frames} by frames"),
+                )?;
+            }
+        }
     }
     nothing_is_left()
 }
@@ -60,7 +96,7 @@ fn hosts_and_guests_are_measured_over_ssh() -> Result<()> {
     let config = config.display().to_string();
     let over_ssh = |options: &[&str]| {
         let options = [options, &["--ssh-config", &config]].concat();
-        benchmark(&options, hosts.folder.path())
+        benchmark(&SHORT, &options, hosts.folder.path())
     };
     let measured = over_ssh(&[
         "--ssh",
@@ -228,15 +264,38 @@ impl Drop for Hosts {
     }
 }
 
+impl Cells {
+    /// Pairs at once and bytes of a frame.
+    fn of_the_matrix(&self) -> impl Iterator<Item = (usize, usize)> {
+        let of = |pairs: &'static usize| self.sizes.iter().map(|size| (*pairs, *size));
+        self.pairs.iter().flat_map(of)
+    }
+
+    fn options(&self) -> Vec<String> {
+        let list = |numbers: &[usize]| {
+            let words: Vec<String> = numbers.iter().map(usize::to_string).collect();
+            words.join(",")
+        };
+        let (pairs, sizes) = (list(self.pairs), list(self.sizes));
+        let (firewall, tso) = (self.firewall, self.tso);
+        format!("--quick --firewall {firewall} --tso {tso} --pairs {pairs} --sizes {sizes}")
+            .split(' ')
+            .map(str::to_owned)
+            .collect()
+    }
+}
+
 /// What the benchmark says, whose programs are those that were built.
-fn benchmark(options: &[&str], folder: &Path) -> Result<String> {
+fn benchmark(cells: &Cells, options: &[&str], folder: &Path) -> Result<String> {
     let script = repository()
         .join("bench/hosts/hosts.py")
         .display()
         .to_string();
     let programs = program("butterflyd");
     let programs = programs.trim_end_matches("butterflyd");
-    let words = [&[&*script, "--programs", programs], &SHORT[..], options].concat();
+    let cells = cells.options();
+    let cells: Vec<&str> = cells.iter().map(String::as_str).collect();
+    let words = [&[&*script, "--programs", programs], &cells[..], options].concat();
     process::run_within(&words, WITHIN, &folder.join("hosts.log"))
 }
 
