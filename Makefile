@@ -11,7 +11,7 @@ TMPFILESDIR ?= /usr/lib/tmpfiles.d
 HOLD ?=
 
 .DEFAULT_GOAL := build
-.PHONY: packages test-packages test-upgrade test-arm64 test-libvirt test-page test-dpdk build demo check test lint test-devices docs performance-page setup guest-image bench-switch bench-overlay bench-containers bench-workers bench-control bench-hosts bench-neighbours bench-seeing bench-restart bench-balancer bench-router soak-router soak-balancer soak-cni fuzz miri go-objects install uninstall clean help soak-store
+.PHONY: packages test-packages test-upgrade test-arm64 test-libvirt test-page test-dpdk build demo check test lint test-devices docs performance-page setup guest-image bench-switch bench-overlay bench-containers bench-workers bench-control bench-hosts bench-neighbours bench-seeing bench-restart bench-balancer bench-router soak-router soak-cni fuzz miri go-objects install uninstall clean help soak-store
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | awk -F '|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -165,14 +165,8 @@ bench-router: setup ## the router beside the kernel: ns a packet by routes and d
 	$(REAL_TIME) cargo bench --quiet -p butterfly-router --bench packets -- $(QUICK_FLAG) --out $(abspath $(BENCH_OUT))
 	$(PAGE)
 
-soak-router: ## a million routes by ip -batch, and routes by BGP from FRR, followed by the router; installs frr
-	@tools/setup.sh soak
+soak-router: setup ## a million routes by ip -batch, and routes by BGP from FRR, followed by the router
 	cargo test -p butterfly-router --test router -- --ignored --nocapture --test-threads 1
-
-soak-balancer: guest-image ## addresses of services announced by FRR; installs frr
-	@tools/setup.sh soak
-	cargo build --workspace --bins
-	cargo test --workspace --test balancer announced
 
 soak-cni: ## a thousand containers added and deleted by the CNI plugin, and the time that takes
 	cargo build --workspace --bins

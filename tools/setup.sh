@@ -24,6 +24,7 @@ RUST=1.95.0
 #   golang-go                  the tests of clients/go, and cnitool, where no Go is installed otherwise
 #   systemd                    judges the unit that is shipped (tools/check-unit.sh); its journal, which gets the log in a test
 #   bird2                      a routing daemon, which tells others of the load balancer's addresses
+#   frr                        another one, which is told, and feeds the router
 #   dnsmasq-base               a container that serves DHCP and announces itself as a router
 #   wbritish                   the words of the documentation (tools/check-docs.py)
 #   prometheus                 promtool and a Prometheus, which read the metrics
@@ -37,7 +38,7 @@ PACKAGES="gcc libc6-dev make ca-certificates git qemu-system-x86 busybox-static 
     iproute2 nftables iputils-ping iperf3 tcpdump ethtool procps socat curl util-linux
     python3 python3-zmq python3-cryptography clang libbpf-dev linux-libc-dev libelf-dev zlib1g-dev
     libpcap-dev tshark prometheus nfdump nfdump-sflow tmux qperf openssh-client dropbear-bin
-    pkg-config systemd bird2 dnsmasq-base wbritish dpdk-dev podman crun conmon"
+    pkg-config systemd bird2 frr dnsmasq-base wbritish dpdk-dev podman crun conmon"
 
 if ! command -v go >/dev/null && [ ! -x /usr/local/go/bin/go ]; then PACKAGES+=" golang-go"; fi
 
@@ -55,8 +56,6 @@ if [ "${1:-}" = libvirt ]; then PACKAGES+=" libvirt-daemon libvirt-daemon-driver
 if [ "${1:-}" = page ]; then PACKAGES+=" chromium chromium-driver python3-selenium fonts-dejavu-core"; fi
 # With `dpdk` what a daemon is built with that has DPDK.
 if [ "${1:-}" = dpdk ]; then PACKAGES+=" libdpdk-dev"; fi
-# With `soak` FRR, which feeds the router by BGP.
-if [ "${1:-}" = soak ]; then PACKAGES+=" frr"; fi
 
 as_root() {
     if [ "$(id -u)" != 0 ]; then
@@ -78,15 +77,15 @@ packages() {
     echo "setup: installing ${missing[*]}"
     export DEBIAN_FRONTEND=noninteractive
     apt-get -qq update
-    # A Prometheus or a collector that nobody asked for is not to run on this machine, now or after a boot.
+    # A Prometheus, a collector or a router that nobody asked for is not to run on this machine, now or after a boot.
     local policy=/usr/sbin/policy-rc.d
-    if [[ " ${missing[*]} " == *" "@(prometheus|nfdump)" "* ]] && [ ! -e $policy ]; then
-        printf '#!/bin/sh\ncase $1 in prometheus|nfdump*) exit 101;; esac\n' >$policy
+    if [[ " ${missing[*]} " == *" "@(prometheus|nfdump|frr)" "* ]] && [ ! -e $policy ]; then
+        printf '#!/bin/sh\ncase $1 in prometheus|nfdump*|frr) exit 101;; esac\n' >$policy
         chmod 755 $policy
         trap "rm -f $policy" EXIT
     fi
     apt-get -qq install -y --no-install-recommends "${missing[@]}" </dev/null >/dev/null
-    for package in prometheus nfdump; do
+    for package in prometheus nfdump frr; do
         if [[ " ${missing[*]} " == *" $package "* ]]; then
             systemctl --quiet disable $package.service 2>/dev/null || true
         fi

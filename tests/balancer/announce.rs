@@ -1,7 +1,8 @@
 //! Announcing: packaging/balance-hook puts a service's address into the kernel's routes, from where
 //! a routing daemon, BIRD or FRR, tells a router about it; and takes it out again. Or the daemon
-//! has a BIRD of its own (`--balance-bgp`), and a router that is BIRD or FRR hears it. When another
-//! program takes the daemon's place, nothing is withdrawn, nor announced anew.
+//! has a BIRD of its own (`--balance-bgp`), and a router that is BIRD is told; `frr_router.rs` has
+//! one that is FRR. When another program takes the daemon's place, nothing is withdrawn, nor
+//! announced anew.
 
 use butterfly_tests::bird::{self, Bird};
 use std::os::unix::fs::PermissionsExt;
@@ -48,7 +49,7 @@ pub fn by_bird(stage: &mut Stage) -> Result<()> {
 /// By two FRRs, the balancer's as packaging/balance-hook says it is to be set up.
 pub fn by_frr(stage: &mut Stage) -> Result<()> {
     if !frr::is_here() {
-        eprintln!("skipped: there is no FRR here (tools/setup.sh soak installs Debian's)");
+        eprintln!("skipped: there is no FRR here (tools/setup.sh installs Debian's)");
         return Ok(());
     }
     let (us, them) = ((65001, "10.1.2.3"), (65002, "10.1.2.1"));
@@ -125,7 +126,7 @@ fn announces(stage: &mut Stage) -> Result<()> {
 
 /// What the daemon is told of the client's host, which is a router of another system. Nobody waits
 /// for the hold time: what is withdrawn within [`PATIENCE`] was not withdrawn by that.
-const SETTINGS: &str = "[local]
+pub const SETTINGS: &str = "[local]
 as = 65001
 router-id = 10.1.2.3
 communities = 65001:100, 65001:7:8
@@ -265,34 +266,6 @@ fn over_an_upgrade(stage: &mut Stage, router: &Bird) -> Result<()> {
     check(!log.contains("BGP: "), &format!("nothing failed:\n{log}"))
 }
 
-/// A router that is FRR.
-pub fn of_its_own_to_frr(stage: &mut Stage) -> Result<()> {
-    if !bird::is_here() {
-        return Ok(());
-    }
-    if !frr::is_here() {
-        eprintln!("skipped: there is no FRR here (tools/setup.sh soak installs Debian's)");
-        return Ok(());
-    }
-    let (us, them) = ((65001, "10.1.2.3"), (65002, "10.1.2.1"));
-    let password = " neighbor 10.1.2.3 password secret#1\n";
-    let _router = Speaker::start(&stage.client, them, us, password)?;
-    let _settings = told(stage, SETTINGS)?;
-    serve(stage)?;
-    check(
-        stage.open(20)?.len() == 20,
-        "clients reach the service by the route",
-    )?;
-    stage.daemon.cli(&format!("service del {SERVICE}"))?;
-    wait_for_route(stage, false)?;
-    stage.set_services(&format!(
-        "service add {SERVICE} --server 10.1.2.10 10.1.2.11"
-    ))?;
-    wait_for_route(stage, true)?;
-    testkit::process::run(&["kill", "-KILL", &stage.daemon.pid().to_string()])?;
-    wait_for_route(stage, false)
-}
-
 /// The balancer's host says nothing any more, and closes nothing: BFD tells the router long before
 /// the hold time is over.
 pub fn is_missed_by_bfd(stage: &mut Stage) -> Result<()> {
@@ -325,7 +298,7 @@ pub fn is_refused_with_a_sentence(stage: &mut Stage) -> Result<()> {
 }
 
 /// A file of settings, which is there as long as this is.
-struct Told {
+pub struct Told {
     file: tempfile::NamedTempFile,
 }
 
@@ -337,7 +310,7 @@ impl Told {
 }
 
 /// The daemon anew, with these settings of BGP.
-fn told(stage: &mut Stage, text: &str) -> Result<Told> {
+pub fn told(stage: &mut Stage, text: &str) -> Result<Told> {
     let file = tempfile::NamedTempFile::new().map_err(|e| format!("cannot make a file: {e}"))?;
     std::fs::write(file.path(), text).map_err(|e| format!("{}: {e}", file.path().display()))?;
     let mode = std::fs::Permissions::from_mode(0o600);
@@ -348,7 +321,7 @@ fn told(stage: &mut Stage, text: &str) -> Result<Told> {
 }
 
 /// A service, whose address the client knows of nobody else.
-fn serve(stage: &Stage) -> Result<()> {
+pub fn serve(stage: &Stage) -> Result<()> {
     stage.client.ok(&format!("ip route del {VIP}"))?;
     stage.set_services(&format!(
         "service add {SERVICE} --server 10.1.2.10 10.1.2.11"
@@ -356,7 +329,7 @@ fn serve(stage: &Stage) -> Result<()> {
     wait_for_route(stage, true)
 }
 
-fn wait_for_route(stage: &Stage, expected: bool) -> Result<()> {
+pub fn wait_for_route(stage: &Stage, expected: bool) -> Result<()> {
     let what = format!("the client's route by the balancer to be there: {expected}");
     wait_for(&what, PATIENCE, || {
         let route = stage.client.ok(&format!("ip route show {VIP}"))?;
@@ -369,7 +342,7 @@ fn wait_for_route(stage: &Stage, expected: bool) -> Result<()> {
 }
 
 /// The daemon's BIRD: who listens on its control socket.
-fn bird_of(stage: &Stage) -> Result<u32> {
+pub fn bird_of(stage: &Stage) -> Result<u32> {
     let control = stage.daemon.dir().join("bgp/control");
     let failed = |e: &dyn std::fmt::Display| format!("{}: {e}", control.display());
     let stream = UnixStream::connect(&control).map_err(|e| failed(&e))?;
@@ -377,6 +350,6 @@ fn bird_of(stage: &Stage) -> Result<u32> {
     Ok(peer.pid.as_raw_nonzero().get().unsigned_abs())
 }
 
-fn running(pid: u32) -> bool {
+pub fn running(pid: u32) -> bool {
     std::path::Path::new(&format!("/proc/{pid}")).exists()
 }

@@ -9,6 +9,7 @@ mod cpus;
 mod declared;
 mod flood;
 mod flows;
+mod frr_router;
 mod health;
 mod interfaces;
 mod library;
@@ -164,10 +165,11 @@ const TRIALS: [(&str, &str, Session); 40] = [
         "tc",
         announce::of_its_own_to_bird,
     ),
+    ("the_daemon_s_own_bgp_tells_frr", "tc", frr_router::is_told),
     (
-        "the_daemon_s_own_bgp_tells_frr",
+        "a_silent_host_is_missed_by_frr",
         "tc",
-        announce::of_its_own_to_frr,
+        frr_router::misses_a_silent_host,
     ),
     (
         "bfd_misses_a_host_that_says_nothing",

@@ -1,5 +1,5 @@
-//! FRR, a routing daemon that others' networks run (`tools/setup.sh soak` installs Debian's): a
-//! speaker of BGP in a namespace.
+//! FRR, a routing daemon that others' networks run (`tools/setup.sh` installs Debian's): a speaker
+//! of BGP in a namespace, and of BFD.
 
 use std::path::Path;
 use std::time::Duration;
@@ -23,8 +23,9 @@ pub type Party<'a> = (u32, &'a str);
 #[derive(Debug)]
 pub struct Speaker {
     bgpd: Process,
+    _bfdd: Process,
     _zebra: Process,
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
 }
 
 impl Speaker {
@@ -52,10 +53,17 @@ impl Speaker {
             peer = other.1
         );
         Ok(Self {
+            _bfdd: start(namespace, "bfdd", dir.path(), "")?,
             bgpd: start(namespace, "bgpd", dir.path(), &settings)?,
             _zebra: zebra,
-            _dir: dir,
+            dir,
         })
+    }
+
+    /// What it answers to a command of its shell, by which its operators ask it.
+    pub fn ask(&self, command: &str) -> Result<String> {
+        let dir = self.dir.path().display().to_string();
+        process::run(&["vtysh", "--vty_socket", &dir, "-c", command])
     }
 
     /// Its BGP daemon is gone without a word.
@@ -72,8 +80,13 @@ fn start(namespace: &Namespace, daemon: &str, dir: &Path, settings: &str) -> Res
     );
     std::fs::write(&config, settings).map_err(|e| format!("{}: {e}", config.display()))?;
     process::run(&["chown", "-R", "frr:frr", &dir])?;
+    let control = match daemon {
+        "bfdd" => format!(" --bfdctl {dir}/bfdd.sock"),
+        _ => String::new(),
+    };
     let command = format!(
-        "{DAEMONS}/{daemon} -f {} -i {dir}/{daemon}.pid -z {dir}/zserv.api --vty_socket {dir} -P 0",
+        "{DAEMONS}/{daemon} -f {} -i {dir}/{daemon}.pid -z {dir}/zserv.api --vty_socket {dir} \
+         -P 0{control}",
         config.display()
     );
     namespace.start(daemon, &command)
