@@ -2,8 +2,8 @@
 // Looks once a second whether somebody still fills the router's tables, and has the router leave
 // its packets to the kernel while nobody does (ROUTER_PATIENCE): routes that nobody follows are
 // worse than slow ones. It is a timer of the kernel's and costs no packet anything. Run once, by
-// who has loaded it (crates/router/src/router.rs): the timer lives as long as that process has the
-// map open. config_map is the router's.
+// who has loaded it (crates/router/src/router.rs): the timer lives as long as that process, or
+// who outlives it, has the map open. config_map is the router's.
 #include <linux/bpf.h>
 #include <linux/time.h>
 #include <bpf/bpf_helpers.h>

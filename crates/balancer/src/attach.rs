@@ -24,6 +24,14 @@ impl Balancer {
         self.attached.keep_points(keep);
     }
 
+    /// Whether its programs can go on without this process where it runs now.
+    ///
+    /// # Errors
+    /// It runs by a filter of tc (before Linux 6.6), which is this process's alone.
+    pub fn can_stay(&self) -> Result<(), Error> {
+        Ok(self.attached.hand_over().map(drop)?)
+    }
+
     /// Has its programs in the place of another process's, without a packet in between.
     ///
     /// # Errors

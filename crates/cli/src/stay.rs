@@ -50,19 +50,22 @@ impl Stay {
         self.left.remove(name)
     }
 
-    /// The points where programs run that were left.
+    /// The points where programs run that were left. By what they find each other stays as it is
+    /// until others are in their place.
     pub fn take_points(&mut self) -> Items {
-        let is_one = |name: &str| POINTS.iter().any(|start| name.starts_with(start));
         let (points, others) = std::mem::take(&mut self.left)
             .into_iter()
-            .partition(|(name, _)| is_one(name));
+            .partition(|(name, _)| is_point(name));
         self.left = others;
         points
     }
 
     /// Has something stay.
-    pub fn hold(&self, name: &str, item: &Handed) {
-        self.keeper()(name, Some(item));
+    pub fn hold(&self, name: &str, item: &Handed) -> Result<(), Error> {
+        let held = self.pins.hold(name, item);
+        held.map_err(|e| Error::Refused(format!("{name} cannot stay: {e}")))?;
+        lock(&self.told).insert(name.to_owned());
+        Ok(())
     }
 
     /// Lets something go that was left.
@@ -113,6 +116,10 @@ impl Drop for Stay {
         for name in told.difference(&self.names_left) {
             self.release(name);
         }
+        if self.names_left.is_empty() {
+            // Nothing is left in it.
+            let _ = self.pins.remove();
+        }
     }
 }
 
@@ -131,14 +138,28 @@ fn folder_of(kind: Alone, folder: &Path) -> Result<PathBuf, Error> {
 /// What is to be said of an interface that cannot be had, where a command before has left
 /// something.
 pub fn hint(kind: Alone) -> String {
-    match folder_of(kind, Path::new(FOLDER)) {
-        Ok(folder) if folder.exists() => format!(
+    let folder = match folder_of(kind, Path::new(FOLDER)) {
+        Ok(folder) if folder.exists() => folder,
+        _ => return String::new(),
+    };
+    // One that runs has its folder.
+    let is_left = Pins::open(&folder).is_ok_and(|pins| {
+        let items = pins.items();
+        items.is_ok_and(|items| items.keys().any(|name| is_point(name)))
+    });
+    match is_left {
+        true => format!(
             "; `butterfly {kind} --stay` has left its programs: --stay goes on with them, and \
              rm -r {} ends them",
             folder.display()
         ),
-        _ => String::new(),
+        false => String::new(),
     }
+}
+
+/// A place where a program runs, or by which one finds the next.
+fn is_point(name: &str) -> bool {
+    POINTS.iter().any(|start| name.starts_with(start))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -59,33 +59,6 @@ pub enum ObjectChange {
     RouterAcl(BeforeAfter<Arc<AccessList>>),
 }
 
-impl<T> BeforeAfter<T> {
-    fn reversed(self) -> Self {
-        BeforeAfter {
-            before: self.after,
-            after: self.before,
-        }
-    }
-}
-
-impl ObjectChange {
-    /// What takes it back.
-    pub fn reversed(self) -> Self {
-        match self {
-            ObjectChange::Nic(id, change) => ObjectChange::Nic(id, change.reversed()),
-            ObjectChange::Group(id, change) => ObjectChange::Group(id, change.reversed()),
-            ObjectChange::Host(address, change) => ObjectChange::Host(address, change.reversed()),
-            ObjectChange::Network(vni, change) => ObjectChange::Network(vni, change.reversed()),
-            ObjectChange::Binding(key, change) => ObjectChange::Binding(key, change.reversed()),
-            ObjectChange::Service(key, change) => ObjectChange::Service(key, change.reversed()),
-            ObjectChange::Interface(feature, name, change) => {
-                ObjectChange::Interface(feature, name, change.reversed())
-            }
-            ObjectChange::RouterAcl(change) => ObjectChange::RouterAcl(change.reversed()),
-        }
-    }
-}
-
 /// Records changes.
 pub trait Journal: Send {
     /// Called when the change is checked and all that can be refused has been made ready, and
@@ -100,7 +73,7 @@ pub trait Journal: Send {
 
 impl Change {
     /// The change that undoes this one.
-    pub(crate) fn inverse(mut self) -> Change {
+    pub fn inverse(mut self) -> Change {
         self.objects.iter_mut().for_each(ObjectChange::invert);
         self
     }

@@ -363,7 +363,13 @@ impl Held {
 
     /// Lets all of a kind go.
     pub fn release_items(&self, kind: &str) {
-        for name in self.keeper.names(|name| name_of_kind(kind, name).is_some()) {
+        self.release_items_but(kind, &[]);
+    }
+
+    /// Lets all of a kind go but those of these names.
+    pub fn release_items_but(&self, kind: &str, stay: &[&str]) {
+        let goes = |name: &str| name_of_kind(kind, name).is_some_and(|name| !stay.contains(&name));
+        for name in self.keeper.names(goes) {
             if let Err(e) = self.keeper.release(&name) {
                 tracing::error!("what is held as '{name}' may still be: {e}");
             }

@@ -134,9 +134,7 @@ impl Stored {
     pub fn settle(&self, since: Ticket, operations: &Operations) -> Result<(), Error> {
         let last = self.store.last();
         let synced = self.store.sync_since(since, last);
-        if synced.is_ok() {
-            self.unsynced().retain(|(ticket, _)| *ticket > last);
-        }
+        self.forget_durable();
         synced.map_err(|why| {
             let mut controller = operations.control();
             let refused = Error::Journal(why.to_string());
@@ -180,7 +178,9 @@ impl Stored {
     /// any more, what it was before the changes that are not durable.
     fn reconcile(&self, controller: &mut Controller) -> Result<(), String> {
         let now = objects(&controller.config());
-        let unsynced = std::mem::take(&mut *self.unsynced());
+        // Those that were written since the disk was well again are not lost.
+        let is_lost = |(ticket, _): &mut (Ticket, _)| self.store.is_durable(*ticket) == Some(false);
+        let lost: Vec<_> = self.unsynced().extract_if(.., is_lost).collect();
         let wanted = match self.objects() {
             Ok(mut stored) => {
                 let options = self.of_options();
@@ -190,7 +190,7 @@ impl Stored {
             Err(why) => {
                 tracing::error!("{why}: changes that it has not are taken back");
                 let mut before = now;
-                let reversed = unsynced.iter().rev().flat_map(|(_, changes)| changes);
+                let reversed = lost.iter().rev().flat_map(|(_, changes)| changes);
                 for Put { kind, key, value } in reversed.map(put) {
                     match value {
                         Some(value) => before.insert((kind, key), value),
@@ -255,6 +255,12 @@ impl Stored {
             };
         }
         Ok(objects)
+    }
+
+    /// What is durable is not taken back.
+    fn forget_durable(&self) {
+        let is_durable = |ticket| self.store.is_durable(ticket) == Some(true);
+        self.unsynced().retain(|(ticket, _)| !is_durable(*ticket));
     }
 
     fn unsynced(&self) -> MutexGuard<'_, Vec<(Ticket, Vec<ObjectChange>)>> {
@@ -371,11 +377,12 @@ impl Journal for Writer {
                 || put.value.is_none() && interface(put.kind)
         };
         if puts.iter().any(takes_away) {
-            return self.0.store.sync(ticket).map_err(unreadable);
+            let synced = self.0.store.sync(ticket).map_err(unreadable);
+            self.0.forget_durable();
+            return synced;
         }
-        let reversed = change.objects.iter().cloned();
-        let reversed = reversed.map(ObjectChange::reversed).collect();
-        self.0.unsynced().push((ticket, reversed));
+        let inverse = change.clone().inverse();
+        self.0.unsynced().push((ticket, inverse.objects));
         Ok(())
     }
 }

@@ -27,7 +27,7 @@ pub struct Epochs {
 }
 
 impl Epochs {
-    /// Over the maps `config_map`, and `lanes4` and `lanes6`; none has begun.
+    /// Over the maps `config_map`, and `flow_caches4` and `flow_caches6`; none has begun.
     pub fn new(config: BpfArray, caches: [BpfArray; 2]) -> Epochs {
         Epochs {
             config,
@@ -54,20 +54,19 @@ impl Epochs {
 
     /// What is decided from now on may be remembered, and is forwarded whatever the beat was: the
     /// tables are in step, and there may be packets before the next look at the beat. When the
-    /// numbers are used up all flows are forgotten: one that was not looked up since a number was
-    /// last in use would hold again. True if they are.
-    pub fn begin(&mut self) -> bool {
+    /// numbers are used up all flows are forgotten, and with `forget` those that others remember:
+    /// one that was not looked up since a number was last in use would hold again.
+    pub fn begin(&mut self, forget: impl FnOnce()) {
         self.last += 1;
-        let used_up = self.last == CACHE_EPOCHS;
-        if used_up {
+        if self.last == CACHE_EPOCHS {
             self.last = 1;
             for word in self.caches.iter().flat_map(BpfArray::words) {
                 word.store(0, Ordering::Relaxed);
             }
+            forget();
         }
         self.config.words()[STOPPED].store(0, Ordering::Relaxed);
         self.config.words()[EPOCH].store(self.last, Ordering::Release);
-        used_up
     }
 }
 
@@ -106,7 +105,7 @@ mod tests {
         for caches in &epochs.caches {
             caches.words()[63].store(7, Ordering::Relaxed);
         }
-        assert!(!epochs.begin());
+        epochs.begin(|| panic!("numbers are left"));
         assert_eq!(
             (now(&epochs), remembered(&epochs)),
             (CACHE_EPOCHS - 1, [7; 2])
@@ -114,7 +113,9 @@ mod tests {
         epochs.end();
         assert_eq!(now(&epochs), 0);
         epochs.config.words()[STOPPED].store(1, Ordering::Relaxed);
-        assert!(epochs.begin());
+        let mut forgotten = false;
+        epochs.begin(|| forgotten = true);
+        assert!(forgotten);
         assert_eq!(epochs.config.words()[STOPPED].load(Ordering::Relaxed), 0);
         assert_eq!((now(&epochs), remembered(&epochs)), (1, [0; 2]));
     }

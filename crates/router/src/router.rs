@@ -292,7 +292,12 @@ impl Router {
             1 => Some(true),
             _ => None,
         };
-        self.by_ports = policies.map(by_ports);
+        let by_ports = policies.map(by_ports);
+        if by_ports == self.by_ports {
+            // What is remembered of flows holds on.
+            return Ok(());
+        }
+        self.by_ports = by_ports;
         self.settle()
     }
 
@@ -562,9 +567,8 @@ impl Router {
             entries.extend(keys.map(|key| (key, entry)));
         }
         self.entries.write(entries)?;
-        if self.epochs.begin() {
-            self.acl.forget_flows();
-        }
+        let acl = &self.acl;
+        self.epochs.begin(|| acl.forget_flows());
         Ok(())
     }
 

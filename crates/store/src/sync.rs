@@ -87,6 +87,13 @@ impl Store {
         Announced { state: &self.sync }
     }
 
+    /// Whether it is decided that a change outlives a crash, and that it does; `None`: it is not.
+    pub fn is_durable(&self, ticket: Ticket) -> Option<bool> {
+        let tickets = self.sync.lock();
+        let before = Ticket(ticket.0.saturating_sub(1));
+        (tickets.settled >= ticket.0).then(|| !tickets.is_lost(before, ticket))
+    }
+
     /// The last change that was written.
     pub fn last(&self) -> Ticket {
         Ticket(self.sync.lock().written.0)

@@ -157,6 +157,11 @@ impl Attachment {
         }
     }
 
+    /// Its program is that of the process before.
+    pub(crate) fn waits(&self) -> bool {
+        self.waits
+    }
+
     /// The interface.
     pub fn ifindex(&self) -> u32 {
         self.ifindex

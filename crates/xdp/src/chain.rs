@@ -136,7 +136,9 @@ impl Interfaces {
     /// name and as it is [handed over](Self::hand_over), and with `None` of each that both leave;
     /// and likewise of the maps that the programs there find each other by. Who has all of them
     /// meanwhile has the programs go on when this process is killed. Not of those that are there
-    /// already. A point at tc without a link of its own (a kernel before 6.6) cannot outlive us.
+    /// already; and where another process's programs run on, not before this one
+    /// [takes over](Self::take_over): until then those are to be kept. A point at tc without a link
+    /// of its own (a kernel before 6.6) cannot outlive us.
     pub fn keep_points(&mut self, keep: impl Fn(&str, Option<Handed>) + Send + 'static) {
         self.keep = Some(Keep(Box::new(keep)));
     }
@@ -148,7 +150,7 @@ impl Interfaces {
 
     /// Says that features have come to a point or gone, and who is in the chain.
     fn report_point(&mut self, ifindex: u32, hook: Hook) {
-        if self.keep.is_none() {
+        if self.keep.is_none() || self.waits() {
             return;
         }
         let goes_on = self.attached.get(&(ifindex, hook)).filter(|attached| {
@@ -183,6 +185,12 @@ impl Interfaces {
                 self.report(name, Some(Handed { note, fds }));
             }
         }
+    }
+
+    /// Whether programs of another process are to be [taken over](Self::take_over).
+    fn waits(&self) -> bool {
+        let mut attached = self.attached.values();
+        !self.handed.is_empty() || attached.any(|attached| attached.attachment.waits())
     }
 
     fn report(&mut self, name: String, item: Option<Handed>) {
@@ -227,6 +235,10 @@ impl Interfaces {
         }
         // What nobody has asked for goes with the process that had it.
         self.handed.clear();
+        let points: Vec<(u32, Hook)> = self.attached.keys().copied().collect();
+        for (ifindex, hook) in points {
+            self.report_point(ifindex, hook);
+        }
         Ok(())
     }
 

@@ -10,12 +10,13 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use libbpf_rs::{MapHandle, MapInfo, MapType, libbpf_sys};
-use rustix::fs::{FlockOperation, flock, statfs};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, statfs};
+use rustix::process::geteuid;
 use sys::bpf_array::BpfArray;
 use sys::handed::{Handed, Items};
 
@@ -37,6 +38,9 @@ pub enum PinError {
     /// The folder is of another file system.
     #[error("{0} is in no BPF file system (mount -t bpf bpf /sys/fs/bpf makes one)")]
     NoBpfFs(PathBuf),
+    /// Others may write to the folder, or to the one that it is in.
+    #[error("{0}, or the folder that it is in, is not this user's alone")]
+    Shared(PathBuf),
     /// Another process has the folder.
     #[error("another process has {0}")]
     Taken(PathBuf),
@@ -73,7 +77,7 @@ impl Pins {
             return Err(PinError::NoBpfFs(folder.to_owned()));
         }
         made.map_err(failed(folder))?;
-        let lock = fs::File::open(folder).map_err(failed(folder))?;
+        let lock = own_folder(folder)?;
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => (),
             Err(rustix::io::Errno::WOULDBLOCK) => return Err(PinError::Taken(folder.to_owned())),
@@ -150,7 +154,7 @@ impl Pins {
     ///
     /// # Errors
     /// Something cannot be removed.
-    pub fn remove(self) -> Result<(), PinError> {
+    pub fn remove(&self) -> Result<(), PinError> {
         for (_, path) in entries(&self.folder)? {
             remove(&path)?;
         }
@@ -184,6 +188,25 @@ fn entries(folder: &Path) -> Result<Vec<(String, PathBuf)>, PinError> {
     entries.collect()
 }
 
+/// Opens a folder that is this user's alone: what is in it is trusted.
+fn own_folder(folder: &Path) -> Result<fs::File, PinError> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let opened = rustix::fs::open(folder, flags, Mode::empty());
+    let opened = fs::File::from(opened.map_err(|e| failed(folder)(e.into()))?);
+    let own = opened.metadata().map_err(failed(folder))?;
+    let above = folder.parent().unwrap_or(folder).metadata();
+    let above = above.map_err(failed(folder))?;
+    let is_ours = |uid| uid == geteuid().as_raw();
+    let is_closed = |mode: u32| mode & 0o022 == 0;
+    // In a folder with the sticky bit nobody moves what is another's.
+    let stays = (is_ours(above.uid()) || above.uid() == 0)
+        && (is_closed(above.mode()) || above.mode() & 0o1000 != 0);
+    match is_ours(own.uid()) && is_closed(own.mode()) && stays {
+        true => Ok(opened),
+        false => Err(PinError::Shared(folder.to_owned())),
+    }
+}
+
 /// An item's folder.
 fn remove(item: &Path) -> Result<(), PinError> {
     let note = item.join(NOTE);
@@ -197,6 +220,7 @@ fn remove(item: &Path) -> Result<(), PinError> {
 }
 
 fn write(item: &Path, Handed { note, fds }: &Handed) -> Result<(), PinError> {
+    debug_assert!(fds.len() <= FDS_MAX);
     for (number, fd) in fds.iter().enumerate() {
         let path = item.join(number.to_string());
         sys::bpf::pin(fd.as_fd(), &path).map_err(failed(&path))?;

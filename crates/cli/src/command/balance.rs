@@ -109,26 +109,17 @@ impl BalanceArgs {
         lock(&balancer).apply(services).map_err(failed)?;
         let interfaces = self.begin(&follower, &balancer, &mut session.out)?;
         if let Some(stay) = &mut stay {
-            take_over(&mut lock(&balancer), left.as_deref(), stay).map_err(failed)?;
+            take_over(&mut lock(&balancer), left.as_deref(), stay)?;
         }
-        let native = v1::XdpMode::Native;
-        let native = interfaces.iter().any(|taken| taken.mode() == native);
-        let answers = BalancerServer::new(Balance::new(balancer.clone(), interfaces));
-        let _socket = self.query.answer(Alone::Balance, Routes::new(answers))?;
-        self.warn(&follower, &balancer, native)
-            .await
-            .map_err(failed)?;
-        let shown = self.show(&balancer, &mut session.out);
         let ended = tokio::select! {
-            ended = follower.run(&balancer) => ended.map_err(failed),
-            shown = shown => shown,
+            ended = self.go_on(&follower, &balancer, interfaces, &mut session.out) => ended,
             () = self.time_is_over() => Ok(()),
             _ = interrupt.recv() => Ok(()),
             _ = terminate.recv() => Ok(()),
         };
         let all: Vec<&str> = self.all_interfaces().collect();
         let all = all.join(", ");
-        session.out.last_words(&match stay {
+        let said = session.out.last_words(&match stay {
             None => format!("the kernel's again: {all}"),
             Some(stay) => {
                 // What is dropped lets go of interfaces.
@@ -139,8 +130,29 @@ impl BalanceArgs {
                     stay.folder().display()
                 )
             }
-        })?;
-        ended
+        });
+        ended.and(said)
+    }
+
+    /// Balances, answers who asks, and prints, until something fails.
+    async fn go_on(
+        &self,
+        follower: &Follower,
+        balancer: &Arc<Mutex<Balancer>>,
+        interfaces: Vec<v1::BalancerInterface>,
+        out: &mut Output,
+    ) -> Result<(), Error> {
+        let failed = |e: balancer::Error| Error::Refused(e.to_string());
+        let native = v1::XdpMode::Native;
+        let native = interfaces.iter().any(|taken| taken.mode() == native);
+        let answers = BalancerServer::new(Balance::new(balancer.clone(), interfaces));
+        let _socket = self.query.answer(Alone::Balance, Routes::new(answers))?;
+        let warned = self.warn(follower, balancer, native).await;
+        warned.map_err(failed)?;
+        tokio::select! {
+            ended = follower.run(balancer) => ended.map_err(failed),
+            shown = self.show(balancer, out) => shown,
+        }
     }
 
     /// A balancer, with the maps of a command before where one has left them, and the tables that
@@ -334,25 +346,25 @@ impl BalanceArgs {
 }
 
 /// Goes on with what a command before has left, and has this one's stay.
-fn take_over(
-    balancer: &mut Balancer,
-    left: Option<&[u8]>,
-    stay: &mut Stay,
-) -> Result<(), balancer::Error> {
+fn take_over(balancer: &mut Balancer, left: Option<&[u8]>, stay: &mut Stay) -> Result<(), Error> {
+    let failed = |e: balancer::Error| Error::Refused(e.to_string());
+    balancer.can_stay().map_err(failed)?;
+    let maps = balancer.hand_over().map_err(failed)?;
     if left.is_none() {
-        // Those are of other maps.
+        // What is there is of other maps, and of the programs that run until now.
+        balancer.take_over().map_err(failed)?;
         stay.release(TABLES);
     }
-    stay.hold(MAPS, &balancer.hand_over()?);
+    stay.hold(MAPS, &maps)?;
     let keep = stay.keeper();
     balancer.keep_tables(move |tables| {
         let (note, fds) = (tables.to_owned(), Vec::new());
         keep(TABLES, Some(&Handed { note, fds }));
     });
     if let Some(left) = left {
-        balancer.take_up(left)?;
+        balancer.take_up(left).map_err(failed)?;
+        balancer.take_over().map_err(failed)?;
     }
-    balancer.take_over()?;
     stay.settle();
     Ok(())
 }

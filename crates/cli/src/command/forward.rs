@@ -12,7 +12,7 @@ use router::acl::List;
 use router::{AclReport, Options, Report, Router, Service, text};
 use serde_json::{Value, json};
 use sys::handed::Handed;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tonic::service::Routes;
 use xdp::Interfaces;
 
@@ -98,9 +98,9 @@ impl ForwardArgs {
             return session.out.text(&text);
         }
         // Asked for first: a signal that comes while the tables are read ends it too.
-        let mut interrupt = signal(SignalKind::interrupt())?;
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut hangup = signal(SignalKind::hangup())?;
+        let interrupt = signal(SignalKind::interrupt())?;
+        let terminate = signal(SignalKind::terminate())?;
+        let hangup = signal(SignalKind::hangup())?;
         let options = Options {
             nodes4: self.nodes4,
             nodes6: self.nodes6,
@@ -129,46 +129,13 @@ impl ForwardArgs {
             added.map_err(hint)?;
         }
         if let Some(stay) = &mut stay {
-            take_over(&mut service.router, &mut attached, stay).map_err(refused)?;
+            take_over(&mut service.router, &mut attached, stay)?;
         }
-        let mut shown = service.router.report().map_err(refused)?;
-        begin(session, &service, &shown, self.routes)?;
-        let (forward, mut asked) = Forward::new();
-        let answers = Routes::new(RouterServer::new(forward));
-        let _socket = self.query.answer(Alone::Forward, answers)?;
-        let mut second = tokio::time::interval(Duration::from_secs(self.watch.unwrap_or(1)));
-        second.tick().await;
-        loop {
-            tokio::select! {
-                change = service.next() => {
-                    let change = change.map_err(refused)?;
-                    let links = change.is_of_links();
-                    if !service.take(change).await.map_err(refused)? {
-                        continue;
-                    }
-                    if links {
-                        service.router.follow(&mut attached).map_err(refused)?;
-                    }
-                    let now = service.router.report().map_err(refused)?;
-                    say_what_changed(session, &shown, &now)?;
-                    shown = now;
-                }
-                Some(look) = asked.recv() => look(&service, &attached),
-                _ = second.tick(), if self.watch.is_some() => {
-                    show(session, &service)?;
-                }
-                // Without a file it ends, as a terminal that has gone expects.
-                _ = hangup.recv() => match &self.acl {
-                    Some(file) => read_again(session, &mut service, file)?,
-                    None => break,
-                },
-                _ = interrupt.recv() => break,
-                _ = terminate.recv() => break,
-            }
-        }
-        show(session, &service)?;
+        let signals = [interrupt, terminate, hangup];
+        let ended = self.go_on(session, &mut service, &mut attached, signals);
+        let ended = ended.await;
         let all = self.interfaces.join(", ");
-        session.out.last_words(&match stay {
+        let said = session.out.last_words(&match stay {
             None => format!("the kernel forwards again: {all}"),
             Some(stay) => {
                 // What is dropped lets go of interfaces.
@@ -184,7 +151,55 @@ impl ForwardArgs {
                     stay.folder().display()
                 )
             }
-        })
+        });
+        ended.and(said)
+    }
+
+    /// Follows the kernel, answers who asks, and prints, until a signal comes or something fails.
+    async fn go_on(
+        &self,
+        session: &mut Session,
+        service: &mut Service,
+        attached: &mut Interfaces,
+        [mut interrupt, mut terminate, mut hangup]: [Signal; 3],
+    ) -> Result<(), Error> {
+        let refused = |error: router::Error| Error::Refused(error.to_string());
+        let mut shown = service.router.report().map_err(refused)?;
+        begin(session, service, &shown, self.routes)?;
+        let (forward, mut asked) = Forward::new();
+        let answers = Routes::new(RouterServer::new(forward));
+        let _socket = self.query.answer(Alone::Forward, answers)?;
+        let mut second = tokio::time::interval(Duration::from_secs(self.watch.unwrap_or(1)));
+        second.tick().await;
+        loop {
+            tokio::select! {
+                change = service.next() => {
+                    let change = change.map_err(refused)?;
+                    let links = change.is_of_links();
+                    if !service.take(change).await.map_err(refused)? {
+                        continue;
+                    }
+                    if links {
+                        service.router.follow(attached).map_err(refused)?;
+                    }
+                    let now = service.router.report().map_err(refused)?;
+                    say_what_changed(session, &shown, &now)?;
+                    shown = now;
+                }
+                Some(look) = asked.recv() => look(service, attached),
+                _ = second.tick(), if self.watch.is_some() => {
+                    show(session, service)?;
+                }
+                // Without a file it ends, as a terminal that has gone expects.
+                _ = hangup.recv() => match &self.acl {
+                    Some(file) => read_again(session, service, file)?,
+                    None => break,
+                },
+                _ = interrupt.recv() => break,
+                _ = terminate.recv() => break,
+            }
+        }
+        show(session, service)
     }
 }
 
@@ -202,19 +217,23 @@ fn router(options: &Options, stay: Option<&mut Stay>) -> Result<Router, router::
     })
 }
 
-/// Has this command's programs in the place of those before, and all of it stay.
-fn take_over(
-    router: &mut Router,
-    attached: &mut Interfaces,
-    stay: &mut Stay,
-) -> Result<(), router::Error> {
-    stay.hold(MAPS, &router.hand_over()?);
+/// Has this command's programs in the place of those before, and all of it stay. The timer of those
+/// before, which leaves packets to the kernel when nobody follows it, stays as long as they do.
+fn take_over(router: &mut Router, attached: &mut Interfaces, stay: &mut Stay) -> Result<(), Error> {
+    let refused = |e: router::Error| Error::Refused(e.to_string());
+    // A program that goes on is to have its timer.
+    attached.hand_over().map_err(|e| refused(e.into()))?;
+    let maps = router.hand_over().map_err(refused)?;
+    let until_then = format!("{MAPS} of {}", std::process::id());
+    stay.hold(&until_then, &maps)?;
     let keep = stay.keeper();
     router.keep_slots(move |slots| {
         let (note, fds) = (slots.to_owned(), Vec::new());
         keep(SLOTS, Some(&Handed { note, fds }));
     });
-    attached.take_over()?;
+    attached.take_over().map_err(|e| refused(e.into()))?;
+    stay.hold(MAPS, &maps)?;
+    stay.release(&until_then);
     stay.settle();
     Ok(())
 }

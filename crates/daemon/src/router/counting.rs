@@ -1,5 +1,6 @@
 //! What the router's interfaces have counted, from one daemon to the next: by what is held.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use router::{Error, Options, Router};
@@ -12,21 +13,30 @@ const MAPS: &str = "maps";
 const SLOTS: &str = "slots";
 
 /// Where what the next daemon is to find is held, if anywhere.
-pub struct Counting(Option<Arc<Held>>);
+pub struct Counting {
+    held: Option<Arc<Held>>,
+    /// Programs of a daemon before may be where this one's are to be: theirs is the timer that is
+    /// held as [`MAPS`], and this one's is held beside it.
+    is_starting: Cell<bool>,
+}
 
 impl Counting {
+    /// Of a daemon that begins.
     pub fn new(held: Option<Arc<Held>>) -> Counting {
-        Counting(held)
+        let is_starting = Cell::new(true);
+        Counting { held, is_starting }
     }
 
     /// A router that goes on counting where that of the daemon before does, if one has left that.
     pub fn router(&self, options: &Options) -> Result<Router, Error> {
-        let Some(held) = &self.0 else {
+        let Some(held) = &self.held else {
             return Router::new(options);
         };
         let mut left = held.left_items(HELD);
         let slots = left.remove(SLOTS).and_then(|item| bytes(SLOTS, item));
-        let (Some(maps), Some(slots)) = (left.remove(MAPS), slots) else {
+        // One that was killed amid its first start has none by that name.
+        let maps = left.remove(MAPS).or_else(|| Some(left.pop_first()?.1));
+        let (Some(maps), Some(slots)) = (maps, slots) else {
             return Router::new(options);
         };
         Router::handed(options, maps, &slots).or_else(|error| {
@@ -37,19 +47,35 @@ impl Counting {
 
     /// Has what a router counts held, and its timer: to be called before it has an interface.
     pub fn hold(&self, router: &mut Router) -> Result<(), Error> {
-        let Some(held) = self.0.clone() else {
+        let Some(held) = self.held.clone() else {
             return Ok(());
         };
-        held.hold_item(HELD, MAPS, &router.hand_over()?);
+        let name = match self.is_starting.get() {
+            true => format!("{MAPS} of {}", std::process::id()),
+            false => MAPS.to_owned(),
+        };
+        held.hold_item(HELD, &name, &router.hand_over()?);
         router.keep_slots(move |slots| held.hold_bytes(HELD, SLOTS, slots));
         Ok(())
     }
 
-    /// There is no router: nothing of one is held any more.
-    pub fn release(&self) {
-        if let Some(held) = &self.0 {
-            held.left_items(HELD);
-            held.release_items(HELD);
+    /// This daemon's programs are in force. Lets go of what is of those before, and of all where
+    /// there is no router any more.
+    pub fn settle(&self, router: Option<&Router>) {
+        self.is_starting.set(false);
+        let Some(held) = &self.held else { return };
+        match router.map(Router::hand_over) {
+            Some(Ok(maps)) => {
+                held.hold_item(HELD, MAPS, &maps);
+                held.release_items_but(HELD, &[MAPS, SLOTS]);
+            }
+            Some(Err(error)) => {
+                tracing::error!("what the router counts goes with this daemon: {error}");
+            }
+            None => {
+                held.left_items(HELD);
+                held.release_items(HELD);
+            }
         }
     }
 }

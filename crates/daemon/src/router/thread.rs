@@ -90,7 +90,9 @@ impl RouterThread {
         loop {
             tokio::select! {
                 command = commands.recv() => match command {
-                    None | Some(Command::Stop) => break,
+                    // The start was refused: what is held is for the next one.
+                    None => return,
+                    Some(Command::Stop) => break,
                     Some(command) => self.execute(command).await,
                 },
                 change = next(&mut self.running) => self.take(change).await,
@@ -102,12 +104,11 @@ impl RouterThread {
         self.give_up();
     }
 
-    /// Lets go of what nobody goes on with: what the daemon before has left, where this one has no
-    /// router.
-    pub fn release_left(&self) {
-        if self.running.is_none() {
-            self.counting.release();
-        }
+    /// Its programs are in force: lets go of what a daemon before has left, and of all where there
+    /// is no router.
+    pub fn settle(&self) {
+        let running = self.running.as_ref();
+        self.counting.settle(running.map(|service| &service.router));
     }
 
     /// Its interfaces, in the order they were given.
@@ -205,7 +206,9 @@ impl RouterThread {
             None => self.tracked.give_back(name, &mut NoRouter),
         };
         if given_back {
-            self.release_left();
+            if self.running.is_none() {
+                self.settle();
+            }
             self.events.send(EventKind::Deleted(name.to_owned()));
             self.send_notes();
         }
