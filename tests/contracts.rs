@@ -13,6 +13,7 @@ use testkit::{Result, process};
 fn main() {
     run_each(trials![
         every_item_of_a_contract_is_named_by_a_test,
+        every_item_of_security_groups_is_a_session_on_containers_too,
         comments_point_into_the_repository,
         crates_depend_on_what_the_architecture_says,
         every_origin_is_shown_by_its_tests,
@@ -80,6 +81,39 @@ fn every_item_of_a_contract_is_named_by_a_test() -> Result<()> {
     )
 }
 
+/// The sessions that `tests/veths` runs on containers' interfaces name all items but two: the
+/// shortest time-out is half a minute of a clock that is nobody's to turn, and quotas are the
+/// API's, before there is any device.
+fn every_item_of_security_groups_is_a_session_on_containers_too() -> Result<()> {
+    let sessions = repository().join("crates/dataplane/tests/sessions/contract");
+    let (mut named, mut unlisted) = (BTreeSet::new(), Vec::new());
+    let list = read(&sessions.join("mod.rs"))?;
+    for path in files(&sessions, "rs")? {
+        let text = read(&path)?;
+        let mentions = mentions(&text).into_iter();
+        let mentions = mentions.filter(|mention| mention.by_test);
+        named.extend(mentions.flat_map(|mention| mention.items));
+        for function in text.split("\npub fn ").skip(1) {
+            let (name, takes) = function.split_once('(').unwrap_or_default();
+            let is_session = takes.trim_start().starts_with("lab: &mut Lab,");
+            if is_session && !list.contains(&format!("::{name},")) {
+                unlisted.push(name.to_owned());
+            }
+        }
+    }
+    let elsewhere = BTreeSet::from([10, 17]);
+    let items = items(&read(&repository().join("docs/security-groups.md"))?);
+    let expected: BTreeSet<u32> = items.difference(&elsewhere).copied().collect();
+    assert_eq!(
+        named, expected,
+        "items that sessions name, and that they are to"
+    );
+    check(
+        unlisted.is_empty(),
+        &format!("all are in the list of contract/mod.rs: {unlisted:?}"),
+    )
+}
+
 /// The numbers that lines begin with: `7. ICMP and ...`.
 fn items(text: &str) -> BTreeSet<u32> {
     text.lines()
@@ -132,7 +166,8 @@ fn numbers(text: &str) -> Vec<u32> {
 }
 
 /// A comment, attributes, and then a function that is a test of libtest's or takes what a trial
-/// gets: with `#[test]`, or in a file of trials. In Python and Go a function or method called
+/// gets: with `#[test]`, or in a file of trials; a session of the security groups' contract. In
+/// Python and Go a function or method called
 /// `test...`, in any case.
 fn is_above_test(lines: &[&str]) -> bool {
     let mut attribute = false;
@@ -144,8 +179,11 @@ fn is_above_test(lines: &[&str]) -> bool {
             attribute |= line.contains("test]");
             continue;
         }
-        let trial = line.starts_with("fn ")
-            && (line.contains("-> Result<()>") || line.contains("(lab: &mut"));
+        let session =
+            line.starts_with("pub fn ") && (line.contains("(lab: &mut Lab") || line.ends_with('('));
+        let trial = session
+            || line.starts_with("fn ")
+                && (line.contains("-> Result<()>") || line.contains("(lab: &mut"));
         let foreign = line.starts_with("def ") || line.starts_with("func Test");
         return (attribute && line.contains("fn ")) || trial || foreign;
     }

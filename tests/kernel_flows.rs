@@ -2,15 +2,13 @@
 //! packets to a daemon that has it do so and to one that does not, and what an attacker would try.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write};
 use std::net::IpAddr;
-use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use butterfly_tests::daemon::number;
 use butterfly_tests::hosts::{UPLINK, cable};
 use butterfly_tests::lab::check;
+use butterfly_tests::packet_peer::{PacketPeer, hex};
 use butterfly_tests::trials::run_each;
 use butterfly_tests::{Daemon, trials};
 use serde_json::Value;
@@ -43,88 +41,6 @@ const VNI: u32 = 7;
 /// The container with a short MTU.
 const SHORT: usize = 3;
 const ACK: TcpFlags = TcpFlags::ACK;
-
-/// A container's end, by which frames are sent and heard.
-struct Peer {
-    namespace: Namespace,
-    child: Child,
-    to: ChildStdin,
-    from: BufReader<ChildStdout>,
-}
-
-impl Peer {
-    /// By `eth0` of a namespace, whose own stack is silent.
-    fn new(namespace: Namespace) -> Result<Peer> {
-        namespace.ok("sysctl -q -w net.ipv6.conf.eth0.disable_ipv6=1; ip addr flush dev eth0")?;
-        Peer::by("eth0", namespace)
-    }
-
-    /// By this interface of a namespace.
-    fn by(interface: &str, namespace: Namespace) -> Result<Peer> {
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("packet_peer.py");
-        let pid = namespace.pid().to_string();
-        let mut child = Command::new("nsenter")
-            .args(["-t", &pid, "-n", "python3"])
-            .arg(script)
-            .arg(interface)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .map_err(|e| format!("nsenter cannot be started: {e}"))?;
-        let (Some(to), Some(from)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err("no pipes".into());
-        };
-        let mut peer = Peer {
-            namespace,
-            child,
-            to,
-            from: BufReader::new(from),
-        };
-        check(peer.line()? == "ready", "the peer is ready")?;
-        Ok(peer)
-    }
-
-    fn line(&mut self) -> Result<String> {
-        let mut line = String::new();
-        let read = self.from.read_line(&mut line);
-        read.map_err(|e| format!("the peer says nothing: {e}"))?;
-        Ok(line.trim_end().to_owned())
-    }
-
-    fn say(&mut self, text: &str) -> Result<()> {
-        let done = self.to.write_all(text.as_bytes());
-        done.map_err(|e| format!("the peer has ended: {e}"))
-    }
-
-    fn send(&mut self, frames: &[Vec<u8>]) -> Result<()> {
-        let lines: String = frames.iter().map(|frame| hex(frame) + "\n").collect();
-        self.say(&lines)
-    }
-
-    /// What has come since the last call.
-    fn take(&mut self) -> Result<Vec<String>> {
-        self.say("\n")?;
-        let mut frames = Vec::new();
-        loop {
-            let line = self.line()?;
-            if line.is_empty() {
-                return Ok(frames);
-            }
-            frames.push(line);
-        }
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
 
 fn mac(nic: usize) -> Mac {
     Mac([0x52, 0x54, 0, 0, 2, nic as u8])
@@ -176,7 +92,7 @@ fn is_vxlan(frame: &str) -> bool {
 struct World {
     daemon: Daemon,
     /// By number, less one.
-    peers: Vec<Peer>,
+    peers: Vec<PacketPeer>,
     name: &'static str,
     /// Frames that each container has sent.
     sent: Vec<u64>,
@@ -204,7 +120,7 @@ impl World {
         for nic in 1..=containers {
             let namespace = Namespace::new()?;
             world.add(nic, namespace.pid())?;
-            world.peers.push(Peer::new(namespace)?);
+            world.peers.push(PacketPeer::new(namespace)?);
         }
         // What their stacks have said when their interfaces came up.
         for nic in 1..=containers {
@@ -242,8 +158,8 @@ impl World {
         let namespace = Namespace::new()?;
         world.add(1, namespace.pid())?;
         world.bind(ends[1])?;
-        world.peers.push(Peer::new(namespace)?);
-        world.peers.push(Peer::by(UPLINK, far)?);
+        world.peers.push(PacketPeer::new(namespace)?);
+        world.peers.push(PacketPeer::by(UPLINK, far)?);
         world.sent[0] = world.settled(1)?;
         world.arrived()?;
         world.before = world.numbers()?;
@@ -1001,7 +917,7 @@ fn a_nic_that_goes_is_reached_by_nothing_of_before() -> Result<()> {
     world.daemon.cli("sg del c2")?;
     let namespace = Namespace::new()?;
     world.add(2, namespace.pid())?;
-    world.peers.push(Peer::new(namespace)?);
+    world.peers.push(PacketPeer::new(namespace)?);
     drop(old);
     for _ in 0..12 {
         check(!world.reaches_unsynced(&frame)?, "it has no rule")?;

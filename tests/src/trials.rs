@@ -50,14 +50,29 @@ pub fn run_each<const N: usize>(trials: [(&'static str, Alone); N]) -> ! {
 /// Runs the named trials one after the other, each on the freshly reset stage. A failure carries
 /// its dump. The stage starts with the first trial that runs, so that `--list` starts nothing.
 pub fn run_trials<S: Stage>(options: &'static [&str], trials: &[(&'static str, Body<S>)]) -> ! {
+    let trials = trials.iter().map(|&(name, body)| {
+        let body: BoxedBody<S> = Box::new(body);
+        (name.to_owned(), body)
+    });
+    run_named(options, trials.collect())
+}
+
+/// What a trial does that is made when the program runs.
+pub type BoxedBody<S> = Box<dyn FnOnce(&mut S) -> Result<()> + Send>;
+
+/// Trials with their names.
+pub type Trials<S> = Vec<(String, BoxedBody<S>)>;
+
+/// As [`run_trials`].
+pub fn run_named<S: Stage>(options: &'static [&str], trials: Trials<S>) -> ! {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
     // Leaked on purpose: trials want 'static, and the stage is taken out again below to end it
     // before we exit.
     let stage: &'static Mutex<Option<S>> = Box::leak(Box::new(Mutex::new(None)));
     let trials = trials
-        .iter()
-        .map(|&(name, body)| Trial::test(name, move || run_one(stage, options, body)))
+        .into_iter()
+        .map(|(name, body)| Trial::test(name, move || run_one(stage, options, body)))
         .collect();
     let conclusion = libtest_mimic::run(&arguments, trials);
     drop(stage.lock().unwrap_or_else(PoisonError::into_inner).take());
@@ -67,7 +82,7 @@ pub fn run_trials<S: Stage>(options: &'static [&str], trials: &[(&'static str, B
 fn run_one<S: Stage>(
     stage: &Mutex<Option<S>>,
     options: &[&str],
-    body: Body<S>,
+    body: BoxedBody<S>,
 ) -> std::result::Result<(), Failed> {
     // A trial that panicked leaves a stage that the next one resets.
     let mut stage = stage.lock().unwrap_or_else(PoisonError::into_inner);

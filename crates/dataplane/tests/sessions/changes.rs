@@ -2,38 +2,10 @@
 //! there.
 
 use dataplane::DropReason::*;
+use dataplane::RuleSlot;
 use dataplane::flow::FlowState;
-use dataplane::ruleset::{Direction, Peer};
-use dataplane::{AddressSet, RuleSlot};
 
 use crate::lab::*;
-
-/// security-groups.md 9.
-#[test]
-fn a_rule_taken_away_cuts_its_flows_at_once() {
-    for family in FAMILIES {
-        let mut lab = Lab::new();
-        let (a, b) = (lab.nic(), lab.nic());
-        let group = lab.group_of(b, vec![allow_in(TCP, 80), allow_in(UDP, 53)]);
-        lab.connect(a, b, family, 1, 80);
-        lab.passes(a, b, udp(a, b, family, 1, 53));
-        lab.set_rules(group, vec![allow_in(UDP, 53)]);
-        lab.refuses(
-            a,
-            ip(a, b, family).tcp(1, 80, ACK).seq(1001).build(),
-            NoIngressRule,
-        );
-        lab.passes(a, b, udp(a, b, family, 1, 53));
-        // The rule returns: the connection was cut and does not.
-        lab.set_rules(group, vec![allow_in(TCP, 80), allow_in(UDP, 53)]);
-        lab.refuses(
-            a,
-            ip(a, b, family).tcp(1, 80, ACK).seq(1001).build(),
-            TcpNotSyn,
-        );
-        lab.passes(a, b, udp(a, b, family, 1, 53));
-    }
-}
 
 #[test]
 fn the_responders_next_packet_is_cut_as_well_and_judged_as_its_own() {
@@ -128,39 +100,6 @@ fn each_side_drains_by_itself() {
 }
 
 #[test]
-fn members_and_addresses_move_while_flows_run() {
-    for family in FAMILIES {
-        let mut lab = Lab::new();
-        let (a, b, c) = (lab.nic(), lab.nic(), lab.nic());
-        let clients = lab.group(vec![]);
-        let peer = Peer::Group(clients);
-        lab.group_of(c, vec![rule(Direction::Ingress, Some(UDP), 53..=53, peer)]);
-        let members: AddressSet = [a.ip(family)].into_iter().collect();
-        lab.change_group(clients, |group| group.members = members);
-        lab.passes(a, c, udp(a, c, family, 1, 53));
-        lab.change_group(clients, |group| group.members = AddressSet::default());
-        lab.refuses(a, udp(a, c, family, 1, 53), NoIngressRule);
-
-        // A's address goes over to B: A's flows of it are cut, and B may use it.
-        let members: AddressSet = [a.ip(family)].into_iter().collect();
-        lab.change_group(clients, |group| group.members = members);
-        lab.passes(a, c, udp(a, c, family, 1, 53));
-        let moved = a.ip(family);
-        lab.configure(a, |config| {
-            config.addresses.retain(|address| *address != moved)
-        });
-        lab.configure(b, |config| config.addresses.push(moved));
-        lab.refuses(c, udp(c, a, family, 53, 1), NoIngressRule);
-        let from_b = wire::build::frame(b.mac, c.mac)
-            .ip(moved, c.ip(family))
-            .udp(1, 53)
-            .build();
-        lab.passes(b, c, from_b);
-        lab.refuses(a, udp(a, c, family, 1, 53), IpSpoofed);
-    }
-}
-
-#[test]
 fn a_nic_that_is_gone_takes_its_flows_with_it() {
     for family in FAMILIES {
         let mut lab = Lab::new();
@@ -178,36 +117,6 @@ fn a_nic_that_is_gone_takes_its_flows_with_it() {
         lab.refuses(b2, udp(b2, a2, family, 53, 1), NoIngressRule);
         lab.delete(a2);
         lab.refuses(b2, udp(b2, a2, family, 53, 1), NoDestination);
-    }
-}
-
-/// security-groups.md 5.
-#[test]
-fn no_packet_sees_half_of_a_change() {
-    // Two groups swap their rules in one snapshot: what both allow before and after never stops,
-    // and what neither allows never passes.
-    for family in FAMILIES {
-        let mut lab = Lab::new();
-        let (a, b) = (lab.nic(), lab.nic());
-        let one = lab.group_of(b, vec![allow_in(UDP, 1)]);
-        let two = lab.group_of(b, vec![allow_in(UDP, 2)]);
-        for round in 0..20u16 {
-            for _ in 0..3 {
-                lab.queue(a, udp(a, b, family, round, 1), Default::default());
-                lab.queue(a, udp(a, b, family, round, 3), Default::default());
-            }
-            let (first, second) = if round % 2 == 0 { (2, 1) } else { (1, 2) };
-            lab.change_groups(&[
-                (one, vec![allow_in(UDP, first)]),
-                (two, vec![allow_in(UDP, second)]),
-            ]);
-            lab.sim.run();
-            assert_eq!(
-                lab.received(b),
-                vec![udp(a, b, family, round, 1); 3],
-                "round {round}"
-            );
-        }
     }
 }
 

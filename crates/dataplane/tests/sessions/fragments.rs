@@ -1,20 +1,13 @@
-//! security-groups.md 8: fragments follow their first one.
+//! Fragments follow their first one: what of it takes a clock or a look inside.
 
 use dataplane::DropReason::*;
 use wire::build;
 
+use crate::contract::fragments::datagram;
 use crate::lab::*;
 
-/// A datagram of 4000 bytes in three fragments.
-fn datagram(a: Nic, b: Nic, family: Family, dport: u16, id: u32) -> Vec<Vec<u8>> {
-    let payload: Vec<u8> = (0..4000u32).map(|n| n as u8).collect();
-    let whole = ip(a, b, family).udp(7, dport).payload(&payload).build();
-    build::fragments(&whole, 1400, id)
-}
-
-/// security-groups.md 8.
 #[test]
-fn later_fragments_get_what_the_first_one_got() {
+fn a_datagram_that_is_whole_is_forgotten() {
     for family in FAMILIES {
         let (mut lab, a, b) = Lab::pair(vec![allow_in(UDP, 53)]);
         for fragment in datagram(a, b, family, 53, 1) {
@@ -26,15 +19,6 @@ fn later_fragments_get_what_the_first_one_got() {
             "it was whole, and is forgotten"
         );
         assert_eq!(lab.sim.flows(None)[0].frames_out, 3);
-        // The answer is fragmented as well.
-        let answer = ip(b, a, family).udp(53, 7).payload(&[3; 3000]).build();
-        for fragment in build::fragments(&answer, 1400, 1) {
-            lab.passes(b, a, fragment);
-        }
-        let refused = datagram(a, b, family, 54, 2);
-        lab.refuses(a, refused[0].clone(), NoIngressRule);
-        lab.refuses(a, refused[1].clone(), FragmentOfDropped);
-        lab.refuses(a, refused[2].clone(), FragmentOfDropped);
     }
 }
 
@@ -127,36 +111,6 @@ fn the_first_one_is_remembered_for_thirty_seconds() {
             difference(&before, &lab.drops()),
             [(FragmentWithoutFirst, 1)]
         );
-    }
-}
-
-/// security-groups.md 8.
-#[test]
-fn overlapping_fragments_lose_the_rest_of_the_datagram() {
-    for family in FAMILIES {
-        let (mut lab, a, b) = Lab::pair(vec![allow_in(UDP, 53)]);
-        let parts = datagram(a, b, family, 53, 1);
-        lab.passes(a, b, parts[0].clone());
-        lab.refuses(a, parts[0].clone(), FragmentOverlap);
-        lab.refuses(a, parts[1].clone(), FragmentOverlap);
-        // Another datagram is not harmed.
-        lab.passes(a, b, datagram(a, b, family, 53, 2)[0].clone());
-        // A piece cut differently, over bytes that were sent.
-        let payload = vec![9; 4000];
-        let whole = ip(a, b, family).udp(7, 53).payload(&payload).build();
-        let shifted = build::fragments(&whole, 1000, 2);
-        lab.refuses(a, shifted[1].clone(), FragmentOverlap);
-    }
-}
-
-/// security-groups.md 8.
-#[test]
-fn a_first_fragment_holds_its_headers() {
-    for family in FAMILIES {
-        let (mut lab, a, b) = Lab::pair(vec![allow_all_in(None)]);
-        let whole = ip(a, b, family).tcp(7, 80, SYN).payload(&[1; 64]).build();
-        let parts = build::fragments(&whole, 8, 1);
-        lab.refuses(a, parts[0].clone(), FragmentTiny);
     }
 }
 

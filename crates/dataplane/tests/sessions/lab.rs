@@ -1,58 +1,23 @@
 //! A switch with guests: what the sessions are written in.
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use dataplane::drop_reason::DropReason;
 use dataplane::overlay::Overlay;
-use dataplane::ruleset::{Direction, Peer, RuleSet, RuleSpec};
+use dataplane::ruleset::{RuleSet, RuleSpec};
 use dataplane::snapshot::SharedMacs;
 use dataplane::trial::{End, Outcome, Report, To};
 use dataplane::*;
 use io::memory_port::MemoryPeer;
-use wire::build::{self, Builder};
+use wire::Vni;
 use wire::offload::Offload;
-use wire::parse::TcpFlags;
-use wire::{Mac, Vni};
 
-pub const SYN: TcpFlags = TcpFlags::SYN;
-pub const ACK: TcpFlags = TcpFlags::ACK;
-pub const RST: TcpFlags = TcpFlags::RST;
-pub const FIN_ACK: TcpFlags = TcpFlags(0x11);
-pub const SYN_ACK: TcpFlags = TcpFlags(0x12);
-pub const ICMP: u8 = 1;
-pub const TCP: u8 = 6;
-pub const UDP: u8 = 17;
+pub use crate::contract::words::*;
+
 pub const SCTP: u8 = 132;
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Family {
-    V4,
-    V6,
-}
-
-pub const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
-
-/// A guest's NIC.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Nic {
-    pub slot: PortSlot,
-    pub uid: PortUid,
-    pub mac: Mac,
-    pub v4: Ipv4Addr,
-    pub v6: Ipv6Addr,
-}
-
-impl Nic {
-    pub fn ip(self, family: Family) -> IpAddr {
-        match family {
-            Family::V4 => self.v4.into(),
-            Family::V6 => self.v6.into(),
-        }
-    }
-}
 
 pub struct Lab {
     pub sim: Simulation,
@@ -87,8 +52,7 @@ impl Lab {
     /// Two NICs of one network; the second is in a group with these rules, the first in none.
     pub fn pair(rules: Vec<RuleSpec>) -> (Lab, Nic, Nic) {
         let mut lab = Lab::new();
-        let (a, b) = (lab.nic(), lab.nic());
-        lab.group_of(b, rules);
+        let (a, b) = lab.two(rules);
         (lab, a, b)
     }
 
@@ -108,24 +72,10 @@ impl Lab {
     }
 
     fn nic_with(&mut self, network: u32, peer: MemoryPeer) -> Nic {
-        let n = self.ports.len() as u8 + 1;
         let slot = PortSlot(self.ports.len() as u32);
         self.uids += 1;
-        let nic = Nic {
-            slot,
-            uid: PortUid(self.uids),
-            mac: Mac([2, 0, 0, 0, network as u8, n]),
-            v4: Ipv4Addr::new(10, 0, 0, n),
-            v6: Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, n.into()),
-        };
-        let (vni, network) = (Vni::new(network).unwrap(), NetworkIdx(network));
-        self.ports.push(Some(PortConfig {
-            name: "nic".into(),
-            addresses: vec![nic.v4.into(), nic.v6.into()],
-            anti_spoof: true,
-            flow_share: 1000,
-            ..PortConfig::new(slot, nic.uid, vni, network, nic.mac)
-        }));
+        let nic = Nic::new(network, slot, PortUid(self.uids));
+        self.ports.push(Some(nic.config(network)));
         self.peers.push(peer);
         self.publish();
         nic
@@ -140,6 +90,12 @@ impl Lab {
     pub fn meters(&self, nic: Nic) -> &limits::Meters {
         let config = self.ports[nic.slot.0 as usize].as_ref();
         config.and_then(|config| config.meters.as_deref()).unwrap()
+    }
+
+    /// One NIC gets copies of what another sends and is delivered, and can send nothing.
+    pub fn sniffs(&mut self, sniffer: Nic, target: Nic) {
+        self.configure(sniffer, |config| config.is_sniffer = true);
+        self.configure(target, |config| config.sniffers.push(sniffer.slot));
     }
 
     /// Deletes the NIC; its guest stays attached.
@@ -166,13 +122,6 @@ impl Lab {
         GroupIdx(self.groups.len() as u32 - 1)
     }
 
-    /// A new group with these rules and this one NIC in it.
-    pub fn group_of(&mut self, nic: Nic, rules: Vec<RuleSpec>) -> GroupIdx {
-        let group = self.group(rules);
-        self.configure(nic, |config| config.groups.push(group));
-        group
-    }
-
     pub fn set_rules(&mut self, group: GroupIdx, rules: Vec<RuleSpec>) {
         self.change_group(group, |group| group.rules = numbered(rules));
     }
@@ -180,6 +129,22 @@ impl Lab {
     pub fn change_group(&mut self, group: GroupIdx, change: impl FnOnce(&mut Group)) {
         change(self.groups[group.0 as usize].get_or_insert_default());
         self.publish();
+    }
+
+    /// The addresses that a group stands for.
+    pub fn set_members(&mut self, group: GroupIdx, members: &[IpAddr]) {
+        self.change_group(group, |group| {
+            group.members = members.iter().copied().collect();
+        });
+    }
+
+    /// Flows that a rule of the group has let pass outlive it.
+    pub fn drain(&mut self, group: GroupIdx) {
+        self.change_group(group, |group| group.drain = true);
+    }
+
+    pub fn unknown_tcp(&mut self, group: GroupIdx, what: UnknownTcp) {
+        self.change_group(group, |group| group.unknown_tcp = what);
     }
 
     /// Several groups in one snapshot.
@@ -271,12 +236,7 @@ impl Lab {
         &self.peers[nic.slot.0 as usize]
     }
 
-    /// The frame arrives, as it is, at `to` and nowhere else, and nothing is dropped.
-    #[track_caller]
-    pub fn passes(&mut self, from: Nic, to: Nic, frame: Vec<u8>) {
-        self.passes_to(from, &[to], frame);
-    }
-
+    /// The frame arrives, as it is, at these and nowhere else, and nothing is dropped.
     #[track_caller]
     pub fn passes_to(&mut self, from: Nic, to: &[Nic], frame: Vec<u8>) {
         let before = self.drops();
@@ -304,6 +264,30 @@ impl Lab {
                 std::iter::from_fn(|| self.peers[slot].receive().map(|(f, _)| f)).collect();
             assert_eq!(arrived, expected.collect::<Vec<_>>(), "at slot {slot}");
         }
+    }
+
+    /// A frame of a flow that goes on: it passes as often as it is sent.
+    #[track_caller]
+    pub fn keeps_passing(&mut self, from: Nic, to: Nic, frame: Vec<u8>) {
+        for _ in 0..3 {
+            self.passes(from, to, frame.clone());
+        }
+    }
+
+    /// Has other rules while frames are on their way, and gives what of these has arrived.
+    pub fn change_amid(
+        &mut self,
+        from: Nic,
+        to: Nic,
+        frames: Vec<Vec<u8>>,
+        changes: &[(GroupIdx, Vec<RuleSpec>)],
+    ) -> Vec<Vec<u8>> {
+        for frame in frames {
+            self.queue(from, frame, Offload::default());
+        }
+        self.change_groups(changes);
+        self.sim.run();
+        self.received(to)
     }
 
     /// The frame arrives nowhere, and is counted once, for this reason.
@@ -336,6 +320,12 @@ impl Lab {
         assert_eq!(dropped, [(DropReason::TcpNotSyn, 1)]);
         assert_eq!(self.received(from), [reset]);
         self.silent();
+    }
+
+    /// How many flows a NIC may have begun.
+    pub fn share(&mut self, nic: Nic) -> u16 {
+        self.configure(nic, |config| config.flow_share = 8);
+        8
     }
 
     /// NICs that have come into their networks are not new any more: their connections would be
@@ -411,23 +401,6 @@ impl Lab {
     pub fn flows(&mut self) -> usize {
         self.sim.flows(None).len()
     }
-
-    /// Opens a TCP connection from `a` to port `dport` of `b`. Both begin at sequence number 1000.
-    #[track_caller]
-    pub fn connect(&mut self, a: Nic, b: Nic, family: Family, sport: u16, dport: u16) {
-        self.passes(
-            a,
-            b,
-            ip(a, b, family).tcp(sport, dport, SYN).seq(1000).build(),
-        );
-        let answer = ip(b, a, family)
-            .tcp(dport, sport, SYN_ACK)
-            .seq(1000)
-            .ack(1001);
-        self.passes(b, a, answer.build());
-        let ack = ip(a, b, family).tcp(sport, dport, ACK).seq(1001).ack(1001);
-        self.passes(a, b, ack.build());
-    }
 }
 
 /// MACs that several have.
@@ -472,55 +445,10 @@ pub fn difference(before: &[u64], after: &[u64]) -> Vec<(DropReason, u64)> {
         .collect()
 }
 
-/// A frame from one NIC to another, as far as IP.
-pub fn ip(from: Nic, to: Nic, family: Family) -> Builder {
-    build::frame(from.mac, to.mac).ip(from.ip(family), to.ip(family))
-}
-
-pub fn udp(from: Nic, to: Nic, family: Family, sport: u16, dport: u16) -> Vec<u8> {
-    ip(from, to, family)
-        .udp(sport, dport)
-        .payload(b"hello")
-        .build()
-}
-
 /// Rule slots are the position in the list.
 fn numbered(mut rules: Vec<RuleSpec>) -> RuleSet {
     for (slot, rule) in (0..).zip(&mut rules) {
         rule.slot = RuleSlot(slot);
     }
     RuleSet::new(rules)
-}
-
-pub fn rule(
-    direction: Direction,
-    protocol: Option<u8>,
-    ports: std::ops::RangeInclusive<u16>,
-    peer: Peer,
-) -> RuleSpec {
-    RuleSpec {
-        direction,
-        protocol,
-        selector: ports,
-        peer,
-        slot: RuleSlot(0),
-    }
-}
-
-/// Anybody may reach this port.
-pub fn allow_in(protocol: u8, port: u16) -> RuleSpec {
-    rule(Direction::Ingress, Some(protocol), port..=port, Peer::Any)
-}
-
-pub fn allow_out(protocol: u8, port: u16) -> RuleSpec {
-    rule(Direction::Egress, Some(protocol), port..=port, Peer::Any)
-}
-
-/// Everything of a protocol, or of all, from anybody.
-pub fn allow_all_in(protocol: Option<u8>) -> RuleSpec {
-    rule(Direction::Ingress, protocol, 0..=u16::MAX, Peer::Any)
-}
-
-pub fn allow_all_out(protocol: Option<u8>) -> RuleSpec {
-    rule(Direction::Egress, protocol, 0..=u16::MAX, Peer::Any)
 }

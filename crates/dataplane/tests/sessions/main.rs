@@ -1,6 +1,7 @@
 //! Sessions over ports in memory, in virtual time: make NICs, give them rules, send frames, and say
-//! what arrived, and that nothing else did. They follow docs/security-groups.md item by item, for
-//! IPv4 and IPv6 alike; every drop reason is provoked by one of them.
+//! what arrived, and that nothing else did, for IPv4 and IPv6 alike; every drop reason is provoked
+//! by one of them. Those of `contract` follow docs/security-groups.md item by item, and are run on
+//! containers' interfaces as well; here is besides them what takes a clock, or a look inside.
 
 extern crate butterfly_dataplane as dataplane;
 
@@ -9,6 +10,7 @@ mod attacks;
 mod both_paths;
 mod captures;
 mod changes;
+mod contract;
 mod errors;
 mod flow_log;
 mod forged;
