@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 // A cable between a container's interface and the switch, at tc ingress alone: what comes in by the
 // host's end of a container's veth pair goes out by the TAP device that the switch reads, and what
-// the switch writes to that goes to the container. No frame reaches the host's own stack, not even
+// the switch writes to that goes to the container. In the place of the pair may be a TAP device
+// that a VMM has open, and reads and writes itself. No frame reaches the host's own stack, not even
 // when the switch is gone: the program stays on the interface, and what it knows no way for is
 // dropped. Segments stay whole and checksums begun (GSO).
 //
@@ -280,6 +281,7 @@ static __always_inline int forward(context *ctx)
 	struct segment segment = {};
 	__u32 zero = 0, l4, end = 0, header, size, length = ctx->len;
 	struct udphdr *udp;
+	bool pair = false;
 	__u8 tos = 0;
 	__u64 now;
 	int wrapped;
@@ -331,8 +333,9 @@ static __always_inline int forward(context *ctx)
 	} else {
 		// The receiver's device is one of ours yet: nothing goes where a container was.
 		peer = bpf_map_lookup_elem(&cable_ends, &flow->to);
-		if (!peer || peer->pair)
+		if (!peer || peer->from_tap)
 			return -1;
+		pair = !peer->machine;
 		// For the stack behind: it is for whom it reaches, since its MAC is.
 		if (bpf_skb_change_type(ctx, 0 /* PACKET_HOST */))
 			return -1;
@@ -345,7 +348,7 @@ static __always_inline int forward(context *ctx)
 	state->last_ns = now;
 	__sync_fetch_and_add(&state->bytes, length);
 	__sync_fetch_and_add(&state->frames, 1);
-	return flow->outer_len ? bpf_redirect(flow->to, 0) : bpf_redirect_peer(flow->to, 0);
+	return pair ? bpf_redirect_peer(flow->to, 0) : bpf_redirect(flow->to, 0);
 }
 
 SEC("tc")
@@ -359,8 +362,9 @@ int cable(context *ctx)
 		return VERDICT_DROP;
 	// Straight into the container's namespace, past a queue. The kernel takes what goes there for
 	// the container's own; what is not goes the long way, where its MAC is looked at.
-	if (end->pair)
-		return is_for(ctx, end) ? bpf_redirect_peer(end->to, 0) : bpf_redirect(end->to, 0);
+	if (end->from_tap)
+		return !end->machine && is_for(ctx, end) ? bpf_redirect_peer(end->to, 0) :
+							   bpf_redirect(end->to, 0);
 	verdict = forward(ctx);
 	return verdict < 0 ? bpf_redirect(end->to, 0) : verdict;
 }

@@ -5,14 +5,14 @@
 
 #include <linux/types.h>
 
-#define CABLE_ENDS 65536 // two a container's interface
+#define CABLE_ENDS 65536 // two a container's interface, or a VMM's
 
 // Where what comes in by an interface goes.
 struct cable_end {
-	__u32 to;    // an interface's index
-	__u8 mac[6]; // of the container's interface, where `to` is the host's end of its pair
-	__u8 pair;   // `to` is that
-	__u8 reserved;
+	__u32 to;      // an interface's index
+	__u8 mac[6];   // of the container's interface, where `to` is the host's end of its pair
+	__u8 from_tap; // it is the TAP device that the switch writes to; else `to` is that
+	__u8 machine;  // on the other side is no container, but a TAP device that a VMM has open
 };
 
 #define KERNEL_DSCP_INNER 0xff
@@ -23,7 +23,7 @@ struct cable_end {
 // One direction of a connection that the switch has let pass, as its packets tell it. Addresses of
 // IPv4 have four bytes, and zeros behind them.
 struct kernel_key {
-	__u32 device;      // the host's end of the sender's pair
+	__u32 device;      // the host's end of the sender's pair, or a VMM's TAP device
 	__u8 macs[12];     // destination and source, as in the frame
 	__u8 from[16];
 	__u8 to[16];
@@ -37,8 +37,8 @@ struct kernel_key {
 struct kernel_flow {
 	__u32 state;       // its place in kernel_states
 	__u32 tag;         // which use of that place
-	__u32 to;          // the host's end of the receiver's pair, or an uplink
-	__u8 outer_len;    // bytes of outer headers; 0: none, `to` is that pair's
+	__u32 to;          // the host's end of the receiver's pair, a VMM's TAP device, or an uplink
+	__u8 outer_len;    // bytes of outer headers; 0: none, `to` is no uplink
 	__u8 dscp;         // the outer one; KERNEL_DSCP_INNER: the inner packet's
 	__u16 reserved;
 	// Two zeros, so that what is behind Ethernet is aligned, and the headers: Ethernet, IPv4 or

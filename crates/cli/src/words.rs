@@ -62,6 +62,7 @@ pub fn kind_name(kind: v1::NicKind) -> &'static str {
         v1::NicKind::Tap => "TAP",
         v1::NicKind::Bench => "BENCH",
         v1::NicKind::Veth => "VETH",
+        v1::NicKind::VmTap => "VM_TAP",
     }
 }
 

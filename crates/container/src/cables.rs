@@ -1,5 +1,5 @@
-//! The program between a container's interface and the TAP device that the switch reads
-//! (`bpf/cable.bpf.c`), its table of ends, and its maps of flows that it forwards itself, which are
+//! The program between a container's interface, or a VMM's TAP device, and the TAP device that the
+//! switch reads (`bpf/cable.bpf.c`), its table of ends, and its maps of flows that it forwards itself, which are
 //! the switch's to fill.
 
 use std::os::fd::AsFd;
@@ -15,15 +15,15 @@ use xdp::{Program, Table, objects};
 struct CableEnd {
     to: u32,
     mac: [u8; 6],
-    pair: u8,
-    reserved: u8,
+    from_tap: u8,
+    machine: u8,
 }
 
 /// `struct kernel_key` of bpf/cable.h: what the packets of one direction of a flow look like.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
 pub struct FlowKey {
-    /// The index of the host's end of the sender's pair.
+    /// The index of the host's end of the sender's pair, or of a VMM's TAP device.
     pub device: u32,
     /// Ethernet's destination and source.
     pub macs: [[u8; 6]; 2],
@@ -49,9 +49,9 @@ pub struct FlowValue {
     pub state: u32,
     /// Which use of that.
     pub tag: u32,
-    /// The index of the host's end of the receiver's pair, or of an uplink.
+    /// The index of the host's end of the receiver's pair, of a VMM's TAP device, or of an uplink.
     pub to: u32,
-    /// Bytes of outer headers; 0: it goes to that pair.
+    /// Bytes of outer headers; 0: it goes to no uplink.
     pub outer_len: u8,
     /// The outer DSCP, or [`DSCP_INNER`].
     pub dscp: u8,
@@ -134,21 +134,22 @@ impl Cables {
         })
     }
 
-    /// Joins the host's end of a container's pair and a TAP device, both by their index, and takes
-    /// all that comes in by either.
+    /// Joins the host's end of a container's pair, or the TAP device that a `machine` has open, and
+    /// the switch's TAP device, all by their index, and takes what comes in by either.
     ///
     /// # Errors
     /// The kernel takes no filter on one of them, or the table is full.
-    pub fn join(&self, near: u32, tap: u32, mac: Mac) -> Result<(), xdp::Error> {
+    pub fn join(&self, near: u32, tap: u32, mac: Mac, machine: bool) -> Result<(), xdp::Error> {
         let out = CableEnd {
             to: tap,
+            machine: machine.into(),
             ..CableEnd::zeroed()
         };
         let into = CableEnd {
             to: near,
             mac: mac.0,
-            pair: 1,
-            reserved: 0,
+            from_tap: 1,
+            machine: machine.into(),
         };
         self.ends.set(&near, &out)?;
         self.ends.set(&tap, &into)?;

@@ -24,6 +24,11 @@
 //! daemon gives up when it starts: the [`namespace_helper`], a small process of its own, enters
 //! namespaces that the daemon has opened and does nothing else.
 //!
+//! A VMM that uses TAP devices (QEMU's `-netdev tap`, Firecracker) opens one by its name: then that
+//! is in the place of the pair, with the same program, and the same flows past the switch. It is
+//! persistent and stays, as the pair does. While no VMM has it open, the switch's own device is
+//! down, so that the switch drops and counts what is for nobody.
+//!
 //! A namespace that is not there, or goes, breaks the NIC and does not end it: [`Veths`] says why,
 //! and tries again ([`Veths::check`]) until it is there. Used by the daemon's `attachments`.
 
@@ -33,4 +38,4 @@ pub mod namespace_helper;
 mod veth;
 
 pub use namespace_helper::NamespaceHelper;
-pub use veth::{Broken, State, Veths, Wanted};
+pub use veth::{Broken, Machine, State, Veths, Wanted};

@@ -1,4 +1,4 @@
-//! All the pairs of a daemon: made, changed, looked after.
+//! All the pairs of a daemon, and the TAP devices of its VMMs: made, changed, looked after.
 //!
 //! Each is kept as what is wanted of it; what there is of it follows from that, and may be nothing
 //! for a time. The pair's host end carries an alias that names the daemon and the NIC, so that one
@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use io::tap::{MachineTap, TapError, keep_for_machine};
 use netlink::change::{Changes, Device, NewPair};
 use wire::Mac;
 
@@ -16,14 +17,27 @@ use crate::cables::{Cables, FlowMaps};
 use crate::namespace::{self, Namespace, is_process};
 use crate::namespace_helper::{Inside, NamespaceHelper, Route};
 
-/// What a container's interface is to be.
+/// Who may open a VMM's TAP device, and how.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Machine {
+    /// The user.
+    pub uid: Option<u32>,
+    /// Whose group.
+    pub gid: Option<u32>,
+    /// It has several queues.
+    pub multi_queue: bool,
+}
+
+/// What a container's interface is to be, or a VMM's TAP device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Wanted {
+    /// It is a TAP device that this VMM opens; then what is said of a container below is empty.
+    pub machine: Option<Machine>,
     /// The container's network namespace, as [`namespace::path_of`] takes it.
     pub namespace: String,
     /// The interface's name there.
     pub name: String,
-    /// The name of the pair's end on the host.
+    /// The name of the pair's end on the host, or of the VMM's TAP device.
     pub near: String,
     /// The name of the TAP device that the switch reads.
     pub tap: String,
@@ -53,6 +67,9 @@ pub enum Broken {
     /// It cannot be made there.
     #[error("{0}")]
     Refused(String),
+    /// It is there, and no VMM has it open.
+    #[error("no VMM has opened it")]
+    Unopened,
 }
 
 /// The pairs, by a number of the caller's.
@@ -73,9 +90,9 @@ struct Veth {
     wanted: Wanted,
     /// The index of the TAP device.
     tap: u32,
-    /// The index of the host's end, while there is a pair.
+    /// The index of the host's end, while there is a pair; of a VMM's TAP device.
     near: Option<u32>,
-    /// Why there is none.
+    /// Why there is none, or nobody behind it.
     broken: Option<Broken>,
 }
 
@@ -109,7 +126,7 @@ impl Veths {
         let there = there.filter_map(|veth| Some((veth.near?, veth.tap, veth.wanted.clone())));
         let there: Vec<_> = there.collect();
         for (near, tap, wanted) in there {
-            if let Err(e) = self.join(near, tap, wanted.mac) {
+            if let Err(e) = self.join(near, tap, &wanted) {
                 tracing::error!("interface {}: {e}", wanted.near);
             }
         }
@@ -135,9 +152,17 @@ impl Veths {
         self.all.keys().copied().collect()
     }
 
-    /// The index of the host's end of one, while there is a pair.
+    /// The index of the host's end of one, while there is a pair, or a TAP device that its VMM has
+    /// open.
     pub fn near(&self, key: u32) -> Option<u32> {
-        self.all.get(&key)?.near
+        let veth = self.all.get(&key)?;
+        veth.near.filter(|_| veth.broken.is_none())
+    }
+
+    /// Whether an interface of that index is a VMM's TAP device.
+    pub fn has_machine(&self, index: u32) -> bool {
+        let is_it = |veth: &Veth| veth.near == Some(index) && veth.wanted.machine.is_some();
+        self.all.values().any(is_it)
     }
 
     /// The name of the host's end of one.
@@ -174,6 +199,7 @@ impl Veths {
         if let Err(Broken::Refused(why)) = state {
             return Err(why);
         }
+        veth.broken = state.clone().err();
         self.all.insert(key, veth);
         Ok(state)
     }
@@ -185,9 +211,20 @@ impl Veths {
             return Ok(());
         };
         let before = std::mem::replace(&mut veth.wanted, wanted);
-        let stays = |wanted: &Wanted| (wanted.namespace.clone(), wanted.name.clone());
+        let stays = |wanted: &Wanted| {
+            let Wanted {
+                machine,
+                namespace,
+                name,
+                ..
+            } = wanted.clone();
+            (machine, namespace, name)
+        };
         let state = match veth.near {
-            Some(_) if stays(&before) == stays(&veth.wanted) => self.adjust(&mut veth, &before),
+            Some(_) if stays(&before) == stays(&veth.wanted) => {
+                let done = self.adjust(&mut veth, &before);
+                done.and_then(|()| self.is_open(&veth))
+            }
             _ => {
                 self.unmake(&mut veth);
                 self.make(&mut veth)
@@ -215,7 +252,7 @@ impl Veths {
         let mut veth = self.all.remove(&key)?;
         self.look(&mut veth);
         let state = match veth.near {
-            Some(_) => Ok(()),
+            Some(_) => veth.broken.take().map_or(Ok(()), Err),
             None => self.make(&mut veth),
         };
         veth.broken = state.clone().err();
@@ -246,25 +283,112 @@ impl Veths {
         news
     }
 
-    /// Finds out whether the pair is still there.
+    /// Finds out whether the pair is still there; whether a VMM has its TAP device open.
     fn look(&mut self, veth: &mut Veth) {
         let Some(near) = veth.near else { return };
         let found = Changes::new().and_then(|mut changes| changes.by_index(near));
         // Who cannot be asked has not said no.
         let Ok(found) = found else { return };
-        if found.is_some_and(|device| device.kind == KIND) {
+        if found.is_some_and(|device| device.kind == kind(&veth.wanted)) {
+            veth.broken = self.is_open(veth).err();
             return;
         }
         if let Some(cables) = &self.cables {
             cables.forget(near);
         }
         veth.near = None;
-        let shown = format!("{} ({})", veth.wanted.namespace, veth.wanted.name);
-        let why = format!("the interface in network namespace {shown} is gone");
+        let wanted = &veth.wanted;
+        let why = match wanted.machine {
+            Some(_) => format!("TAP interface {} is gone", wanted.near),
+            None => {
+                let shown = format!("{} ({})", wanted.namespace, wanted.name);
+                format!("the interface in network namespace {shown} is gone")
+            }
+        };
         veth.broken = Some(Broken::Missing(why));
     }
 
+    /// Whether a VMM has its TAP device open. The switch's is up for as long, so that what is for
+    /// nobody is dropped where drops are counted. Of a container there is no question.
+    fn is_open(&self, veth: &Veth) -> State {
+        let (Some(_), Some(near)) = (veth.wanted.machine, veth.near) else {
+            return Ok(());
+        };
+        let open = Changes::new().and_then(|mut changes| {
+            let device = changes.by_index(near)?;
+            let open = device.is_some_and(|device| device.carrier);
+            changes.set_up(veth.tap, open)?;
+            Ok(open)
+        });
+        match open {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Broken::Unopened),
+            Err(e) => Err(Broken::Missing(format!(
+                "TAP interface {}: {e}",
+                veth.wanted.near
+            ))),
+        }
+    }
+
+    /// A TAP device for a VMM: one that is left of before, which the VMM may have open all the
+    /// time, or a new one.
+    fn make_for(&mut self, machine: Machine, veth: &mut Veth) -> State {
+        let wanted = &veth.wanted;
+        let shown = &wanted.near;
+        let refused =
+            |e: &dyn std::fmt::Display| Broken::Refused(format!("interface {shown}: {e}"));
+        let mut changes = Changes::new().map_err(|e| refused(&e))?;
+        let there = changes.by_name(shown).map_err(|e| refused(&e))?;
+        let left = there.as_ref().is_some_and(|device| is_ours(device, wanted));
+        if there.is_some() && !left {
+            let why = format!("'{shown}' cannot be made: an interface of that name exists");
+            return Err(Broken::Refused(why));
+        }
+        let tap = MachineTap {
+            name: shown.clone(),
+            uid: machine.uid,
+            gid: machine.gid,
+            multi_queue: machine.multi_queue,
+        };
+        let open = there.as_ref().is_some_and(|device| device.carrier);
+        if !open {
+            match (keep_for_machine(&tap), &there) {
+                // With another number of queues.
+                (Err(TapError::Exists(_)), Some(device)) => {
+                    changes.remove(device.index).map_err(|e| refused(&e))?;
+                    keep_for_machine(&tap).map_err(|e| Broken::Refused(e.to_string()))?;
+                }
+                (made, _) => made.map_err(|e| Broken::Refused(e.to_string()))?,
+            }
+        }
+        let made = changes.by_name(shown).map_err(|e| refused(&e))?;
+        let near = made.ok_or_else(|| refused(&"it is gone already"))?.index;
+        veth.near = Some(near);
+        let mut furnish = || {
+            changes.leave_unaddressed(near);
+            changes.set_alias(near, &wanted.alias)?;
+            changes.set_mtu(near, wanted.mtu)
+        };
+        let furnished = furnish().map_err(|e| refused(&e));
+        let joined = furnished.and_then(|()| {
+            self.join(near, veth.tap, &veth.wanted)
+                .map_err(|e| refused(&e))?;
+            let up = Changes::new().and_then(|mut changes| changes.set_up(near, veth.wanted.up));
+            up.map_err(|e| refused(&e))
+        });
+        match joined {
+            Ok(()) => self.is_open(veth),
+            Err(why) => {
+                self.unmake(veth);
+                Err(why)
+            }
+        }
+    }
+
     fn make(&mut self, veth: &mut Veth) -> State {
+        if let Some(machine) = veth.wanted.machine {
+            return self.make_for(machine, veth);
+        }
         let refused = |e: &dyn std::fmt::Display| Broken::Refused(e.to_string());
         let namespace = Namespace::open(&veth.wanted.namespace).map_err(|e| match e {
             namespace::Error::Missing(_) => Broken::Missing(e.to_string()),
@@ -334,8 +458,7 @@ impl Veths {
         changes.leave_unaddressed(near);
         let alias = &wanted.alias;
         changes.set_alias(near, alias).map_err(|e| refused(&e))?;
-        self.join(near, veth.tap, wanted.mac)
-            .map_err(|e| refused(&e))?;
+        self.join(near, veth.tap, wanted).map_err(|e| refused(&e))?;
         // Routes need an interface with a carrier.
         changes.set_up(near, true).map_err(|e| refused(&e))?;
         self.helper
@@ -349,12 +472,12 @@ impl Veths {
         Ok(())
     }
 
-    fn join(&mut self, near: u32, tap: u32, mac: Mac) -> Result<(), xdp::Error> {
+    fn join(&mut self, near: u32, tap: u32, wanted: &Wanted) -> Result<(), xdp::Error> {
         let cables = match &mut self.cables {
             Some(cables) => cables,
             none => none.insert(Cables::load(self.flows)?),
         };
-        cables.join(near, tap, mac)
+        cables.join(near, tap, wanted.mac, wanted.machine.is_some())
     }
 
     /// Other values of an interface that stays.
@@ -370,10 +493,13 @@ impl Veths {
             changes.set_mtu(near, wanted.mtu).map_err(|e| refused(&e))?;
         }
         if wanted.mac != before.mac {
-            let done = self.join(near, veth.tap, wanted.mac);
+            let done = self.join(near, veth.tap, wanted);
             done.map_err(|e| refused(&e))?;
         }
         changes.set_up(near, wanted.up).map_err(|e| refused(&e))?;
+        if wanted.machine.is_some() {
+            return Ok(());
+        }
         let mut inside = inside(wanted, None);
         inside.addresses_gone = missing(&before.addresses, &wanted.addresses);
         inside.routes_gone = missing(&before.routes, &wanted.routes);
@@ -401,12 +527,17 @@ impl Veths {
     }
 }
 
-/// The kernel's word for such a pair.
-const KIND: &str = "veth";
+/// The kernel's word for the interface on the host.
+fn kind(wanted: &Wanted) -> &'static str {
+    match wanted.machine {
+        Some(_) => "tun",
+        None => "veth",
+    }
+}
 
 /// It was made for this NIC, by this daemon or one in its place before.
 fn is_ours(device: &Device, wanted: &Wanted) -> bool {
-    device.kind == KIND && device.alias == wanted.alias
+    device.kind == kind(wanted) && device.alias == wanted.alias
 }
 
 fn inside(wanted: &Wanted, index: Option<u32>) -> Inside {

@@ -64,7 +64,9 @@ impl HostSettings {
             (_, NicKind::Bench(_)) => String::new(),
             (Some(path), _) => path.clone(),
             (None, NicKind::VhostUser) => format!("{}/qemu-vhost-{}", self.socket_dir, nic.id),
-            (None, NicKind::Tap | NicKind::Veth(_)) => interface_name(nic.id.as_str()),
+            (None, NicKind::Tap | NicKind::Veth(_) | NicKind::VmTap(_)) => {
+                interface_name(nic.id.as_str())
+            }
         }
     }
 
@@ -128,7 +130,7 @@ impl HostSettings {
             NicKind::VhostUser if !path.starts_with('/') || path.contains('\0') => {
                 Some("is not an absolute path")
             }
-            NicKind::Tap | NicKind::Veth(_) if !is_interface_name(&path) => {
+            NicKind::Tap | NicKind::Veth(_) | NicKind::VmTap(_) if !is_interface_name(&path) => {
                 Some("is not the name of a network interface")
             }
             _ => None,

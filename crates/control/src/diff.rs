@@ -193,6 +193,7 @@ fn described(nic: &Nic) -> Vec<(&'static str, String)> {
         NicKind::Tap => "tap".to_owned(),
         NicKind::Bench(bench) => format!("bench {bench:?}"),
         NicKind::Veth(_) => "veth".to_owned(),
+        NicKind::VmTap(tap) => format!("vm-tap of {tap}"),
     };
     let of_veth = |field: fn(&Veth) -> String| match &nic.kind {
         NicKind::Veth(veth) => field(veth),

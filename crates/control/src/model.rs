@@ -16,6 +16,7 @@ mod rule;
 mod service;
 mod socket_access;
 mod veth;
+mod vm_tap;
 
 pub use ::model::acl::List as AccessList;
 pub use ::model::{Mode, Protocol, ServiceKey, State, Tunnel, Weight};
@@ -38,3 +39,4 @@ pub(crate) use service::validate;
 pub use service::{Server, Service, Services, service_key};
 pub use socket_access::{SocketAccess, parse_mode};
 pub use veth::{IFNAME, Veth, VethRoute};
+pub use vm_tap::VmTap;

@@ -340,12 +340,12 @@ impl Attachments for HostAttachments {
                 }
                 attached
             }
-            NicKind::Veth(veth) => {
+            NicKind::Veth(_) | NicKind::VmTap(_) => {
                 let refuse = |e: &dyn std::fmt::Display| AttachError(e.to_string());
                 let options = tap_options(request, &veths::tap_name(request.path));
                 self.removals.wait_for(&[request.path, &options.name]);
                 let tap = self.cable(request.slot, &options)?;
-                let opened = self.veths.open(request, veth).map_err(|e| refuse(&e));
+                let opened = self.veths.open(request).map_err(|e| refuse(&e));
                 let attached = opened.and_then(|state| {
                     let attached = self.attach(request.slot, Port::Tap(tap));
                     attached.map(|()| state).inspect_err(|_| {
@@ -400,7 +400,7 @@ impl Attachments for HostAttachments {
                     let held = name.clone().filter(|_| self.held.is_some());
                     removals.push(removal(&name.unwrap_or_default(), port, None, held));
                 }
-                NicKind::Veth(_) => {
+                NicKind::Veth(_) | NicKind::VmTap(_) => {
                     let (name, near) = (self.veths.name(*slot), self.veths.close(*slot));
                     self.cables().remove(&slot.0);
                     removals.push(removal(&name.unwrap_or_default(), port, near, None));
@@ -427,9 +427,9 @@ impl Attachments for HostAttachments {
                 Ok(())
             }
             NicKind::Tap => self.reconfigure_tap(request),
-            NicKind::Veth(veth) => {
+            NicKind::Veth(_) | NicKind::VmTap(_) => {
                 let done = self.reconfigure_tap(request);
-                self.veths.change(request, veth);
+                self.veths.change(request);
                 done
             }
             NicKind::Bench(kind) => {
@@ -447,7 +447,7 @@ impl Attachments for HostAttachments {
             .iter()
             .for_each(|request| self.states.forget(&request.slot.0));
         let again = |request: &OpenRequest<'_>| match request.nic.kind {
-            NicKind::Veth(_) => self.veths.heal(request.slot),
+            NicKind::Veth(_) | NicKind::VmTap(_) => self.veths.heal(request.slot),
             NicKind::Tap => Some(self.heal_tap(request)),
             NicKind::VhostUser => self.vhost.retry(PortKey(request.slot.0)).map(told),
             NicKind::Bench(_) => None,

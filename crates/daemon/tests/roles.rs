@@ -464,6 +464,15 @@ async fn a_tenant_sees_and_changes_its_own_networks_and_groups_alone() {
             },
         ),
         (
+            "vm_tap",
+            v1::Nic {
+                kind: v1::NicKind::VmTap.into(),
+                bench: None,
+                vm_tap: Some(v1::VmTap::default()),
+                ..nic("blue4", 42, 8)
+            },
+        ),
+        (
             "packet_trace_path",
             v1::Nic {
                 packet_trace_path: "other.pcap".into(),

@@ -494,6 +494,14 @@ fn configs() -> (v1::Config, v1::Config) {
         vec![
             nic(1, v1::NicKind::VhostUser),
             nic(2, v1::NicKind::Tap),
+            v1::Nic {
+                vm_tap: Some(v1::VmTap {
+                    uid: Some(64055),
+                    gid: None,
+                    multi_queue: true,
+                }),
+                ..nic(5, v1::NicKind::VmTap)
+            },
             bench,
             sniffer,
         ],

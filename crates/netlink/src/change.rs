@@ -28,7 +28,7 @@ pub struct Changes {
     sequence: u32,
 }
 
-/// Hears which interfaces of a namespace go.
+/// Hears which interfaces of a namespace go, and which become otherwise.
 #[derive(Debug)]
 pub struct Departures {
     socket: netlink_sys::Socket,
@@ -57,16 +57,23 @@ impl Departures {
         std::os::fd::AsFd::as_fd(&self.socket)
     }
 
-    /// The indices of those that have gone since this was last called; `None`: some were missed.
-    pub fn take(&mut self) -> Option<Vec<u32>> {
-        let (mut gone, mut missed) = (Vec::new(), false);
+    /// The indices of those that have gone since this was last called, and of those of which
+    /// something else is told, their carrier among it; `None`: some were missed.
+    pub fn take(&mut self) -> Option<LinkNews> {
+        let (mut news, mut missed) = (LinkNews::default(), false);
         let mut buffer = Vec::with_capacity(DATAGRAM_BYTES);
         loop {
             buffer.clear();
             match self.socket.recv(&mut buffer, 0) {
                 Ok(_) => {
-                    let told = messages(&buffer).filter(|message| message.kind == RTM_DELLINK);
-                    gone.extend(told.filter_map(|message| u32_at(message.body, 4)));
+                    for message in messages(&buffer) {
+                        let index = u32_at(message.body, 4);
+                        match message.kind {
+                            RTM_DELLINK => news.gone.extend(index),
+                            RTM_NEWLINK => news.changed.extend(index),
+                            _ => (),
+                        }
+                    }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 // ENOBUFS: the kernel had no room for all of it.
@@ -74,8 +81,17 @@ impl Departures {
                 Err(_) => return None,
             }
         }
-        (!missed).then_some(gone)
+        (!missed).then_some(news)
     }
+}
+
+/// What [`Departures`] have heard: indices.
+#[derive(Clone, Default, Debug)]
+pub struct LinkNews {
+    /// Of interfaces that have gone.
+    pub gone: Vec<u32>,
+    /// Of interfaces that are there, and perhaps otherwise than before.
+    pub changed: Vec<u32>,
 }
 
 const ENOBUFS: i32 = 105;
@@ -114,6 +130,8 @@ pub struct Device {
     pub mtu: u32,
     /// It is set up.
     pub up: bool,
+    /// It has a carrier; of a TAP device: somebody has it open.
+    pub carrier: bool,
     /// The index of the other end of a pair, in that end's namespace.
     pub far: Option<u32>,
 }
@@ -512,12 +530,14 @@ fn device(message: &Message<'_>) -> Option<Device> {
         mac: Mac([0; 6]),
         mtu: 0,
         up: u32_at(message.body, 8)? & IFF_UP != 0,
+        carrier: false,
         far: None,
     };
     for attribute in message.attributes(IFINFOMSG) {
         match attribute.kind {
             IFLA_IFNAME => device.name = attribute.text(),
             IFLA_IFALIAS => device.alias = attribute.text(),
+            IFLA_CARRIER => device.carrier = attribute.value.first() == Some(&1),
             IFLA_MTU => device.mtu = attribute.u32()?,
             IFLA_LINK => device.far = attribute.u32(),
             IFLA_ADDRESS => {

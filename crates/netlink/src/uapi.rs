@@ -54,6 +54,7 @@ pub const ARPHRD_ETHER: u16 = 1;
 pub const IFLA_ADDRESS: u16 = 1;
 pub const IFLA_IFNAME: u16 = 3;
 pub const IFLA_MTU: u16 = 4;
+pub const IFLA_CARRIER: u16 = 33;
 pub const IFLA_LINK: u16 = 5;
 pub const IFLA_QDISC: u16 = 6;
 pub const IFLA_MASTER: u16 = 10;

@@ -105,6 +105,17 @@ fn detail_lines(status: &v1::NicStatus) -> Vec<(&'static str, String)> {
         let routes = veth.routes.iter().map(route);
         lines.extend(routes.map(|route| ("route", route.trim_end().to_owned())));
     }
+    if nic.kind() == v1::NicKind::VmTap {
+        let tap = nic.vm_tap.unwrap_or_default();
+        let root = (tap.uid, tap.gid) == (None, None);
+        for (name, id) in [
+            ("tap-uid", tap.uid.or(root.then_some(0))),
+            ("tap-gid", tap.gid),
+        ] {
+            lines.extend(id.map(|id| (name, id.to_string())));
+        }
+        lines.push(("tap-multi-queue", on(tap.multi_queue)));
+    }
     if let Some(bench) = &nic.bench {
         let role = match bench.role() {
             v1::bench::Role::IcmpSender => "ICMP_SND_LIKE",

@@ -37,8 +37,34 @@ pub fn lines(status: &v1::NicStatus) -> String {
                 name = veth.ifname
             )
         }
+        v1::NicKind::VmTap => vm_tap(&nic, path),
         v1::NicKind::Bench => "# nothing: it is inside the daemon\n".to_owned(),
     }
+}
+
+fn vm_tap(nic: &v1::Nic, path: &str) -> String {
+    let (id, mac) = (&nic.id, &nic.mac);
+    let (queues, mq) = match nic.vm_tap.unwrap_or_default().multi_queue {
+        true => (",queues=N", ",mq=on"),
+        false => ("", ""),
+    };
+    let mtu = match nic.mtu {
+        0 => String::new(),
+        mtu => format!(",host_mtu={mtu}"),
+    };
+    format!(
+        "# QEMU; vhost=on where the host has vhost-net\n\
+         -netdev tap,id=net-{id},ifname={path},script=no,downscript=no,vhost=off{queues} \\\n\
+         -device virtio-net-pci,netdev=net-{id},mac={mac}{mq}{mtu}\n\
+         # libvirt\n\
+         <interface type='ethernet'>\n\
+         \x20 <mac address='{mac}'/>\n\
+         \x20 <target dev='{path}' managed='no'/>\n\
+         \x20 <model type='virtio'/>\n\
+         </interface>\n\
+         # Firecracker, PUT /network-interfaces/eth0\n\
+         {{\"iface_id\": \"eth0\", \"guest_mac\": \"{mac}\", \"host_dev_name\": \"{path}\"}}\n"
+    )
 }
 
 fn vhost_user(status: &v1::NicStatus, id: &str, mac: &str, path: &str) -> String {

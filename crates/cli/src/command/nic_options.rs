@@ -18,6 +18,9 @@ pub enum Type {
     VhostUserServer,
     /// A TAP device of the host, for a container or a namespace
     Tap,
+    /// A TAP device of the host that a virtual machine monitor opens by its name: QEMU, also with
+    /// vhost-net, or Firecracker
+    VmTap,
     /// A veth pair, one end of which is in a container's network namespace: --netns
     Veth,
     /// A traffic generator or echo inside the daemon
@@ -55,7 +58,9 @@ Examples:
   butterfly nic add --id c1 --mac 52:54:00:12:34:02 --vni 1337 --ip 42.0.0.2 \
       --type tap --path tap-c1
   butterfly nic add --id c2 --mac 52:54:00:12:34:03 --vni 1337 --ip 42.0.0.3/24 \
-      --gateway 42.0.0.254 --type veth --netns c2 --ifname eth0")]
+      --gateway 42.0.0.254 --type veth --netns c2 --ifname eth0
+  butterfly nic add --id m1 --mac 52:54:00:12:34:04 --vni 1337 --ip 42.0.0.4 \
+      --type vm-tap --path tap-m1 --tap-uid 64055 --how")]
 pub struct NicAdd {
     /// Names the NIC and its socket, <socket-dir>/qemu-vhost-<ID>
     #[arg(long)]
@@ -107,6 +112,16 @@ pub struct NicAdd {
     /// ADDRESS/LENGTH does
     #[arg(long, num_args = 1.., value_name = "NET")]
     subnet: Vec<String>,
+    /// Type vm-tap: the number of the user who may open the device [default: root, or with
+    /// --tap-gid any]
+    #[arg(long, value_name = "UID")]
+    tap_uid: Option<u32>,
+    /// Type vm-tap: the number of the group who may; with --tap-uid both have to be the opener's
+    #[arg(long, value_name = "GID")]
+    tap_gid: Option<u32>,
+    /// Type vm-tap: the device has several queues, as QEMU's queues=N needs
+    #[arg(long)]
+    tap_multi_queue: bool,
     /// Print what a guest or a container needs to use the NIC
     #[arg(long)]
     pub how: bool,
@@ -253,7 +268,7 @@ fn sflow_rate(text: &str) -> Result<v1::SflowRate, String> {
 impl NicAdd {
     /// The NIC to put.
     pub fn nic(self) -> Result<v1::Nic, Error> {
-        let veth = self.veth()?;
+        let (veth, vm_tap) = (self.veth()?, self.vm_tap()?);
         let mut settings = self.settings;
         for ip in &mut settings.ip {
             if let Some((address, _)) = ip.split_once('/') {
@@ -288,6 +303,7 @@ impl NicAdd {
             (_, Some(_)) => return Err(Error::Usage("--btype goes with --type bench".into())),
             (Type::Tap, None) => (v1::NicKind::Tap, None),
             (Type::Veth, None) => (v1::NicKind::Veth, None),
+            (Type::VmTap, None) => (v1::NicKind::VmTap, None),
             (Type::VhostUserServer, None) => (v1::NicKind::VhostUser, None),
         };
         Ok(v1::Nic {
@@ -319,6 +335,7 @@ impl NicAdd {
             lenient: false,
             shared: self.shared,
             veth,
+            vm_tap,
             limit_out: settings.limit_out,
             limit_in: settings.limit_in,
             // Of a new NIC `none` is the default.
@@ -328,6 +345,26 @@ impl NicAdd {
             socket_group: settings.socket_group.unwrap_or_default(),
             socket_mode: settings.socket_mode.unwrap_or_default(),
         })
+    }
+
+    /// Who may open it, of a TAP device of a virtual machine monitor.
+    fn vm_tap(&self) -> Result<Option<v1::VmTap>, Error> {
+        let given = [
+            ("--tap-uid", self.tap_uid.is_some()),
+            ("--tap-gid", self.tap_gid.is_some()),
+            ("--tap-multi-queue", self.tap_multi_queue),
+        ];
+        match given.into_iter().find(|(_, given)| *given) {
+            Some((option, _)) if self.kind != Type::VmTap => {
+                Err(Error::Usage(format!("{option} goes with --type vm-tap")))
+            }
+            Some(_) => Ok(Some(v1::VmTap {
+                uid: self.tap_uid,
+                gid: self.tap_gid,
+                multi_queue: self.tap_multi_queue,
+            })),
+            None => Ok(None),
+        }
     }
 
     /// The container's end, of a veth.

@@ -19,7 +19,7 @@ const NO_PATH: &str = "(nil)";
 pub fn to_v0(nic: &v1::Nic) -> (v0::Nic, Vec<&'static str>) {
     let kind = match nic.kind() {
         v1::NicKind::Unspecified | v1::NicKind::VhostUser => v0::nic::Type::VhostUserServer,
-        v1::NicKind::Tap | v1::NicKind::Veth => v0::nic::Type::Tap,
+        v1::NicKind::Tap | v1::NicKind::Veth | v1::NicKind::VmTap => v0::nic::Type::Tap,
         v1::NicKind::Bench => v0::nic::Type::Bench,
     };
     let btype = nic.bench.as_ref().map(|bench| match bench.role() {
@@ -41,6 +41,7 @@ pub fn to_v0(nic: &v1::Nic) -> (v0::Nic, Vec<&'static str>) {
         ("vhost_mode", nic.vhost_mode() == v1::VhostMode::Client),
         ("link_down", nic.link_down),
         ("veth", nic.kind() == v1::NicKind::Veth),
+        ("vm_tap", nic.kind() == v1::NicKind::VmTap),
         ("limit_out", nic.limit_out.is_some()),
         ("limit_in", nic.limit_in.is_some()),
         ("mirror", nic.mirror.is_some()),

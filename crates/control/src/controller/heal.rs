@@ -51,8 +51,9 @@ impl Controller {
     /// Has the state of a NIC be what it is now, and tries again to make what is broken.
     pub(super) fn heal_one(&mut self, id: &NicId) -> Result<(), Error> {
         let entry = self.entry(id)?.clone();
-        // What has become of a container's interface can be looked at.
-        if is_broken(&entry.state) || matches!(entry.nic.kind, NicKind::Veth(_)) {
+        // What has become of a container's interface can be looked at, and of a VMM's.
+        if is_broken(&entry.state) || matches!(entry.nic.kind, NicKind::Veth(_) | NicKind::VmTap(_))
+        {
             self.try_again(&[entry]);
         }
         Ok(())

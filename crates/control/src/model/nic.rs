@@ -1,7 +1,7 @@
 //! A NIC: one attachment of one guest to one virtual network.
 
 use super::parse::unmapped;
-use super::{GroupId, Limits, MacCase, Mirror, NicId, SocketAccess, Veth};
+use super::{GroupId, Limits, MacCase, Mirror, NicId, SocketAccess, Veth, VmTap};
 use crate::error::{Error, quota};
 use crate::limits;
 use ipnet::IpNet;
@@ -24,6 +24,8 @@ pub enum NicKind {
     Bench(BenchKind),
     /// A veth pair, one end of which is in a container's network namespace.
     Veth(Box<Veth>),
+    /// A TAP interface that a VMM opens.
+    VmTap(VmTap),
 }
 
 impl NicKind {
@@ -32,6 +34,8 @@ impl NicKind {
         match (self, other) {
             // The container's end is made anew where it has to be, the switch's stays.
             (NicKind::Veth(_), NicKind::Veth(_)) => true,
+            // So is the VMM's device.
+            (NicKind::VmTap(_), NicKind::VmTap(_)) => true,
             _ => self == other,
         }
     }
@@ -326,6 +330,9 @@ impl Nic {
             if let Some(why) = why {
                 return refuse("MAC", &self.mac, why);
             }
+        }
+        if let NicKind::VmTap(tap) = self.kind {
+            tap.check(&self)?;
         }
         if let NicKind::Veth(veth) = self.kind {
             self.kind = NicKind::Veth(Box::new(veth.normalised(&owner)?));

@@ -241,7 +241,7 @@ impl<'a> Permitted<'a> {
             Some(old) => of(old) == of(new),
             None => of(new).is_none(),
         };
-        let beyond: [(&str, Field); 9] = [
+        let beyond: [(&str, Field); 10] = [
             ("path", |nic| nic.path.clone()),
             ("netns", |nic| match &nic.kind {
                 NicKind::Veth(veth) => Some(format!("{} {}", veth.netns, veth.ifname)),
@@ -250,6 +250,10 @@ impl<'a> Permitted<'a> {
             ("socket_owner", |nic| nic.socket.owner.clone()),
             ("socket_group", |nic| nic.socket.group.clone()),
             ("socket_mode", |nic| nic.socket.mode_text()),
+            ("vm_tap", |nic| match &nic.kind {
+                NicKind::VmTap(tap) => Some(tap.to_string()),
+                _ => None,
+            }),
             ("packet_trace_path", |nic| nic.packet_trace_path.clone()),
             ("mirror", |nic| nic.mirror.as_ref().map(ToString::to_string)),
             ("sflow_rate", |nic| {

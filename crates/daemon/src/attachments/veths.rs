@@ -1,7 +1,9 @@
-//! NICs of kind veth: the model's words into those of the crate `container`, and a thread that
-//! hears when a container's namespace has gone, makes its interface again when it is back, and
-//! leaves the state where the controller finds it.
+//! NICs of kind veth and of kind vm-tap: the model's words into those of the crate `container`, and
+//! a thread that hears when a container's namespace has gone, makes its interface again when it is
+//! back, hears when a VMM opens its TAP device and when it closes that, and leaves the state where
+//! the controller finds it.
 
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,12 +11,12 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use container::namespace_helper::{NamespaceHelper, Route};
-use container::{Broken, Veths, Wanted};
-use control::model::{Nic, Veth};
+use container::{Broken, Machine, Veths, Wanted};
+use control::model::{Nic, NicKind};
 use control::{NicState, OpenRequest};
 use dataplane::{PortSlot, Switch};
 use ipnet::IpNet;
-use netlink::change::Departures;
+use netlink::change::{Departures, LinkNews};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use crate::kernel_flows;
@@ -143,27 +145,27 @@ impl VethNics {
         Ok(())
     }
 
-    /// Makes the container's interface; the TAP device is there.
-    pub fn open(&mut self, request: &OpenRequest<'_>, veth: &Veth) -> Result<NicState, String> {
+    /// Makes the container's interface, or the VMM's; the switch's TAP device is there.
+    pub fn open(&mut self, request: &OpenRequest<'_>) -> Result<NicState, String> {
         self.start()?;
         let mut watched = self.shared.lock();
         let Some(veths) = &mut watched.veths else {
             return Err("nobody watches containers' interfaces".into());
         };
-        let state = veths.open(request.slot.0, wanted(request, veth, &self.daemon))?;
+        let state = veths.open(request.slot.0, wanted(request, &self.daemon))?;
         self.shared.update_switch(&mut watched, request.slot.0);
         watched.ring();
         Ok(told(state))
     }
 
     /// What the controller wants of it has changed.
-    pub fn change(&mut self, request: &OpenRequest<'_>, veth: &Veth) {
+    pub fn change(&mut self, request: &OpenRequest<'_>) {
         let mut watched = self.shared.lock();
         let Some(veths) = &mut watched.veths else {
             return;
         };
-        let state = veths.change(request.slot.0, wanted(request, veth, &self.daemon));
-        if let Err(why) = &state {
+        let state = veths.change(request.slot.0, wanted(request, &self.daemon));
+        if let Err(why @ (Broken::Missing(_) | Broken::Refused(_))) = &state {
             tracing::warn!("NIC '{}' has no interface: {why}", request.nic.id);
         }
         self.shared.states.leave(request.slot.0, told(state));
@@ -282,12 +284,15 @@ impl Shared {
             if heard {
                 std::thread::sleep(TOGETHER);
             }
-            let gone = departures.take();
+            let news = departures.take();
             let mut watched = self.lock();
             let Some(veths) = &mut watched.veths else {
                 continue;
             };
-            let ours = gone.is_none_or(|gone| gone.into_iter().any(|index| veths.has_near(index)));
+            let ours = news.is_none_or(|LinkNews { gone, changed }| {
+                gone.into_iter().any(|index| veths.has_near(index))
+                    || changed.into_iter().any(|index| veths.has_machine(index))
+            });
             if !(ours || timed_out) {
                 continue;
             }
@@ -297,7 +302,7 @@ impl Shared {
                 self.update_switch(&mut watched, slot);
             }
             for (slot, state) in news {
-                if let Err(why) = &state {
+                if let Err(why @ (Broken::Missing(_) | Broken::Refused(_))) = &state {
                     tracing::info!("a container has no interface: {why}");
                 }
                 // Under the lock, so that it is not left for a slot that is closed meanwhile.
@@ -318,6 +323,7 @@ impl Watched {
 fn told(state: Result<(), Broken>) -> NicState {
     match state {
         Ok(()) => NicState::Up,
+        Err(Broken::Unopened) => NicState::Down,
         Err(why) => NicState::Broken(why.to_string()),
     }
 }
@@ -325,34 +331,52 @@ fn told(state: Result<(), Broken>) -> NicState {
 /// Bytes of an interface's alias at the most (IFALIASZ, less the zero).
 const ALIAS_MAX: usize = 255;
 
-fn wanted(request: &OpenRequest<'_>, veth: &Veth, daemon: &str) -> Wanted {
+fn wanted(request: &OpenRequest<'_>, daemon: &str) -> Wanted {
     let nic: &Nic = request.nic;
-    let addresses = veth.addresses(nic);
-    let nets: Vec<IpNet> = addresses
-        .iter()
-        .filter_map(|(ip, prefix)| IpNet::new(*ip, *prefix).ok())
-        .collect();
-    let routes = veth.all_routes().into_iter().map(|route| Route {
-        to: (route.to.network(), route.to.prefix_len()),
-        via: route.via,
-        // A link-local router is on the link by its nature.
-        onlink: route.via.is_some_and(|via| {
-            let local = matches!(via, std::net::IpAddr::V6(v6) if v6.is_unicast_link_local());
-            !local && !nets.iter().any(|net| net.contains(&via))
-        }),
-    });
     let mut alias = format!("butterfly NIC {} of {daemon}", nic.id);
     alias.truncate(alias.floor_char_boundary(ALIAS_MAX));
-    Wanted {
-        namespace: veth.netns.clone(),
-        name: veth.ifname.clone(),
+    let mut wanted = Wanted {
+        machine: None,
+        namespace: String::new(),
+        name: String::new(),
         near: request.path.to_owned(),
         tap: tap_name(request.path),
         alias,
         mac: nic.mac,
         mtu: super::mtu(request),
-        routes: routes.collect(),
-        addresses,
+        routes: Vec::new(),
+        addresses: Vec::new(),
         up: !nic.link_down,
+    };
+    match &nic.kind {
+        NicKind::Veth(veth) => {
+            let addresses = veth.addresses(nic);
+            let nets = addresses.iter();
+            let nets: Vec<IpNet> = nets
+                .filter_map(|(ip, prefix)| IpNet::new(*ip, *prefix).ok())
+                .collect();
+            let routes = veth.all_routes().into_iter().map(|route| Route {
+                to: (route.to.network(), route.to.prefix_len()),
+                via: route.via,
+                // A link-local router is on the link by its nature.
+                onlink: route.via.is_some_and(|via| {
+                    let local = matches!(via, IpAddr::V6(v6) if v6.is_unicast_link_local());
+                    !local && !nets.iter().any(|net| net.contains(&via))
+                }),
+            });
+            wanted.namespace = veth.netns.clone();
+            wanted.name = veth.ifname.clone();
+            wanted.routes = routes.collect();
+            wanted.addresses = addresses;
+        }
+        NicKind::VmTap(tap) => {
+            wanted.machine = Some(Machine {
+                uid: tap.uid,
+                gid: tap.gid,
+                multi_queue: tap.multi_queue,
+            });
+        }
+        NicKind::VhostUser | NicKind::Tap | NicKind::Bench(_) => {}
     }
+    wanted
 }

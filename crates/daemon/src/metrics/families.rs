@@ -74,7 +74,8 @@ families! {
     KERNEL_FLOWS = Gauge "butterfly_kernel_flows" ()
         "Connections that the kernel may forward itself now.";
     KERNEL_FLOWS_MAX = Gauge "butterfly_kernel_flows_max" ()
-        "How many it may at once (--kernel-flows); 0 as well before the first NIC of type veth.";
+        "How many it may at once (--kernel-flows); 0 as well before the first NIC of type veth or \
+         vm-tap.";
     KERNEL_FLOWS_REFUSED = Counter "butterfly_kernel_flows_refused" ()
         "Directions of connections that it was not told of for want of a place: they go by the \
          workers.";

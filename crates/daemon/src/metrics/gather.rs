@@ -79,6 +79,7 @@ fn read(app: &App, requests: Requests, router: Option<v1::RouterStatus>) -> Resu
                 NicKind::VhostUser => "vhost_user",
                 NicKind::Tap => "tap",
                 NicKind::Veth(_) => "veth",
+                NicKind::VmTap(_) => "vm-tap",
                 NicKind::Bench(_) => "bench",
             },
             up: *state == NicState::Up,

@@ -102,7 +102,7 @@ pub fn nic_details(status: &NicStatus) -> v0::Nic {
     let (kind, btype) = match &nic.kind {
         NicKind::VhostUser => (v0::nic::Type::VhostUserServer, None),
         // v0 has no word for a veth; to its clients it is an interface of the host, too.
-        NicKind::Tap | NicKind::Veth(_) => (v0::nic::Type::Tap, None),
+        NicKind::Tap | NicKind::Veth(_) | NicKind::VmTap(_) => (v0::nic::Type::Tap, None),
         NicKind::Bench(BenchKind::Send { .. }) => (v0::nic::Type::Bench, Some("ICMP_SND_LIKE")),
         NicKind::Bench(BenchKind::Receive) => (v0::nic::Type::Bench, Some("ICMP_RCV_LIKE")),
     };

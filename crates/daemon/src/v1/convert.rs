@@ -10,7 +10,7 @@ use api::v1;
 use control::model::{
     AccessList, AddressPair, BenchKind, Config, Direction, Feature, Group, GroupId, Icmp,
     Interface, Limit, Limits, MacCase, Mirror, MirrorKind, Nic, NicId, NicKind, NicUpdate, Peer,
-    Ports, Removal, Rule, RuleMatch, SocketAccess, Timeouts, Veth, VethRoute, VhostMode,
+    Ports, Removal, Rule, RuleMatch, SocketAccess, Timeouts, Veth, VethRoute, VhostMode, VmTap,
     parse_address, parse_addresses, parse_cidr, parse_groups, parse_mac, parse_mode, parse_vni,
     with_bursts,
 };
@@ -144,7 +144,19 @@ fn kind(owner: &str, nic: &v1::Nic) -> Result<NicKind, Error> {
         let why = "is given for a NIC of another kind";
         return Err(Error::value(owner, "veth", "", why));
     }
+    if nic.vm_tap.is_some() && kind != Ok(v1::NicKind::VmTap) {
+        let why = "is given for a NIC of another kind";
+        return Err(Error::value(owner, "vm_tap", "", why));
+    }
     match kind {
+        Ok(v1::NicKind::VmTap) => {
+            let tap = nic.vm_tap.unwrap_or_default();
+            Ok(NicKind::VmTap(VmTap {
+                uid: tap.uid,
+                gid: tap.gid,
+                multi_queue: tap.multi_queue,
+            }))
+        }
         Ok(v1::NicKind::Veth) => {
             let veth = veth(owner, nic.veth.clone().unwrap_or_default())?;
             Ok(NicKind::Veth(Box::new(veth)))

@@ -25,6 +25,15 @@ pub fn nic(nic: &Nic) -> v1::Nic {
         NicKind::Tap => (v1::NicKind::Tap, None),
         NicKind::Bench(bench) => (v1::NicKind::Bench, Some(self::bench(bench))),
         NicKind::Veth(_) => (v1::NicKind::Veth, None),
+        NicKind::VmTap(_) => (v1::NicKind::VmTap, None),
+    };
+    let vm_tap = match &nic.kind {
+        NicKind::VmTap(tap) => Some(v1::VmTap {
+            uid: tap.uid,
+            gid: tap.gid,
+            multi_queue: tap.multi_queue,
+        }),
+        _ => None,
     };
     let veth = match &nic.kind {
         NicKind::Veth(veth) => Some(self::veth(veth)),
@@ -68,6 +77,7 @@ pub fn nic(nic: &Nic) -> v1::Nic {
         lenient: nic.lenient,
         shared: nic.shared,
         veth,
+        vm_tap,
         limit_out: limits(&nic.limit_out),
         limit_in: limits(&nic.limit_in),
         mirror: nic.mirror.as_ref().map(mirror),

@@ -120,6 +120,71 @@ pub(super) fn open(options: &TapOptions, up: bool) -> Result<Device, TapError> {
     })
 }
 
+/// A TAP device that a VMM opens by its name.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MachineTap {
+    /// The interface's name, as [`TapOptions::name`].
+    pub name: String,
+    /// The user who may open it, beside those who have CAP_NET_ADMIN.
+    pub uid: Option<u32>,
+    /// Whose group may. With a user, both have to be the opener's. With neither nobody else may.
+    pub gid: Option<u32>,
+    /// It has several queues, of which a VMM opens one after the other, and has to say so.
+    pub multi_queue: bool,
+}
+
+/// Makes a TAP device that stays, down, and is nobody's until a VMM opens it; or gives one of that
+/// name that is there, and open to nobody, this owner. Needs CAP_NET_ADMIN.
+///
+/// # Errors
+/// [`TapError::Exists`]: somebody has it open, or it has another number of queues.
+pub fn keep_for_machine(tap: &MachineTap) -> Result<(), TapError> {
+    let name = tap.name.as_str();
+    if !is_valid_name(name) {
+        return Err(TapError::Name(name.to_owned()));
+    }
+    let step = |step: &'static str| {
+        move |error: io::Error| TapError::Step {
+            name: name.to_owned(),
+            step,
+            error,
+        }
+    };
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
+        .open(CONTROL)
+        .map_err(step("opening /dev/net/tun"))?;
+    let queues = match tap.multi_queue {
+        true => libc::IFF_MULTI_QUEUE,
+        false => 0,
+    };
+    let mut request = request(name);
+    let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | queues;
+    request.ifr_ifru.ifru_flags = flags as libc::c_short;
+    ioctl(&file, libc::TUNSETIFF, &mut request).map_err(|error| match error.raw_os_error() {
+        Some(libc::EBUSY | libc::EINVAL) => TapError::Exists(name.to_owned()),
+        _ => step("TUNSETIFF")(error),
+    })?;
+    // To nobody's user anybody may open it who may open /dev/net/tun.
+    let uid = match (tap.uid, tap.gid) {
+        (None, None) => Some(0),
+        (uid, _) => uid,
+    };
+    for (number, id, what) in [
+        (libc::TUNSETOWNER, uid, "TUNSETOWNER"),
+        (libc::TUNSETGROUP, tap.gid, "TUNSETGROUP"),
+    ] {
+        if let Some(id) = id {
+            set_value(&file, number, id).map_err(step(what))?;
+        }
+    }
+    set_value(&file, libc::TUNSETPERSIST, 1).map_err(step("TUNSETPERSIST"))?;
+    refuse_router_advertisements(name);
+    Ok(())
+}
+
 /// Takes up a device that [`open`] has made in another process, wherever it was moved and whatever
 /// it was renamed to since: addresses, routes and whether it is set up are its user's. What is set
 /// again is how frames are passed here.
@@ -337,7 +402,7 @@ fn set_int(file: &File, number: libc::Ioctl, value: libc::c_int) -> io::Result<(
 }
 
 fn set_value(file: &File, number: libc::Ioctl, value: libc::c_uint) -> io::Result<()> {
-    // SAFETY: TUNSETOFFLOAD takes its argument by value.
+    // SAFETY: the numbers that this is called with take their argument by value.
     check(unsafe { libc::ioctl(file.as_fd().as_raw_fd(), number, libc::c_ulong::from(value)) })
 }
 

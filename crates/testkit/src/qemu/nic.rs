@@ -25,6 +25,8 @@ pub enum Wire {
         /// The name of the device there.
         device: String,
     },
+    /// A TAP device of this namespace that is there already: QEMU opens it by its name.
+    HostTap(String),
 }
 
 impl Wire {
@@ -130,8 +132,11 @@ impl Nic {
             Wire::VhostUserServer(path) => vhost_user(path, "server=on,wait=off"),
             Wire::Connect(path) => (stream(index, "off", path), None),
             Wire::Listen(path) => (stream(index, "on", path), None),
-            Wire::Tap { .. } => {
-                let device = taps::made_as(index);
+            Wire::Tap { .. } | Wire::HostTap(_) => {
+                let device = match &self.wire {
+                    Wire::HostTap(device) => device.clone(),
+                    _ => taps::made_as(index),
+                };
                 let queues = self.queue_pairs;
                 (
                     format!(

@@ -57,30 +57,13 @@ impl Nic {
 
     /// As it begins: in no group, with anti-spoofing.
     pub fn config(self, network: u32) -> PortConfig {
+        let (vni, index) = (Vni::new(network).unwrap(), NetworkIdx(network));
         PortConfig {
-            slot: self.slot,
-            uid: self.uid,
             name: "nic".into(),
-            vni: Vni::new(network).unwrap(),
-            network: NetworkIdx(network),
-            mac: self.mac,
             addresses: vec![self.v4.into(), self.v6.into()],
             anti_spoof: true,
-            pairs: Vec::new(),
-            groups: Vec::new(),
-            bypass: false,
-            sniffers: Vec::new(),
-            is_sniffer: false,
-            allow_dhcp_server: false,
-            allow_router_advertisements: false,
-            learn_macs: false,
-            link_down: false,
-            sample_rate: None,
-            timeouts: Timeouts::default(),
             flow_share: 1000,
-            mtu: 1500,
-            meters: None,
-            trace: None,
+            ..PortConfig::new(self.slot, self.uid, vni, index, self.mac)
         }
     }
 }
