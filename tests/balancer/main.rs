@@ -26,7 +26,7 @@ use testkit::Result;
 type Session = fn(&mut Stage) -> Result<()>;
 
 /// In the order in which they run, with the mode of the balancer's interface.
-const TRIALS: [(&str, &str, Session); 40] = [
+const TRIALS: [(&str, &str, Session); 43] = [
     (
         "flows_are_spread_and_counted",
         "native",
@@ -170,6 +170,11 @@ const TRIALS: [(&str, &str, Session); 40] = [
         "a_silent_host_is_missed_by_frr",
         "tc",
         frr_router::misses_a_silent_host,
+    ),
+    (
+        "a_silent_host_is_missed_by_frr_without_bfd",
+        "tc",
+        frr_router::waits_for_the_hold_time,
     ),
     (
         "bfd_misses_a_host_that_says_nothing",

@@ -1,6 +1,6 @@
 //! The program between a container's interface, or a VMM's TAP device, and the TAP device that the
-//! switch reads (`bpf/cable.bpf.c`), its table of ends, and its maps of flows that it forwards itself, which are
-//! the switch's to fill.
+//! switch reads (`bpf/cable.bpf.c`), its table of ends, and its maps of flows that it forwards
+//! itself, which are the switch's to fill.
 
 use std::os::fd::AsFd;
 

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use dataplane::ruleset::{Direction, Peer, RuleSpec};
-use dataplane::{NetworkIdx, PortConfig, PortSlot, PortUid, RuleSlot, Timeouts};
+use dataplane::{NetworkIdx, PortConfig, PortSlot, PortUid, RuleSlot};
 use wire::build::{self, Builder};
 use wire::parse::TcpFlags;
 use wire::{Mac, Vni};
