@@ -69,6 +69,15 @@ impl Api {
         Ok(answer.into_inner().uplinks)
     }
 
+    /// What each rule has let pass, likewise.
+    pub fn rules(&mut self) -> Result<Vec<v1::RuleCounter>> {
+        self.flows()?;
+        let request = v1::ListRuleCountersRequest::default();
+        let answer = self.runtime.block_on(self.grpc.list_rule_counters(request));
+        let answer = answer.map_err(|e| e.message().to_owned())?;
+        Ok(answer.into_inner().counters)
+    }
+
     /// All tracked flows.
     pub fn flows(&mut self) -> Result<Vec<v1::Flow>> {
         let listed = self.runtime.block_on(async {

@@ -16,7 +16,7 @@ use dataplane::{
     AddressPair, DropReason, GroupIdx, MOVE_SECS, PortConfig, PortSlot, PortUid, UnknownTcp,
 };
 use testkit::netns::Namespace;
-use testkit::{PATIENCE, Result, wait_for};
+use testkit::{PATIENCE, Result, wait_closely};
 
 use crate::contract::words::*;
 
@@ -285,7 +285,7 @@ impl Lab {
         self.passes(from, to, frame.clone());
         let (before, begun) = (self.drops(), self.by_kernel(from));
         let burst = vec![frame; BURST];
-        let known = wait_for("the kernel to forward a flow", PATIENCE, || {
+        let known = wait_closely("the kernel to forward a flow", PATIENCE, || {
             self.send(from, &burst);
             self.arrives(&[to], &burst, &before);
             Ok((self.by_kernel(from) > begun).then_some(()))
@@ -345,7 +345,7 @@ impl Lab {
             api.apply(config).unwrap();
         });
         self.is_in_force = true;
-        let done = wait_for("all frames to arrive or be dropped", PATIENCE, || {
+        let done = wait_closely("all frames to arrive or be dropped", PATIENCE, || {
             self.collect();
             let arrived = self.inboxes[to.slot.0 as usize].len() as u64;
             let dropped: u64 = difference(&before, &self.drops()).iter().map(|d| d.1).sum();
@@ -377,7 +377,7 @@ impl Lab {
     /// These frames arrive at each of these, and no others there.
     #[track_caller]
     fn arrives(&mut self, to: &[Nic], frames: &[Vec<u8>], before: &Drops) {
-        let arrived = wait_for("frames to arrive", PATIENCE, || {
+        let arrived = wait_closely("frames to arrive", PATIENCE, || {
             self.collect();
             let len = |nic: &Nic| self.inboxes[nic.slot.0 as usize].len();
             Ok(to.iter().all(|nic| len(nic) >= frames.len()).then_some(()))
@@ -396,7 +396,7 @@ impl Lab {
     fn drops_one(&mut self, before: &Drops, reason: DropReason) {
         let expected = [(reason.name().to_owned(), 1)];
         let mut dropped = Vec::new();
-        let counted = wait_for("a drop to be counted", PATIENCE, || {
+        let counted = wait_closely("a drop to be counted", PATIENCE, || {
             dropped = difference(before, &self.drops());
             Ok((!dropped.is_empty()).then_some(()))
         });

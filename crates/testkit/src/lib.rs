@@ -34,12 +34,32 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How often [`wait_for`] looks.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// How often [`wait_closely`] does.
+const LOOK_CLOSELY: Duration = Duration::from_millis(1);
 
 /// Calls `look` until it gives something, at most for `timeout`. An error of `look` ends the wait
 /// at once.
 pub fn wait_for<T>(
     what: &str,
     timeout: Duration,
+    look: impl FnMut() -> Result<Option<T>>,
+) -> Result<T> {
+    wait_looking(what, timeout, LOOK_EVERY, look)
+}
+
+/// As [`wait_for`], for what is so in a moment and costs little to look at.
+pub fn wait_closely<T>(
+    what: &str,
+    timeout: Duration,
+    look: impl FnMut() -> Result<Option<T>>,
+) -> Result<T> {
+    wait_looking(what, timeout, LOOK_CLOSELY, look)
+}
+
+fn wait_looking<T>(
+    what: &str,
+    timeout: Duration,
+    every: Duration,
     mut look: impl FnMut() -> Result<Option<T>>,
 ) -> Result<T> {
     let deadline = Instant::now() + timeout;
@@ -50,6 +70,6 @@ pub fn wait_for<T>(
         if Instant::now() >= deadline {
             return Err(format!("waited {timeout:?} in vain for {what}"));
         }
-        std::thread::sleep(LOOK_EVERY);
+        std::thread::sleep(every);
     }
 }
