@@ -12,6 +12,8 @@
 //! some thousand random inputs. A function has no clock, no randomness and no memory of the input
 //! before ([`round`] keeps its switch and empties it): an input means the same everywhere.
 
+mod decoded;
+mod dns;
 mod fixture;
 mod frames;
 mod input;
@@ -28,6 +30,8 @@ mod whole;
 mod witness;
 mod world;
 
+pub use decoded::decoded;
+pub use dns::dns;
 pub use frames::frames;
 pub use netlink::netlink;
 pub use ring::rings;
@@ -43,7 +47,7 @@ pub use whole::whole;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 10] = [
+pub const TARGETS: [Target; 12] = [
     ("frames", frames),
     ("rings", rings),
     ("session", session),
@@ -54,4 +58,6 @@ pub const TARGETS: [Target; 10] = [
     ("text", text),
     ("v1", v1),
     ("whole", whole),
+    ("decoded", decoded),
+    ("dns", dns),
 ];

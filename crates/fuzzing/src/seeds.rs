@@ -118,7 +118,26 @@ pub fn all() -> Vec<Seed> {
         .flat_map(|text| piece(text.as_bytes()))
         .collect();
     seeds.push(("v0", [&[2][..], &every].concat()));
+    seeds.extend(answers().into_iter().map(|seed| ("dns", seed)));
     let (small, large) = configs();
+    for config in [&small, &large] {
+        // As the target has them: a document, one that is applied to the balancer, a NIC.
+        let of_balancer = v1::ApplyBalancerRequest {
+            config: config.balancer.clone(),
+            ..Default::default()
+        };
+        let nic = v1::PutNicRequest {
+            nic: config.nics.first().cloned(),
+            ..Default::default()
+        };
+        for (which, bytes) in [
+            (0, config.encode_to_vec()),
+            (1, nic.encode_to_vec()),
+            (7, of_balancer.encode_to_vec()),
+        ] {
+            seeds.push(("decoded", [&[which, 7][..], &bytes].concat()));
+        }
+    }
     for order in [[&small, &large], [&large, &small], [&large, &large]] {
         seeds.push((
             "v1",
@@ -129,6 +148,20 @@ pub fn all() -> Vec<Seed> {
         ));
     }
     seeds
+}
+
+/// What a name server says to the query of the target: yes, no such name, and that it refuses.
+fn answers() -> Vec<Vec<u8>> {
+    let answer = |code: u8| {
+        let mut answer = crate::dns::ID.to_be_bytes().to_vec();
+        // A response, with recursion; one question and one answer.
+        answer.extend([0x81, 0x80 | code, 0, 1, 0, 1, 0, 0, 0, 0]);
+        // example.org A IN, and its address by a pointer to the name.
+        answer.extend(b"\x07example\x03org\x00\x00\x01\x00\x01");
+        answer.extend(b"\xc0\x0c\x00\x01\x00\x01\x00\x00\x0e\x10\x00\x04\xc0\x00\x02\x01");
+        answer
+    };
+    [0, 3, 5].map(answer).to_vec()
 }
 
 /// NICs, groups, hosts and bindings, and frames between them: for each kind of frame and each kind

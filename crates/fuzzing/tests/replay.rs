@@ -133,6 +133,16 @@ fn v1() {
 }
 
 #[test]
+fn decoded() {
+    random("decoded");
+}
+
+#[test]
+fn dns() {
+    random("dns");
+}
+
+#[test]
 fn whole() {
     random_some("whole", RANDOM_WHOLE);
 }

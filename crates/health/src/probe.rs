@@ -11,6 +11,7 @@ mod tls;
 
 use std::time::Duration;
 
+pub use dns::answer as dns_answer;
 pub use path::{Direct, Path};
 
 use crate::check::{Kind, Subject};

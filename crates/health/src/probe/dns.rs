@@ -25,18 +25,16 @@ impl Dns {
             true => over_tcp(&bytes, path).await?,
             false => over_udp(&bytes, path).await?,
         };
-        judge(&query, &answer)
+        self::answer(query.metadata.id, &answer)
     }
 }
 
-/// A server that is there says yes or that there is no such name; one that refuses or fails is not
-/// well.
-fn judge(query: &Message, answer: &[u8]) -> Result<(), String> {
+/// What an answer to the query of this number says of the server: one that is there says yes or
+/// that there is no such name; one that refuses or fails is not well, and why is a sentence.
+pub fn answer(query: u16, answer: &[u8]) -> Result<(), String> {
     let answer =
         Message::from_bytes(answer).map_err(|e| format!("the answer is no DNS message: {e}"))?;
-    if answer.metadata.message_type != MessageType::Response
-        || answer.metadata.id != query.metadata.id
-    {
+    if answer.metadata.message_type != MessageType::Response || answer.metadata.id != query {
         return Err("the answer is that to another query".into());
     }
     match answer.metadata.response_code {
