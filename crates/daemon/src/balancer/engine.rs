@@ -457,7 +457,8 @@ async fn follow_losses(running: Arc<Running>) {
     let mut looked = running.follower.looked();
     let mut failed = false;
     while looked.changed().await.is_ok() {
-        let ways = running.native_ways();
+        // Who takes an interface holds what is asked for here, and waits for this runtime.
+        let ways = tokio::task::block_in_place(|| running.native_ways());
         match running.follower.lose_frames(ways).await {
             Ok(losing) => running.note_losing(losing),
             Err(e) if !failed => {
