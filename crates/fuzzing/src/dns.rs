@@ -1,7 +1,7 @@
 //! Target `dns`: what a server answers to a health check by DNS.
 //!
-//! Promise: a server is well only by an answer to the very query that was sent, whose code says that
-//! the name is there or is not; anything else is a sentence.
+//! Promise: a server is well only by an answer to the very query that was sent, whose code says
+//! that the name is there or is not; anything else is a sentence.
 //!
 //! Input: the answer.
 
