@@ -10,6 +10,7 @@ use std::process::Command;
 use api::v1;
 use api::v1::butterfly_client::ButterflyClient;
 use common::{Daemon, within};
+use rustix::process::{Pid, Signal, kill_process};
 use tonic::Code;
 use tonic::transport::Channel;
 
@@ -97,13 +98,33 @@ except OSError as error:
     String::from_utf8(said.stdout).unwrap().trim().to_owned()
 }
 
+/// A folder with the socket of a keeper, which outlives daemons and is not to outlive the test.
+struct Kept(tempfile::TempDir);
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let socket = self.0.path().join("keeper");
+        let processes = std::fs::read_dir("/proc").unwrap().flatten();
+        let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+        for pid in pids {
+            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let mut words = line.split(|byte| *byte == 0);
+            let is_ours = words.any(|word| word == b"--as-keeper")
+                && words.next() == Some(socket.as_os_str().as_encoded_bytes());
+            if let Some(pid) = Pid::from_raw(pid).filter(|_| is_ours) {
+                let _ = kill_process(pid, Signal::KILL);
+            }
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_socket_is_whose_its_nic_says_whenever_it_is_made() {
     if !is_root() {
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
-    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let kept = Kept(tempfile::tempdir().unwrap());
+    let at = |name: &str| kept.0.path().join(name).to_str().unwrap().to_owned();
     let (store, keeper) = (at("state"), at("keeper"));
     let options = [
         "--store",
@@ -143,7 +164,7 @@ async fn a_socket_is_whose_its_nic_says_whenever_it_is_made() {
     // After a kill, a stop, and in the hands of the next program.
     let mut daemon = daemon.killed_and_started_again(&options);
     expected(&daemon);
-    daemon.signal(rustix::process::Signal::TERM);
+    daemon.signal(Signal::TERM);
     daemon.wait();
     let (dir, v0) = daemon.ended();
     let mut daemon = Daemon::start_in(dir, v0, &options);
@@ -170,13 +191,6 @@ async fn a_socket_is_whose_its_nic_says_whenever_it_is_made() {
     let log = daemon.log();
     let warned = "NIC 'vm': socket mode '666': every user of this host may connect to it";
     assert!(log.contains(warned), "{log}");
-    // The keeper ends with the last of what it holds.
-    for id in ["plain", "vm", "mode"] {
-        let request = v1::DeleteNicRequest { id: id.into() };
-        within(client.delete_nic(request)).await.unwrap();
-    }
-    daemon.signal(rustix::process::Signal::TERM);
-    daemon.wait();
 }
 
 #[tokio::test]
@@ -276,7 +290,7 @@ async fn a_daemon_gives_no_more_than_its_user_may() {
         .await
         .unwrap();
     assert_eq!(file(&daemon, "a"), (NOBODY, NOBODY, 0o600));
-    daemon.signal(rustix::process::Signal::TERM);
+    daemon.signal(Signal::TERM);
     daemon.wait();
 }
 
