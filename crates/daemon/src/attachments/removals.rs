@@ -14,10 +14,8 @@ use netlink::change::Changes;
 
 use crate::held::Held;
 
-/// Removed at once, at the most: nobody else changes an interface of this host meanwhile. Of 2,000
-/// TAP devices more at once take the processor no less, and keep others waiting longer
-/// (docs/journal/2026-11-27-removals.md).
-const TOGETHER: usize = 512;
+/// Removed at once, at the most: nobody else changes an interface of this host meanwhile.
+const TOGETHER: usize = 256;
 /// Threads that close devices which are in containers' namespaces, where they cannot go together.
 const CLOSERS: usize = 8;
 
