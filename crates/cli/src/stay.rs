@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sys::handed::{Handed, Items};
-use xdp::Pins;
+use xdp::{PinError, Pins};
 
 use crate::error::Error;
 use crate::output::say;
@@ -23,24 +23,32 @@ const POINTS: [&str; 3] = ["xdp ", "tc ", "chain "];
 
 /// What a command before has left, and what this one leaves.
 pub struct Stay {
-    pins: Arc<Pins>,
+    kept: Kept,
     left: Items,
     names_left: BTreeSet<String>,
-    told: Arc<Mutex<BTreeSet<String>>>,
     is_settled: bool,
+}
+
+/// The folder, and the names of what this command has put there.
+#[derive(Clone)]
+struct Kept {
+    pins: Arc<Pins>,
+    names: Arc<Mutex<BTreeSet<String>>>,
 }
 
 impl Stay {
     /// For a command in this network namespace: all that one before has left in the folder.
     pub fn begin(kind: Alone, folder: &Path) -> Result<Stay, Error> {
-        let refused = |e: xdp::PinError| Error::Refused(format!("nothing can stay: {e}"));
+        let refused = |e: PinError| Error::Refused(format!("nothing can stay: {e}"));
         let pins = Pins::open(&folder_of(kind, folder)?).map_err(refused)?;
         let left = pins.items().map_err(refused)?;
         Ok(Stay {
             names_left: left.keys().cloned().collect(),
             left,
-            pins: Arc::new(pins),
-            told: Arc::default(),
+            kept: Kept {
+                pins: Arc::new(pins),
+                names: Arc::default(),
+            },
             is_settled: false,
         })
     }
@@ -62,47 +70,66 @@ impl Stay {
 
     /// Has something stay.
     pub fn hold(&self, name: &str, item: &Handed) -> Result<(), Error> {
-        let held = self.pins.hold(name, item);
-        held.map_err(|e| Error::Refused(format!("{name} cannot stay: {e}")))?;
-        lock(&self.told).insert(name.to_owned());
-        Ok(())
+        let held = self.kept.set(name, Some(item));
+        held.map_err(|e| Error::Refused(format!("{name} cannot stay: {e}")))
     }
 
     /// Lets something go that was left.
     pub fn release(&self, name: &str) {
-        self.keeper()(name, None);
+        self.kept.set_or_say(name, None);
     }
 
-    /// Whoever has something to stay calls this with it, or with its name alone when it goes.
-    pub fn keeper(&self) -> impl Fn(&str, Option<&Handed>) + Send + 'static {
-        let (pins, told) = (self.pins.clone(), self.told.clone());
-        move |name, item| {
-            let done = match item {
-                Some(item) => pins.hold(name, item).map(|()| {
-                    lock(&told).insert(name.to_owned());
-                }),
-                None => pins.release(name).map(|()| {
-                    lock(&told).remove(name);
-                }),
-            };
-            if let Err(e) = done {
-                say(&format!("butterfly: {name} does not stay: {e}\n"));
-            }
+    /// To be called with each point that is to stay, or with its name alone when it goes.
+    pub fn point_keeper(&self) -> impl Fn(&str, Option<Handed>) + Send + 'static {
+        let kept = self.kept.clone();
+        move |name, point| kept.set_or_say(name, point.as_ref())
+    }
+
+    /// To be called with bytes that are to stay by this name, each time in the place of the last.
+    pub fn byte_keeper(&self, name: &'static str) -> impl Fn(&[u8]) + Send + 'static {
+        let kept = self.kept.clone();
+        move |bytes| {
+            let (note, fds) = (bytes.to_owned(), Vec::new());
+            kept.set_or_say(name, Some(&Handed { note, fds }));
         }
     }
 
     /// All of this command's is in force: what it has not taken up of the one before's goes.
     pub fn settle(&mut self) {
         self.is_settled = true;
-        let told = lock(&self.told).clone();
-        for name in self.names_left.difference(&told) {
+        let names = lock(&self.kept.names).clone();
+        for name in self.names_left.difference(&names) {
             self.release(name);
         }
     }
 
     /// Where it stays.
     pub fn folder(&self) -> &Path {
-        self.pins.folder()
+        self.kept.pins.folder()
+    }
+}
+
+impl Kept {
+    /// Has something stay, or lets it go.
+    fn set(&self, name: &str, item: Option<&Handed>) -> Result<(), PinError> {
+        match item {
+            Some(item) => {
+                self.pins.hold(name, item)?;
+                lock(&self.names).insert(name.to_owned());
+            }
+            None => {
+                self.pins.release(name)?;
+                lock(&self.names).remove(name);
+            }
+        }
+        Ok(())
+    }
+
+    /// For who cannot do anything about it.
+    fn set_or_say(&self, name: &str, item: Option<&Handed>) {
+        if let Err(e) = self.set(name, item) {
+            say(&format!("butterfly: {name} does not stay: {e}\n"));
+        }
     }
 }
 
@@ -112,13 +139,13 @@ impl Drop for Stay {
         if self.is_settled {
             return;
         }
-        let told = lock(&self.told).clone();
-        for name in told.difference(&self.names_left) {
+        let names = lock(&self.kept.names).clone();
+        for name in names.difference(&self.names_left) {
             self.release(name);
         }
         if self.names_left.is_empty() {
             // Nothing is left in it.
-            let _ = self.pins.remove();
+            let _ = self.kept.pins.remove();
         }
     }
 }

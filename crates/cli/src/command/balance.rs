@@ -12,7 +12,6 @@ use api::v1;
 use api::v1::balancer_server::BalancerServer;
 use balancer::{Balancer, Follower, Options, Services};
 use clap::Args;
-use sys::handed::Handed;
 use tokio::signal::unix::{SignalKind, signal};
 use tonic::service::Routes;
 
@@ -186,8 +185,7 @@ impl BalanceArgs {
             }
         };
         balancer.points_handed(stay.take_points());
-        let keep = stay.keeper();
-        balancer.keep_points(move |name, point| keep(name, point.as_ref()));
+        balancer.keep_points(stay.point_keeper());
         Ok((balancer, tables))
     }
 
@@ -356,11 +354,7 @@ fn take_over(balancer: &mut Balancer, left: Option<&[u8]>, stay: &mut Stay) -> R
         stay.release(TABLES);
     }
     stay.hold(MAPS, &maps)?;
-    let keep = stay.keeper();
-    balancer.keep_tables(move |tables| {
-        let (note, fds) = (tables.to_owned(), Vec::new());
-        keep(TABLES, Some(&Handed { note, fds }));
-    });
+    balancer.keep_tables(stay.byte_keeper(TABLES));
     if let Some(left) = left {
         balancer.take_up(left).map_err(failed)?;
         balancer.take_over().map_err(failed)?;

@@ -11,7 +11,6 @@ use netlink::Mirror;
 use router::acl::List;
 use router::{AclReport, Options, Report, Router, Service, text};
 use serde_json::{Value, json};
-use sys::handed::Handed;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tonic::service::Routes;
 use xdp::Interfaces;
@@ -119,8 +118,7 @@ impl ForwardArgs {
             Some(stay) => Interfaces::handed(stay.take_points()),
         };
         if let Some(stay) = &stay {
-            let keep = stay.keeper();
-            attached.keep_points(move |name, point| keep(name, point.as_ref()));
+            attached.keep_points(stay.point_keeper());
         }
         for name in &self.interfaces {
             let mode = self.mode.map(Mode::xdp);
@@ -226,11 +224,7 @@ fn take_over(router: &mut Router, attached: &mut Interfaces, stay: &mut Stay) ->
     let maps = router.hand_over().map_err(refused)?;
     let until_then = format!("{MAPS} of {}", std::process::id());
     stay.hold(&until_then, &maps)?;
-    let keep = stay.keeper();
-    router.keep_slots(move |slots| {
-        let (note, fds) = (slots.to_owned(), Vec::new());
-        keep(SLOTS, Some(&Handed { note, fds }));
-    });
+    router.keep_slots(stay.byte_keeper(SLOTS));
     attached.take_over().map_err(|e| refused(e.into()))?;
     stay.hold(MAPS, &maps)?;
     stay.release(&until_then);
