@@ -89,14 +89,8 @@ fn for_all(mode: u32) -> bool {
 /// Looks a user up by name or number, and whether we may give files to it: that takes CAP_CHOWN
 /// (chown(2)). Errors begin with `what` it is for.
 fn owner_of(name: &str, what: &str) -> Result<u32, String> {
-    let uid = match number(name) {
-        Some(number) => Uid::from_raw(number),
-        None => match Account::from_name(name) {
-            Ok(Some(user)) => user.uid,
-            Ok(None) => return Err(format!("{what}: there is no such user")),
-            Err(e) => return Err(format!("{what}: {e}")),
-        },
-    };
+    let named = || Account::from_name(name).map(|user| Some(user?.uid));
+    let uid = found(number(name).map(Uid::from_raw), named, what, "user")?;
     if uid != Uid::effective() && !may_give() {
         return Err(format!(
             "{what}: giving files away needs CAP_CHOWN, which the daemon's unit can have \
@@ -108,14 +102,8 @@ fn owner_of(name: &str, what: &str) -> Result<u32, String> {
 
 /// As [`owner_of`]: the owner of a file may give it to groups that it is in.
 fn group_of(name: &str, what: &str) -> Result<u32, String> {
-    let gid = match number(name) {
-        Some(number) => Gid::from_raw(number),
-        None => match Group::from_name(name) {
-            Ok(Some(group)) => group.gid,
-            Ok(None) => return Err(format!("{what}: there is no such group")),
-            Err(e) => return Err(format!("{what}: {e}")),
-        },
-    };
+    let named = || Group::from_name(name).map(|group| Some(group?.gid));
+    let gid = found(number(name).map(Gid::from_raw), named, what, "group")?;
     let ours = Gid::effective() == gid || getgroups().is_ok_and(|all| all.contains(&gid));
     if !ours && !may_give() {
         return Err(format!(
@@ -124,6 +112,20 @@ fn group_of(name: &str, what: &str) -> Result<u32, String> {
         ));
     }
     Ok(gid.as_raw())
+}
+
+/// The user or group of a number, or of a name that is looked up.
+fn found<Id>(
+    numbered: Option<Id>,
+    named: impl FnOnce() -> nix::Result<Option<Id>>,
+    what: &str,
+    kind: &str,
+) -> Result<Id, String> {
+    match numbered.map_or_else(named, |id| Ok(Some(id))) {
+        Ok(Some(id)) => Ok(id),
+        Ok(None) => Err(format!("{what}: there is no such {kind}")),
+        Err(e) => Err(format!("{what}: {e}")),
+    }
 }
 
 /// The number that a name is; the largest is nobody's, and no change to chown(2).
