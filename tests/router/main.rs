@@ -64,14 +64,24 @@ impl Stage {
     }
 
     /// A daemon whose state is kept, in these modes on both interfaces.
-    fn start_kept(&mut self, modes: [&str; 2]) -> Result<()> {
-        let options = ["--store", "{dir}/store", "--keeper", "{dir}/keeper"];
+    fn start_kept(&mut self, modes: [&str; 2], more: &[&str]) -> Result<()> {
+        let options = [
+            &["--store", "{dir}/store", "--keeper", "{dir}/keeper"],
+            more,
+        ]
+        .concat();
         self.daemon = Daemon::start_on(Some(self.hosts.router.pid()), &options)?;
         for (interface, mode) in ["east0", "west0"].iter().zip(modes) {
             let add = format!("router add {interface} --mode {mode}");
             self.daemon.cli(&add)?;
         }
         Ok(())
+    }
+
+    /// Packets that the access list's first rule has taken.
+    fn first_rule(&self) -> Result<u64> {
+        let acl = self.daemon.json("router show")?["acl"].clone();
+        number(&acl["rules"][0]["packets"]).ok_or_else(|| format!("no first rule: {acl}"))
     }
 
     fn take_both(&self) -> Result<()> {
@@ -586,13 +596,18 @@ fn a_kill_keeps_every_packet(stage: &mut Stage) -> Result<()> {
 
 fn every_packet_is_kept(stage: &mut Stage, replace: fn(&mut Stage) -> Result<()>) -> Result<()> {
     stage.daemon.stop()?;
+    let folder = tempfile::tempdir().map_err(|e| e.to_string())?;
+    let acl = folder.path().join("acl");
+    let rules = "default allow\nallow ipv4 in east0 proto icmp\n";
+    std::fs::write(&acl, rules).map_err(|e| e.to_string())?;
     for modes in [["tc", "tc"], ["generic", "generic"], ["tc", "generic"]] {
-        stage.start_kept(modes)?;
+        stage.start_kept(modes, &["--router-acl", &acl.display().to_string()])?;
         let list = stage.daemon.cli("router list")?;
         // Neighbours are known then.
         stage.hosts.pinging(|| Ok(()))?;
         let forwarded = kernel_forwarded(&stage.hosts)?;
         let counted = stage.counter("east0", "ipv4", "forwarded")?;
+        let taken = stage.first_rule()?;
         let start = |address: &&str| {
             let name = format!("long-ping-{}", address.len());
             let ping = format!("ping -q -i 0.002 {address}");
@@ -631,6 +646,11 @@ fn every_packet_is_kept(stage: &mut Stage, replace: fn(&mut Stage) -> Result<()>
             counted == sent || kernels > 0 && counted <= sent,
             &format!("{modes:?}: {sent} were sent, of which {counted} are counted"),
         )?;
+        let taken = stage.first_rule()? - taken;
+        check(
+            taken == sent || kernels > 0 && taken <= sent,
+            &format!("{modes:?}: {sent} were sent, of which the rule has taken {taken}"),
+        )?;
         let now = stage.daemon.cli("router list")?;
         check(now == list, &format!("the modes stay:\n{list}\n{now}"))?;
         stage.treated(WEST[0], "fast")?;
@@ -648,7 +668,7 @@ fn every_packet_is_kept(stage: &mut Stage, replace: fn(&mut Stage) -> Result<()>
 /// interfaces, and what they have counted; one that is to end for good leaves nothing.
 fn what_nobody_follows_any_more_is_the_kernel_s(stage: &mut Stage) -> Result<()> {
     stage.daemon.stop()?;
-    stage.start_kept(["tc", "generic"])?;
+    stage.start_kept(["tc", "generic"], &[])?;
     stage.hosts.pinging(|| Ok(()))?;
     let counted = stage.counter("east0", "ipv4", "forwarded")?;
     check(counted > 400, "packets by the fast path")?;

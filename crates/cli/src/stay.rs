@@ -85,12 +85,19 @@ impl Stay {
         move |name, point| kept.set_or_say(name, point.as_ref())
     }
 
-    /// To be called with bytes that are to stay by this name, each time in the place of the last.
-    pub fn byte_keeper(&self, name: &'static str) -> impl Fn(&[u8]) + Send + 'static {
+    /// To be called with what is to stay by this name, each time in the place of the last; `None`:
+    /// nothing.
+    pub fn keeper(&self, name: &'static str) -> impl Fn(Option<Handed>) + Send + 'static {
         let kept = self.kept.clone();
+        move |item| kept.set_or_say(name, item.as_ref())
+    }
+
+    /// As [`keeper`](Self::keeper) of bytes.
+    pub fn byte_keeper(&self, name: &'static str) -> impl Fn(&[u8]) + Send + 'static {
+        let keep = self.keeper(name);
         move |bytes| {
             let (note, fds) = (bytes.to_owned(), Vec::new());
-            kept.set_or_say(name, Some(&Handed { note, fds }));
+            keep(Some(Handed { note, fds }));
         }
     }
 

@@ -163,6 +163,13 @@ fn it_goes_on_where_another_ended() {
     let ping = |address: &str| hosts.east.succeeds(&format!("ping -q -c 2 -W 1 {address}"));
     assert!(!ping(WEST[0]).expect("ping"), "it is denied");
     assert!(ping(WEST[1]).expect("ping"), "it is allowed");
+    // What the rules have counted goes on.
+    let mut last = forward(&hosts, &options);
+    last.terminate(PATIENCE).expect("an end");
+    let log = last.log();
+    let denied = log.lines().find(|line| line.contains("deny ipv4"));
+    let denied = denied.expect("the rule in the last report");
+    assert!(denied.split_whitespace().any(|word| word == "2"), "{log}");
     hosts.router.ok(&format!("rm -r {folder}")).expect("rm");
     assert!(!hosts.has_program("east0").expect("ip"));
     assert!(

@@ -496,8 +496,7 @@ async fn serve(
         let take_up = move || take_up_left(&engine, &interfaces, &held, &left_points);
         waiting(take_up).await?;
     }
-    let looked = app.router.look(|router| router.settle()).await;
-    looked.map_err(|e| e.to_string())?;
+    app.router.settle().await.map_err(|e| e.to_string())?;
     starting.store(false, Ordering::Relaxed);
 
     let mut tasks = JoinSet::new();

@@ -1,13 +1,28 @@
 //! Which access list the router goes by: the one it was given, or the kernel's where nftables says
 //! no more than that. Follows the interfaces that it names.
 
+use std::fmt::{self, Write as _};
+
 use netlink::firewall::Hook;
+use sys::handed::Handed;
 
 use crate::acl::image::compile;
 use crate::acl::loaded::{Count, Loaded};
-use crate::acl::{List, Rule, chain};
+use crate::acl::{List, Rule, chain, default_rule};
 use crate::error::Error;
 use crate::router::Router;
+
+/// Of what is handed over of a list: another one for whatever is changed in it.
+const VERSION: &str = "rules 1";
+
+/// Who is told what a list's rules have counted.
+struct KeepRules(Box<dyn FnMut(Option<Handed>) + Send>);
+
+impl fmt::Debug for KeepRules {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("KeepRules")
+    }
+}
 
 /// The list, and what is in the kernel of it.
 #[derive(Debug)]
@@ -25,6 +40,11 @@ pub(crate) struct AclInUse {
     hooks: Vec<String>,
     /// Why a list of nftables' is not used that could be.
     trouble: Option<String>,
+    /// Of the process before: equal rules of the first list here go on counting.
+    left: Option<List>,
+    keep: Option<KeepRules>,
+    /// It has not been told of what is counted now.
+    is_untold: bool,
 }
 
 impl AclInUse {
@@ -37,6 +57,9 @@ impl AclInUse {
             names: Vec::new(),
             hooks: Vec::new(),
             trouble: None,
+            left: None,
+            keep: None,
+            is_untold: false,
         }
     }
 
@@ -54,8 +77,25 @@ impl AclInUse {
         self.loaded.bank()
     }
 
+    /// Once a second.
     pub fn rest(&mut self) {
-        self.loaded.rest();
+        self.is_untold |= self.loaded.rest();
+        self.tell();
+    }
+
+    /// Tells whoever is to know when something else is counted than was.
+    pub fn tell(&mut self) {
+        let Some(KeepRules(keep)) = self.keep.as_mut().filter(|_| self.is_untold) else {
+            return;
+        };
+        self.is_untold = false;
+        let counted = self.loaded.hand_over();
+        // Out of descriptors: the next process's rules begin anew.
+        let counted = counted.unwrap_or_default().zip(self.list.as_ref());
+        keep(counted.map(|((had, map), list)| Handed {
+            note: write(list, &had).into_bytes(),
+            fds: vec![map],
+        }));
     }
 
     /// What lists have said of flows is over.
@@ -110,6 +150,34 @@ impl Router {
         })
     }
 
+    /// Has equal rules of the first list that is set go on with what those of another process's
+    /// router have counted, which has [told of that](Self::keep_rules).
+    ///
+    /// # Errors
+    /// They were handed over by a router of another version, or cannot be. They begin anew then.
+    pub fn take_rules(&mut self, handed: Handed) -> Result<(), Error> {
+        let refused = |why| Error::Handed { why };
+        let (list, had) = read(&handed.note)?;
+        let [map] = handed.take().ok_or(refused("its rules have no counts"))?;
+        self.acl.loaded.go_on(map, had)?;
+        self.acl.left = Some(list);
+        Ok(())
+    }
+
+    /// To be called when this router's programs are in force, and no others count any more. Has
+    /// `keep` told of what the rules count, now and when there are others: should this process end,
+    /// another one may [go on](Self::take_rules) with it. `None`: there are no rules.
+    pub fn keep_rules(&mut self, keep: impl FnMut(Option<Handed>) + Send + 'static) {
+        self.acl.keep = Some(KeepRules(Box::new(keep)));
+        self.acl.is_untold = true;
+        self.acl.loaded.taken_over();
+        if self.acl.left.take().is_some() {
+            // No list has come that goes on with them.
+            self.acl.loaded.unload();
+        }
+        self.acl.tell();
+    }
+
     /// Makes the list that is to be in use the one that is. The configuration is to be written
     /// after it.
     pub(crate) fn choose_acl(&mut self) -> Result<(), Error> {
@@ -143,6 +211,7 @@ impl Router {
             self.settle()?;
             self.acl.names = Vec::new();
             self.acl.loaded.unload();
+            self.acl.is_untold = true;
         }
         Ok(())
     }
@@ -157,10 +226,11 @@ impl Router {
             known.and_then(|(_, index)| *index)
         };
         let image = compile(&list, index)?;
-        self.acl
-            .loaded
-            .load(&image, self.acl.list.as_ref(), &list)?;
+        let before = self.acl.list.as_ref().or(self.acl.left.as_ref());
+        self.acl.loaded.load(&image, before, &list)?;
         (self.acl.list, self.acl.names) = (Some(list), names);
+        self.acl.left = None;
+        self.acl.is_untold = true;
         Ok(())
     }
 
@@ -213,5 +283,100 @@ impl Router {
             ));
         }
         notes
+    }
+}
+
+/// A line for each rule, and one for what none takes: packets and bytes that it had counted, and
+/// it.
+fn write(list: &List, had: &[Count]) -> String {
+    let mut text = format!("{VERSION}\n");
+    let rules = list.rules.iter().map(Rule::to_string);
+    let default = default_rule(list.default_allows).to_owned();
+    for (rule, count) in rules.chain([default]).zip(had) {
+        // A string has room for all.
+        let _ = writeln!(text, "{} {} {rule}", count.packets, count.bytes);
+    }
+    text
+}
+
+/// What was written, as if an enemy had done so.
+fn read(note: &[u8]) -> Result<(List, Vec<Count>), Error> {
+    let text = std::str::from_utf8(note).unwrap_or_default();
+    let lines = text
+        .strip_prefix(VERSION)
+        .and_then(|rest| rest.strip_prefix('\n'));
+    let lines = lines.ok_or(Error::Handed {
+        why: "its rules' counts are of another version",
+    })?;
+    read_lines(lines).ok_or(Error::Handed {
+        why: "what its rules have counted cannot be",
+    })
+}
+
+fn read_lines(lines: &str) -> Option<(List, Vec<Count>)> {
+    let lines = lines.lines().map(|line| {
+        let mut words = line.splitn(3, ' ');
+        let packets = words.next()?.parse().ok()?;
+        let bytes = words.next()?.parse().ok()?;
+        Some((words.next()?, Count { packets, bytes }))
+    });
+    let (mut rules, had): (Vec<&str>, Vec<Count>) = lines.collect::<Option<_>>()?;
+    let default = rules.pop()?.strip_prefix("default ")?;
+    let rules = rules.into_iter().map(|rule| rule.parse().ok());
+    let list = List {
+        rules: rules.collect::<Option<_>>()?,
+        default_allows: List::default_of(default).ok()?,
+    };
+    list.check_size().ok()?;
+    Some((list, had))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_read_as_they_were_written_and_nothing_else_is() {
+        let rules = [
+            "allow in eth#0 proto tcp from 10.0.0.0/8 to any port 80-90",
+            "deny ipv6 out eth1 proto 99",
+            "allow",
+        ];
+        let list = List {
+            rules: rules.map(|rule| rule.parse().unwrap()).into(),
+            default_allows: true,
+        };
+        let had: Vec<Count> = (0..4u64)
+            .map(|number| Count {
+                packets: number,
+                bytes: u64::MAX - number,
+            })
+            .collect();
+        let written = write(&list, &had);
+        assert_eq!(read(written.as_bytes()).unwrap(), (list, had));
+        let default = format!("{VERSION}\n7 8 default deny\n");
+        assert_eq!(read(default.as_bytes()).unwrap().1.len(), 1);
+        let too_many = "0 0 allow\n".repeat(model::acl::RULES_MAX + 1) + "0 0 default deny\n";
+        for wrong in [
+            "",
+            "1 2 allow\n",
+            "1 2\n3 4 default deny\n",
+            "1 -2 allow\n3 4 default deny\n",
+            "1 2 perhaps\n3 4 default deny\n",
+            "1 2 allow\n3 4 default perhaps\n",
+            "18446744073709551616 2 default deny\n",
+            &too_many,
+        ] {
+            let note = format!("{VERSION}\n{wrong}");
+            assert!(read(note.as_bytes()).is_err(), "{wrong:.60}");
+        }
+        for wrong in [
+            &b"rules 2\n7 8 default deny\n"[..],
+            b"rules 1",
+            b"",
+            b"\xff",
+        ] {
+            assert!(read(wrong).is_err(), "{wrong:?}");
+        }
     }
 }

@@ -1,4 +1,5 @@
-//! A router from one process to the next: what interfaces have counted goes on.
+//! A router from one process to the next: what interfaces have counted goes on. What the rules of
+//! an access list have is [`Router::keep_rules`]'s.
 //!
 //! The programs of both processes have one map of counters ([`Router::hand_over`],
 //! [`Router::handed`]); all else the next one reads from the kernel. So that both count an

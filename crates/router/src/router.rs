@@ -569,6 +569,7 @@ impl Router {
         self.entries.write(entries)?;
         let acl = &self.acl;
         self.epochs.begin(|| acl.forget_flows());
+        self.acl.tell();
         Ok(())
     }
 

@@ -27,6 +27,7 @@ use crate::stay::Stay;
 /// What stays, besides points: what interfaces have counted, and where each is counted.
 const MAPS: &str = "maps";
 const SLOTS: &str = "slots";
+const RULES: &str = "rules";
 
 const EXAMPLES: &str = "\
 Nothing is configured here: addresses, routes, rules, neighbours and MTUs are the kernel's, and
@@ -206,13 +207,20 @@ fn router(options: &Options, stay: Option<&mut Stay>) -> Result<Router, router::
     let Some(stay) = stay else {
         return Router::new(options);
     };
-    let (Some(maps), Some(slots)) = (stay.take(MAPS), stay.take(SLOTS)) else {
+    let (maps, slots, rules) = (stay.take(MAPS), stay.take(SLOTS), stay.take(RULES));
+    let (Some(maps), Some(slots)) = (maps, slots) else {
         return Router::new(options);
     };
-    Router::handed(options, maps, &slots.note).or_else(|e| {
+    let mut router = Router::handed(options, maps, &slots.note).or_else(|e| {
         say(&format!("butterfly: counters begin anew: {e}\n"));
         Router::new(options)
-    })
+    })?;
+    if let Some(Err(e)) = rules.map(|rules| router.take_rules(rules)) {
+        say(&format!(
+            "butterfly: counters of the access list's rules begin anew: {e}\n"
+        ));
+    }
+    Ok(router)
 }
 
 /// Has this command's programs in the place of those before, and all of it stay. The timer of those
@@ -228,6 +236,7 @@ fn take_over(router: &mut Router, attached: &mut Interfaces, stay: &mut Stay) ->
     attached.take_over().map_err(|e| refused(e.into()))?;
     stay.hold(MAPS, &maps)?;
     stay.release(&until_then);
+    router.keep_rules(stay.keeper(RULES));
     stay.settle();
     Ok(())
 }

@@ -104,6 +104,11 @@ impl Control {
         answered.blocking_recv().map_err(|_| gone())?
     }
 
+    /// Its programs are in force: lets go of what a daemon before has left.
+    pub async fn settle(&self) -> Result<(), Refusal> {
+        self.ask(|answer| Command::Settle { answer }).await
+    }
+
     /// Looks at the router between two changes.
     pub async fn look<T: Send + 'static>(
         &self,

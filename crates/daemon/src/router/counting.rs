@@ -1,9 +1,11 @@
-//! What the router's interfaces have counted, from one daemon to the next: by what is held.
+//! What the router's interfaces and its access list's rules have counted, from one daemon to the
+//! next: by what is held.
 
 use std::cell::Cell;
 use std::sync::Arc;
 
 use router::{Error, Options, Router};
+use sys::handed::{Handed, Items, file_of};
 
 use crate::held::{Held, bytes};
 
@@ -11,6 +13,7 @@ use crate::held::{Held, bytes};
 pub const HELD: &str = "router";
 const MAPS: &str = "maps";
 const SLOTS: &str = "slots";
+const RULES: &str = "rules";
 
 /// Where what the next daemon is to find is held, if anywhere.
 pub struct Counting {
@@ -34,15 +37,20 @@ impl Counting {
         };
         let mut left = held.left_items(HELD);
         let slots = left.remove(SLOTS).and_then(|item| bytes(SLOTS, item));
+        let rules = rules_left(&mut left);
         // One that was killed amid its first start has none by that name.
         let maps = left.remove(MAPS).or_else(|| Some(left.pop_first()?.1));
         let (Some(maps), Some(slots)) = (maps, slots) else {
             return Router::new(options);
         };
-        Router::handed(options, maps, &slots).or_else(|error| {
+        let mut router = Router::handed(options, maps, &slots).or_else(|error| {
             tracing::warn!("what the router's interfaces have counted begins anew: {error}");
             Router::new(options)
-        })
+        })?;
+        if let Some(Err(error)) = rules.map(|rules| router.take_rules(rules)) {
+            tracing::warn!("what the access list's rules have counted begins anew: {error}");
+        }
+        Ok(router)
     }
 
     /// Has what a router counts held, and its timer: to be called before it has an interface.
@@ -56,26 +64,69 @@ impl Counting {
         };
         held.hold_item(HELD, &name, &router.hand_over()?);
         router.keep_slots(move |slots| held.hold_bytes(HELD, SLOTS, slots));
+        if !self.is_starting.get() {
+            self.hold_rules(router);
+        }
         Ok(())
+    }
+
+    /// Has what the access list's rules count held: no programs but this router's are in force.
+    fn hold_rules(&self, router: &mut Router) {
+        let Some(held) = self.held.clone() else {
+            return;
+        };
+        router.keep_rules(move |rules| match rules {
+            Some(rules) => hold_rules(&held, rules),
+            None => held.release_item(HELD, RULES),
+        });
     }
 
     /// This daemon's programs are in force. Lets go of what is of those before, and of all where
     /// there is no router any more.
-    pub fn settle(&self, router: Option<&Router>) {
+    pub fn settle(&self, router: Option<&mut Router>) {
         self.is_starting.set(false);
         let Some(held) = &self.held else { return };
-        match router.map(Router::hand_over) {
-            Some(Ok(maps)) => {
+        let Some(router) = router else {
+            held.left_items(HELD);
+            held.release_items(HELD);
+            return;
+        };
+        match router.hand_over() {
+            Ok(maps) => {
                 held.hold_item(HELD, MAPS, &maps);
-                held.release_items_but(HELD, &[MAPS, SLOTS]);
+                held.release_items_but(HELD, &[MAPS, SLOTS, RULES]);
             }
-            Some(Err(error)) => {
+            Err(error) => {
                 tracing::error!("what the router counts goes with this daemon: {error}");
             }
-            None => {
-                held.left_items(HELD);
-                held.release_items(HELD);
-            }
+        }
+        self.hold_rules(router);
+    }
+}
+
+/// Their text may be longer than a note is: it is a file, behind the map.
+fn hold_rules(held: &Held, rules: Handed) {
+    let Handed { note, mut fds } = rules;
+    match file_of(&note) {
+        Ok(text) => {
+            fds.push(text);
+            let note = Vec::new();
+            held.hold_item(HELD, RULES, &Handed { note, fds });
+        }
+        Err(error) => {
+            tracing::error!("what the access list's rules count goes with this daemon: {error}");
         }
     }
+}
+
+fn rules_left(left: &mut Items) -> Option<Handed> {
+    let [map, text] = left.remove(RULES)?.take()?;
+    let text = Handed {
+        note: Vec::new(),
+        fds: vec![text],
+    };
+    Some(Handed {
+        note: bytes(RULES, text)?,
+        fds: vec![map],
+    })
 }

@@ -44,6 +44,10 @@ pub enum Command {
         list: Option<List>,
         answer: oneshot::Sender<Result<(), String>>,
     },
+    /// See [`RouterThread::settle`].
+    Settle {
+        answer: oneshot::Sender<()>,
+    },
     Look(Box<dyn FnOnce(&RouterThread) + Send>),
     Stop,
 }
@@ -106,9 +110,10 @@ impl RouterThread {
 
     /// Its programs are in force: lets go of what a daemon before has left, and of all where there
     /// is no router.
-    pub fn settle(&self) {
-        let running = self.running.as_ref();
-        self.counting.settle(running.map(|service| &service.router));
+    fn settle(&mut self) {
+        let running = self.running.as_mut();
+        self.counting
+            .settle(running.map(|service| &mut service.router));
     }
 
     /// Its interfaces, in the order they were given.
@@ -168,6 +173,10 @@ impl RouterThread {
             }
             Command::SetAcl { list, answer } => {
                 let _ = answer.send(self.set_acl(list));
+            }
+            Command::Settle { answer } => {
+                self.settle();
+                let _ = answer.send(());
             }
             Command::Look(look) => look(self),
             Command::Stop => {}

@@ -2,10 +2,10 @@
 //! counted, and what they said of flows (`bpf/router/acl_flows.h`). Owned by the router.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
-use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, libbpf_sys};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, MapInfo, MapType, libbpf_sys};
 use sys::bpf_array::BpfArray;
 
 use super::image::Image;
@@ -47,11 +47,14 @@ pub struct Loaded {
     now: Option<Counting>,
     /// The one before, whose last packets may still be on their way.
     before: Option<Counting>,
+    /// That one may be of another process, whose programs are in force as yet.
+    is_taking_over: bool,
 }
 
 /// What an image's rules count, with what equal rules had counted before.
 #[derive(Debug)]
 struct Counting {
+    map: OwnedFd,
     memory: BpfArray,
     slots: usize,
     /// By slot.
@@ -72,7 +75,59 @@ impl Loaded {
             bank: 0,
             now: None,
             before: None,
+            is_taking_over: false,
         }
+    }
+
+    /// Goes on where the list of another process is counted, as if that had been loaded: `had` is
+    /// what its rules had counted before, by slot. Until [`taken_over`](Self::taken_over) its
+    /// programs may go on counting.
+    ///
+    /// # Errors
+    /// What it is counted in is not that, or memory.
+    pub fn go_on(&mut self, map: OwnedFd, had: Vec<Count>) -> Result<(), Error> {
+        let refused = |why| Error::Handed { why };
+        let info =
+            MapInfo::new(map.as_fd()).map_err(|_| refused("no map has its rules' counts"))?;
+        let is = (info.map_type(), info.info.key_size, info.info.value_size);
+        let elements = had.len() * self.cpus;
+        if is != (MapType::Array, 4, COUNT_WORDS as u32 * 4)
+            || usize::try_from(info.info.max_entries) != Ok(elements)
+        {
+            return Err(refused("its rules' counts are of another list"));
+        }
+        let words = elements * COUNT_WORDS;
+        let memory = BpfArray::new(map.as_fd(), words).map_err(|source| Error::Memory {
+            table: "acl_counts",
+            words,
+            source,
+        })?;
+        self.now = Some(Counting {
+            map,
+            memory,
+            slots: had.len(),
+            from: vec![None; had.len()],
+            had,
+        });
+        self.is_taking_over = true;
+        Ok(())
+    }
+
+    /// Nobody else's programs count any more.
+    pub fn taken_over(&mut self) {
+        self.is_taking_over = false;
+    }
+
+    /// What the rules in use had counted elsewhere, by slot, and the map that they count in now.
+    ///
+    /// # Errors
+    /// The process is out of descriptors.
+    pub fn hand_over(&self) -> std::io::Result<Option<(Vec<Count>, OwnedFd)>> {
+        let Some(now) = &self.now else {
+            return Ok(None);
+        };
+        let had = (0..now.slots).map(|slot| self.had(now, slot));
+        Ok(Some((had.collect(), now.map.try_clone()?)))
     }
 
     /// Puts an image into the other bank; it is used when the configuration says so. `old` and
@@ -81,7 +136,7 @@ impl Loaded {
     /// # Errors
     /// Memory. Nothing has changed then.
     pub fn load(&mut self, image: &Image, old: Option<&List>, new: &List) -> Result<(), Error> {
-        self.rest();
+        self.add_up();
         self.make_flows()?;
         let bank = 1 - self.bank;
         let element = ELEMENT_LINES * LINE_WORDS;
@@ -91,6 +146,11 @@ impl Loaded {
         }
         let slots = image.slots;
         let (counts, memory) = make("acl_counts", slots * self.cpus, COUNT_WORDS, INNER)?;
+        let held = counts.as_fd().try_clone_to_owned();
+        let held = held.map_err(|source| xdp::Error::Map {
+            map: "acl_counts".to_owned(),
+            source: source.into(),
+        })?;
         put(&self.counters, bank, &counts)?;
         put(&self.images, bank, &map)?;
         self.bank = bank;
@@ -99,6 +159,7 @@ impl Loaded {
         let total = |slot: &usize| before.as_ref().map(|before| before.had[*slot]);
         let had = from.iter().map(|slot| slot.as_ref().and_then(total));
         self.now = Some(Counting {
+            map: held,
             memory,
             slots,
             had: had.map(Option::unwrap_or_default).collect(),
@@ -116,7 +177,7 @@ impl Loaded {
         }
         self.before = self.now.take();
         self.bank = 1 - self.bank;
-        self.rest();
+        self.add_up();
     }
 
     /// Room for what lists say of flows: 3 MiB for each CPU.
@@ -141,8 +202,17 @@ impl Loaded {
         self.bank
     }
 
-    /// Once a second: the image before is given back.
-    pub fn rest(&mut self) {
+    /// Once a second: the image before is given back. True when there was one.
+    pub fn rest(&mut self) -> bool {
+        let rests = self.before.is_some() && !self.is_taking_over;
+        if rests {
+            self.add_up();
+        }
+        rests
+    }
+
+    /// Adds what the image before has counted to what its rules had, and gives it back.
+    fn add_up(&mut self) {
         let Some(before) = self.before.take() else {
             return;
         };
@@ -165,14 +235,20 @@ impl Loaded {
             return Vec::new();
         };
         let one = |slot: usize| {
-            let mut count = now.had[slot];
+            let mut count = self.had(now, slot);
             count.add(now.read(slot, self.cpus));
-            if let (Some(before), Some(from)) = (&self.before, now.from[slot]) {
-                count.add(before.read(from, self.cpus));
-            }
             count
         };
         (0..now.slots).map(one).collect()
+    }
+
+    /// What is counted elsewhere than in this image.
+    fn had(&self, now: &Counting, slot: usize) -> Count {
+        let mut count = now.had[slot];
+        if let (Some(before), Some(from)) = (&self.before, now.from[slot]) {
+            count.add(before.read(from, self.cpus));
+        }
+        count
     }
 }
 
