@@ -161,6 +161,7 @@ impl Server {
             bell: bell.clone(),
             pages,
             nics: HashMap::new(),
+            clients: BTreeSet::new(),
             pauses: Vec::new(),
             watches,
             waiting,
@@ -407,6 +408,9 @@ struct Thread {
     /// Rung when pages have come for which some session waits.
     pages: Doorbell,
     nics: HashMap<PortKey, Nic>,
+    /// Those whose VMMs listen: the only ones that there may be something to do for at each turn,
+    /// of many thousands that wait.
+    clients: BTreeSet<PortKey>,
     /// Listeners that are left alone, and until when.
     pauses: Vec<(Instant, PortKey)>,
     watches: Watches,
@@ -620,6 +624,8 @@ impl Thread {
                 "waiting for a VMM at {}",
                 path.display()
             );
+        } else {
+            self.clients.insert(key);
         }
         self.nics.insert(
             key,
@@ -759,6 +765,7 @@ impl Thread {
         match nic.end {
             End::Listener(listener) => drop(self.poller.remove(listener.as_fd())),
             End::Client(client) => {
+                self.clients.remove(&key);
                 if let Some(watch) = client.watch()
                     && self
                         .clients()
@@ -772,7 +779,8 @@ impl Thread {
     }
 
     fn clients(&self) -> impl Iterator<Item = (PortKey, &Client)> {
-        self.nics.iter().filter_map(|(&key, nic)| match &nic.end {
+        let ends = self.clients.iter().map(|key| (*key, self.nics.get(key)));
+        ends.filter_map(|(key, nic)| match &nic?.end {
             End::Client(client) => Some((key, client)),
             End::Listener(_) => None,
         })
