@@ -124,7 +124,7 @@ docs: ## the manual as a site, from docs/ into target/book, offline once mdBook 
 	mdbook build docs
 	tools/check-docs.py --book target/book
 
-bench-workers: setup ## one worker against two, where there are three processors; QUICK=1 for a short one
+bench-workers: setup ## what two workers cost each other, with flows of their own and with the same; one against two where there are three processors; QUICK=1 for a short one
 	cargo build --quiet --release -p butterfly-daemon -p butterfly-cli -p butterfly-bench
 	target/release/butterfly-bench workers $(QUICK_FLAG)
 

@@ -17,6 +17,7 @@ use io::port::Port;
 use io::vhost::features;
 use io::vhost::port::{PortParts, VhostPort};
 use io::vhost::queue::{Begin, Queue, QueueSetup};
+use io::vhost::{DirtyLog, LogSetup};
 use rustix::fs::MemfdFlags;
 use testkit::vhost_frontend::Frontend;
 use wire::offload::Offload;
@@ -94,6 +95,28 @@ impl Guest {
     /// The device's side of the guest's rings, for a switch in this process: what a session makes
     /// when a VMM has negotiated.
     pub fn port(&self) -> Result<Port, PeerError> {
+        self.port_with(None)
+    }
+
+    /// The same while a VMM that migrates the guest has all that is written into it noted.
+    pub fn logged_port(&self) -> Result<Port, PeerError> {
+        let fail = |error: String| PeerError(format!("log of written pages: {error}"));
+        // A bit for each page, from address 0.
+        let bytes = (BASE + self.memory_len as u64).div_ceil(8 * 4096);
+        let file = rustix::fs::memfd_create("butterfly-bench-log", MemfdFlags::CLOEXEC);
+        let file = file.map_err(|error| fail(error.to_string()))?;
+        let sized = rustix::fs::ftruncate(&file, bytes);
+        sized.map_err(|error| fail(error.to_string()))?;
+        let log = DirtyLog::new(file, bytes, 0).map_err(|error| fail(error.to_string()))?;
+        self.port_with(Some(LogSetup {
+            log: Arc::new(log),
+            call: None,
+            buffers: true,
+            used: None,
+        }))
+    }
+
+    fn port_with(&self, log: Option<LogSetup>) -> Result<Port, PeerError> {
         let fail =
             |error: &dyn std::fmt::Display| PeerError(format!("guest in this process: {error}"));
         let memory = GuestMemory::new(vec![region_of(self)?]).map_err(|error| fail(&error))?;
@@ -114,7 +137,7 @@ impl Guest {
                 begin: Begin::AS_IT_WAS,
                 kick: None,
                 call: Some(call),
-                log: None,
+                log: log.clone(),
             };
             Queue::new(setup).map_err(|error| fail(&error))
         };

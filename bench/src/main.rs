@@ -41,6 +41,7 @@ mod results;
 mod ring;
 mod scale;
 mod seeing;
+mod sharing;
 mod short;
 mod switch;
 mod table;
@@ -70,8 +71,8 @@ enum Command {
     /// Frames and connections a second, round trips and idle cost, on one core: this switch,
     /// testpmd, OVS-DPDK.
     Switch(options::Options),
-    /// One worker against two, each with a pair of guests; skipped where there are not three
-    /// processors.
+    /// What two workers cost each other, with flows of their own and with the same; and one worker
+    /// against two by their rates, where there are three processors.
     Workers(workers::Options),
     /// Cycles a frame, step by step, of the switch alone: no other process, no other core.
     Path {

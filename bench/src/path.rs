@@ -5,7 +5,8 @@
 //! repeat. Cache lines that two cores share cost more than this shows; `switch` measures with them.
 //! Two switches are taken apart: `rings`, which takes what guest 0 sends and gives it to guest 1
 //! without a look at it, and `switch`, the data plane with its rules; `new` is the latter where
-//! every frame begins a flow; exchanges that are over at once, and floods, are [`crate::short`]'s.
+//! every frame begins a flow, and `logged` where all that is written into guests is noted, for one
+//! that is being migrated; exchanges that are over at once, and floods, are [`crate::short`]'s.
 //! Each step of the first, and a turn of the second, is timed by the
 //! cycle counter in windows of many batches. Reported are the lowest window, which other work on
 //! the machine has disturbed least, and the median one; and beside them a fixed loop of arithmetic,
@@ -68,12 +69,16 @@ pub fn run(quick: bool, only: &[String]) -> Result<Ratios, PeerError> {
         let reference = reference(windows);
         let steps = rings(load, windows)?;
         report("rings", load, &STEPS, &steps, reference, &mut ratios);
-        let turn = switch(load, windows, MAX_FLOWS)?;
+        let turn = switch(load, windows, MAX_FLOWS, Guest::port)?;
         report("switch", load, &["turn"], &[turn], reference, &mut ratios);
+        if load.flows() == 1 {
+            let turn = switch(load, windows, MAX_FLOWS, Guest::logged_port)?;
+            report("logged", load, &["turn"], &[turn], reference, &mut ratios);
+        }
         if load.flows() == 65_536 {
             // A table with room for a few of the flows: every frame begins one, and ends the
             // oldest.
-            let turn = switch(load, windows, load.flows() / 16)?;
+            let turn = switch(load, windows, load.flows() / 16, Guest::port)?;
             report("new", load, &["turn"], &[turn], reference, &mut ratios);
         }
     }
@@ -169,12 +174,17 @@ fn forward(
     Ok(())
 }
 
-/// The data plane with rules on.
-fn switch(load: Load, windows: usize, max_flows: u32) -> Result<Samples, PeerError> {
+/// The data plane with rules on; `port`: the device's side of a guest.
+fn switch(
+    load: Load,
+    windows: usize,
+    max_flows: u32,
+    port: fn(&Guest) -> Result<Port, PeerError>,
+) -> Result<Samples, PeerError> {
     let mut guests = guests(load)?;
     let ports = vec![
-        (PortSlot(0).into(), guests[0].port()?),
-        (PortSlot(1).into(), guests[1].port()?),
+        (PortSlot(0).into(), port(&guests[0])?),
+        (PortSlot(1).into(), port(&guests[1])?),
     ];
     let mut switch = Switch::new(ports, max_flows, snapshot(crate::RULES)?)?;
     let script = load::script(load)?;
@@ -205,29 +215,34 @@ fn switch(load: Load, windows: usize, max_flows: u32) -> Result<Samples, PeerErr
     Ok(samples)
 }
 
-/// A worker under rules.
+/// Workers under rules; most have one.
 pub(crate) struct Switch {
-    worker: Worker,
-    /// The worker is told to stop when this goes.
+    workers: Vec<TimedWorker>,
+    /// The workers are told to stop when this goes.
     handle: Arc<dataplane::Switch>,
+}
+
+/// A worker whose turns are timed.
+pub(crate) struct TimedWorker {
+    worker: Worker,
     /// Where its time begins; `None`: it stands still.
     started: Option<Instant>,
 }
 
 impl Switch {
-    /// These ports under a snapshot.
+    /// One worker with these ports under a snapshot.
     pub(crate) fn new(
         ports: Vec<(QueueId, Port)>,
         max_flows: u32,
         snapshot: Snapshot,
     ) -> Result<Switch, PeerError> {
-        Switch::with_clock(ports, max_flows, snapshot, Some(Instant::now()))
+        Switch::with_clock(vec![ports], max_flows, snapshot, Some(Instant::now()))
     }
 
-    /// These ports under a snapshot, without a clock: ports that are quiet stay polled. Guests in
-    /// this process have no eventfd to wake a worker by.
+    /// A worker for each list of ports, without a clock: ports that are quiet stay polled. Guests
+    /// in this process have no eventfd to wake a worker by.
     pub(crate) fn without_time(
-        ports: Vec<(QueueId, Port)>,
+        ports: Vec<Vec<(QueueId, Port)>>,
         max_flows: u32,
         snapshot: Snapshot,
     ) -> Result<Switch, PeerError> {
@@ -235,37 +250,39 @@ impl Switch {
     }
 
     fn with_clock(
-        ports: Vec<(QueueId, Port)>,
+        ports: Vec<Vec<(QueueId, Port)>>,
         max_flows: u32,
         snapshot: Snapshot,
         started: Option<Instant>,
     ) -> Result<Switch, PeerError> {
-        let config = WorkerConfig {
+        let config = |_| WorkerConfig {
             max_flows,
             max_fragments: 1024,
             max_learned_macs: 1024,
             seed: 1,
             on_broken: Box::new(|_, _| ()),
         };
-        let mut config = Some(config);
         // As the daemon has them: in memory that outlives it.
         let memory = FlowMemory::new(max_flows)
             .map_err(|error| PeerError(format!("memory of flows: {error}")))?;
-        let made =
-            dataplane::Switch::with_memory(1, Some(memory), |_| config.take().expect("one worker"));
-        let (handle, mut workers) = made.map_err(|error| PeerError(format!("worker: {error}")))?;
-        let worker = workers.remove(0);
+        let made = dataplane::Switch::with_memory(ports.len(), Some(memory), config);
+        let (handle, workers) = made.map_err(|error| PeerError(format!("workers: {error}")))?;
+        let workers = workers
+            .into_iter()
+            .map(|worker| TimedWorker { worker, started });
         let handle = Arc::new(handle);
         // The daemon does so bit by bit.
         handle.collapse_flow_memory(&mut 0, max_flows as usize);
         let mut switch = Switch {
-            worker,
+            workers: workers.collect(),
             handle: handle.clone(),
-            started,
         };
         switch.answer(|| handle.publish(Arc::new(snapshot)))?;
-        for (queue, port) in ports {
-            switch.answer(|| handle.attach(queue, port))?;
+        for (worker, ports) in ports.into_iter().enumerate() {
+            for (queue, port) in ports {
+                switch.answer(|| handle.attach(queue, port))?;
+                switch.answer(|| handle.move_queue(queue, worker))?;
+            }
         }
         Ok(switch)
     }
@@ -276,16 +293,18 @@ impl Switch {
         self.answer(|| handle.set_underlay(Arc::new(underlay)))
     }
 
-    /// Carries out what `ask` asks of the worker, on a thread of its own, as it waits for the
+    /// Carries out what `ask` asks of the workers, on a thread of its own, as it waits for the
     /// answer.
-    fn answer<T: Send>(
+    pub(crate) fn answer<T: Send>(
         &mut self,
         ask: impl FnOnce() -> Result<T, WorkerGone> + Send,
     ) -> Result<T, PeerError> {
         std::thread::scope(|scope| {
             let asking = scope.spawn(ask);
             while !asking.is_finished() {
-                self.turn();
+                for worker in &mut self.workers {
+                    worker.turn();
+                }
             }
             let answer = asking
                 .join()
@@ -299,6 +318,23 @@ impl Switch {
         self.handle.clone()
     }
 
+    /// The workers, each for a thread of its own.
+    pub(crate) fn workers(&mut self) -> &mut [TimedWorker] {
+        &mut self.workers
+    }
+
+    /// [`TimedWorker::deliver`] of the first worker.
+    pub(crate) fn deliver(&mut self, receive: impl FnMut() -> usize) -> Result<u64, PeerError> {
+        self.workers[0].deliver(receive)
+    }
+
+    /// [`TimedWorker::turn`] of the first worker.
+    pub(crate) fn turn(&mut self) -> u64 {
+        self.workers[0].turn()
+    }
+}
+
+impl TimedWorker {
     /// Turns until a batch has arrived: a sender waits a few turns for what its frames have cost.
     /// Gives the cycles they took.
     pub(crate) fn deliver(&mut self, mut receive: impl FnMut() -> usize) -> Result<u64, PeerError> {

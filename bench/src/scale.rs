@@ -261,7 +261,7 @@ fn host(shape: Shape) -> Result<(Vec<Guest>, XskPeer, Switch), PeerError> {
     });
     let ports = ports.chain([Ok((PortSlot::uplink(0).into(), uplink))]);
     let ports = ports.collect::<Result<Vec<_>, PeerError>>()?;
-    let mut switch = Switch::without_time(ports, path::MAX_FLOWS, snapshot(shape)?)?;
+    let mut switch = Switch::without_time(vec![ports], path::MAX_FLOWS, snapshot(shape)?)?;
     let hosts = (0..shape.hosts).map(host_address);
     switch.set_underlay(tunnel::underlay_to(hosts)?)?;
     Ok((guests, wire, switch))

@@ -1,5 +1,5 @@
-//! One worker against two: two pairs of guests, each pair a network of its own, driven by one
-//! driver.
+//! One worker against two: what they cost each other ([`crate::sharing`]), and the rate of two
+//! pairs of guests, each pair a network of its own, driven by one driver.
 //!
 //! The driver alone does many times what two workers do (`switch` prints its ceiling), so one core
 //! is enough for it; with the two workers that makes three. Where there are fewer the workers would
@@ -17,6 +17,7 @@ use crate::rate;
 use crate::regime;
 use crate::report::{Ratios, Samples};
 use crate::results::Row as _;
+use crate::sharing;
 
 /// Guest memory only.
 const HUGE_PAGES: u64 = 64;
@@ -41,12 +42,18 @@ pub struct Options {
 pub fn run(options: &Options) -> Result<Ratios, PeerError> {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let mut ratios = Ratios::default();
+    if processors < 2 {
+        println!("skipped: two workers need two processors");
+        ratios.push("skipped", 1.0);
+        return Ok(ratios);
+    }
+    print_regime()?;
+    sharing::run([0, 1], options.quick, &mut ratios)?;
     if processors < 3 && !options.anyway {
         println!(
-            "skipped: two workers and the guests' driver need three processors, here are \
+            "no rates: two workers and the guests' driver need three processors, here are \
              {processors}"
         );
-        ratios.push("skipped", 1.0);
         return Ok(ratios);
     }
     let _pages = HugePages::reserve(HUGE_PAGES)?;
@@ -81,6 +88,19 @@ pub fn run(options: &Options) -> Result<Ratios, PeerError> {
         );
     }
     Ok(ratios)
+}
+
+/// How far the two cores are from each other.
+fn print_regime() -> Result<(), PeerError> {
+    // On a thread of its own, which it keeps on a core.
+    let measured = std::thread::spawn(|| regime::measure(0, 1)).join();
+    let regime = measured.map_err(|_| PeerError("the echo of a cache line panicked".to_owned()))?;
+    println!(
+        "{} cores: a cache line there and back takes {:.0} ns",
+        regime.name(),
+        regime.round_trip_ns
+    );
+    Ok(())
 }
 
 /// Frames a second that reach their guests, in each of [`rate::WINDOWS`] windows.
