@@ -10,6 +10,7 @@ use butterfly_tests::testpmd::{HugePages, Testpmd};
 use butterfly_tests::trials::run_each;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
+use std::time::Duration;
 use testkit::{PATIENCE, Result, wait_for};
 use wire::{Mac, build};
 
@@ -125,6 +126,13 @@ fn main() {
         ("two_pairs", || several(2, false)),
         ("three_pairs", || several(3, true)),
         ("four_pairs", || several(4, false)),
+        ("the_switch_is_another_process", || outlived(ONE_PAIR)),
+        ("the_switch_is_another_process_two_pairs", || {
+            outlived(Ports {
+                kinds: &KINDS_OF_PAIRS,
+                pairs: 2,
+            })
+        }),
         ("the_switch_listens_huge_pages", || with_huge_pages(false)),
         ("testpmd_listens_huge_pages", || with_huge_pages(true)),
     ])
@@ -150,15 +158,29 @@ fn with_huge_pages(testpmd_listens: bool) -> Result<()> {
 /// All kinds of ports in one testpmd. The VMM that listens goes and returns, and so does its
 /// switch.
 fn session(ports: Ports, testpmd_listens: bool, memory: &[&str]) -> Result<()> {
-    let mut lab = Lab::start(ports, testpmd_listens, memory)?;
+    let mut lab = Lab::with(Daemon::start(&[])?, ports, testpmd_listens, memory)?;
     let outcome = lab.run();
-    outcome.map_err(|e| {
-        format!(
-            "{e}\n{}\n--- testpmd\n{}",
-            lab.daemon.dump(),
-            lab.testpmd.log()
-        )
-    })
+    lab.explained(outcome)
+}
+
+/// The daemon is killed, stopped and upgraded while every port sends as fast as it can: testpmd,
+/// which would not come back to a socket that it has lost, keeps its connections, and its rings go
+/// on where they were.
+fn outlived(ports: Ports) -> Result<()> {
+    let options = ["--store", "{dir}/store", "--keeper", "{dir}/keeper"];
+    let daemon = Daemon::start(&options)?;
+    let mut lab = Lab::with(daemon, ports, false, SMALL_PAGES)?;
+    let mut ends = || -> Result<()> {
+        lab.testpmd.wait_ready()?;
+        lab.frames_come_back()?;
+        lab.sends_over(Daemon::kill_and_restart)?;
+        lab.sends_over(Daemon::kill_and_restart)?;
+        lab.sends_over(Daemon::stop_and_restart)?;
+        lab.sends_over(Daemon::upgrade)?;
+        lab.features_are_taken()
+    };
+    let outcome = ends();
+    lab.explained(outcome)
 }
 
 /// A daemon, testpmd with a port for each kind, and the peer of them all.
@@ -172,8 +194,7 @@ struct Lab {
 }
 
 impl Lab {
-    fn start(ports: Ports, testpmd_listens: bool, memory: &[&str]) -> Result<Self> {
-        let daemon = Daemon::start(&[])?;
+    fn with(daemon: Daemon, ports: Ports, testpmd_listens: bool, memory: &[&str]) -> Result<Self> {
         let peer = configure(&daemon, ports, testpmd_listens)?;
         let testpmd = launch(&daemon, ports, testpmd_listens, memory)?;
         Ok(Self {
@@ -204,6 +225,45 @@ impl Lab {
             self.frames_come_back()?;
         }
         Ok(())
+    }
+
+    /// With what both say when it has failed.
+    fn explained(&self, outcome: Result<()>) -> Result<()> {
+        outcome.map_err(|e| {
+            format!(
+                "{e}\n{}\n--- testpmd\n{}",
+                self.daemon.dump(),
+                self.testpmd.log()
+            )
+        })
+    }
+
+    /// While every port sends, another process takes the daemon's place; they go on sending, and
+    /// what is sent to them comes back.
+    fn sends_over(&mut self, replace: fn(&mut Daemon) -> Result<()>) -> Result<()> {
+        self.testpmd.ask("set fwd txonly")?;
+        self.testpmd.ask("start")?;
+        self.all_send()?;
+        replace(&mut self.daemon)?;
+        self.all_send()?;
+        self.testpmd.ask("stop")?;
+        // What is on its way.
+        wait_for("no more frames to come", PATIENCE, || {
+            std::thread::sleep(Duration::from_millis(200));
+            Ok(self.peer.arrived().is_empty().then_some(()))
+        })?;
+        self.frames_come_back()
+    }
+
+    /// The daemon has many more frames of every port than it had.
+    fn all_send(&mut self) -> Result<()> {
+        let before = self.sent()?;
+        wait_for("every port to send", PATIENCE, || {
+            self.peer.arrived();
+            let now = self.sent()?;
+            let mut all = now.iter().zip(&before);
+            Ok(all.all(|(now, before)| now - before > MANY).then_some(()))
+        })
     }
 
     /// Every port has all its pairs of queues: a NIC is up with the first, and the others follow.
