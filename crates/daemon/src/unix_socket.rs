@@ -13,7 +13,7 @@ use nix::unistd::{Gid, Group, Uid, User as Account, getgroups};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::thread::CapabilitySet;
-use sys::held_name;
+use sys::{held_name, socket_file};
 use tokio::net::{UnixListener, UnixStream};
 
 use crate::access::{Access, Gate, Peer, User, Who};
@@ -275,26 +275,36 @@ fn remove_stale(path: &Path) -> Result<(), String> {
 
 /// Whether a socket's file is all that is left of it. Does not wait.
 fn nobody_listens(path: &Path) -> bool {
+    matches!(ask(path), Err(Errno::CONNREFUSED | Errno::NOENT))
+}
+
+/// What connect(2) says at a socket.
+fn ask(path: &Path) -> Result<(), Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let probe = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
-    let (Ok(probe), Ok(address)) = (probe, SocketAddrUnix::new(path)) else {
-        return false;
-    };
-    matches!(
-        rustix::net::connect(&probe, &address),
-        Err(Errno::CONNREFUSED | Errno::NOENT)
-    )
+    let probe = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&probe, &SocketAddrUnix::new(path)?)
 }
 
 /// Removes the sockets of NICs that a killed daemon of our user has left in this folder; how many.
-/// Those of other daemons are listened on; one that is bound meanwhile is left alone. Waits a
-/// moment, which no NIC is to wait for: one that is made anew here replaces its own.
+/// Ours are those that are still our user's, and, where nobody else could have put any there, also
+/// those that were given away. Those of other daemons are listened on; one that is bound meanwhile
+/// is left alone. Waits a moment, which no NIC is to wait for: one that is made anew here replaces
+/// its own.
 pub fn remove_nic_sockets(folder: &Path) -> usize {
+    let only_ours = socket_file::only_ours(folder);
     // Inodes are used again: another file has another time.
     let ours = |path: &Path| {
         let file = std::fs::symlink_metadata(path).ok()?;
-        let ours = file.file_type().is_socket() && file.uid() == Uid::effective().as_raw();
+        let ours = only_ours || file.uid() == Uid::effective().as_raw();
+        let ours = ours && file.file_type().is_socket();
         ours.then(|| (file.ino(), file.ctime(), file.ctime_nsec()))
+    };
+    let is_left = |path: &Path| match ask(path) {
+        // Whom it was given to may connect, and we may not.
+        Err(Errno::ACCESS) if only_ours => {
+            socket_file::is_listened(path).is_ok_and(|listened| !listened)
+        }
+        answer => matches!(answer, Err(Errno::CONNREFUSED | Errno::NOENT)),
     };
     let Ok(entries) = std::fs::read_dir(folder) else {
         return 0;
@@ -303,14 +313,14 @@ pub fn remove_nic_sockets(folder: &Path) -> usize {
         let path = entry.ok()?.path();
         let name = path.file_name()?.to_str()?;
         let file = ours(&path).filter(|_| name.starts_with(NIC_SOCKETS))?;
-        nobody_listens(&path).then_some((path, file))
+        is_left(&path).then_some((path, file))
     });
     let mut stale: Vec<_> = stale.collect();
     if !stale.is_empty() {
         // Another daemon may have been about to listen.
         std::thread::sleep(NOT_YET);
         stale.retain(|(path, file)| {
-            ours(path) == Some(*file) && nobody_listens(path) && std::fs::remove_file(path).is_ok()
+            ours(path) == Some(*file) && is_left(path) && std::fs::remove_file(path).is_ok()
         });
     }
     stale.len()

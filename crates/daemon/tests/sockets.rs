@@ -6,11 +6,13 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use api::v1;
 use api::v1::butterfly_client::ButterflyClient;
 use common::{Daemon, within};
 use rustix::process::{Pid, Signal, kill_process};
+use tokio::runtime::Handle;
 use tonic::Code;
 use tonic::transport::Channel;
 
@@ -294,7 +296,7 @@ async fn a_daemon_gives_no_more_than_its_user_may() {
     daemon.wait();
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn cap_chown_alone_is_enough_also_after_a_kill() {
     if !is_root() {
         return;
@@ -328,8 +330,109 @@ async fn cap_chown_alone_is_enough_also_after_a_kill() {
         ..of("taken", ["", "", ""])
     };
     let other = of_nobody(options);
-    let refused = put(&mut other.v1().await, taken).await.unwrap_err();
+    let mut client = other.v1().await;
+    let over = AtomicBool::new(false);
     let why = format!("NIC 'taken': socket '{socket}': another process listens on it");
-    assert_eq!(refused.message(), why);
+    let (refused, owners) = std::thread::scope(|scope| {
+        // And at no moment somebody else's: whoever it is for may connect all the while.
+        let watching = scope.spawn(|| {
+            let mut owners = std::collections::BTreeSet::new();
+            while !over.load(Ordering::Relaxed) {
+                owners.insert(file(&daemon, "a").0);
+            }
+            owners
+        });
+        let mut refused = Vec::new();
+        for _ in 0..20 {
+            let asking = put(&mut client, taken.clone());
+            refused.push(tokio::task::block_in_place(|| {
+                Handle::current().block_on(asking)
+            }));
+        }
+        over.store(true, Ordering::Relaxed);
+        (refused, watching.join().unwrap())
+    });
+    for refused in refused {
+        assert_eq!(refused.unwrap_err().message(), why);
+    }
+    assert_eq!(owners, [4713].into());
     assert_eq!(file(&daemon, "a"), (4713, 4712, 0o604));
+}
+
+/// Where others write too, what lies at a socket's path may be somebody else's by the time it is
+/// given away; who may not ask the socket itself gives nothing then.
+#[tokio::test]
+async fn in_a_folder_of_others_too_nothing_is_given_that_may_not_be_ours() {
+    if !is_root() {
+        return;
+    }
+    let daemon = of_nobody("--inh-caps +chown --ambient-caps +chown");
+    let shared = tempfile::tempdir().unwrap();
+    let mode = |mode| {
+        std::fs::set_permissions(shared.path(), PermissionsExt::from_mode(mode)).unwrap();
+    };
+    mode(0o777);
+    let path = shared.path().join("a").to_str().unwrap().to_owned();
+    let there = v1::Nic {
+        path: path.clone(),
+        ..of("a", ["4711", "", ""])
+    };
+    let mut client = daemon.v1().await;
+    let refused = put(&mut client, there.clone()).await.unwrap_err();
+    assert_eq!(
+        refused.message(),
+        format!(
+            "NIC 'a': socket '{path}': others may put another file in its place, so that it is \
+             given to nobody: it takes CAP_NET_ADMIN, or a folder that only the daemon's user and \
+             root write to"
+        )
+    );
+    assert!(!Path::new(&path).exists());
+    // As in /tmp: what is ours is not taken away by others.
+    mode(0o1777);
+    put(&mut client, there).await.unwrap();
+    assert_eq!(std::fs::symlink_metadata(&path).unwrap().uid(), OTHER);
+}
+
+/// Of a killed daemon, in a folder where nobody else makes sockets, also those go that it gave
+/// away; those that somebody listens on stay, and so does in a folder of others what is not our
+/// user's.
+#[tokio::test]
+async fn sockets_that_were_given_away_go_after_a_kill() {
+    if !is_root() {
+        return;
+    }
+    let options = "--inh-caps +chown --ambient-caps +chown";
+    let given = |path: &Path| {
+        std::os::unix::fs::chown(path, Some(OTHER), Some(OTHER)).unwrap();
+        std::fs::set_permissions(path, PermissionsExt::from_mode(0o600)).unwrap();
+    };
+    for (mode, goes) in [(0o755, true), (0o1777, false)] {
+        let daemon = of_nobody(options);
+        let mut client = daemon.v1().await;
+        put(&mut client, of("a", ["4711", "", ""])).await.unwrap();
+        put(&mut client, nic("own", 0x21)).await.unwrap();
+        let (dir, v0) = daemon.killed();
+        let alive = dir.path().join("qemu-vhost-alive");
+        let _alive = std::os::unix::net::UnixListener::bind(&alive).unwrap();
+        given(&alive);
+        std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(mode)).unwrap();
+        let daemon = Daemon::start_as(Daemon::of_nobody(options), dir, v0, &[]);
+        let removed = format!("removed {} sockets of NICs", 1 + usize::from(goes));
+        wait_until(|| daemon.log().contains(&removed)).await;
+        let exists = |name: &str| daemon.path(name).exists();
+        assert!(!exists("qemu-vhost-own"));
+        assert_eq!(exists("qemu-vhost-a"), !goes, "{mode:o}");
+        assert!(exists("qemu-vhost-alive"), "{mode:o}");
+    }
+}
+
+async fn wait_until(is_so: impl Fn() -> bool) {
+    let waiting = async {
+        while !is_so() {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+        Ok::<_, ()>(())
+    };
+    within(waiting).await.unwrap();
 }

@@ -9,6 +9,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use butterfly_io::vhost::features::protocol::{BACKEND_REQ, CONFIG, PAGEFAULT};
@@ -16,6 +17,7 @@ use butterfly_io::vhost::features::{IN_ORDER, MQ, MTU, PROTOCOL_FEATURES, RING_P
 use butterfly_io::vhost::request::*;
 use butterfly_io::vhost::{NicOptions, PortKey, PortState, ServerError, SocketFile};
 use lab::{A, B, FEATURES, Lab, guest, guest_at};
+use rustix::fs::{CWD, RenameFlags};
 use rustix::net::SendFlags;
 use switch::{PATIENCE, nic};
 use testkit::ring_driver::{Guest, GuestOptions, Shape};
@@ -483,6 +485,80 @@ fn a_socket_is_given_to_others_and_taken_back_while_a_vmm_is_connected() {
             .give(PortKey(8), of(None, None, None))
             .is_none()
     );
+}
+
+/// Somebody who writes to the folder puts another's file in the place of a socket as soon as that
+/// is there: it is not given away in the socket's place.
+#[test]
+fn a_file_that_is_put_in_a_socket_s_place_is_given_to_nobody() {
+    let lab = Lab::new();
+    let (path, secret, kept) = (lab.path("given"), lab.path("secret"), lab.path("kept"));
+    std::fs::write(&kept, "secret").unwrap();
+    let is = || {
+        let file = std::fs::symlink_metadata(&kept).unwrap();
+        (file.uid(), file.gid(), file.mode())
+    };
+    let before = is();
+    let is_file = |path: &Path| std::fs::symlink_metadata(path).is_ok_and(|it| it.is_file());
+    let of = SocketFile {
+        owner: Some(4711),
+        group: Some(4712),
+        mode: Some(0o666),
+    };
+    let (over, won) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let mut given = false;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                // Of no effect while there is nothing to exchange it with.
+                let flags = RenameFlags::EXCHANGE;
+                if rustix::fs::renameat_with(CWD, &secret, CWD, &path, flags).is_ok() {
+                    won.fetch_add(1, Ordering::Relaxed);
+                    while is_file(&path) && !over.load(Ordering::Relaxed) {
+                        std::hint::spin_loop();
+                    }
+                }
+            }
+        });
+        for _ in 0..500 {
+            for left in [&path, &secret] {
+                let _ = std::fs::remove_file(left);
+            }
+            let _ = std::fs::hard_link(&kept, &secret);
+            let listened = lab.server().listen_as(PortKey(9), &path, of, nic("nic-9"));
+            if listened.is_ok() {
+                lab.server().close(PortKey(9));
+            }
+            given |= is() != before;
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    assert!(!given, "given away");
+    assert_ne!(won.into_inner(), 0, "the attacker never came in between");
+}
+
+/// The same of sockets that a process before has made: another of its own in their place is another
+/// NIC's.
+#[test]
+fn a_socket_that_was_handed_over_is_known_among_others() {
+    let lab = Lab::new();
+    let (path, other) = (lab.path("handed"), lab.path("other"));
+    let handed = UnixListener::bind(&path).unwrap();
+    let _another = UnixListener::bind(&other).unwrap();
+    let key = PortKey(9);
+    lab.server()
+        .listen_by(key, &path, handed.into(), nic("nic-9"))
+        .unwrap();
+    let of = SocketFile {
+        owner: Some(4711),
+        ..SocketFile::default()
+    };
+    lab.server().give(key, of).unwrap().unwrap();
+    assert_eq!(std::fs::symlink_metadata(&path).unwrap().uid(), 4711);
+    std::fs::rename(&other, &path).unwrap();
+    let error = lab.server().give(key, of).unwrap().unwrap_err();
+    assert!(matches!(error, ServerError::Replaced { .. }), "{error}");
+    assert_ne!(std::fs::symlink_metadata(&path).unwrap().uid(), 4711);
 }
 
 #[test]

@@ -9,7 +9,7 @@
 //! - [`poll`]: epoll and eventfd, as a worker sleeps on them.
 //! - [`confine`]: a child process without rights; [`trim_memory`]: freed memory back to the system.
 //! - [`held_name`]: a name that one process of a network namespace holds. [`handed`]: what one
-//!   process hands over to the next.
+//!   process hands over to the next. [`socket_file`]: the file of a unix socket, and whose it is.
 //! - [`ethtool`]: a NIC's offloads. [`huge`]: zeroed memory in huge pages. [`shared_memory`]:
 //!   memory that outlives the process. [`userfault`]: pages that are missing. [`cycles`]: the cycle
 //!   counter.
@@ -29,6 +29,7 @@ pub mod held_name;
 pub mod huge;
 pub mod poll;
 pub mod shared_memory;
+pub mod socket_file;
 pub mod userfault;
 
 pub use allocator::trim_memory;

@@ -6,10 +6,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, Uid};
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{getegid, geteuid};
+use sys::socket_file;
 
 use crate::vhost::limits::PATH_MAX;
 use crate::vhost::protocol::server_error::ServerError;
@@ -42,9 +43,6 @@ impl SocketFile {
     /// Gives a socket's file its owner, group and mode. Whoever it is for has it at no moment with
     /// what it was before, and whoever had it has it with no more than that.
     fn give(self, file: &PathFile) -> Result<(), Errno> {
-        if self == SocketFile::default() {
-            return Ok(());
-        }
         let stat = rustix::fs::fstat(&file.0)?;
         let before = stat.st_mode & 0o777;
         let mode = self.mode.unwrap_or(before);
@@ -84,9 +82,44 @@ impl PathFile {
         rustix::fs::open(path, flags, Mode::empty()).map(PathFile)
     }
 
-    fn identity(&self) -> Option<(u64, u64)> {
-        let stat = rustix::fs::fstat(&self.0).ok()?;
-        Some((stat.st_dev, stat.st_ino))
+    /// What lies at a socket's path, where it is that socket's own file for sure: others may put
+    /// another one there, which is not ours to give to anybody. `known` says which file it is, if
+    /// that is known; the socket tells it itself, to who has CAP_NET_ADMIN.
+    fn of(
+        socket: &OwnedFd,
+        path: &Path,
+        known: Option<(u64, u64)>,
+    ) -> Result<PathFile, ServerError> {
+        let failed = |error: Errno| ServerError::Socket {
+            path: path.to_owned(),
+            error: error.into(),
+        };
+        let there = PathFile::open(path).map_err(failed)?;
+        let stat = rustix::fs::fstat(&there.0).map_err(failed)?;
+        let is = (stat.st_dev, stat.st_ino);
+        let own = match socket_file::bound(socket.as_fd()) {
+            Ok(file) => Some(PathFile(file).identity().map_err(failed)?),
+            Err(Errno::PERM) => None,
+            Err(error) => return Err(failed(error)),
+        };
+        let is_socket = FileType::from_raw_mode(stat.st_mode) == FileType::Socket;
+        if !is_socket || [own, known].into_iter().flatten().any(|own| own != is) {
+            return Err(ServerError::Replaced {
+                path: path.to_owned(),
+            });
+        }
+        let folder = path.parent().unwrap_or(Path::new("."));
+        if own.is_none() && !socket_file::stays_ours(folder, stat.st_uid) {
+            return Err(ServerError::Shared {
+                path: path.to_owned(),
+            });
+        }
+        Ok(there)
+    }
+
+    fn identity(&self) -> Result<(u64, u64), Errno> {
+        let stat = rustix::fs::fstat(&self.0)?;
+        Ok((stat.st_dev, stat.st_ino))
     }
 
     fn chown(&self, owner: Option<u32>, group: Option<u32>) -> Result<(), Errno> {
@@ -144,14 +177,14 @@ impl Listener {
             Err(error) => return Err(failed(error)),
         }
         let listener = Listener {
+            file: own_identity(&socket, &path),
             socket,
             path: path.clone(),
-            file: identity(&path),
         };
         // Nobody can connect before it listens.
         if file != SocketFile::default() {
-            let made = PathFile::open(&path);
-            made.and_then(|made| file.give(&made)).map_err(failed)?;
+            let made = PathFile::of(&listener.socket, &path, listener.file)?;
+            file.give(&made).map_err(failed)?;
         }
         rustix::net::listen(&listener.socket, BACKLOG).map_err(failed)?;
         Ok(listener)
@@ -171,16 +204,11 @@ impl Listener {
     /// again.
     ///
     /// # Errors
-    /// The file is not there any more, or the system refuses: it may have changed in part.
+    /// The file is not there any more, or not ours for sure; or the system refuses: it may have
+    /// changed in part.
     pub fn give(&self, to: SocketFile) -> Result<(), ServerError> {
-        let given = PathFile::open(&self.path).and_then(|file| {
-            // One that is not ours yet is that of the process before.
-            match self.file.is_none() || file.identity() == self.file {
-                true => to.whole().give(&file),
-                false => Err(Errno::NOENT),
-            }
-        });
-        given.map_err(|error| ServerError::Socket {
+        let file = PathFile::of(&self.socket, &self.path, self.file)?;
+        to.whole().give(&file).map_err(|error| ServerError::Socket {
             path: self.path.clone(),
             error: error.into(),
         })
@@ -188,7 +216,7 @@ impl Listener {
 
     /// From now on the file goes when this is dropped.
     pub fn own(&mut self) {
-        self.file = identity(&self.path);
+        self.file = own_identity(&self.socket, &self.path);
     }
 
     /// The next connection, non-blocking; `None` when nobody waits.
@@ -244,6 +272,15 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
     Some((file.dev(), file.ino()))
 }
 
+/// Which file goes with a socket that was bound there: where that cannot be asked, the one that is
+/// there.
+fn own_identity(socket: &OwnedFd, path: &Path) -> Option<(u64, u64)> {
+    match socket_file::bound(socket.as_fd()) {
+        Ok(file) => PathFile(file).identity().ok(),
+        Err(_) => identity(path),
+    }
+}
+
 /// Removes a socket file that refuses connections: its listener has gone without removing it.
 fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), ServerError> {
     let failed = |error: io::Error| ServerError::Socket {
@@ -262,7 +299,7 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), ServerError
     let probe = new_socket().map_err(|error| failed(error.into()))?;
     let mut answer = rustix::net::connect(&probe, address);
     if answer == Err(Errno::ACCESS) {
-        answer = ask_as_owner(path, || rustix::net::connect(&probe, address));
+        answer = look_without_asking(path);
     }
     match answer {
         Err(Errno::CONNREFUSED) => std::fs::remove_file(path).map_err(failed),
@@ -275,17 +312,15 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), ServerError
     }
 }
 
-/// Asks a socket that was given to somebody else, as by a daemon before that was killed. It is
-/// theirs again where somebody listens.
-fn ask_as_owner(path: &Path, ask: impl Fn() -> Result<(), Errno>) -> Result<(), Errno> {
-    let file = PathFile::open(path)?;
-    let owner = rustix::fs::fstat(&file.0)?.st_uid;
-    // Only who may give files away may take them.
-    let taken = file.chown(Some(geteuid().as_raw()), None);
-    taken.map_err(|_| Errno::ACCESS)?;
-    let answer = ask();
-    if answer != Err(Errno::CONNREFUSED) {
-        file.chown(Some(owner), None)?;
+/// What connect(2) would say at a socket that is somebody else's, as a daemon before that was
+/// killed may have given it away. It stays theirs meanwhile, and stays where others may have put it
+/// there.
+fn look_without_asking(path: &Path) -> Result<(), Errno> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    match socket_file::is_listened(path) {
+        Ok(true) => Ok(()),
+        Ok(false) if socket_file::only_ours(folder) => Err(Errno::CONNREFUSED),
+        Ok(false) => Err(Errno::ACCESS),
+        Err(error) => Err(Errno::from_io_error(&error).unwrap_or(Errno::ACCESS)),
     }
-    answer
 }

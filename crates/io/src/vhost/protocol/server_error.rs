@@ -36,6 +36,22 @@ pub enum ServerError {
         /// Where the socket was to be.
         path: PathBuf,
     },
+    /// Another file than the one that was made lies there, and is given to nobody.
+    #[error("socket '{}': somebody has put another file in its place", path.display())]
+    Replaced {
+        /// Where the socket is.
+        path: PathBuf,
+    },
+    /// It cannot be told for sure that the file there is the one that was made.
+    #[error(
+        "socket '{}': others may put another file in its place, so that it is given to nobody: \
+         it takes CAP_NET_ADMIN, or a folder that only the daemon's user and root write to",
+        path.display()
+    )]
+    Shared {
+        /// Where the socket is.
+        path: PathBuf,
+    },
     /// The system refused.
     #[error("socket '{}': {error}", path.display())]
     Socket {
