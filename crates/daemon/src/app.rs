@@ -5,6 +5,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use control::model::SocketAccess;
 use control::{Author, Controller};
 use io::vhost::Server;
 use rustix::time::{ClockId, clock_gettime};
@@ -17,6 +18,7 @@ use crate::reload::Reload;
 use crate::router;
 use crate::sflow::Sflow;
 use crate::stored::Stored;
+use crate::unix_socket::Names;
 use crate::upgrade::Upgrade;
 use crate::uplinks;
 use crate::watchdog::Health;
@@ -30,6 +32,8 @@ pub struct Operations {
     clock: fn() -> u64,
     /// `None`: nothing outlives the process.
     stored: Option<Arc<Stored>>,
+    /// Whom sockets of NICs are given to.
+    names: Names,
 }
 
 /// A request that may change something, from before it is carried out until it may be answered.
@@ -96,7 +100,21 @@ impl Operations {
             log,
             clock,
             stored: None,
+            names: Names::default(),
         }
+    }
+
+    /// With attachments that ask these names whose sockets are to be.
+    pub fn with_names(mut self, names: Names) -> Operations {
+        self.names = names;
+        self
+    }
+
+    /// Has users and groups of these sockets looked up, which may take as long as where they are
+    /// kept: before the change that gives them sockets waits for the controller, so that nobody
+    /// else has to wait for it.
+    pub fn look_up(&self, sockets: &[SocketAccess]) {
+        self.names.look_up(sockets);
     }
 
     /// With a store, from which the controller has come and into which it writes.

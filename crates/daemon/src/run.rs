@@ -181,6 +181,7 @@ async fn serve(
         settings.vhost_group.as_deref(),
         settings.vhost_mode,
     )?;
+    let names = sockets.names();
     let key = settings
         .v0_key
         .as_deref()
@@ -441,7 +442,8 @@ async fn serve(
     let served = scraped.iter().chain(&pages);
     let sockets = sockets.chain(served.filter_map(http::Listener::path));
     let sockets = sockets.map(|path| reopen_socket(path, &access)).collect();
-    let operations = Operations::new(controller, log, unix_secs).with_store(stored);
+    let operations = Operations::new(controller, log, unix_secs);
+    let operations = operations.with_store(stored).with_names(names);
     start_gate.open().map_err(|e| e.to_string())?;
     if predecessor.is_none() {
         let folder = settings.socket_dir.clone();

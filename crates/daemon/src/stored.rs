@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use api::v1;
-use control::model::{Config, Feature};
+use control::model::{Config, Feature, SocketAccess};
 use control::{Author, Change, Controller, Diff, Error, HostSettings, Journal, ObjectChange};
 use prost::Message;
 use store::{Keep, Kind, Object, Put, Revision, Signed, Store, Ticket};
@@ -239,6 +239,16 @@ impl Stored {
         let config = read(self.store.path(), wanted.iter(), controller.settings());
         let config = config.map_err(Error::Invalid)?;
         controller.apply(config, dry_run)
+    }
+
+    /// Whom sockets of NICs were given to after a revision; nobody where it cannot be read.
+    pub fn sockets_at(&self, revision: u64) -> Vec<SocketAccess> {
+        let objects = self.at(revision).unwrap_or_default();
+        let configs = objects
+            .values()
+            .map(|value| v1::Config::decode(value.as_slice()));
+        let nics = configs.flat_map(|config| config.unwrap_or_default().nics);
+        nics.map(|nic| convert::socket_names(&nic)).collect()
     }
 
     /// The objects as they were after a revision.

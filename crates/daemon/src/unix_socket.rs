@@ -1,13 +1,15 @@
 //! A unix socket that an API listens on: made with its mode, taken over from a daemon that crashed,
 //! removed at the end; and who may connect.
 
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use control::model::Nic;
+use control::model::{Nic, SocketAccess};
 use io::vhost::SocketFile;
 use nix::unistd::{Gid, Group, Uid, User as Account, getgroups};
 use rustix::io::Errno;
@@ -31,12 +33,17 @@ pub fn leave_files() {
 const NIC_SOCKETS: &str = "qemu-vhost-";
 /// Connections that wait to be accepted, as tokio has it.
 const BACKLOG: i32 = 1024;
+/// For how long what was looked up is not looked up again: by then the controller was waited for.
+const KNOWN_FOR: Duration = Duration::from_secs(60);
 /// Between a socket's bind and its listen; it refuses connections meanwhile.
 const NOT_YET: Duration = Duration::from_millis(50);
 
 /// Whose the sockets are of NICs that do not say it themselves.
-#[derive(Debug, Clone, Copy)]
-pub struct NicSockets(SocketFile);
+#[derive(Debug, Clone)]
+pub struct NicSockets {
+    said: SocketFile,
+    names: Names,
+}
 
 impl NicSockets {
     /// Of the daemon's options: [`owner_of`] and [`group_of`] say what is refused.
@@ -45,16 +52,23 @@ impl NicSockets {
         group: Option<&str>,
         mode: Option<u32>,
     ) -> Result<NicSockets, String> {
-        let owner = owner.map(|name| owner_of(name, &format!("--vhost-owner {name}")));
-        let group = group.map(|name| group_of(name, &format!("--vhost-group {name}")));
+        let names = Names::default();
+        let owner = owner.map(|name| owner_of(&names, name, &format!("--vhost-owner {name}")));
+        let group = group.map(|name| group_of(&names, name, &format!("--vhost-group {name}")));
         if let Some(mode) = mode.filter(|mode| for_all(*mode)) {
             tracing::warn!("--vhost-mode {mode:03o}: {FOR_ALL}");
         }
-        Ok(NicSockets(SocketFile {
+        let said = SocketFile {
             owner: owner.transpose()?,
             group: group.transpose()?,
             mode,
-        }))
+        };
+        Ok(NicSockets { said, names })
+    }
+
+    /// What names mean: who holds the controller is not to wait for that.
+    pub fn names(&self) -> Names {
+        self.names.clone()
     }
 
     /// Whose that of this NIC is to be: as it says itself, and else as the options say.
@@ -62,19 +76,94 @@ impl NicSockets {
         let said = &nic.socket;
         let named = |field: &str, name: &str| format!("{field} '{}'", name.escape_debug());
         let owner = said.owner.as_deref();
-        let owner = owner.map(|name| owner_of(name, &named("socket owner", name)));
+        let owner = owner.map(|name| owner_of(&self.names, name, &named("socket owner", name)));
         let group = said.group.as_deref();
-        let group = group.map(|name| group_of(name, &named("socket group", name)));
+        let group = group.map(|name| group_of(&self.names, name, &named("socket group", name)));
         if let Some(mode) = said.mode.filter(|mode| for_all(*mode)) {
             tracing::warn!("NIC '{}': socket mode '{mode:03o}': {FOR_ALL}", nic.id);
         }
-        let group = group.transpose()?.or(self.0.group);
+        let group = group.transpose()?.or(self.said.group);
         Ok(SocketFile {
-            owner: owner.transpose()?.or(self.0.owner),
+            owner: owner.transpose()?.or(self.said.owner),
             group,
             // Who names a group means its members to connect.
-            mode: said.mode.or(self.0.mode).or(group.map(|_| 0o660)),
+            mode: said.mode.or(self.said.mode).or(group.map(|_| 0o660)),
         })
+    }
+}
+
+/// Ids of users and groups by name, as they were looked up last. Where they are kept is the host's
+/// matter (nsswitch.conf(5)): it may be another host, which takes its time or does not answer. So a
+/// request has them looked up before it waits for the controller. Cheap to clone.
+#[derive(Debug, Clone, Default)]
+pub struct Names(Arc<Mutex<BTreeMap<Named, (Instant, Found)>>>);
+
+/// A name, and of what.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Named {
+    User(String),
+    Group(String),
+}
+
+/// `None`: there is none of that name.
+type Found = nix::Result<Option<u32>>;
+
+impl Names {
+    /// Looks up all that these NICs' sockets are to be given to, anew, and keeps it for the change
+    /// that follows.
+    pub fn look_up(&self, sockets: &[SocketAccess]) {
+        let owners = sockets.iter().filter_map(|socket| socket.owner.clone());
+        let groups = sockets.iter().filter_map(|socket| socket.group.clone());
+        let asked = owners.map(Named::User).chain(groups.map(Named::Group));
+        // No lock is held: other requests have names of their own.
+        let found: BTreeMap<_, _> = asked.map(|named| (named, ())).collect();
+        let found = found.into_keys().map(|named| {
+            let id = named.look_up();
+            (named, (Instant::now(), id))
+        });
+        let found: Vec<_> = found.collect();
+        let mut known = self.known();
+        known.retain(|_, (at, _)| at.elapsed() < KNOWN_FOR);
+        known.extend(found);
+    }
+
+    /// What was looked up a moment ago, or is now.
+    fn id(&self, named: Named) -> Found {
+        let known = self.known().get(&named).cloned();
+        if let Some((_, id)) = known.filter(|(at, _)| at.elapsed() < KNOWN_FOR) {
+            return id;
+        }
+        // As at the start, when nobody else waits for the controller.
+        let id = named.look_up();
+        self.known().insert(named, (Instant::now(), id));
+        id
+    }
+
+    fn known(&self) -> MutexGuard<'_, BTreeMap<Named, (Instant, Found)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Named {
+    fn look_up(&self) -> Found {
+        let name = match self {
+            Named::User(name) | Named::Group(name) => name,
+        };
+        // The largest number is nobody's, and no change to chown(2).
+        let digits = name.bytes().all(|b| b.is_ascii_digit());
+        let number = name
+            .parse()
+            .ok()
+            .filter(|number| digits && *number != u32::MAX);
+        match (self, number) {
+            (_, Some(number)) => Ok(Some(number)),
+            (Named::User(name), None) => {
+                Ok(Account::from_name(name)?.map(|user| user.uid.as_raw()))
+            }
+            (Named::Group(name), None) => {
+                Ok(Group::from_name(name)?.map(|group| group.gid.as_raw()))
+            }
+        }
     }
 }
 
@@ -86,53 +175,39 @@ fn for_all(mode: u32) -> bool {
     mode & 0o002 != 0
 }
 
-/// Looks a user up by name or number, and whether we may give files to it: that takes CAP_CHOWN
-/// (chown(2)). Errors begin with `what` it is for.
-fn owner_of(name: &str, what: &str) -> Result<u32, String> {
-    let named = || Account::from_name(name).map(|user| Some(user?.uid));
-    let uid = found(number(name).map(Uid::from_raw), named, what, "user")?;
-    if uid != Uid::effective() && !may_give() {
+/// The user of a name or number, whom we may give files to: that takes CAP_CHOWN (chown(2)). Errors
+/// begin with `what` it is for.
+fn owner_of(names: &Names, name: &str, what: &str) -> Result<u32, String> {
+    let uid = there_is(names.id(Named::User(name.to_owned())), what, "user")?;
+    if uid != Uid::effective().as_raw() && !may_give() {
         return Err(format!(
             "{what}: giving files away needs CAP_CHOWN, which the daemon's unit can have \
              (docs/install.md); a group needs none that its user is in"
         ));
     }
-    Ok(uid.as_raw())
+    Ok(uid)
 }
 
 /// As [`owner_of`]: the owner of a file may give it to groups that it is in.
-fn group_of(name: &str, what: &str) -> Result<u32, String> {
-    let named = || Group::from_name(name).map(|group| Some(group?.gid));
-    let gid = found(number(name).map(Gid::from_raw), named, what, "group")?;
-    let ours = Gid::effective() == gid || getgroups().is_ok_and(|all| all.contains(&gid));
+fn group_of(names: &Names, name: &str, what: &str) -> Result<u32, String> {
+    let gid = there_is(names.id(Named::Group(name.to_owned())), what, "group")?;
+    let is_it = |ours: &Gid| ours.as_raw() == gid;
+    let ours = is_it(&Gid::effective()) || getgroups().is_ok_and(|all| all.iter().any(is_it));
     if !ours && !may_give() {
         return Err(format!(
             "{what}: the daemon's user is not in this group, which giving it sockets needs: \
              SupplementaryGroups={name} in the unit, or usermod -aG {name}"
         ));
     }
-    Ok(gid.as_raw())
+    Ok(gid)
 }
 
-/// The user or group of a number, or of a name that is looked up.
-fn found<Id>(
-    numbered: Option<Id>,
-    named: impl FnOnce() -> nix::Result<Option<Id>>,
-    what: &str,
-    kind: &str,
-) -> Result<Id, String> {
-    match numbered.map_or_else(named, |id| Ok(Some(id))) {
+fn there_is(found: Found, what: &str, kind: &str) -> Result<u32, String> {
+    match found {
         Ok(Some(id)) => Ok(id),
         Ok(None) => Err(format!("{what}: there is no such {kind}")),
         Err(e) => Err(format!("{what}: {e}")),
     }
-}
-
-/// The number that a name is; the largest is nobody's, and no change to chown(2).
-fn number(name: &str) -> Option<u32> {
-    let digits = name.bytes().all(|b| b.is_ascii_digit());
-    let number = name.parse().ok().filter(|_| digits);
-    number.filter(|number| *number != u32::MAX)
 }
 
 fn may_give() -> bool {

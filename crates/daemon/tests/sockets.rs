@@ -436,3 +436,97 @@ async fn wait_until(is_so: impl Fn() -> bool) {
     };
     within(waiting).await.unwrap();
 }
+
+/// A directory of users that does not answer (nsswitch.conf(5)) is waited for by who names one of
+/// its users, and by nobody else.
+#[tokio::test]
+async fn a_user_that_is_looked_up_for_long_keeps_nobody_else_waiting() {
+    if !is_root() {
+        return;
+    }
+    let lib = tempfile::tempdir().unwrap();
+    let at = |name: &str| lib.path().join(name).to_str().unwrap().to_owned();
+    std::fs::write(at("slow.c"), SLOW).unwrap();
+    let mut cc = Command::new("cc");
+    cc.args(["-shared", "-fPIC", "-o", &at("slow.so"), &at("slow.c")]);
+    assert!(cc.status().unwrap().success());
+    let mut command = common::butterflyd();
+    command.env("LD_PRELOAD", at("slow.so"));
+    command
+        .env("ASKED", at("asked"))
+        .env("ANSWER", at("answer"));
+    let (dir, v0) = common::folder();
+    let daemon = Daemon::start_as(command, dir, v0, &[]);
+    put(&mut daemon.v1().await, of("bb", ["4711", "", ""]))
+        .await
+        .unwrap();
+
+    let config = |nics: Vec<v1::Nic>| v1::ApplyRequest {
+        config: Some(v1::Config {
+            nics,
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    let slow = ["slow-user", "", ""];
+    for step in ["put", "update", "apply"] {
+        let mut client = daemon.v1().await;
+        let asking = tokio::spawn(async move {
+            match step {
+                "put" => put(&mut client, of("a", slow)).await,
+                "update" => update(&mut client, "bb", [Some("slow-user"), None, None]).await,
+                _ => {
+                    let nics = vec![of("a", slow), of("bb", slow)];
+                    within(client.apply(config(nics))).await.map(drop)
+                }
+            }
+        });
+        wait_until(|| Path::new(&at("asked")).exists()).await;
+        let mut other = daemon.v1().await;
+        let soon = std::time::Duration::from_secs(2);
+        let meanwhile = put(&mut other, nic("c", 0x33));
+        let meanwhile = tokio::time::timeout(soon, meanwhile).await;
+        meanwhile
+            .unwrap_or_else(|_| panic!("{step}: waits for the user"))
+            .unwrap();
+        assert!(!asking.is_finished(), "{step}");
+        std::fs::write(at("answer"), "").unwrap();
+        asking.await.unwrap().unwrap();
+        assert_eq!(
+            file(&daemon, if step == "put" { "a" } else { "bb" }).0,
+            4714
+        );
+        let request = v1::DeleteNicRequest { id: "c".into() };
+        within(other.delete_nic(request)).await.unwrap();
+        for done in ["asked", "answer"] {
+            let _ = std::fs::remove_file(at(done));
+        }
+        update(&mut other, "bb", [Some("4711"), None, None])
+            .await
+            .unwrap();
+    }
+}
+
+/// Says who `slow-user` is when it is told to.
+const SLOW: &str = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <pwd.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+int getpwnam_r(const char *name, struct passwd *pwd, char *buf, size_t len, struct passwd **out) {
+    int (*real)(const char *, struct passwd *, char *, size_t, struct passwd **) =
+        dlsym(RTLD_NEXT, "getpwnam_r");
+    if (strcmp(name, "slow-user") != 0)
+        return real(name, pwd, buf, len, out);
+    close(open(getenv("ASKED"), O_CREAT | O_WRONLY, 0600));
+    while (access(getenv("ANSWER"), F_OK) != 0)
+        usleep(1000);
+    int error = real("nobody", pwd, buf, len, out);
+    if (*out)
+        pwd->pw_uid = 4714;
+    return error;
+}
+"#;

@@ -69,6 +69,15 @@ pub fn nic(nic: v1::Nic, settings: &HostSettings) -> Result<Nic, Error> {
     Ok(new)
 }
 
+/// Whom a NIC's socket is to be given to, as it is said.
+pub fn socket_names(nic: &v1::Nic) -> SocketAccess {
+    SocketAccess {
+        owner: given(nic.socket_owner.clone()),
+        group: given(nic.socket_group.clone()),
+        mode: None,
+    }
+}
+
 /// An id that is new in API v1 can be printed, and is one word in a table or a command.
 pub fn word(what: &'static str, id: &str) -> Result<(), Error> {
     // Quotes and backslashes are escaped, too, and are harmless.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use api::v1;
+use control::model::SocketAccess;
 use tonic::Status;
 
 use super::service::refused;
@@ -56,6 +57,12 @@ pub fn diff(
     Ok(v1::DiffRevisionsResponse {
         changes: render::changes(&diff),
     })
+}
+
+/// Whom sockets of NICs were given to after a revision; nobody where it cannot be read.
+pub fn given_at(app: &App, revision: u64) -> Vec<SocketAccess> {
+    let given = stored(app).map(|stored| stored.sockets_at(revision));
+    given.unwrap_or_default()
 }
 
 /// Makes the configuration what it was.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use api::v1;
 use api::v1::butterfly_server::Butterfly;
-use control::model::{GroupId, NicId};
+use control::model::{GroupId, NicId, SocketAccess};
 use control::{Error, ErrorKind};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
@@ -14,7 +14,7 @@ use super::{
     capture, convert, declare, flows, history, observe, overlay, render, trace, uplinks, watch,
     workers,
 };
-use crate::access::{Caller, Permitted, Refusal, taken};
+use crate::access::{Caller, Permitted, Reach, Refusal, taken};
 use crate::app::App;
 use crate::connections;
 use crate::logging::Level;
@@ -38,8 +38,23 @@ impl Service {
         caller: Caller,
         operation: impl FnOnce(&App, &mut Permitted) -> Result<T, Status> + Send + 'static,
     ) -> Answer<T> {
+        self.operate_giving(caller, |_| Vec::new(), operation).await
+    }
+
+    /// As [`operate`](Self::operate), where sockets are given to users and groups: what these are
+    /// is asked before others have to wait.
+    async fn operate_giving<T: Send + 'static>(
+        &self,
+        caller: Caller,
+        sockets: impl FnOnce(&App) -> Vec<SocketAccess> + Send + 'static,
+        operation: impl FnOnce(&App, &mut Permitted) -> Result<T, Status> + Send + 'static,
+    ) -> Answer<T> {
         let app = self.app.clone();
         answer(move || {
+            // Who has a part of the host gives no socket to anybody.
+            if *caller.reach() == Reach::Whole {
+                app.operations.look_up(&sockets(&app));
+            }
             let mut control = app.operations.control_by(caller.author());
             control.count_request();
             let mut control = Permitted::new(&mut control, &caller);
@@ -144,25 +159,33 @@ impl Butterfly for Service {
     async fn put_nic(&self, request: Request<v1::PutNicRequest>) -> Answer<v1::NicStatus> {
         let (caller, request) = taken(request)?;
         let (nic, create_only) = (required(request.nic, "nic")?, request.create_only);
-        self.control(caller, move |control| {
-            let nic = convert::nic(nic, control.settings())?;
+        let given = convert::socket_names(&nic);
+        let put = move |_: &App, control: &mut Permitted| {
+            let nic = convert::nic(nic, control.settings()).map_err(refused)?;
             let status = match create_only {
                 true => control.create_nic(nic)?,
                 false => control.put_nic(nic)?,
             };
             Ok(render::nic_status(&status))
-        })
-        .await
+        };
+        self.operate_giving(caller, |_| vec![given], put).await
     }
 
     async fn update_nic(&self, request: Request<v1::UpdateNicRequest>) -> Answer<v1::NicStatus> {
         let (caller, request) = taken(request)?;
-        let update = request;
-        self.control(caller, move |control| {
-            let (id, update) = convert::nic_update(update)?;
+        let asked = request.clone();
+        let given = move |app: &App| {
+            let to_be = convert::nic_update(asked).and_then(|(id, update)| {
+                let now = app.control().nic(&id)?;
+                Ok(now.nic.updated(update).socket)
+            });
+            to_be.into_iter().collect()
+        };
+        let make = move |_: &App, control: &mut Permitted| {
+            let (id, update) = convert::nic_update(request).map_err(refused)?;
             Ok(render::nic_status(&control.update_nic(&id, update)?))
-        })
-        .await
+        };
+        self.operate_giving(caller, given, make).await
     }
 
     async fn delete_nic(
@@ -507,10 +530,11 @@ impl Butterfly for Service {
         let (caller, request) = taken(request)?;
         // An absent configuration would delete everything: that is said with an empty one.
         let config = required(request.config, "config")?;
-        self.control(caller, move |control| {
-            declare::apply(control, config, request.dry_run)
-        })
-        .await
+        let given = config.nics.iter().map(convert::socket_names).collect();
+        let make = move |_: &App, control: &mut Permitted| {
+            Ok(declare::apply(control, config, request.dry_run)?)
+        };
+        self.operate_giving(caller, |_| given, make).await
     }
 
     async fn list_revisions(
@@ -535,10 +559,11 @@ impl Butterfly for Service {
 
     async fn rollback(&self, request: Request<v1::RollbackRequest>) -> Answer<v1::ApplyResponse> {
         let (caller, request) = taken(request)?;
-        self.operate(caller, move |app, control| {
-            history::roll_back(app, control, &request)
-        })
-        .await
+        let revision = request.revision;
+        let given = move |app: &App| history::given_at(app, revision);
+        let make =
+            move |app: &App, control: &mut Permitted| history::roll_back(app, control, &request);
+        self.operate_giving(caller, given, make).await
     }
 
     type WatchStream = ReceiverStream<Result<v1::Event, Status>>;
