@@ -97,7 +97,10 @@ impl HostSettings {
         if !nic.packet_trace || inside.is_some_and(sound) {
             return Ok(());
         }
-        let why = format!("is not a file beneath {dir}, the folder of traces (--trace-dir)");
+        let why = format!(
+            "is not a file beneath {dir}, the folder of traces (trace-dir in the settings, \
+             --trace-dir)"
+        );
         Err(Error::value(&nic.owner(), "packet trace path", &path, &why))
     }
 

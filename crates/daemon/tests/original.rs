@@ -114,7 +114,8 @@ async fn a_trace_goes_on_in_its_file_and_bytes_are_counted_from_the_switch_s_sid
 
     let outside = r#"nic_update { id: "a" packet_trace: true packet_trace_path: "/root/a.pcap" }"#;
     let refused = daemon.v0().await.ask_text(&request(outside)).await;
-    let why = "'/root/a.pcap' is not a file beneath /tmp, the folder of traces (--trace-dir)";
+    let why = "'/root/a.pcap' is not a file beneath /tmp, the folder of traces (trace-dir in the \
+               settings, --trace-dir)";
     let refused = refused.replace("\\'", "'");
     assert!(refused.contains(why), "{refused}");
     assert!(refused.contains("status: false"), "{refused}");

@@ -278,6 +278,49 @@ impl Drop for Cable {
     }
 }
 
+/// The folder of traces is another one than when a NIC was declared, as after an upgrade: the log
+/// names it and the setting, all other NICs are there, and with the folder of before so is this
+/// one.
+#[tokio::test]
+async fn a_nic_that_is_traced_elsewhere_than_allowed_now_stays_stored_and_is_named() {
+    let (store, traces) = (Folder::new(), tempfile::tempdir().unwrap());
+    let at = |name: &str| traces.path().join(name).display().to_string();
+    let (before, now) = (at("before"), at("now"));
+    for folder in [&before, &now] {
+        std::fs::create_dir(folder).unwrap();
+    }
+    let args = |folder| [&store.args()[..], &["--trace-dir", folder]].concat();
+    let daemon = Daemon::start(&args(&before));
+    let mut client = daemon.v1().await;
+    let path = format!("{before}/traced.pcap");
+    let traced = v1::Nic {
+        packet_trace: Some(true),
+        packet_trace_path: path.clone(),
+        security_groups: Vec::new(),
+        ..nic("traced", 1)
+    };
+    let plain = v1::Nic {
+        security_groups: Vec::new(),
+        ..nic("plain", 2)
+    };
+    for nic in [traced, plain] {
+        put(&mut client, nic).await.unwrap();
+    }
+
+    let daemon = daemon.killed_and_started_again(&args(&now));
+    assert_eq!(ids(&config(&mut daemon.v1().await).await), ["plain"]);
+    let log = daemon.log();
+    let why = format!(
+        "this stays stored, and is not made: NIC 'traced': packet trace path '{path}' is not a \
+         file beneath {now}, the folder of traces (trace-dir in the settings, --trace-dir)"
+    );
+    assert!(log.contains(&why), "{log}");
+
+    let daemon = daemon.killed_and_started_again(&args(&before));
+    let made = config(&mut daemon.v1().await).await;
+    assert_eq!(ids(&made), ["plain", "traced"]);
+}
+
 #[tokio::test]
 async fn interfaces_are_there_after_a_kill_and_those_of_options_are_the_options() {
     let Some(_cable) = Cable::lay() else {
