@@ -135,8 +135,8 @@ enum Command {
     /// How long no frame passes, and which connections are lost, when the switch is killed,
     /// upgraded or restarted, beside OVS-DPDK's restart.
     Restart(restart::Options),
-    /// Two containers that talk: this switch with a hundred rules, the kernel's bridge without and
-    /// with nftables, a bare veth pair; idle cost.
+    /// Two containers that talk: this switch with a hundred rules, OVS-DPDK with the same, the
+    /// kernel's bridge without and with nftables, a bare veth pair; idle cost.
     Containers(containers::Options),
     /// Microseconds until a change is in force at 16,000 NICs and 10,000 rules, for how long it
     /// keeps a worker from polling, and what a request takes at 1,000 NICs.

@@ -30,7 +30,7 @@ pub fn start(
     setup: Setup,
     pipeline: Pipeline,
 ) -> Result<Running, PeerError> {
-    let server = Server::launch(dir, core, setup == Setup::Large, None)?;
+    let server = Server::launch(dir, Some(core), setup == Setup::Large, None)?;
     server.add_bridge("br0", "")?;
     let ports = &[("p0", 1), ("p1", 2), ("p2", 3), ("p3", 4)][..setup.guests()];
     for guest in 0..ports.len() {
@@ -44,6 +44,33 @@ pub fn start(
     Ok(server.running(&sockets, pipeline != Pipeline::Normal))
 }
 
+/// Two TAP devices in the network namespace of process `holder`, under the rules of two guests: the
+/// switch and its database. They are there before this returns, to be moved into containers; the
+/// switch goes on with them by their descriptors. Its ports of DPDK's `net_tap` would be polled by
+/// a core, but Linux 6.18 starts none of those; these it waits for. With segmentation offload: of
+/// small frames it forwards no fewer with it.
+pub fn start_taps(dir: &Path, holder: u32) -> Result<Vec<Process>, PeerError> {
+    let server = Server::launch(dir, None, true, Some(holder))?;
+    server.add_bridge(BRIDGE, "fail_mode=secure")?;
+    for index in 0..Setup::Small.guests() {
+        let (name, number) = (tap(index), index + 1);
+        server.vsctl(&format!(
+            "add-port {BRIDGE} {name} -- set Interface {name} type=tap ofport_request={number}"
+        ))?;
+    }
+    server.wait_for_ports(&[(&tap(0), 1), (&tap(1), 2)])?;
+    server.add_flows(
+        BRIDGE,
+        &pipeline::flows(Pipeline::ZonePerGuest, Setup::Small)?,
+    )?;
+    Ok(server.processes)
+}
+
+/// The name of a device of [`start_taps`].
+pub fn tap(index: usize) -> String {
+    format!("p{index}")
+}
+
 /// Two guests of a bridge with rules, whose switch is ended and started again over the same
 /// database. Frames that no rule has allowed pass at no moment (`fail_mode=secure`); the rules are
 /// said anew as soon as the switch takes them, as its controller would.
@@ -55,7 +82,7 @@ pub struct Lasting {
 impl Lasting {
     /// Starts it; the guests have to listen on their [`sockets`](Lasting::sockets) before.
     pub fn start(dir: &Path, core: usize) -> Result<Lasting, PeerError> {
-        let server = Server::launch(dir, core, false, None)?;
+        let server = Server::launch(dir, Some(core), false, None)?;
         let rules = pipeline::flows(Pipeline::ZonePerGuest, Setup::Small)?;
         server.add_bridge(BRIDGE, "fail_mode=secure")?;
         for guest in 0..Setup::Small.guests() {
@@ -85,7 +112,7 @@ impl Lasting {
     }
 }
 
-/// Of [`Lasting`].
+/// Of [`Lasting`] and [`start_taps`].
 const BRIDGE: &str = "br0";
 
 /// A database and a switch without bridges.
@@ -98,10 +125,11 @@ struct Server {
 }
 
 impl Server {
-    /// Starts both, in the network namespace of process `holder` or in a new one.
+    /// Starts both, in the network namespace of process `holder` or in a new one; on `core`, or
+    /// wherever the kernel lets them run.
     fn launch(
         dir: &Path,
-        core: usize,
+        core: Option<usize>,
         large: bool,
         holder: Option<u32>,
     ) -> Result<Server, PeerError> {
@@ -122,8 +150,14 @@ impl Server {
         ]);
         let db = Process::start(&mut command, &db_log)?;
         wait_for(&[&dir.join("db.sock")], &db_log)?;
-        let mask = format!("0x{:x}", 1u64 << core);
         server.vsctl("init")?;
+        if let Some(core) = core {
+            let mask = format!("0x{:x}", 1u64 << core);
+            server.vsctl(&format!(
+                "set Open_vSwitch . other_config:pmd-cpu-mask={mask} \
+                 other_config:dpdk-lcore-mask={mask}"
+            ))?;
+        }
         run(server
             .command("ovs-vsctl")
             .args([
@@ -135,8 +169,6 @@ impl Server {
             ])
             .args([
                 "other_config:dpdk-init=true",
-                &format!("other_config:pmd-cpu-mask={mask}"),
-                &format!("other_config:dpdk-lcore-mask={mask}"),
                 "other_config:dpdk-socket-mem=512",
                 &format!("other_config:userspace-tso-enable={large}"),
                 "other_config:dpdk-extra=--no-pci --in-memory --file-prefix=butterfly-bench-ovs",

@@ -32,7 +32,7 @@ pub struct Ends<'a> {
 /// Guest 0, with the rules that let it be reached; guest 1 is behind the tunnel. Each frame is
 /// tracked in one zone, that of the guest that is here.
 pub fn start(dir: &Path, core: usize, wire: Wire, ends: &Ends<'_>) -> Result<Running, PeerError> {
-    let server = Server::launch(dir, core, false, Some(ends.holder))?;
+    let server = Server::launch(dir, Some(core), false, Some(ends.holder))?;
     let [here, there] = ends.addresses;
     let [own, far] = &ends.macs;
     server.add_bridge("br-phy", &format!("other-config:hwaddr={own}"))?;
