@@ -384,9 +384,14 @@ pub fn remove_nic_sockets(folder: &Path) -> usize {
     let Ok(entries) = std::fs::read_dir(folder) else {
         return 0;
     };
+    // Of these nobody is asked: they are this daemon's, by the thousand.
+    let listened = socket_file::all_listened().unwrap_or_default();
     let stale = entries.filter_map(|entry| {
         let path = entry.ok()?.path();
         let name = path.file_name()?.to_str()?;
+        if listened.contains(&path) {
+            return None;
+        }
         let file = ours(&path).filter(|_| name.starts_with(NIC_SOCKETS))?;
         is_left(&path).then_some((path, file))
     });

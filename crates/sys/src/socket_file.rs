@@ -1,11 +1,13 @@
 //! The file that a listening unix socket lies at (unix(7)): which one it is, who else could have
 //! put another in its place, and whether somebody listens at one that may not be asked.
 
+use std::collections::HashSet;
+use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 use rustix::process::geteuid;
@@ -70,7 +72,7 @@ pub fn is_listened(path: &Path) -> io::Result<bool> {
         };
         // It is spelt as whoever listens has spelt it: by another folder that leads here, or from a
         // folder of its own.
-        let bound = Path::new(std::ffi::OsStr::from_bytes(bound));
+        let bound = Path::new(OsStr::from_bytes(bound));
         match std::fs::symlink_metadata(bound) {
             Ok(other) if bound.is_absolute() && other.file_type().is_socket() => {
                 (other.dev(), other.ino()) == (this.dev(), this.ino())
@@ -78,6 +80,16 @@ pub fn is_listened(path: &Path) -> io::Result<bool> {
             _ => true,
         }
     }))
+}
+
+/// Where somebody in this network namespace listens, as each has spelt it.
+///
+/// # Errors
+/// The kernel's list of sockets cannot be read.
+pub fn all_listened() -> io::Result<HashSet<PathBuf>> {
+    let list = std::fs::read("/proc/self/net/unix")?;
+    let lines = list.split(|byte| *byte == b'\n').filter_map(listener);
+    Ok(lines.map(|path| OsStr::from_bytes(path).into()).collect())
 }
 
 /// Where a line's socket was bound, if it listens: `Num RefCount Protocol Flags Type St Inode Path`.
@@ -142,6 +154,8 @@ mod tests {
         let other = dir.path().join("with a blank");
         drop(UnixListener::bind(&other).unwrap());
         assert!(!is_listened(&other).unwrap());
+        let all = all_listened().unwrap();
+        assert!(all.contains(&link.join("with a blank")) && !all.contains(&other));
         drop(alive);
         assert!(!is_listened(&real.join("with a blank")).unwrap());
         assert!(is_listened(&dir.path().join("missing")).is_err());
