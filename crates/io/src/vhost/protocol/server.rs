@@ -651,8 +651,8 @@ impl Thread {
         if !self.nics.contains_key(&key) {
             return Err(LeftError("has no NIC here"));
         }
-        // Should what was left end this process too, the next one does not find it.
-        self.release(key);
+        // It stays held meanwhile: a process that is killed amid this has read nothing that the next
+        // one would miss. What ends one process after the other is the daemon's business.
         let resumed = self.resume_session(key, left);
         let Some(nic) = self.nics.get(&key) else {
             return resumed;
@@ -669,6 +669,7 @@ impl Thread {
                     nic = name,
                     "the session of the process before is closed: {why}"
                 );
+                self.release(key);
                 self.hang_up(key, Duration::ZERO);
             }
         }
@@ -723,9 +724,9 @@ impl Thread {
         };
         nic.options = Arc::new(options);
         let up = nic.options.link_up;
-        if let Some(keeper) = &self.keeper
-            && nic.connection.is_some()
-        {
+        let connection = nic.connection.as_ref();
+        let tells = connection.is_some_and(|connection| connection.session().is_news(&nic.options));
+        if let Some(keeper) = self.keeper.as_ref().filter(|_| tells) {
             keeper.release(&nic.options.name);
             nic.held = false;
         }

@@ -316,11 +316,18 @@ impl Session {
         self.channel.take()
     }
 
+    /// A VMM is to be told at once of such options.
+    pub fn is_news(&self, nic: &NicOptions) -> bool {
+        self.link_up != nic.link_up
+    }
+
     /// The NIC's options are others. What a guest was offered stays as it is until the next session
     /// (its MTU must not change at all: virtio 1.2, section 5.1.4.1), but its link goes up or down
     /// at once: true when it does.
     pub fn change(&mut self, nic: &NicOptions) -> bool {
-        std::mem::replace(&mut self.link_up, nic.link_up) != nic.link_up
+        let is_news = self.is_news(nic);
+        self.link_up = nic.link_up;
+        is_news
     }
 
     /// The VMM reads the configuration space here, and can be told to do so again.
