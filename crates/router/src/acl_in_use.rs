@@ -40,8 +40,6 @@ pub(crate) struct AclInUse {
     hooks: Vec<String>,
     /// Why a list of nftables' is not used that could be.
     trouble: Option<String>,
-    /// Of the process before: equal rules of the first list here go on counting.
-    left: Option<List>,
     keep: Option<KeepRules>,
     /// It has not been told of what is counted now.
     is_untold: bool,
@@ -57,7 +55,6 @@ impl AclInUse {
             names: Vec::new(),
             hooks: Vec::new(),
             trouble: None,
-            left: None,
             keep: None,
             is_untold: false,
         }
@@ -88,10 +85,12 @@ impl AclInUse {
         let Some(KeepRules(keep)) = self.keep.as_mut().filter(|_| self.is_untold) else {
             return;
         };
+        // Out of descriptors: what it has been told stays, and it is told a second later.
+        let Ok(counted) = self.loaded.hand_over() else {
+            return;
+        };
         self.is_untold = false;
-        let counted = self.loaded.hand_over();
-        // Out of descriptors: the next process's rules begin anew.
-        let counted = counted.unwrap_or_default().zip(self.list.as_ref());
+        let counted = counted.zip(self.list.as_ref());
         keep(counted.map(|((had, map), list)| Handed {
             note: write(list, &had).into_bytes(),
             fds: vec![map],
@@ -150,7 +149,7 @@ impl Router {
         })
     }
 
-    /// Has equal rules of the first list that is set go on with what those of another process's
+    /// Has equal rules of the lists that come now go on with what those of another process's
     /// router have counted, which has [told of that](Self::keep_rules).
     ///
     /// # Errors
@@ -159,9 +158,7 @@ impl Router {
         let refused = |why| Error::Handed { why };
         let (list, had) = read(&handed.note)?;
         let [map] = handed.take().ok_or(refused("its rules have no counts"))?;
-        self.acl.loaded.go_on(map, had)?;
-        self.acl.left = Some(list);
-        Ok(())
+        self.acl.loaded.go_on(list, map, had)
     }
 
     /// To be called when this router's programs are in force, and no others count any more. Has
@@ -171,10 +168,6 @@ impl Router {
         self.acl.keep = Some(KeepRules(Box::new(keep)));
         self.acl.is_untold = true;
         self.acl.loaded.taken_over();
-        if self.acl.left.take().is_some() {
-            // No list has come that goes on with them.
-            self.acl.loaded.unload();
-        }
         self.acl.tell();
     }
 
@@ -226,10 +219,10 @@ impl Router {
             known.and_then(|(_, index)| *index)
         };
         let image = compile(&list, index)?;
-        let before = self.acl.list.as_ref().or(self.acl.left.as_ref());
-        self.acl.loaded.load(&image, before, &list)?;
+        self.acl
+            .loaded
+            .load(&image, self.acl.list.as_ref(), &list)?;
         (self.acl.list, self.acl.names) = (Some(list), names);
-        self.acl.left = None;
         self.acl.is_untold = true;
         Ok(())
     }

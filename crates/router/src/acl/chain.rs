@@ -264,6 +264,10 @@ fn meta(rule: &mut Rule, key: u32, value: &[u8]) -> Option<()> {
                 return None;
             }
             let name = str::from_utf8(&name[..end]).ok()?;
+            // No interface is called so, and no rule can be written so.
+            if name.contains(char::is_whitespace) {
+                return None;
+            }
             if place.replace(name.to_owned()).is_some() {
                 return None;
             }

@@ -28,9 +28,10 @@ pub struct Count {
 }
 
 impl Count {
+    /// What another process has handed over may be any number.
     fn add(&mut self, other: Count) {
-        self.packets += other.packets;
-        self.bytes += other.bytes;
+        self.packets = self.packets.saturating_add(other.packets);
+        self.bytes = self.bytes.saturating_add(other.bytes);
     }
 }
 
@@ -47,8 +48,17 @@ pub struct Loaded {
     now: Option<Counting>,
     /// The one before, whose last packets may still be on their way.
     before: Option<Counting>,
-    /// That one may be of another process, whose programs are in force as yet.
-    is_taking_over: bool,
+    /// What another process has left, whose programs may be in force as yet.
+    left: Option<Left>,
+}
+
+/// A list of another process, and what its rules count.
+#[derive(Debug)]
+struct Left {
+    list: List,
+    counting: Counting,
+    /// Its programs are in force no longer.
+    is_over: bool,
 }
 
 /// What an image's rules count, with what equal rules had counted before.
@@ -61,6 +71,8 @@ struct Counting {
     had: Vec<Count>,
     /// By slot: the slot that goes on as this one, of the list before.
     from: Vec<Option<usize>>,
+    /// The same of the list that another process has left.
+    from_left: Vec<Option<usize>>,
 }
 
 impl Loaded {
@@ -75,17 +87,16 @@ impl Loaded {
             bank: 0,
             now: None,
             before: None,
-            is_taking_over: false,
+            left: None,
         }
     }
 
-    /// Goes on where the list of another process is counted, as if that had been loaded: `had` is
-    /// what its rules had counted before, by slot. Until [`taken_over`](Self::taken_over) its
-    /// programs may go on counting.
+    /// Has equal rules of lists go on with what those of another process's have counted in `map`,
+    /// besides `had`, by slot. Its programs may count until [`taken_over`](Self::taken_over).
     ///
     /// # Errors
     /// What it is counted in is not that, or memory.
-    pub fn go_on(&mut self, map: OwnedFd, had: Vec<Count>) -> Result<(), Error> {
+    pub fn go_on(&mut self, list: List, map: OwnedFd, had: Vec<Count>) -> Result<(), Error> {
         let refused = |why| Error::Handed { why };
         let info =
             MapInfo::new(map.as_fd()).map_err(|_| refused("no map has its rules' counts"))?;
@@ -93,6 +104,7 @@ impl Loaded {
         let elements = had.len() * self.cpus;
         if is != (MapType::Array, 4, COUNT_WORDS as u32 * 4)
             || usize::try_from(info.info.max_entries) != Ok(elements)
+            || had.len() != list.rules.len() + 1
         {
             return Err(refused("its rules' counts are of another list"));
         }
@@ -102,20 +114,39 @@ impl Loaded {
             words,
             source,
         })?;
-        self.now = Some(Counting {
+        let none = vec![None; had.len()];
+        let counting = Counting {
             map,
             memory,
             slots: had.len(),
-            from: vec![None; had.len()],
             had,
+            from: none.clone(),
+            from_left: none,
+        };
+        self.left = Some(Left {
+            list,
+            counting,
+            is_over: false,
         });
-        self.is_taking_over = true;
         Ok(())
     }
 
-    /// Nobody else's programs count any more.
+    /// Nobody else's programs count any more, but for packets that are on their way.
     pub fn taken_over(&mut self) {
-        self.is_taking_over = false;
+        if let Some(left) = &mut self.left {
+            left.is_over = true;
+        }
+    }
+
+    /// Adds what another process has left to what equal rules had; of no list it goes.
+    fn add_up_left(&mut self) {
+        if let (Some(left), Some(now)) = (self.left.take(), &mut self.now) {
+            for (had, from) in now.had.iter_mut().zip(&now.from_left) {
+                if let Some(slot) = from {
+                    had.add(left.counting.total(*slot, self.cpus));
+                }
+            }
+        }
     }
 
     /// What the rules in use had counted elsewhere, by slot, and the map that they count in now.
@@ -154,7 +185,11 @@ impl Loaded {
         put(&self.counters, bank, &counts)?;
         put(&self.images, bank, &map)?;
         self.bank = bank;
-        let from = old.map_or_else(|| vec![None; slots], |old| goes_on(old, new));
+        let goes_on = |old: Option<&List>| match old {
+            Some(old) => goes_on(old, new),
+            None => vec![None; slots],
+        };
+        let from = goes_on(old);
         let before = self.now.take();
         let total = |slot: &usize| before.as_ref().map(|before| before.had[*slot]);
         let had = from.iter().map(|slot| slot.as_ref().and_then(total));
@@ -164,6 +199,7 @@ impl Loaded {
             slots,
             had: had.map(Option::unwrap_or_default).collect(),
             from,
+            from_left: goes_on(self.left.as_ref().map(|left| &left.list)),
         });
         self.before = before;
         Ok(())
@@ -202,11 +238,14 @@ impl Loaded {
         self.bank
     }
 
-    /// Once a second: the image before is given back. True when there was one.
+    /// Once a second: the image before is given back, and what another process has left. True when
+    /// there was one.
     pub fn rest(&mut self) -> bool {
-        let rests = self.before.is_some() && !self.is_taking_over;
-        if rests {
-            self.add_up();
+        let is_over = self.left.as_ref().is_some_and(|left| left.is_over);
+        let rests = self.before.is_some() || is_over;
+        self.add_up();
+        if is_over {
+            self.add_up_left();
         }
         rests
     }
@@ -248,11 +287,21 @@ impl Loaded {
         if let (Some(before), Some(from)) = (&self.before, now.from[slot]) {
             count.add(before.read(from, self.cpus));
         }
+        if let (Some(left), Some(from)) = (&self.left, now.from_left[slot]) {
+            count.add(left.counting.total(from, self.cpus));
+        }
         count
     }
 }
 
 impl Counting {
+    /// What a rule has counted here, and had before.
+    fn total(&self, slot: usize, cpus: usize) -> Count {
+        let mut count = self.had[slot];
+        count.add(self.read(slot, cpus));
+        count
+    }
+
     /// What the program has counted itself.
     fn read(&self, slot: usize, cpus: usize) -> Count {
         let mut sum = Count::default();

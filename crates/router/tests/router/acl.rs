@@ -7,6 +7,7 @@ use crate::lab::{SMALL, story_over};
 use crate::oracle::{Out, alike, pass};
 use crate::ours::Ours;
 use crate::packets::{from, generate, to};
+use butterfly_router::Router;
 use butterfly_router::acl::{List, Rule, Side, WITH_PORTS};
 use butterfly_router::layout::Counter;
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
@@ -417,6 +418,66 @@ fn a_list_takes_the_place_of_another_and_equal_rules_go_on_counting() {
 }
 
 /// What a list has said of a flow is not asked again, counts, and is over with the list.
+/// Another router goes on with what this one's rules have counted and count, whatever list it has
+/// had in between, and when it has taken over.
+#[test]
+fn equal_rules_of_another_router_go_on_counting() {
+    story_over(&PLAIN, "", async |_, mut lab| {
+        stay();
+        let mut ours = Ours::start(&SMALL).await;
+        let list = |text: &str| List::parse(text).expect("a list");
+        let text = "default deny\nallow proto udp to any port 9\nallow proto udp to any port 7";
+        let router = &mut ours.service.router;
+        router.set_acl(Some(list(text))).expect("it fits");
+        let (kept, keep) = std::sync::mpsc::channel();
+        router.keep_rules(move |rules| kept.send(rules).expect("the test waits"));
+        let mut send = |port: u16, count: usize| {
+            for _ in 0..count {
+                lab.east.send(&to("203.0.113.7").udp(5, port).build());
+                assert_eq!(lab.west.receive().len(), 1);
+            }
+        };
+        send(9, 7);
+        let handed = keep.try_iter().last().flatten().expect("it has rules");
+
+        let mut next = Router::new(&SMALL).expect("another one");
+        next.take_rules(handed).expect("it is this program's");
+        next.set_acl(Some(list("default allow\ndeny proto 99")))
+            .expect("it fits");
+        let text = "default deny\nallow proto udp to any port 7\nallow proto udp to any port 9";
+        next.set_acl(Some(list(text))).expect("it fits");
+        let counts = |router: &Router| -> Vec<u64> {
+            let report = router.acl_report().expect("a list");
+            let rules = report.rules.iter();
+            rules.map(|(_, count)| count.packets).collect()
+        };
+        assert_eq!(counts(&next), [0, 7]);
+        // The one before is still the one that forwards.
+        next.housekeep();
+        send(7, 2);
+        send(9, 1);
+        assert_eq!(counts(&next), [2, 8]);
+        let (kept, keep) = std::sync::mpsc::channel();
+        next.keep_rules(move |rules| kept.send(rules).expect("the test waits"));
+        next.housekeep();
+        // What is counted there from now on is nobody's.
+        send(9, 1);
+        assert_eq!(counts(&next), [2, 8]);
+        let handed = keep.try_iter().last().flatten().expect("it has rules");
+
+        let mut third = Router::new(&SMALL).expect("a third one");
+        third.take_rules(handed).expect("it is this program's");
+        third.set_acl(Some(list(text))).expect("it fits");
+        assert_eq!(counts(&third), [2, 8]);
+        // Without a list it is over.
+        third.set_acl(None).expect("none");
+        third.keep_rules(|_| ());
+        third.housekeep();
+        third.set_acl(Some(list(text))).expect("it fits");
+        assert_eq!(counts(&third), [0, 0]);
+    });
+}
+
 #[test]
 fn a_flow_is_judged_once_and_anew_by_another_list() {
     const PACKETS: usize = 20;
