@@ -35,16 +35,16 @@ pub struct Repeats {
 
 type Lines = HashMap<(Level, String), Line>;
 
-/// Forgets lines that may be said again, and if that are few those that were said first: many at a
-/// time, so that a line which is new costs little.
+/// Forgets lines that may be said again, and if that are few those that were said first, of which
+/// something was held back at last: many at a time, so that a line which is new costs little.
 fn make_room(lines: &mut Lines, now: Instant) {
     lines.retain(|_, known| known.again > 0 || now < known.said + EVERY);
     if lines.len() > LINES * 3 / 4 {
-        let mut first: Vec<_> = lines
-            .iter()
-            .map(|(key, known)| (known.said, key.clone()))
+        let first = lines.iter();
+        let mut first: Vec<_> = first
+            .map(|(key, known)| ((known.again > 0, known.said), key.clone()))
             .collect();
-        first.sort_by_key(|(said, _)| *said);
+        first.sort_by_key(|(order, _)| *order);
         for (_, key) in first.iter().take(LINES / 4) {
             lines.remove(key);
         }
@@ -122,7 +122,7 @@ impl Repeats {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<(Level, String), Line>> {
+    fn lock(&self) -> MutexGuard<'_, Lines> {
         // Each change of it is a whole.
         self.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -283,6 +283,13 @@ mod tests {
         assert!((LINES * 3 / 4..=LINES).contains(&repeats.lock().len()));
         tracing::warn!(target: "butterfly_test", "line {}", 3 * LINES - 1);
         assert_eq!(log.take(), [""; 0]);
+        // What is held back of a line is said, however many come behind it.
+        for n in 0..LINES {
+            tracing::warn!(target: "butterfly_test", "flood {n}");
+        }
+        let flood = log.take();
+        tracing::warn!(target: "butterfly_test", "line {}", 3 * LINES - 1);
+        assert_eq!((flood.len(), log.take()), (LINES, vec![String::new(); 0]));
         // Five seconds later they make room for others.
         tokio::time::sleep(EVERY).await;
         for n in 0..=LINES / 4 {
