@@ -167,14 +167,14 @@ impl<'a> Stage<'a> {
             }
             let blackout = beats.since(guest.runs_since()?)?;
             if !is_late {
-                // QEMU has the rings run before the guest's processors: what is more is theirs.
+                // QEMU begins to have it run: its rings, and then its processors.
                 let rings = rings_run_since(&there.log())?.duration_since(guest.runs_since()?);
                 let ms = |time: Duration| time.as_secs_f64() * 1e3;
                 println!(
-                    "{}: when it runs, its rings do {:.1} ms later, and something of it arrives \
-                     {:.1} ms later",
+                    "{}: behind the moment at which it begins to run its rings do after {:.1} ms, \
+                     and something of it arrives after {:.1} ms",
                     NAMES[to],
-                    ms(rings.unwrap_or_default()),
+                    rings.map_or_else(|early| -ms(early.duration()), ms),
                     ms(blackout)
                 );
             }

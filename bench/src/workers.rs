@@ -95,10 +95,13 @@ fn print_regime() -> Result<(), PeerError> {
     // On a thread of its own, which it keeps on a core.
     let measured = std::thread::spawn(|| regime::measure(0, 1)).join();
     let regime = measured.map_err(|_| PeerError("the echo of a cache line panicked".to_owned()))?;
+    let path = "/sys/devices/system/cpu/cpu0/topology/thread_siblings_list";
+    let siblings = std::fs::read_to_string(path).unwrap_or_default();
     println!(
-        "{} cores: a cache line there and back takes {:.0} ns",
+        "{} cores: a cache line there and back takes {:.0} ns; threads of the first one's core: {}",
         regime.name(),
-        regime.round_trip_ns
+        regime.round_trip_ns,
+        siblings.trim()
     );
     Ok(())
 }
