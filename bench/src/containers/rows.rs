@@ -1,4 +1,4 @@
-//! What is measured between two containers: each row's traffic, by the sockets of their own kernels.
+//! What is measured between two containers: each row's traffic, by sockets of their own kernels.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
