@@ -11,7 +11,7 @@ TMPFILESDIR ?= /usr/lib/tmpfiles.d
 HOLD ?=
 
 .DEFAULT_GOAL := build
-.PHONY: packages test-packages test-upgrade test-arm64 test-libvirt test-page test-dpdk build demo check test lint test-devices docs performance-page setup guest-image bench-switch bench-overlay bench-containers bench-workers bench-control bench-hosts bench-neighbours bench-seeing bench-restart bench-balancer bench-router soak-router soak-cni fuzz miri go-objects install uninstall clean help soak-store
+.PHONY: packages test-long test-packages test-upgrade test-arm64 test-libvirt test-page test-dpdk build demo check test lint test-devices docs performance-page setup guest-image bench-switch bench-overlay bench-containers bench-workers bench-control bench-hosts bench-neighbours bench-seeing bench-restart bench-balancer bench-router soak-router soak-cni fuzz miri go-objects install uninstall clean help soak-store
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | awk -F '|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -42,7 +42,10 @@ check: setup lint ## what needs no guest: format, lints, units, sessions, namesp
 
 test: guest-image lint ## all of check, and the tests with real guests
 	tools/check-unit.sh
-	tools/run-tests.py all
+	tools/run-tests.py test
+
+test-long: guest-image ## the tests that take long, which test leaves out; continuous integration runs both
+	tools/run-tests.py long
 
 test-devices: guest-image ## router, overlay and load balancer over VLANs and bonds, a link that loses frames, netkit, in guests with Debian's kernels (ten minutes)
 	@tools/guest-image.sh trixie

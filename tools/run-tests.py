@@ -2,12 +2,12 @@
 """Builds the workspace's programs and tests once and runs the tests, several test programs side by
 side.
 
-usage: run-tests.py check|all|devices [--jobs N] [NAME...]
+usage: run-tests.py check|test|long|all|devices [--jobs N] [NAME...]
 
-`check` runs what needs no guest, `all` the guests as well, `devices` what takes too long for
-either; names choose test programs (as in `guests` or `cli::daemon`). tests/Cargo.toml says which
-programs boot guests, and which take too long. Each test program runs in a network and mount
-namespace of its own, so that no two of them meet: interfaces, addresses, named namespaces, abstract
+`check` runs what needs no guest, `test` guests as well, `long` what takes too long for both, `all`
+the three; `devices` what is built and booted for itself. Names choose test programs (as in `guests`
+or `cli::daemon`). tests/Cargo.toml says which programs boot guests, and which take long. Each test
+program runs in a network and mount namespace of its own, so that no two of them meet: interfaces, addresses, named namespaces, abstract
 sockets, pinned maps. Within a program the tests share what takes long to start, which is why a
 program is what runs here, and not a test (cargo-nextest would boot the guests for each).
 
@@ -74,7 +74,7 @@ def main():
     fetched = fetch()
     devices = metadata["devices"] if options.tier == "devices" else []
     programs = build(metadata["guests"] + devices, devices)
-    for key in ["guests", "longest"]:
+    for key in ["guests", "longest", "long"]:
         unknown = set(metadata[key]) - {p.name for p in programs}
         if unknown:
             sys.exit(
@@ -85,8 +85,16 @@ def main():
         # What could not be fetched is what go_client and go_balancer will miss, and say.
         fetching.wait()
     programs.append(Program("doc", ["cargo", "test", "--workspace", "--doc"], ROOT, False))
-    if options.tier == "check":
-        programs = [p for p in programs if not p.boots]
+
+    def is_long(program):
+        return program.name in metadata["long"]
+
+    if options.tier == "test":
+        programs = [p for p in programs if not is_long(p)]
+    elif options.tier == "long":
+        programs = [p for p in programs if is_long(p)]
+    elif options.tier == "check":
+        programs = [p for p in programs if not p.boots and not is_long(p)]
         for program in programs:
             # Some boot one for a single test.
             for test in metadata["guest-tests"].get(program.name, []):
@@ -108,7 +116,7 @@ def main():
 
 def arguments():
     parser = argparse.ArgumentParser(description="Builds the workspace once and runs its tests.")
-    parser.add_argument("tier", choices=["check", "all", "devices"])
+    parser.add_argument("tier", choices=["check", "test", "long", "all", "devices"])
     parser.add_argument(
         "--jobs", type=int, default=jobs(), help="test programs at a time (%(default)s)"
     )
