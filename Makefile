@@ -87,7 +87,7 @@ test-page: ## the daemon's page in Debian's Chromium, with traffic; makes the pi
 	cargo build --quiet --workspace --bins
 	tools/test-page.py target/debug --pictures docs/pictures
 
-test-libvirt: guest-image ## Debian's libvirtd makes and deletes NICs with their domains, by the hook; a domain is saved, restored, and moved to another host
+test-libvirt: guest-image ## Debian's libvirtd makes and deletes NICs with their domains, by the hook; a domain is saved, restored, and moved to another host with its connections
 	@tools/setup.sh libvirt
 	cargo build --quiet --workspace --bins
 	tools/test-libvirt.py
@@ -197,6 +197,7 @@ install: build ## copy programs, service file, settings and completions under $(
 	install -D -m 755 target/release/butterfly-cni $(DESTDIR)$(PREFIX)/lib/cni/butterfly-cni
 	install -D -m 755 packaging/balance-hook $(DESTDIR)$(PREFIX)/share/butterfly/balance-hook
 	install -D -m 755 packaging/libvirt-hook $(DESTDIR)$(PREFIX)/share/butterfly/libvirt-hook
+	install -D -m 755 packaging/libvirt-move $(DESTDIR)$(PREFIX)/share/butterfly/libvirt-move
 	install -D -m 644 packaging/prometheus/butterfly.rules.yml $(DESTDIR)$(PREFIX)/share/butterfly/prometheus/butterfly.rules.yml
 	install -D -m 644 packaging/grafana/butterfly.json $(DESTDIR)$(PREFIX)/share/butterfly/grafana/butterfly.json
 	install -d $(DESTDIR)$(UNITDIR)
@@ -221,7 +222,8 @@ uninstall: ## remove what install copied, but the settings
 		$(DESTDIR)$(PREFIX)/lib/cni/butterfly-cni \
 		$(DESTDIR)$(PREFIX)/share/butterfly/prometheus/butterfly.rules.yml \
 		$(DESTDIR)$(PREFIX)/share/butterfly/grafana/butterfly.json \
-		$(DESTDIR)$(PREFIX)/share/butterfly/{balance,libvirt}-hook $(DESTDIR)$(UNITDIR)/butterflyd.service \
+		$(DESTDIR)$(PREFIX)/share/butterfly/{balance-hook,libvirt-hook,libvirt-move} \
+		$(DESTDIR)$(UNITDIR)/butterflyd.service \
 		$(DESTDIR)$(UNITDIR)/butterfly-keeper.service \
 		$(DESTDIR)$(SYSUSERSDIR)/butterfly.conf $(DESTDIR)$(TMPFILESDIR)/butterfly.conf \
 		$(DESTDIR)$(PREFIX)/share/bash-completion/completions/butterfly \

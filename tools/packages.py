@@ -400,8 +400,8 @@ def stage(kind, tree, symbols, crates, sbom, quick):
     write(f"{tree}/usr/lib/sysusers.d/butterfly.conf", read("packaging/butterfly.sysusers"))
     write(f"{tree}/usr/lib/tmpfiles.d/butterfly.conf", read("packaging/butterfly.tmpfiles"))
     write(f"{tree}/etc/butterfly/butterflyd.ini", settings())
-    for hook in ("balance-hook", "libvirt-hook"):
-        write(f"{tree}/usr/share/butterfly/{hook}", read(f"packaging/{hook}"), 0o755)
+    for script in ("balance-hook", "libvirt-hook", "libvirt-move"):
+        write(f"{tree}/usr/share/butterfly/{script}", read(f"packaging/{script}"), 0o755)
     for name in ("prometheus/butterfly.rules.yml", "grafana/butterfly.json"):
         write(f"{tree}/usr/share/butterfly/{name}", read(f"packaging/{name}"))
     pages = f"{tree}/man"

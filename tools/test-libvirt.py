@@ -1,9 +1,10 @@
 #!/usr/bin/python3
 """Debian's libvirtd with packaging/libvirt-hook: a domain's NICs are made and deleted with it. The
 tutorial is followed as it stands (docs/tutorials/guest.md). A domain is started, saved and
-restored, gets a second NIC while it runs, and is moved by virsh to another host with a libvirtd and
-a daemon of its own, while it talks to a container. Everything runs in namespaces of its own, with
-folders of its own over libvirt's; guests run by software emulation.
+restored, gets a second NIC while it runs, and is moved to another host with a libvirtd and a daemon
+of its own: by packaging/libvirt-move, while it reads from a container that it leaves behind and
+from one on a third host, once in vain; and back by virsh alone. Everything runs in namespaces of
+its own, with folders of its own over libvirt's; guests run by software emulation.
 
 usage: test-libvirt.py [FOLDER]    the folder has butterflyd and butterfly [default: target/debug]
 
@@ -19,6 +20,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
 
@@ -103,6 +105,10 @@ INTERFACE = """<interface type='vhostuser'>
   <model type='virtio'/>
 </interface>
 """
+
+# What a container sends to the guest in a second, and for how long the guest reads.
+RATE = 200_000
+READS = 900
 
 # What a host has and this machine's own libvirt must not see.
 FOLDERS = ("/run", "/etc/libvirt", "/var/lib/libvirt", "/var/cache/libvirt", "/var/log/libvirt")
@@ -232,9 +238,17 @@ class Host:
         shown = json.loads(self.butterfly("nic", "details", name, "--json"))[0]
         return shown["state"].removeprefix("PORT_STATE_").lower()
 
+    def vni(self, name):
+        """The network of a NIC, if that is there."""
+        shown = subprocess.run(
+            [*self.enter, "butterfly", "--json", "nic", "details", name], capture_output=True
+        )
+        return json.loads(shown.stdout)[0]["nic"]["vni"] if shown.returncode == 0 else None
+
     def start(self, *words):
         """Starts a program with its log in this host's /run."""
-        log = open(f"{self.root}/run/{words[0]}.log", "a", encoding="utf-8")
+        name = os.path.basename(words[0])
+        log = open(f"{self.root}/run/{name}.log", "a", encoding="utf-8")
         return subprocess.Popen([*self.enter, *words], stdout=log, stderr=log)
 
     def start_butterflyd(self):
@@ -293,6 +307,30 @@ class Host:
         program.wait()
 
 
+class Heard:
+    """Looks at what a process's network hears, and for how long that is nothing."""
+
+    def __init__(self, pid):
+        self.path, self.gaps, self.ended = f"/proc/{pid}/net/dev", [0.0], threading.Event()
+        self.thread = threading.Thread(target=self.look, daemon=True)
+        self.thread.start()
+
+    def look(self):
+        heard, since = None, time.monotonic()
+        while not self.ended.wait(0.01):
+            line = re.search(r"eth0:\s*(.*)", open(self.path, encoding="utf-8").read())
+            now, packets = time.monotonic(), line[1].split()[1]
+            self.gaps.append(now - since)
+            if packets != heard:
+                heard, since = packets, now
+
+    def longest(self):
+        """In seconds, until now."""
+        self.ended.set()
+        self.thread.join()
+        return max(self.gaps)
+
+
 class Session:
     def __init__(self):
         self.begun = time.monotonic()
@@ -300,28 +338,32 @@ class Session:
     def said(self, what):
         print(f"{time.monotonic() - self.begun:6.1f} s  {what}", flush=True)
 
-    def connect(self, a, b):
-        """A cable between two hosts."""
-        run(
-            "ip", "link", "add", "a0", "netns", str(a.holder.pid), "type", "veth", "peer", "name",
-            "b0", "netns", str(b.holder.pid),
-        )
-        for host, cable in ((a, "a0"), (b, "b0")):
-            host.run("ip", "addr", "add", f"{host.address}/24", "dev", cable)
-            host.run("ip", "link", "set", cable, "up")
+    def connect(self, *hosts):
+        """An Ethernet between hosts."""
+        run("ip", "link", "add", "br0", "up", "type", "bridge")
+        for host in hosts:
+            port = host.name
+            run(
+                "ip", "link", "add", port, "type", "veth", "peer", "name", "uplink0", "netns",
+                str(host.holder.pid),
+            )
+            run("ip", "link", "set", port, "master", "br0", "up")
+            host.run("ip", "addr", "add", f"{host.address}/24", "dev", "uplink0")
+            host.run("ip", "link", "set", "uplink0", "up")
 
     def play(self):
-        a, b = Host("host-a", "192.0.2.1"), Host("host-b", "192.0.2.2")
-        self.connect(a, b)
+        a, b, c = (Host(f"host-{name}", f"192.0.2.{last}") for name, last in zip("abc", (1, 2, 3)))
+        self.connect(a, b, c)
         a.start_butterflyd()
         a.start_libvirtd()
         self.tutorial(a)
         self.one_host(a)
         self.second_nic(a)
-        self.moved(a, b)
+        self.moved(a, b, c)
+        self.moved_by_virsh(a, b)
         self.refusals(a)
         a.end(a.libvirtd)
-        for program in (b.libvirtd, b.butterflyd):
+        for program in (b.libvirtd, b.butterflyd, c.butterflyd):
             b.end(program)
 
     def tutorial(self, a):
@@ -386,10 +428,7 @@ class Session:
         wait_for("the guest's driver again", lambda: a.state("vm1") == "up")
         self.said("the daemon restarted, then libvirtd: the running guest has its NIC again")
 
-        a.butterfly(
-            "nic", "add", "--id", "c1", "--vni", "7", "--mac", "52:54:00:00:00:01", "--ip",
-            "10.0.0.1/24", "--sg", "friends", "--type", "veth", "--netns", self.namespace(a, "c1"),
-        )
+        self.container(a, 1)
         a.guest("vm1", "ip addr replace 10.0.0.11/24 dev eth0")
         self.talks(a)
         boot = a.guest("vm1", "cat /proc/sys/kernel/random/boot_id")
@@ -435,42 +474,151 @@ class Session:
         check(a.state("vm1") == "up", "the first NIC is untouched")
         self.said("a second NIC plugged in while the guest runs, and out again")
 
-    def moved(self, a, b):
+    def moved(self, a, b, c):
+        """By libvirt-move. The guest reads from two containers all the time, in connections that
+        its own group would not let in: without their state nothing of them passes."""
         b.start_butterflyd()
         b.start_libvirtd()
-        wait_for(
-            "the agent", lambda: a.guest("vm1", "ip addr replace 10.0.0.11/24 dev eth0")[0] == 0
-        )
+        c.start_butterflyd()
+        self.container(c, 3)
+        servers = [self.serve(a, 1), self.serve(c, 3)]
+        self.agent_dresses(a)
         self.talks(a)
         boot = a.guest("vm1", "cat /proc/sys/kernel/random/boot_id")
-        b.butterfly(
-            "binding", "add", "--vni", "7", "--mac", "52:54:00:00:00:01", "--ip", "10.0.0.1",
-            "--host", a.address,
-        )
-        there = f"qemu+unix:///system?socket={b.root}/run/libvirt/libvirt-sock"
-        a.virsh(
-            "migrate", "--live", "--persistent", "--undefinesource", "vm1", there,
-            f"tcp://{b.address}:4444",
-        )
+        for last in (1, 3):
+            progress = f"/tmp/stream-{last}"
+            a.guest(
+                "vm1",
+                f"guest tcp-get 10.0.0.{last} 80 0 {READS} {progress} </dev/null "
+                f">{progress}.log 2>&1 &",
+            )
+        self.streams_go_on(a)
+
+        # The guest there is killed when it is all there and has not run: it goes on here.
+        move = self.move(a, b)
+        b.libvirtd.send_signal(signal.SIGSTOP)
+        wait_for("the connections", lambda: "are taken up there" in self.said_by_move(a))
+        with open(f"{b.root}/run/libvirt/qemu/vm1.pid", encoding="utf-8") as pid:
+            os.kill(int(pid.read()), signal.SIGKILL)
+        b.libvirtd.send_signal(signal.SIGCONT)
+        wait_for("the move", lambda: move.poll() is not None)
+        said = self.said_by_move(a)
+        check(move.returncode != 0, f"the move fails: {said}")
+        check("vm1 stays, with its connections" in said, f"libvirt-move says: {said}")
+        wait_for("the NIC there to go", lambda: b.nics() == [])
+        check(a.vni("vm1") == 7, f"it is in its network again: {a.vni('vm1')}")
+        self.streams_go_on(a)
+        self.said("a move that failed at its end: the guest stays, with its connections")
+
+        binding = ["--vni", "7", "52:54:00:00:00:11"]
+        say = f"butterfly binding add --vni 7 --mac {binding[-1]} --ip 10.0.0.11 --host {b.address}"
+        move = self.move(a, b, "--then", say)
+        heard = Heard(servers[1].pid)
+        wait_for("the move", lambda: move.poll() is not None)
+        said = self.said_by_move(a)
+        check(move.returncode == 0, f"libvirt-move ended with {move.returncode}: {said}")
+        taken = re.findall(r"(\d+) connections of vm1 are taken up there", said)
+        check(taken and int(taken[-1]) >= 2, f"libvirt-move says: {said}")
         wait_for("the NIC to go where the guest was", lambda: a.nics() == ["c1"])
         check(b.nics() == ["vm1"], f"the hook has made the NIC where the guest is: {b.nics()}")
+        check(b.vni("vm1") == 7, f"it is in its network again: {b.vni('vm1')}")
         wait_for("the guest's NIC on the other host", lambda: b.state("vm1") == "up")
-        a.butterfly(
-            "binding", "add", "--vni", "7", "--mac", "52:54:00:00:00:11", "--ip", "10.0.0.11",
-            "--host", b.address,
-        )
         check(
             b.guest("vm1", "cat /proc/sys/kernel/random/boot_id") == boot,
             "the guest goes on, and did not boot",
         )
+        self.streams_go_on(b)
+        quiet = heard.longest()
         self.talks(b)
+        job = b.virsh("domjobinfo", "--completed", "vm1")
+        stood = re.search(r"downtime:\s*(\d+)\s*ms", job)
         self.said(
-            "moved by virsh to another host: its NIC went along, and it reaches the container that "
-            "stayed"
+            "moved by libvirt-move to another host, with its NIC and both connections; libvirt "
+            f"says it stood still for {stood[1] if stood else '?'} ms, and the third host heard "
+            f"nothing of it for {quiet:.2f} s"
         )
-        b.virsh("destroy", "vm1")
-        wait_for("the NIC to go", lambda: b.nics() == [])
+        a.butterfly("binding", "del", *binding)
+
+    def move(self, a, b, *more):
+        """Begins it, so slow that the guest's memory takes longer than a daemon is silent about
+        connections that it does not know, and that the streams can be looked at meanwhile."""
+        move = a.start(
+            f"{ROOT}/packaging/libvirt-move", "--there", " ".join([*b.enter, "butterfly"]),
+            *more, "vm1", self.uri(b), "--persistent", "--undefinesource", "--bandwidth", "4",
+            f"tcp://{b.address}:4444",
+        )
+        wait_for("the NIC to wait there", lambda: b.vni("vm1") not in (None, 7))
+        self.streams_go_on(a)
+        check(move.poll() is None, "the streams were looked at while the guest moved")
+        return move
+
+    def said_by_move(self, host):
+        return open(f"{host.root}/run/libvirt-move.log", encoding="utf-8").read().strip()
+
+    def moved_by_virsh(self, a, b):
+        """The way back, by virsh alone."""
+        b.virsh(
+            "migrate", "--live", "--persistent", "--undefinesource", "vm1", self.uri(a),
+            f"tcp://{a.address}:4444",
+        )
+        wait_for("the NIC to go where the guest was", lambda: b.nics() == [])
+        check(a.nics() == ["c1", "vm1"], f"the hook has made the NIC here: {a.nics()}")
+        wait_for("the guest's NIC", lambda: a.state("vm1") == "up")
+        self.talks(a)
+        before = self.bytes_read(a)
+        time.sleep(5)
+        check(self.bytes_read(a) == before, "its connections stand still")
+        self.said("moved back by virsh alone: its NIC went along, and its connections did not")
+        a.virsh("destroy", "vm1")
+        wait_for("the NIC to go", lambda: a.nics() == ["c1"])
+        a.virsh("undefine", "vm1")
         self.said("ended there: the NIC is deleted")
+
+    def uri(self, host):
+        return f"qemu+unix:///system?socket={host.root}/run/libvirt/libvirt-sock"
+
+    def agent_dresses(self, host):
+        wait_for(
+            "the agent", lambda: host.guest("vm1", "ip addr replace 10.0.0.11/24 dev eth0")[0] == 0
+        )
+
+    def container(self, host, last):
+        """A container of the guest's network."""
+        name = f"c{last}"
+        host.butterfly(
+            "nic", "add", "--id", name, "--vni", "7", "--mac", f"52:54:00:00:00:0{last}", "--ip",
+            f"10.0.0.{last}/24", "--sg", "friends", "--type", "veth", "--netns",
+            self.namespace(host, name),
+        )
+
+    def serve(self, host, last):
+        """It sends to everybody who connects, byte by byte what the guest's reader expects."""
+        host.butterfly("sg", "rule", "add", "served", "--ip-proto", "tcp", "--port", "80")
+        host.butterfly("nic", "sg", "add", f"c{last}", "served")
+        words = ["ip", "netns", "exec", f"c{last}", "guest", "tcp-serve", "80", str(RATE)]
+        server = host.start(*words)
+        log = f"{host.root}/run/ip.log"
+        wait_for("a server to listen", lambda: "listening" in open(log, encoding="utf-8").read())
+        return server
+
+    def bytes_read(self, host):
+        """By the guest, of both streams."""
+        read = host.guest("vm1", "cat /tmp/stream-1 /tmp/stream-3")
+        return [int(count) for count in read[1].split() if read[0] == 0]
+
+    def streams_go_on(self, host):
+        """More comes than was under way."""
+        before = self.bytes_read(host)
+
+        def more():
+            now = self.bytes_read(host)
+            return len(now) == 2 and all(
+                count > (before[at] if before else 0) + RATE for at, count in enumerate(now)
+            )
+
+        wait_for("the guest's streams to go on", more)
+        ended = host.guest("vm1", "cat /tmp/stream-1.log /tmp/stream-3.log")
+        check(ended == (0, ""), f"no stream has ended: {ended}")
 
     def namespace(self, host, name):
         host.run("ip", "netns", "add", name)
