@@ -18,8 +18,8 @@ pub const PORT: u16 = TRAFFIC_PORT;
 
 const BY_WORKER: [&str; 2] = ["--kernel-flows", "off"];
 
-/// For OVS (512 MiB).
-const HUGE_PAGES: u64 = 300;
+/// For OVS (64 MiB).
+const HUGE_PAGES: u64 = 40;
 
 /// Two containers and what is between them.
 pub struct Entrant {

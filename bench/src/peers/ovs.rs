@@ -126,7 +126,8 @@ struct Server {
 
 impl Server {
     /// Starts both, in the network namespace of process `holder` or in a new one; on `core`, or
-    /// wherever the kernel lets them run.
+    /// wherever the kernel lets them run, and then with little memory, for ports that are none of
+    /// DPDK's.
     fn launch(
         dir: &Path,
         core: Option<usize>,
@@ -151,6 +152,7 @@ impl Server {
         let db = Process::start(&mut command, &db_log)?;
         wait_for(&[&dir.join("db.sock")], &db_log)?;
         server.vsctl("init")?;
+        let memory = if core.is_some() { 512 } else { 64 };
         if let Some(core) = core {
             let mask = format!("0x{:x}", 1u64 << core);
             server.vsctl(&format!(
@@ -169,7 +171,7 @@ impl Server {
             ])
             .args([
                 "other_config:dpdk-init=true",
-                "other_config:dpdk-socket-mem=512",
+                &format!("other_config:dpdk-socket-mem={memory}"),
                 &format!("other_config:userspace-tso-enable={large}"),
                 "other_config:dpdk-extra=--no-pci --in-memory --file-prefix=butterfly-bench-ovs",
             ]))?;
