@@ -503,20 +503,16 @@ fn many_come_and_go_and_leave_nothing() -> Result<()> {
             &config,
         ))?;
     }
-    let p99 = |times: &mut Vec<Duration>| {
+    let mut told = format!("cni_rounds={rounds}");
+    for (what, times) in [("add", &mut adds), ("del", &mut dels)] {
         times.sort();
-        times
-            .get(times.len() * 99 / 100)
-            .or(times.last())
-            .copied()
-            .unwrap_or_default()
-    };
-    let (add, del) = (p99(&mut adds), p99(&mut dels));
-    println!(
-        "cni_rounds={rounds} add_p99_us={} del_p99_us={}",
-        add.as_micros(),
-        del.as_micros()
-    );
+        for percent in [50, 99] {
+            let time = times.get(times.len() * percent / 100).or(times.last());
+            let micros = time.copied().unwrap_or_default().as_micros();
+            told += &format!(" {what}_p{percent}_us={micros}");
+        }
+    }
+    println!("{told}");
     assert_eq!((host.nics()?.len(), host.leases("pods")?), (0, 0));
     wait_for("the interfaces to be gone", PATIENCE, || {
         Ok((links()? == before).then_some(()))

@@ -298,10 +298,13 @@ fn command(dir: &Path, options: &[&str]) -> Vec<String> {
     words
 }
 
-/// A program of ours: beside this one, or one folder up (test binaries are in `deps`).
+/// A program of ours: in the folder that `BUTTERFLY_PROGRAMS` names, beside this one, or one folder
+/// up (test binaries are in `deps`).
 pub fn program(name: &str) -> String {
+    let named = std::env::var_os("BUTTERFLY_PROGRAMS").map(PathBuf::from);
     let own = std::env::current_exe().unwrap_or_default();
-    let mut folders = own.ancestors().skip(1).take(2);
+    let beside = own.ancestors().skip(1).take(2).map(Path::to_owned);
+    let mut folders = named.into_iter().chain(beside);
     let found = folders.find_map(|folder| Some(folder.join(name)).filter(|path| path.is_file()));
     // What is not there is named by the error of whoever starts it.
     found.map_or_else(|| name.to_owned(), |path| path.display().to_string())
