@@ -124,7 +124,7 @@ pub async fn measure(rounds: usize) -> Result<Ratios, PeerError> {
         "ms from the start to the first answer, 16,000 NICs stored",
         whole,
     );
-    let there = client.get_status(v1::GetStatusRequest {}).await;
+    let there = client.get_status(v1::GetStatusRequest::default()).await;
     let there = there.map_err(refused)?.into_inner();
     if (there.nics, there.rules) != (HOST_NICS as u32, HOST_RULES as u32) {
         let said = format!("{} NICs and {} rules are there", there.nics, there.rules);
@@ -183,7 +183,7 @@ async fn connect(dir: &Path) -> Result<Client, PeerError> {
 /// A client that has had an answer.
 async fn answered(dir: &Path) -> Result<Client, PeerError> {
     let mut client = connect(dir).await?;
-    let asked = client.get_status(v1::GetStatusRequest {});
+    let asked = client.get_status(v1::GetStatusRequest::default());
     match tokio::time::timeout(PATIENCE, asked).await {
         Ok(answer) => answer.map_err(refused)?,
         Err(_) => return Err(PeerError("no answer in 60 s".into())),

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use testkit::process::{self, Process};
 use testkit::{PATIENCE, Result, wait_for};
 
@@ -156,6 +157,19 @@ impl Daemon {
                 .map(|word| if word == "''" { "" } else { word }),
         );
         process::run(&words)
+    }
+
+    /// What `butterfly health`, which succeeds, says on stdout and on stderr.
+    pub fn health(&self) -> Result<(String, String)> {
+        let asked = Command::new(program("butterfly"))
+            .args(["-e", &self.endpoint(), "health"])
+            .output();
+        let said = asked.map_err(|e| format!("butterfly health: {e}"))?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        match said.status.success() {
+            true => Ok((text(&said.stdout), text(&said.stderr))),
+            false => Err(format!("butterfly health: {}", text(&said.stderr))),
+        }
     }
 
     /// Runs `butterfly --json`, and gives what it printed as JSON.

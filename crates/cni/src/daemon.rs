@@ -88,7 +88,7 @@ impl Daemon {
 
     /// Whether it works.
     pub async fn is_there(&mut self) -> Result<(), Error> {
-        let answer = self.grpc.get_status(v1::GetStatusRequest {}).await;
+        let answer = self.grpc.get_status(v1::GetStatusRequest::default()).await;
         answer.map(drop).map_err(|e| self.told(&e))
     }
 

@@ -3,6 +3,7 @@
 //! may wait. [`Control`] begins it, with the first uplink.
 
 mod control;
+mod losses;
 
 pub use control::{Control, Setup};
 
@@ -21,6 +22,7 @@ use uplink::{Engine, Fact, Options, Ports, Station, UplinkSettings};
 use xdp::Interfaces;
 
 use crate::start_gate::StartGate;
+use losses::Losses;
 
 /// How often the engine looks at what changes without a message.
 const LOOK: Duration = Duration::from_secs(2);
@@ -55,6 +57,7 @@ pub struct Uplinks {
     told: Arc<watch::Sender<Arc<[Fact]>>>,
     kernel: Arc<Mirror>,
     station: Arc<Station>,
+    losses: Arc<Losses>,
     task: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -79,13 +82,21 @@ impl Uplinks {
         let station = engine.station();
         let engine = Arc::new(Mutex::new(engine));
         let told = Arc::new(watch::Sender::new(Arc::from([])));
-        let following = follow(engine.clone(), kernel.watch(), broken, told.clone());
+        let losses = Arc::new(Losses::default());
+        let following = follow(
+            engine.clone(),
+            kernel.watch(),
+            broken,
+            told.clone(),
+            losses.clone(),
+        );
         let task = tokio::spawn(following);
         Uplinks {
             engine,
             told,
             kernel,
             station,
+            losses,
             task: Mutex::new(Some(task)),
         }
     }
@@ -175,6 +186,22 @@ impl Uplinks {
         lock(&self.engine).stop();
     }
 
+    /// What keeps frames from passing, a sentence each.
+    pub fn warnings(&self) -> Vec<String> {
+        let facts = self.facts();
+        let of = |fact: &Fact| {
+            let name = &fact.interface;
+            let why = match (fact.joined, fact.up) {
+                (false, _) if fact.why.is_empty() => format!("uplink {name} is not joined"),
+                (false, _) => format!("uplink {name} is not joined: {}", fact.why),
+                (true, false) => format!("the link of uplink {name} is down"),
+                (true, true) => self.losses.of(fact.number)?,
+            };
+            Some(why)
+        };
+        facts.iter().filter_map(of).collect()
+    }
+
     /// One line of all, for a status.
     pub fn summary(&self) -> String {
         let engine = lock(&self.engine);
@@ -195,11 +222,16 @@ fn describe(fact: &Fact, counted: &XskStatistics) -> String {
         "" => String::new(),
         why => format!(" ({why})"),
     };
-    let lost = match counted.dropped + counted.ring_full + counted.no_buffer + counted.invalid {
+    let lost = match lost(counted) {
         0 => String::new(),
         count => format!(", {count} frames lost"),
     };
     format!("{}: {mode}{why}{lost}", fact.interface)
+}
+
+/// Frames that an uplink has lost outside of the data plane.
+pub fn lost(counted: &XskStatistics) -> u64 {
+    counted.dropped + counted.ring_full + counted.no_buffer + counted.invalid
 }
 
 async fn follow(
@@ -207,16 +239,29 @@ async fn follow(
     mut kernel: netlink::Watch,
     mut broken: Broken,
     told: Arc<watch::Sender<Arc<[Fact]>>>,
+    losses: Arc<Losses>,
 ) {
     loop {
         let (engine_now, told_now, snapshot) = (engine.clone(), told.clone(), kernel.snapshot());
+        let losses_now = losses.clone();
         let reconciled = spawn_blocking(move || {
             let mut engine = lock(&engine_now);
-            publish(&told_now, Arc::from(engine.reconcile(&snapshot)));
+            let facts: Arc<[Fact]> = Arc::from(engine.reconcile(&snapshot));
+            // What is lost from now on is news, of those too that are new.
+            losses_now.look(&facts, |number| lost(&engine.statistics(number)));
+            publish(&told_now, facts);
         });
         // It panicked, or the runtime is going: either way there is nothing to follow with.
         let Ok(()) = reconciled.await else { return };
-        if !something_to_do(&engine, &mut kernel, &mut broken).await {
+        let look = || {
+            let (engine, losses, facts) = (engine.clone(), losses.clone(), told.borrow().clone());
+            spawn_blocking(move || {
+                let mut engine = lock(&engine);
+                losses.look(&facts, |number| lost(&engine.statistics(number)));
+                engine.look()
+            })
+        };
+        if !something_to_do(&engine, &mut kernel, &mut broken, look).await {
             return;
         }
     }
@@ -235,6 +280,7 @@ async fn something_to_do(
     engine: &Arc<Mutex<Engine>>,
     kernel: &mut netlink::Watch,
     broken: &mut Broken,
+    look: impl Fn() -> JoinHandle<bool>,
 ) -> bool {
     loop {
         tokio::select! {
@@ -251,8 +297,7 @@ async fn something_to_do(
                 return true;
             }
             () = tokio::time::sleep(LOOK) => {
-                let engine = engine.clone();
-                if spawn_blocking(move || lock(&engine).look()).await.unwrap_or(false) {
+                if look().await.unwrap_or(false) {
                     return true;
                 }
             }

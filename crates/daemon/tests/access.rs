@@ -119,7 +119,8 @@ async fn status(
     let channel = within(endpoint.connect())
         .await
         .map_err(|e| e.to_string())?;
-    let answer = within(ButterflyClient::new(channel).get_status(v1::GetStatusRequest {})).await;
+    let answer =
+        within(ButterflyClient::new(channel).get_status(v1::GetStatusRequest::default())).await;
     answer
         .map(|answer| answer.into_inner())
         .map_err(|e| e.to_string())
@@ -165,16 +166,21 @@ async fn tcp_is_for_clients_with_a_certificate_by_our_authority() {
     let clear = Endpoint::from_shared(format!("http://127.0.0.1:{port}")).unwrap();
     if let Ok(channel) = within(clear.connect()).await {
         assert!(
-            within(ButterflyClient::new(channel).get_status(v1::GetStatusRequest {}))
+            within(ButterflyClient::new(channel).get_status(v1::GetStatusRequest::default()))
                 .await
                 .is_err(),
             "clear text"
         );
     }
     // The unix socket goes on serving beside it.
-    within(daemon.v1().await.get_status(v1::GetStatusRequest {}))
-        .await
-        .unwrap();
+    within(
+        daemon
+            .v1()
+            .await
+            .get_status(v1::GetStatusRequest::default()),
+    )
+    .await
+    .unwrap();
 
     let broken = write("broken.pem", "not a certificate");
     let socket_dir = dir.path().join("sockets");

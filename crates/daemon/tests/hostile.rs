@@ -178,7 +178,11 @@ async fn silent_v1_clients_keep_no_place_from_those_that_ask() {
     for _ in 0..300 {
         silent.push(UnixStream::connect(daemon.path("v1.sock")).unwrap());
     }
-    let status = daemon.v1().await.get_status(v1::GetStatusRequest {}).await;
+    let status = daemon
+        .v1()
+        .await
+        .get_status(v1::GetStatusRequest::default())
+        .await;
     assert_eq!(status.unwrap().into_inner().pid, daemon.pid());
     // The stream goes on.
     let group = v1::Group {
@@ -278,7 +282,7 @@ struct Raw {
 async fn empty_messages_of_v1_are_refused_before_they_take_memory() {
     let daemon = Daemon::start(&[]);
     let mut bystander = daemon.v1().await;
-    let status = bystander.get_status(v1::GetStatusRequest {}).await;
+    let status = bystander.get_status(v1::GetStatusRequest::default()).await;
     status.unwrap();
     let config = |bytes: Vec<u8>| Raw {
         first: bytes,
@@ -310,7 +314,7 @@ async fn empty_messages_of_v1_are_refused_before_they_take_memory() {
         assert!(why.ends_with(&allowed), "{why}");
         assert!(more < 64 << 20, "{} MiB more", more >> 20);
         assert!(took < PATIENCE, "{took:?}");
-        let status = bystander.get_status(v1::GetStatusRequest {}).await;
+        let status = bystander.get_status(v1::GetStatusRequest::default()).await;
         status.unwrap();
     }
 }

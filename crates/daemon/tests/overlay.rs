@@ -320,7 +320,7 @@ async fn bindings_come_one_by_one_and_as_a_whole_set() {
         .unwrap()
         .into_inner();
     assert_eq!(counts(&deleted), (0, 0, 1));
-    let status = within(client.get_status(v1::GetStatusRequest {}))
+    let status = within(client.get_status(v1::GetStatusRequest::default()))
         .await
         .unwrap()
         .into_inner();

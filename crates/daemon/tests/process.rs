@@ -343,7 +343,7 @@ async fn the_original_s_command_line_starts() {
     let status = daemon
         .v1()
         .await
-        .get_status(v1::GetStatusRequest {})
+        .get_status(v1::GetStatusRequest::default())
         .await
         .unwrap()
         .into_inner();
@@ -400,7 +400,11 @@ async fn the_original_s_default_sample_and_tests_start() {
             port,
         ];
         let daemon = namespace.inside(|| Daemon::start_tcp(&words)).unwrap();
-        let status = daemon.v1().await.get_status(v1::GetStatusRequest {}).await;
+        let status = daemon
+            .v1()
+            .await
+            .get_status(v1::GetStatusRequest::default())
+            .await;
         let uplink = status.unwrap().into_inner().uplink;
         let names: Vec<&str> = uplink
             .split("; ")

@@ -243,7 +243,7 @@ async fn a_viewer_changes_nothing_and_who_has_no_role_sees_nothing() {
     }
     assert!(tried > 100, "{tried}");
     let mut viewer = host.by("viewer.test").await;
-    let status = within(viewer.get_status(v1::GetStatusRequest {})).await;
+    let status = within(viewer.get_status(v1::GetStatusRequest::default())).await;
     assert!(!status.unwrap().into_inner().graph_dot.is_empty());
     let refused = host.audit();
     assert!(refused.len() >= 100, "{}", refused.len());
@@ -322,7 +322,7 @@ async fn a_tenant_sees_and_changes_its_own_networks_and_groups_alone() {
     };
     let drops = within(blue.list_drops(drops)).await.unwrap().into_inner();
     assert!(drops.drops.iter().all(|drop| drop.nic.starts_with("blue")));
-    let status = within(blue.get_status(v1::GetStatusRequest {}))
+    let status = within(blue.get_status(v1::GetStatusRequest::default()))
         .await
         .unwrap();
     let status = status.into_inner();

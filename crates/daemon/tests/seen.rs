@@ -253,7 +253,7 @@ async fn workers_say_what_they_do_with_their_time() {
         (pair.backend.as_str(), pair.up, pair.transmitq),
         ("bench", true, None)
     );
-    let status = within(client.get_status(v1::GetStatusRequest {}))
+    let status = within(client.get_status(v1::GetStatusRequest::default()))
         .await
         .unwrap()
         .into_inner();

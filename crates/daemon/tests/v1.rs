@@ -774,7 +774,7 @@ async fn what_can_be_seen_of_the_daemon() {
     }))
     .await
     .unwrap();
-    let status = within(client.get_status(v1::GetStatusRequest {}))
+    let status = within(client.get_status(v1::GetStatusRequest::default()))
         .await
         .unwrap()
         .into_inner();
@@ -809,8 +809,20 @@ async fn what_can_be_seen_of_the_daemon() {
         graph_dot: status.graph_dot.clone(),
         uplink: String::new(),
         router: String::new(),
+        warnings: Vec::new(),
     };
     assert_eq!(status, expected);
+    let brief = v1::GetStatusRequest { brief: true };
+    let brief = within(client.get_status(brief)).await.unwrap().into_inner();
+    let expected = v1::Status {
+        requests: 3,
+        current_unix_secs: brief.current_unix_secs,
+        uptime_secs: brief.uptime_secs,
+        workers: Vec::new(),
+        graph_dot: String::new(),
+        ..expected
+    };
+    assert_eq!(brief, expected);
     assert!(
         status.graph_dot.starts_with("digraph") || status.graph_dot.starts_with("graph"),
         "{}",

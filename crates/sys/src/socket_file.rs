@@ -53,8 +53,9 @@ pub fn stays_ours(folder: &Path, owner: u32) -> bool {
 }
 
 /// Whether somebody in this network namespace listens at a socket's file, by the kernel's list of
-/// sockets: nobody is asked, and no right to the file is needed. Where it cannot be told for sure,
-/// somebody does.
+/// sockets: nobody is asked, and no right to the file is needed. Of a name that the list cannot
+/// have, somebody does. Of who listens in another network namespace it knows nothing: daemons of
+/// several namespaces are not to share a folder.
 ///
 /// # Errors
 /// The list or the file cannot be read.
@@ -92,7 +93,8 @@ pub fn all_listened() -> io::Result<HashSet<PathBuf>> {
     Ok(lines.map(|path| OsStr::from_bytes(path).into()).collect())
 }
 
-/// Where a line's socket was bound, if it listens: `Num RefCount Protocol Flags Type St Inode Path`.
+/// Where a line's socket was bound, if it listens: `Num RefCount Protocol Flags Type St Inode
+/// Path`.
 fn listener(line: &[u8]) -> Option<&[u8]> {
     let mut rest = line;
     let mut words = std::iter::from_fn(|| {

@@ -308,6 +308,14 @@ impl Client {
         }
     }
 
+    /// What keeps frames from passing though the daemon works. API v0 does not say.
+    pub async fn warnings(&mut self) -> Result<Vec<String>, Error> {
+        match self {
+            Client::V0(_) => Ok(Vec::new()),
+            Client::V1(v1) => Ok(v1.some_status(true).await?.warnings),
+        }
+    }
+
     /// Dropped frames, of one NIC or (`""`) of all.
     pub async fn drops(&mut self, nic: &str, all: bool) -> Result<proto::ListDropsResponse, Error> {
         self.only_v1("drops")?.drops(nic, all).await

@@ -274,7 +274,12 @@ impl V1 {
     }
 
     pub async fn status(&mut self) -> Result<proto::Status, Error> {
-        let request = proto::GetStatusRequest {};
+        self.some_status(false).await
+    }
+
+    /// `brief`: without what takes asking workers.
+    pub async fn some_status(&mut self, brief: bool) -> Result<proto::Status, Error> {
+        let request = proto::GetStatusRequest { brief };
         self.ask("GetStatus", request, async |grpc, request| {
             grpc.get_status(request).await
         })

@@ -16,7 +16,8 @@ use crate::words::utc;
 
 /// Shown behind the help of `status`.
 pub const STATUS_EXAMPLE: &str = "\
-The last part is a graph in the DOT language, for Graphviz.
+A line `warning` is an uplink or another interface that loses frames or is down. The last part is a
+graph in the DOT language, for Graphviz.
 
 Examples:
   butterfly status
@@ -25,7 +26,9 @@ Examples:
 pub const HEALTH_EXAMPLE: &str = "\
 It does not work when it cannot be reached (exit code 3), is not ready yet, is stopping, or one of
 its threads hangs (1). Over API v1 this is what gRPC's health service (grpc.health.v1) tells
-everybody who may connect.
+everybody who may connect. Where it works and an uplink or another interface loses frames or is
+down, it says so on stderr, to who may ask for the status, and ends with 0: a restart would not
+help.
 
 Examples:
   butterfly health
@@ -156,9 +159,15 @@ async fn is_serving(session: &mut Session) -> Result<bool, Error> {
 }
 
 impl HealthArgs {
-    /// Succeeds when the daemon works.
+    /// Succeeds when the daemon works. What is wrong beside that is no reason to restart it.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
-        self.wait.until_it_works(session).await
+        self.wait.until_it_works(session).await?;
+        // Who may ask nothing else is told nothing else.
+        let warnings = session.client().await?.warnings().await;
+        for warning in warnings.unwrap_or_default() {
+            output::say(&format!("warning: {warning}\n"));
+        }
+        Ok(())
     }
 }
 
@@ -238,6 +247,9 @@ fn lines(status: &v1::Status) -> Vec<(String, String)> {
         }
         if !status.router.is_empty() {
             line("router", status.router.clone());
+        }
+        for warning in &status.warnings {
+            line("warning", warning.clone());
         }
     }
     for worker in &status.workers {

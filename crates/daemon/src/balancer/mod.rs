@@ -26,7 +26,7 @@ pub mod status;
 mod watch;
 
 pub use checks::check;
-pub use engine::{Engine, left};
+pub use engine::{Engine, left, loss};
 pub use log::log;
 pub use probe::Prober;
 pub use service::Service;

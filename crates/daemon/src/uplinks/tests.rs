@@ -2,22 +2,33 @@
 
 use super::*;
 
-#[test]
-fn a_line_says_what_is_in_force_and_why() {
-    let fact = |joined, up, mode: &str, why: &str| Fact {
+/// An uplink as it should be.
+pub fn fact() -> Fact {
+    Fact {
         number: 0,
         interface: "eth1".to_owned(),
         ifindex: 7,
-        joined,
-        mode: mode.to_owned(),
-        why: why.to_owned(),
+        joined: true,
+        mode: "AF_XDP, native XDP, zero-copy".to_owned(),
+        why: String::new(),
         queues: 1,
         mtu: 1500,
-        up,
+        up: true,
         tap: false,
         of_kernel: true,
         mac: None,
         addresses: Vec::new(),
+    }
+}
+
+#[test]
+fn a_line_says_what_is_in_force_and_why() {
+    let fact = |joined, up, mode: &str, why: &str| Fact {
+        joined,
+        mode: mode.to_owned(),
+        why: why.to_owned(),
+        up,
+        ..fact()
     };
     for (fact, line) in [
         (

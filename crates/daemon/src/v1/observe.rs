@@ -12,6 +12,7 @@ use tonic::Status;
 use super::{render, workers};
 use crate::access::{Permitted, Refusal};
 use crate::app::{App, monotonic_ns};
+use crate::balancer;
 use crate::uplinks::Uplinks;
 
 /// The counters of one NIC.
@@ -195,9 +196,21 @@ pub fn flow(
 
 /// The daemon at a glance. What is in it of others is left out for who sees a part.
 pub fn status(app: &App, control: &Permitted, router: String) -> Result<v1::Status, Status> {
+    let workers = workers::statuses(&app.workers)?;
+    Ok(v1::Status {
+        workers,
+        graph_dot: control
+            .unlimited()
+            .map_or_else(String::new, Controller::graph_dot),
+        ..brief(app, control, router)
+    })
+}
+
+/// The same without what takes asking the workers.
+pub fn brief(app: &App, control: &Permitted, router: String) -> v1::Status {
     let status = control.status();
     let now = app.operations.unix_secs();
-    Ok(v1::Status {
+    v1::Status {
         version: api::VERSION.into(),
         pid: std::process::id(),
         start_unix_secs: status.started_unix_secs,
@@ -214,10 +227,6 @@ pub fn status(app: &App, control: &Permitted, router: String) -> Result<v1::Stat
         socket_dir: control.settings().socket_dir.clone(),
         endpoints: app.endpoints.clone(),
         log_level: app.operations.log.level().to_string(),
-        workers: workers::statuses(&app.workers)?,
-        graph_dot: control
-            .unlimited()
-            .map_or_else(String::new, Controller::graph_dot),
         audit_lines_lost: app.reload.audit().lost(),
         uplink: app
             .uplinks
@@ -225,5 +234,19 @@ pub fn status(app: &App, control: &Permitted, router: String) -> Result<v1::Stat
             .map(Uplinks::summary)
             .unwrap_or_default(),
         router,
-    })
+        warnings: warnings(app),
+        ..v1::Status::default()
+    }
+}
+
+/// What keeps frames from passing while the daemon itself works, a sentence each.
+fn warnings(app: &App) -> Vec<String> {
+    let mut warnings = app
+        .uplinks
+        .running()
+        .map(Uplinks::warnings)
+        .unwrap_or_default();
+    let losing = app.balancer.losing();
+    warnings.extend(losing.iter().map(|name| balancer::loss(name)));
+    warnings
 }

@@ -575,10 +575,11 @@ impl Butterfly for Service {
     }
 
     async fn get_status(&self, request: Request<v1::GetStatusRequest>) -> Answer<v1::Status> {
-        let (caller, _) = taken(request)?;
+        let (caller, request) = taken(request)?;
         let router = self.app.router.summary().await;
-        self.operate(caller, move |app, control| {
-            observe::status(app, control, router)
+        self.operate(caller, move |app, control| match request.brief {
+            true => Ok(observe::brief(app, control, router)),
+            false => observe::status(app, control, router),
         })
         .await
     }

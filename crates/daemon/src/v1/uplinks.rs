@@ -97,7 +97,7 @@ fn one(app: &App, uplinks: &Uplinks, fact: &Fact) -> v1::Uplink {
         sent_frames: counted.tx_frames,
         sent_bytes: counted.tx_bytes,
         drops,
-        lost_by_kernel: kernel.dropped + kernel.ring_full + kernel.no_buffer + kernel.invalid,
+        lost_by_kernel: crate::uplinks::lost(&kernel),
     }
 }
 

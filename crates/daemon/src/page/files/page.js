@@ -196,6 +196,7 @@ const views = {
     const step = past.step_secs;
     return [
       h('h1', {}, 'This host'),
+      (status.warnings || []).map((warning) => h('p', { class: 'warn' }, warning)),
       h('div', { class: 'cards' },
         card(status.nics || 0, 'NICs'), card(status.networks || 0, 'networks'), card(status.groups || 0, `groups, ${status.rules || 0} rules`),
         card(status.remote_endpoints || 0, 'other hosts'), card(short(last(past.flows)), 'connections'),
