@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 seconds=${FUZZ_SECONDS:-60}
-targets=${FUZZ_TARGETS:-"frames rings session round tunnel whole netlink v0 text v1 decoded dns"}
+targets=${FUZZ_TARGETS:-"frames rings session round tunnel whole netlink v0 text v1 decoded dns http page access cni keeper stored"}
 # Longer inputs only make the slow ones slower.
 length=${FUZZ_LENGTH:-2048}
 

@@ -50,7 +50,8 @@ impl Call {
         Self::read(|name| std::env::var(name).unwrap_or_default())
     }
 
-    fn read(variable: impl Fn(&str) -> String) -> Result<Call, Error> {
+    /// The same of variables that are given.
+    pub fn read(variable: impl Fn(&str) -> String) -> Result<Call, Error> {
         let named = variable("CNI_COMMAND");
         let command = match named.as_str() {
             "ADD" => Command::Add,

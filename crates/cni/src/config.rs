@@ -171,6 +171,9 @@ impl Config {
             let why = format!("is not letters, digits, '_', '.' and '-', at most {NAME_MAX}");
             return Err(Error::config(format!("name '{name}' {why}")));
         }
+        if let Some(previous) = written.prev_result.as_ref().filter(|it| !it.is_object()) {
+            return Err(Error::config(format!("prevResult {previous} is no result")));
+        }
         let ipam = match written.ipam["type"].as_str() {
             None | Some("") => Ipam::NotUsed,
             Some("butterfly") => {
@@ -257,6 +260,7 @@ mod tests {
                 r#"{"cniVersion":"1.0.0","name":"a","ipam":{"type":"../x"}}"#,
                 7,
             ),
+            (r#"{"cniVersion":"1.0.0","name":"a","prevResult":"b"}"#, 7),
             (
                 r#"{"cniVersion":"1.0.0","name":"a","ipam":{"type":"butterfly"}}"#,
                 6,

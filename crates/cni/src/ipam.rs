@@ -12,7 +12,7 @@ use crate::config::{Attachment, Config, Ipam};
 use crate::error::Error;
 use crate::result::{Addresses, Ip, VERSIONS};
 
-pub use leases::Leases;
+pub use leases::{Leases, first_of};
 
 /// Takes addresses for a container.
 pub fn add(call: &Call, config: &Config) -> Result<Addresses, Error> {

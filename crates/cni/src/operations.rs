@@ -172,7 +172,7 @@ async fn check(call: &Call, config: &Config) -> Result<(), Error> {
 }
 
 /// The addresses that ADD has answered for this interface.
-fn ours(previous: &Value, call: &Call) -> Vec<IpAddr> {
+pub fn ours(previous: &Value, call: &Call) -> Vec<IpAddr> {
     let is_ours = |one: &Value| one["name"] == *call.ifname && one["sandbox"] == *call.netns;
     let interfaces = previous["interfaces"].as_array();
     let at = interfaces.and_then(|all| all.iter().position(is_ours));

@@ -21,10 +21,11 @@ use std::sync::{Arc, PoisonError, RwLock};
 use nix::unistd::{Gid, Group};
 
 pub use admit::{Admitted, Caller, Gate, taken};
+pub use file::{Names as Named, parse as policy_of};
 pub use peer::{Peer, User, Who};
 pub use permitted::{Permitted, Refusal};
 use policy::Policy;
-pub use policy::{Reach, Rights};
+pub use policy::{Reach, Reaches, Rights};
 
 /// Who may do what, as it is now. Cheap to clone.
 #[derive(Clone)]

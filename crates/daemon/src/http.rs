@@ -203,6 +203,24 @@ impl Listener {
     }
 }
 
+/// Answers on one connection that is there, as a server's first.
+pub async fn converse<S>(served: Served, answers: impl Answers, stream: S, origin: Origin)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let places = ClientPlaces::new(served.name, CLIENTS_MAX);
+    let desk = Desk {
+        served,
+        answers,
+        places,
+    };
+    if let Some(place) = desk.places.take() {
+        let stream = Guarded::new(stream, place);
+        let place = stream.place();
+        desk.converse(stream, Client { place, origin }).await;
+    }
+}
+
 /// What all connections share. Cheap to clone.
 #[derive(Clone)]
 struct Desk<A> {

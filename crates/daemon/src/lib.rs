@@ -15,8 +15,8 @@
 //!
 //! # What is public
 //!
-//! What the program itself needs ([`run_program`]), and in [`decoders`] what stands between a
-//! client's bytes and the controller, for whoever drives that without sockets.
+//! What the program itself needs ([`run_program`]), and in [`decoders`] what stands between
+//! somebody's bytes and the daemon, for whoever drives that without sockets and files.
 
 mod access;
 mod app;
@@ -28,6 +28,7 @@ mod connections;
 mod cores;
 mod datagrams;
 mod deaths;
+pub mod decoders;
 mod dpdk_args;
 mod events;
 mod features;
@@ -67,12 +68,3 @@ mod watchdog;
 mod worker_thread;
 
 pub use program::{Failure, run_program};
-
-/// What stands between a client's bytes and the controller: no socket, no thread, no clock of its
-/// own.
-pub mod decoders {
-    pub use crate::app::Operations;
-    pub use crate::logging::LogControl;
-    pub use crate::v0::handler::{Answer, Handler};
-    pub use crate::v1::convert::config;
-}

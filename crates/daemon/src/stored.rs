@@ -107,11 +107,7 @@ impl Stored {
 
     /// All objects, for a daemon that this one gives way to: see [`load_packed`].
     pub fn packed(&self) -> Result<Vec<u8>, String> {
-        let objects = self.objects()?;
-        let kinds: Vec<[u8; 1]> = objects.keys().map(|(kind, _)| [*kind as u8]).collect();
-        let parts = objects.iter().zip(&kinds);
-        let parts = parts.flat_map(|(((_, key), value), kind)| [&kind[..], key.as_slice(), value]);
-        Ok(words::pack(parts))
+        self.objects().map(|objects| packed(&objects))
     }
 
     /// Leaves the file to another daemon, with all that was changed in it.
@@ -287,6 +283,18 @@ impl Stored {
         let object = |Object { kind, key, value }| ((kind, key), value);
         Ok(objects.into_iter().map(object).collect())
     }
+}
+
+/// What is declared, as it is [packed](Stored::packed) when it is stored.
+pub fn pack(config: &Config) -> Vec<u8> {
+    packed(&objects(config))
+}
+
+fn packed(objects: &Objects) -> Vec<u8> {
+    let kinds: Vec<[u8; 1]> = objects.keys().map(|(kind, _)| [*kind as u8]).collect();
+    let parts = objects.iter().zip(&kinds);
+    let parts = parts.flat_map(|(((_, key), value), kind)| [&kind[..], key.as_slice(), value]);
+    words::pack(parts)
 }
 
 /// Makes the controller, which has nothing yet, what a daemon before has declared, as it

@@ -12,16 +12,22 @@
 //! some thousand random inputs. A function has no clock, no randomness and no memory of the input
 //! before ([`round`] keeps its switch and empties it): an input means the same everywhere.
 
+mod access;
+mod cni;
 mod decoded;
 mod dns;
 mod fixture;
 mod frames;
+mod http;
 mod input;
+mod keeper;
 mod netlink;
+mod page;
 mod ring;
 mod round;
 pub mod seeds;
 mod session;
+mod stored;
 mod text;
 mod tunnel;
 mod v0;
@@ -30,13 +36,19 @@ mod whole;
 mod witness;
 mod world;
 
+pub use access::access;
+pub use cni::cni;
 pub use decoded::decoded;
 pub use dns::dns;
 pub use frames::frames;
+pub use http::http;
+pub use keeper::keeper;
 pub use netlink::netlink;
+pub use page::page;
 pub use ring::rings;
 pub use round::round;
 pub use session::session;
+pub use stored::stored;
 pub use text::text;
 pub use tunnel::tunnel;
 pub use v0::v0;
@@ -47,7 +59,7 @@ pub use whole::whole;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 12] = [
+pub const TARGETS: [Target; 18] = [
     ("frames", frames),
     ("rings", rings),
     ("session", session),
@@ -60,4 +72,10 @@ pub const TARGETS: [Target; 12] = [
     ("whole", whole),
     ("decoded", decoded),
     ("dns", dns),
+    ("http", http),
+    ("page", page),
+    ("access", access),
+    ("cni", cni),
+    ("keeper", keeper),
+    ("stored", stored),
 ];

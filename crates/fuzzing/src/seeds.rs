@@ -1,5 +1,7 @@
 //! Good inputs for a fuzzer to begin with, made by the code that makes good frames and messages.
 
+mod strangers;
+
 use api::text_format;
 use api::v1;
 use prost::Message;
@@ -120,6 +122,7 @@ pub fn all() -> Vec<Seed> {
     seeds.push(("v0", [&[2][..], &every].concat()));
     seeds.extend(answers().into_iter().map(|seed| ("dns", seed)));
     let (small, large) = configs();
+    seeds.extend(strangers::all([&small, &large]));
     for config in [&small, &large] {
         // As the target has them: a document, one that is applied to the balancer, a NIC.
         let of_balancer = v1::ApplyBalancerRequest {

@@ -143,6 +143,36 @@ fn dns() {
 }
 
 #[test]
+fn http() {
+    random("http");
+}
+
+#[test]
+fn page() {
+    random("page");
+}
+
+#[test]
+fn access() {
+    random("access");
+}
+
+#[test]
+fn cni() {
+    random("cni");
+}
+
+#[test]
+fn keeper() {
+    random("keeper");
+}
+
+#[test]
+fn stored() {
+    random("stored");
+}
+
+#[test]
 fn whole() {
     random_some("whole", RANDOM_WHOLE);
 }

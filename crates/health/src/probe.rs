@@ -12,6 +12,7 @@ mod tls;
 use std::time::Duration;
 
 pub use dns::answer as dns_answer;
+pub use http::ask as ask_http;
 pub use path::{Direct, Path};
 
 use crate::check::{Kind, Subject};

@@ -23,7 +23,7 @@ mod server;
 
 pub use client::{Held, Keeper};
 pub use message::{Parts, receive_parts, send_parts};
-pub use server::{bind, serve};
+pub use server::{bind, serve, serve_one};
 
 use std::path::PathBuf;
 

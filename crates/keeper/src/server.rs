@@ -75,6 +75,12 @@ pub fn serve(listener: &OwnedFd, until_idle: bool) -> io::Result<()> {
     }
 }
 
+/// Does what one client says until it is gone, with nothing held before: what a keeper does with
+/// each, for whoever drives that without one.
+pub fn serve_one(client: &OwnedFd) -> io::Result<()> {
+    attend(client, &mut All::new())
+}
+
 /// Does what one client says until it is gone.
 fn attend(client: &OwnedFd, all: &mut All) -> io::Result<()> {
     loop {

@@ -47,28 +47,7 @@ struct Stored {
 impl Leases {
     /// Waits for its turn.
     pub fn open(ranges: &Ranges, network: &str) -> Result<Leases, Error> {
-        let sets = ranges.ranges.iter();
-        let sets: Vec<Vec<Run>> = sets
-            .map(|set| set.iter().map(Run::new).collect::<Result<_, _>>())
-            .collect::<Result<_, _>>()?;
-        if sets.is_empty() || sets.iter().any(Vec::is_empty) {
-            return Err(Error::config(
-                "ipam: ranges has a set without a range, or none",
-            ));
-        }
-        let route = |route: &crate::config::Route| {
-            let to: Result<IpNet, _> = route.dst.parse();
-            let to = to.map_err(|_| Error::config(format!("ipam: '{}' is no route", route.dst)))?;
-            Ok(Route {
-                to: to.trunc(),
-                via: route.gw,
-            })
-        };
-        let routes = ranges
-            .routes
-            .iter()
-            .map(route)
-            .collect::<Result<_, Error>>()?;
+        let (sets, routes) = checked(ranges)?;
         let folder = ranges.data_dir.join(network);
         let failed = |e: std::io::Error| Error::io(format!("{}: {e}", folder.display()));
         std::fs::create_dir_all(&folder).map_err(failed)?;
@@ -108,11 +87,7 @@ impl Leases {
                 .leases
                 .insert(given, (who.container.clone(), who.ifname.clone()));
             stored.last.insert(number, given);
-            let net = IpNet::new(given, run.net.prefix_len());
-            ips.push(Ip {
-                net: net.unwrap_or_else(|_| given.into()),
-                gateway: Some(run.gateway),
-            });
+            ips.push(run.gives(given));
         }
         let known = |ip: &&IpAddr| self.sets.iter().flatten().any(|run| run.has(**ip));
         if let Some(other) = asked.iter().find(|ip| !known(ip)) {
@@ -200,6 +175,50 @@ impl Leases {
         let folder = File::open(&self.folder).and_then(|folder| folder.sync_all());
         folder.map_err(failed)
     }
+}
+
+/// Runs of addresses, and routes.
+fn checked(ranges: &Ranges) -> Result<(Vec<Vec<Run>>, Vec<Route>), Error> {
+    let sets = ranges.ranges.iter();
+    let sets: Vec<Vec<Run>> = sets
+        .map(|set| set.iter().map(Run::new).collect::<Result<_, _>>())
+        .collect::<Result<_, _>>()?;
+    if sets.is_empty() || sets.iter().any(Vec::is_empty) {
+        return Err(Error::config(
+            "ipam: ranges has a set without a range, or none",
+        ));
+    }
+    let route = |route: &crate::config::Route| {
+        let to: Result<IpNet, _> = route.dst.parse();
+        let to = to.map_err(|_| Error::config(format!("ipam: '{}' is no route", route.dst)))?;
+        Ok(Route {
+            to: to.trunc(),
+            via: route.gw,
+        })
+    };
+    let routes = ranges
+        .routes
+        .iter()
+        .map(route)
+        .collect::<Result<_, Error>>()?;
+    Ok((sets, routes))
+}
+
+/// What the first container gets where nobody has had anything yet.
+pub fn first_of(ranges: &Ranges) -> Result<Addresses, Error> {
+    let (sets, routes) = checked(ranges)?;
+    let stored = Stored::default();
+    let ip = |(number, set): (usize, &Vec<Run>)| -> Result<Option<Ip>, Error> {
+        let ip = next(set, &stored, number)?;
+        Ok(set.iter().find(|run| run.has(ip)).map(|run| run.gives(ip)))
+    };
+    let ips = sets.iter().enumerate().map(ip);
+    let ips: Vec<Option<Ip>> = ips.collect::<Result<_, Error>>()?;
+    Ok(Addresses {
+        ips: ips.into_iter().flatten().collect(),
+        routes,
+        ..Addresses::default()
+    })
 }
 
 impl Stored {
@@ -306,6 +325,15 @@ impl Run {
     fn has(&self, ip: IpAddr) -> bool {
         let number = number_of(ip);
         self.net.contains(&ip) && (self.first..=self.last).contains(&number) && ip != self.gateway
+    }
+
+    /// An address of it as a container has it.
+    fn gives(&self, ip: IpAddr) -> Ip {
+        let net = IpNet::new(ip, self.net.prefix_len());
+        Ip {
+            net: net.unwrap_or_else(|_| ip.into()),
+            gateway: Some(self.gateway),
+        }
     }
 
     fn address(&self, number: u128) -> IpAddr {

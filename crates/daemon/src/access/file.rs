@@ -86,18 +86,39 @@ pub fn read(path: &Path) -> Result<Policy, String> {
         .take(SIZE_MAX)
         .read_to_string(&mut text)
         .map_err(|e| format!("{shown} cannot be read: {e}"))?;
-    parse(&text).map_err(|why| format!("{shown}: {why}"))
+    parse(&text, &OF_HOST).map_err(|why| format!("{shown}: {why}"))
 }
 
-fn parse(text: &str) -> Result<Policy, String> {
+/// Who users and groups are.
+pub struct Names {
+    /// A user's id.
+    pub user: fn(&str) -> nix::Result<Option<u32>>,
+    /// A group's.
+    pub group: fn(&str) -> nix::Result<Option<u32>>,
+}
+
+/// As this host knows them.
+const OF_HOST: Names = Names {
+    user: |name| Ok(User::from_name(name)?.map(|user| user.uid.as_raw())),
+    group: |name| Ok(Group::from_name(name)?.map(|group| group.gid.as_raw())),
+};
+
+/// What a file's text says. The error is a sentence that names the grant.
+pub fn parse(text: &str, names: &Names) -> Result<Policy, String> {
     let document: Document = toml::from_str(text).map_err(|e| e.to_string())?;
     let grants = document.grant.into_iter().zip(1..);
-    let grants =
-        grants.map(|(given, number)| grant(given).map_err(|why| format!("grant {number}: {why}")));
+    let grants = grants
+        .map(|(given, number)| grant(given, names).map_err(|why| format!("grant {number}: {why}")));
     Ok(Policy::new(grants.collect::<Result<_, _>>()?))
 }
 
-fn grant(given: Given) -> Result<Grant, String> {
+fn grant(given: Given, names: &Names) -> Result<Grant, String> {
+    let ids = |given: &[NameOrNumber], kind, of: fn(&str) -> nix::Result<Option<u32>>| {
+        given
+            .iter()
+            .map(|given| id(given, kind, of))
+            .collect::<Result<Vec<u32>, String>>()
+    };
     let reach = match (given.networks, given.security_groups) {
         (None, None) => Reach::Whole,
         (networks, groups) => {
@@ -122,8 +143,8 @@ fn grant(given: Given) -> Result<Grant, String> {
     let grant = Grant {
         role: given.role,
         reach,
-        users: given.users.iter().map(user).collect::<Result<_, _>>()?,
-        groups: given.groups.iter().map(group).collect::<Result<_, _>>()?,
+        users: ids(&given.users, "user", names.user)?,
+        groups: ids(&given.groups, "group", names.group)?,
         certificates: given.certificates,
         v0_tcp: given.v0_tcp,
         page_token: given.page_token,
@@ -145,24 +166,17 @@ fn grant(given: Given) -> Result<Grant, String> {
     Ok(grant)
 }
 
-fn user(given: &NameOrNumber) -> Result<u32, String> {
+fn id(
+    given: &NameOrNumber,
+    kind: &str,
+    of: fn(&str) -> nix::Result<Option<u32>>,
+) -> Result<u32, String> {
     match given {
-        NameOrNumber::Number(uid) => Ok(*uid),
-        NameOrNumber::Name(name) => match User::from_name(name) {
-            Ok(Some(user)) => Ok(user.uid.as_raw()),
-            Ok(None) => Err(format!("there is no user '{}'", name.escape_debug())),
-            Err(e) => Err(format!("user '{}': {e}", name.escape_debug())),
-        },
-    }
-}
-
-fn group(given: &NameOrNumber) -> Result<u32, String> {
-    match given {
-        NameOrNumber::Number(gid) => Ok(*gid),
-        NameOrNumber::Name(name) => match Group::from_name(name) {
-            Ok(Some(group)) => Ok(group.gid.as_raw()),
-            Ok(None) => Err(format!("there is no group '{}'", name.escape_debug())),
-            Err(e) => Err(format!("group '{}': {e}", name.escape_debug())),
+        NameOrNumber::Number(id) => Ok(*id),
+        NameOrNumber::Name(name) => match of(name) {
+            Ok(Some(id)) => Ok(id),
+            Ok(None) => Err(format!("there is no {kind} '{}'", name.escape_debug())),
+            Err(e) => Err(format!("{kind} '{}': {e}", name.escape_debug())),
         },
     }
 }
@@ -221,7 +235,7 @@ mod tests {
         let example = example
             .replace("\"prometheus\"", "\"root\"")
             .replace("\"netops\"", "\"root\"");
-        let policy = parse(&example).unwrap();
+        let policy = parse(&example, &OF_HOST).unwrap();
         assert_eq!(policy.grants(), 4);
         let blue = Who::Certificate {
             names: vec!["blue.example.com".into()],
@@ -235,7 +249,7 @@ mod tests {
     #[test]
     fn names_and_numbers() {
         let text = "[[grant]]\nrole = \"view\"\nusers = [\"root\", 1234]\ngroups = [\"root\", 7]\n";
-        let policy = parse(text).unwrap();
+        let policy = parse(text, &OF_HOST).unwrap();
         let by = |uid, gid| {
             policy.rights(&Who::Local(User {
                 uid,
@@ -282,7 +296,7 @@ mod tests {
                 "''",
             ),
         ] {
-            let error = parse(text).unwrap_err();
+            let error = parse(text, &OF_HOST).unwrap_err();
             assert!(error.contains(said), "{text}: {error}");
         }
     }
@@ -291,7 +305,7 @@ mod tests {
     #[test]
     fn an_empty_list_is_nothing() {
         let text = "[[grant]]\nrole = \"operate\"\nusers = [1]\nnetworks = []\n";
-        let policy = parse(text).unwrap();
+        let policy = parse(text, &OF_HOST).unwrap();
         let rights = policy.rights(&Who::Local(User {
             uid: 1,
             gid: 1,

@@ -72,6 +72,18 @@ fn groups(uid: u32, gid: u32) -> Vec<u32> {
     groups
 }
 
+impl Who {
+    /// A user of this host whose process is of this group, and of no other.
+    pub fn local(uid: u32, gid: u32) -> Who {
+        Who::Local(User {
+            uid,
+            gid,
+            pid: None,
+            groups: vec![gid],
+        })
+    }
+}
+
 impl Peer {
     pub fn local(user: User) -> Peer {
         Peer {

@@ -39,6 +39,17 @@ pub enum Reach {
     Whole,
 }
 
+/// How far a role reaches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Reaches {
+    /// It is not granted.
+    Nothing,
+    /// Some networks and some security groups.
+    Part,
+    /// The whole host.
+    Whole,
+}
+
 /// Some networks and some security groups.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Part {
@@ -127,6 +138,15 @@ impl Rights {
             Role::Admin if self.admin => Reach::Whole,
             Role::Admin => Reach::Nothing,
         }
+    }
+
+    /// How far `view`, `operate` and `admin` reach.
+    pub fn reaches(&self) -> [Reaches; 3] {
+        [Role::View, Role::Operate, Role::Admin].map(|role| match self.reach(role) {
+            Reach::Nothing => Reaches::Nothing,
+            Reach::Part(_) => Reaches::Part,
+            Reach::Whole => Reaches::Whole,
+        })
     }
 
     /// The highest role, of whatever reach.

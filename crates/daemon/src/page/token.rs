@@ -42,21 +42,20 @@ impl Token {
         let mut text = String::new();
         let most = *LENGTH.end() as u64 + 3;
         file.take(most).read_to_string(&mut text).map_err(failed)?;
-        let token = text.trim();
+        Token::of(text.trim()).map_err(|why| format!("--page-token: the token in {shown} {why}"))
+    }
+
+    /// It, if it can be one. The error says what it has.
+    pub fn of(token: &str) -> Result<Token, String> {
         let length = token.len();
         if !LENGTH.contains(&length) {
             let (least, most) = (LENGTH.start(), LENGTH.end());
-            return Err(format!(
-                "--page-token: the token in {shown} has {length} characters, not {least} to {most}"
-            ));
+            return Err(format!("has {length} characters, not {least} to {most}"));
         }
         // What a browser can put into a header, and a person into a link.
         let word = |c: char| c.is_ascii_alphanumeric() || "-._~".contains(c);
         if !token.chars().all(word) {
-            return Err(format!(
-                "--page-token: the token in {shown} has other characters than letters, digits and \
-                 - . _ ~"
-            ));
+            return Err("has other characters than letters, digits and - . _ ~".into());
         }
         Ok(Token(token.into()))
     }

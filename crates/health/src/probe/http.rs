@@ -7,6 +7,7 @@ use hyper::header::{CONNECTION, HOST, USER_AGENT};
 use hyper::rt::{Read, Write};
 use hyper::{Method, Request};
 use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::{Path, connect, tls};
 use crate::check::{Http, Subject};
@@ -14,17 +15,13 @@ use crate::check::{Http, Subject};
 impl Http {
     pub(super) async fn probe(&self, subject: &Subject, path: impl Path) -> Result<(), String> {
         let (stream, _hold) = connect(&path).await?;
-        let status = match self.tls {
-            false => self.status(subject, TokioIo::new(stream)).await,
+        match self.tls {
+            false => ask(self, subject, stream).await,
             true => {
                 let secured =
                     tls::connect(stream, self.host.as_deref(), subject.service.ip()).await?;
-                self.status(subject, TokioIo::new(secured)).await
+                ask(self, subject, secured).await
             }
-        }?;
-        match self.is_well(status) {
-            true => Ok(()),
-            false => Err(format!("HTTP status {status}")),
         }
     }
 
@@ -71,6 +68,18 @@ impl Http {
             true => (200..400).contains(&status),
             false => self.statuses.contains(&status),
         }
+    }
+}
+
+/// Makes a check over a connection that is there; over TLS already, if that is wanted.
+pub async fn ask<S>(http: &Http, subject: &Subject, stream: S) -> Result<(), String>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send,
+{
+    let status = http.status(subject, TokioIo::new(stream)).await?;
+    match http.is_well(status) {
+        true => Ok(()),
+        false => Err(format!("HTTP status {status}")),
     }
 }
 

@@ -1,0 +1,79 @@
+//! What stands between somebody's bytes and the daemon, for whoever drives that without sockets and
+//! files: no thread, and no clock of its own.
+
+use tokio::io::{AsyncRead, AsyncWrite};
+use tonic::service::Routes;
+
+use crate::access::{Gate, Named, Who, policy_of};
+use crate::http::{Origin, converse};
+use crate::page::{self, Token, history::History, server::Page};
+
+pub use crate::access::Reaches;
+pub use crate::app::Operations;
+pub use crate::logging::LogControl;
+pub use crate::stored::{load_packed, pack};
+pub use crate::v0::handler::{Answer, Handler};
+pub use crate::v1::convert::config;
+
+/// Who asks, by whom a file of `--access` may grant something.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Asker {
+    /// A user of this host, and a group that it is in.
+    User(u32, u32),
+    /// Who has a certificate with this name.
+    Certificate(String),
+    /// Who reached v0 over TCP.
+    V0Tcp,
+    /// Who has the page's token.
+    PageToken,
+    /// Nobody knows who.
+    Unknown,
+}
+
+/// What a file of `--access` with this text gives everybody who asks: the reach of `view`, `operate`
+/// and `admin`. This host has the users `alice` (1000) and `bob` (1001), and the group `ops` (2000).
+pub fn granted(text: &str, askers: &[Asker]) -> Result<Vec<[Reaches; 3]>, String> {
+    let policy = policy_of(text, &TOWN)?;
+    let all = askers.iter().map(|asker| {
+        let who = match asker {
+            Asker::User(uid, gid) => Who::local(*uid, *gid),
+            Asker::Certificate(name) => Who::Certificate {
+                names: vec![name.clone()],
+            },
+            Asker::V0Tcp => Who::V0Tcp,
+            Asker::PageToken => Who::PageToken,
+            Asker::Unknown => Who::Unknown,
+        };
+        policy.rights(&who).reaches()
+    });
+    Ok(all.collect())
+}
+
+const TOWN: Named = Named {
+    user: |name| {
+        Ok(match name {
+            "alice" => Some(1000),
+            "bob" => Some(1001),
+            _ => None,
+        })
+    },
+    group: |name| Ok((name == "ops").then_some(2000)),
+};
+
+/// Answers to a browser on a connection that is there, over loopback in clear text; the page's token
+/// is `token`. Behind it no method is served: what comes so far has been read, let in and understood.
+pub async fn page<S>(stream: S, token: &str) -> Result<(), String>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let token = Token::of(token)?;
+    let page = Page::new(
+        Routes::default(),
+        History::default(),
+        Gate::open(),
+        Some(token),
+    );
+    let origin = Origin::Clear(([127, 0, 0, 1], 1).into());
+    converse(page::server::SERVED, page, stream, origin).await;
+    Ok(())
+}
