@@ -36,6 +36,7 @@ fn main() {
         links_addresses_and_nics_come_and_go,
         larger_frames_on_a_larger_uplink,
         an_uplink_is_named_while_it_runs,
+        a_switch_that_stands_still,
         upgrade::an_upgrade_under_load,
         upgrade::an_upgrade_in_generic_mode,
         upgrade::an_upgrade_by_packet_sockets,
@@ -188,6 +189,67 @@ fn counter(text: &str, name: &str) -> Option<u64> {
         numbers.get(at).copied()
     });
     found?.parse().ok()
+}
+
+/// The daemon is stopped (SIGSTOP) while two guests talk: what is for guests is lost and nobody
+/// else's, all else of the interface stays the kernel's, and when it goes on so do they. That
+/// frames were lost is told, and is no reason to take the daemon for sick.
+fn a_switch_that_stands_still() -> Result<()> {
+    let hosts = Hosts::start(Family::V4, &[])?;
+    on(&hosts, || {
+        let (left, right) = (&hosts.left, &hosts.right);
+        let a = left.guest("a", 42, 1)?;
+        let b = right.guest("b", 42, 2)?;
+        answers(&b, "10.1.0.1")?;
+        check(left.daemon.health()?.1.is_empty(), "nothing is wrong yet")?;
+        let server = serve(&a, "tcp-serve 80 2000000")?;
+        let read = b.start("tcp-get", &tool("tcp-get 10.1.0.1 80 20000000 60"))?;
+        let heard = b.counter("rx_bytes")?;
+        wait_for("the connection to be under way", PATIENCE, || {
+            Ok((b.counter("rx_bytes")? > heard + 100_000).then_some(()))
+        })?;
+        let kernel = || {
+            left.namespace
+                .ok("nstat -asz UdpInDatagrams UdpNoPorts UdpInErrors")
+        };
+        let before = kernel()?;
+        let still = left.daemon.stand_still()?;
+        // More than there is room for, and for longer than the router is waited for.
+        b.ok(
+            "python3 -c \"import socket, time; s = socket.socket(socket.AF_INET, \
+             socket.SOCK_DGRAM)\nfor n in range(6000): s.sendto(b'x' * 100, ('10.1.0.1', 9)); \
+             n % 50 or time.sleep(0.05)\"",
+        )?;
+        check(
+            !b.succeeds("ping -q -c 2 -i 0.2 -W 1 10.1.0.1")?,
+            "no guest is reached",
+        )?;
+        left.namespace.ok("ping -q -c 20 -i 0.02 -W 1 192.0.2.2")?;
+        right.namespace.ok("ping -q -c 20 -i 0.02 -W 1 192.0.2.1")?;
+        let after = kernel()?;
+        check(
+            before == after,
+            &format!("the kernel got none of it:\n{before}\n{after}"),
+        )?;
+        drop(still);
+        answers(&b, "10.1.0.1")?;
+        let lost = left.daemon.json("uplink list")?;
+        let lost = number(&lost["uplinks"][0]["lost_by_kernel"]).unwrap_or(0);
+        check(lost > 1000, &format!("{lost} are counted as lost"))?;
+        wait_for("that to be told", PATIENCE, || {
+            let warnings = left.daemon.json("status")?["warnings"].to_string();
+            let told = format!("uplink {UPLINK} loses frames for want of room");
+            Ok(warnings.contains(&told).then_some(()))
+        })?;
+        let (_, warned) = left.daemon.health()?;
+        check(warned.contains("loses frames"), &warned)?;
+        wait_for("the connection to end as it should", PATIENCE, || {
+            Ok(read.log().contains("end=done").then_some(()))
+        })
+        .map_err(|e| format!("{e}\n{}", read.log()))?;
+        drop(server);
+        Ok(())
+    })
 }
 
 /// Endpoints and bindings on both sides: ARP is answered at home, and nothing is flooded.

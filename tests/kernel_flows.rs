@@ -36,6 +36,7 @@ fn main() {
         a_nic_that_goes_is_reached_by_nothing_of_before,
         who_watches_sees_every_frame,
         nothing_passes_when_the_daemon_was_killed,
+        nothing_passes_while_the_daemon_stands_still,
         a_full_table_costs_speed_alone,
     ])
 }
@@ -1125,18 +1126,36 @@ fn nothing_passes_when_the_daemon_was_killed() -> Result<()> {
     world.make_known(&mut flow)?;
     let pid = world.daemon.pid().to_string();
     process::run(&["kill", "-9", &pid])?;
+    nobody_judges(&mut world, &flow.data(0, 10))
+}
+
+/// Stopped (SIGSTOP), it judges nothing either: after two seconds nothing passes, and when it goes
+/// on the connection does.
+fn nothing_passes_while_the_daemon_stands_still() -> Result<()> {
+    let mut world = world(2)?;
+    let mut flow = Flow::new(1, 2, [30_000, 7_000], false);
+    world.make_known(&mut flow)?;
+    let still = world.daemon.stand_still()?;
     let frame = flow.data(0, 10);
+    nobody_judges(&mut world, &frame)?;
+    drop(still);
+    wait_for("the connection to go on", PATIENCE, || {
+        Ok(world.reaches_unsynced(&frame)?.then_some(()))
+    })
+}
+
+fn nobody_judges(world: &mut World, frame: &[u8]) -> Result<()> {
     // Several, since one may come late.
     wait_for("the kernel to forward no more", PATIENCE, || {
         for _ in 0..10 {
-            if world.reaches_unsynced(&frame)? {
+            if world.reaches_unsynced(frame)? {
                 return Ok(None);
             }
         }
         Ok(Some(()))
     })?;
     for _ in 0..5 {
-        check(!world.reaches_unsynced(&frame)?, "nobody is there to judge")?;
+        check(!world.reaches_unsynced(frame)?, "nobody is there to judge")?;
     }
     Ok(())
 }

@@ -1,5 +1,7 @@
 //! Flows: to whom they go, and that they stay.
 
+use std::time::Duration;
+
 use butterfly_tests::lab::check;
 use butterfly_tests::web::Connections;
 use testkit::Result;
@@ -134,6 +136,30 @@ fn asked_from(
     Err(format!(
         "CPU {cpu} handled {grown} packets only, of {enough}, after {before:?}"
     ))
+}
+
+/// The daemon is stopped (SIGSTOP): flows stay with their servers, and new ones go to those that it
+/// has known to be well. Whom it finds sick when it goes on gets no more.
+pub fn go_on_while_the_daemon_stands_still(stage: &mut Stage) -> Result<()> {
+    stage.set_services(&format!(
+        "service add {SERVICE} --server 10.1.2.10 10.1.2.11 --check tcp --check-interval 500"
+    ))?;
+    stage.healths_become(&["HEALTHY"; 2])?;
+    let mut connections = stage.open(200)?;
+    let still = stage.daemon.stand_still()?;
+    // Longer than the router is waited for.
+    std::thread::sleep(Duration::from_secs(7));
+    connections.ask_all()?;
+    let new = stage.open(200)?;
+    for server in ["s0", "s1"] {
+        check(new.to(server) > 40, &format!("{server} gets its share"))?;
+    }
+    stage.servers[1].web = None;
+    drop(still);
+    stage.healths_become(&["HEALTHY", "UNHEALTHY"])?;
+    check(stage.open(100)?.to("s1") == 0, "who is sick gets no flows")?;
+    connections.give_up("s1");
+    connections.ask_all()
 }
 
 /// A flood of SYNs while servers change and the table of flows is as small as it gets: connections

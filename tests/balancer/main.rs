@@ -26,7 +26,7 @@ use testkit::Result;
 type Session = fn(&mut Stage) -> Result<()>;
 
 /// In the order in which they run, with the mode of the balancer's interface.
-const TRIALS: [(&str, &str, Session); 43] = [
+const TRIALS: [(&str, &str, Session); 44] = [
     (
         "flows_are_spread_and_counted",
         "native",
@@ -114,6 +114,11 @@ const TRIALS: [(&str, &str, Session); 43] = [
         "the_configuration_is_declared",
         "generic",
         declared::with_the_rest,
+    ),
+    (
+        "a_daemon_that_stands_still_balances_on",
+        "native",
+        flows::go_on_while_the_daemon_stands_still,
     ),
     ("services_of_ipv6", "native", paths::of_ipv6),
     ("sockets_on_interfaces_as_they_are", "tc", paths::of_sockets),

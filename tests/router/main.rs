@@ -11,7 +11,6 @@ use butterfly_tests::daemon::{number, program};
 use butterfly_tests::lab::check;
 use butterfly_tests::trials;
 use libtest_mimic::{Arguments, Failed, Trial};
-use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use testkit::process::Process;
 use testkit::routed_hosts::{RoutedHosts, WEST};
@@ -742,33 +741,15 @@ fn killed_under_load_the_kernel_goes_on(stage: &mut Stage) -> Result<()> {
     hosts.pinging(|| Ok(()))
 }
 
-/// A process that is stopped until this is dropped.
-struct Stopped(Pid);
-
-impl Stopped {
-    fn new(pid: u32) -> Result<Stopped> {
-        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
-        let pid = pid.ok_or("no process")?;
-        kill_process(pid, Signal::STOP).map_err(|e| e.to_string())?;
-        Ok(Stopped(pid))
-    }
-}
-
-impl Drop for Stopped {
-    fn drop(&mut self) {
-        let _ = kill_process(self.0, Signal::CONT);
-    }
-}
-
 fn hanging_it_leaves_packets_to_the_kernel(stage: &mut Stage) -> Result<()> {
     stage.take_both()?;
     stage.hosts.pinging(|| Ok(()))?;
     check(stage.counter("east0", "ipv4", "hung")? == 0, "it is there")?;
-    let stopped = Stopped::new(stage.daemon.pid())?;
+    let still = stage.daemon.stand_still()?;
     // Five seconds, by a look each second.
     std::thread::sleep(Duration::from_secs(7));
     stage.hosts.pinging(|| Ok(()))?;
-    drop(stopped);
+    drop(still);
     for family in ["ipv4", "ipv6"] {
         let left = stage.counter("east0", family, "hung")?;
         check(

@@ -1,5 +1,6 @@
 //! A `butterflyd` in a folder of its own, with endpoints of its own, and `butterfly` talking to it.
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -60,6 +61,19 @@ impl Daemon {
         wait_for("butterflyd to end", PATIENCE, || {
             Ok(has_ended(pid).then_some(()))
         })
+    }
+
+    /// Has it stand still (SIGSTOP), as a debugger or a machine that is short of memory does, until
+    /// what this gives is dropped.
+    pub fn stand_still(&self) -> Result<Still> {
+        let pid = i32::try_from(self.pid()).ok().and_then(Pid::from_raw);
+        let pid = pid.ok_or("no process")?;
+        kill_process(pid, Signal::STOP).map_err(|e| e.to_string())?;
+        let still = Still(pid);
+        wait_for("all threads to stand still", PATIENCE, || {
+            Ok((state(self.pid()) == Some(b'T')).then_some(()))
+        })?;
+        Ok(still)
     }
 
     /// Stops it as systemd does, and starts another one with the same options in the same folder.
@@ -276,10 +290,24 @@ impl Drop for Daemon {
     }
 }
 
+/// A daemon that stands still until this is dropped.
+pub struct Still(Pid);
+
+impl Drop for Still {
+    fn drop(&mut self) {
+        // It may have been killed meanwhile.
+        let _ = kill_process(self.0, Signal::CONT);
+    }
+}
+
 fn has_ended(pid: u32) -> bool {
+    matches!(state(pid), None | Some(b'Z'))
+}
+
+/// What a process does, as proc(5) spells it. `None`: it is gone.
+fn state(pid: u32) -> Option<u8> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let state = stat.rsplit_once(") ").map(|(_, rest)| rest.as_bytes()[0]);
-    matches!(state, None | Some(b'Z'))
+    stat.rsplit_once(") ").map(|(_, rest)| rest.as_bytes()[0])
 }
 
 /// 64-bit numbers are strings in protobuf's JSON.
