@@ -1,6 +1,7 @@
 //! A switch that takes part in a round: started once, with its guests connected, and halted while
 //! others are measured.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tempfile::TempDir;
@@ -8,8 +9,8 @@ use testkit::vhost_frontend::Frontend;
 use wire::offload::Offload;
 
 use crate::exchange::Kind;
-use crate::flood::{self, Attack, Flood};
-use crate::guest::Guest;
+use crate::flood::{self, Attack, FLOODER, Flood};
+use crate::guest::{Described, Guest};
 use crate::load::{self, Load, Turns};
 use crate::passes::said;
 use crate::peers::{Peer, PeerError, Running, Setup};
@@ -37,7 +38,7 @@ pub struct Entrant {
     /// Frames a second with [`BASE`] in this round.
     base: Samples,
     // In the order in which they go.
-    _sessions: Vec<Frontend>,
+    sessions: Vec<Frontend>,
     guests: [Guest; 2],
     /// The third guest and the fourth, where there are such.
     attack: Option<Attack>,
@@ -63,7 +64,7 @@ impl Entrant {
             .map_err(|error| PeerError(format!("temporary directory: {error}")))?;
         let running = peer.start(dir.path(), core, setup)?;
         let (ring, frame_max) = match setup {
-            Setup::Large => (RING_LARGE, 65_536),
+            _ if setup.is_large() => (RING_LARGE, 65_536),
             _ => (RING, 2_036),
         };
         let guest = |_| Guest::new(ring, frame_max);
@@ -75,6 +76,7 @@ impl Entrant {
         };
         let attack = guests.next().zip(guests.next());
         let attack = attack.map(|(third, fourth)| Attack::new([third, fourth]));
+        let attack = attack.transpose()?;
         let mut guests = [first, second];
         rate::meet(&mut guests)?;
         running.halt()?;
@@ -82,7 +84,7 @@ impl Entrant {
             peer,
             course: None,
             base: Samples::default(),
-            _sessions: sessions,
+            sessions,
             guests,
             attack,
             running,
@@ -200,11 +202,15 @@ impl Entrant {
                 let mut seen = [(0.0, 0.0); 2];
                 for (on, seen) in [false, true].into_iter().zip(&mut seen) {
                     attack.on = on;
-                    flood::rate(guests, attack, turns, WARM)?;
-                    let rate = flood::rate(guests, attack, turns, plan.window)?;
-                    rate::drain(guests)?;
-                    let times = flood::round_trips(guests, attack, plan.window)?;
-                    *seen = (rate, times.quantile(0.99));
+                    let restarts = attack.restarts()?;
+                    let restarts = restarts.as_ref().zip(self.sessions.get_mut(FLOODER));
+                    *seen = beside_restarts(restarts, || {
+                        flood::arriving(guests, attack, turns, WARM)?;
+                        let rate = flood::arriving(guests, attack, turns, plan.window)?;
+                        rate::drain(guests)?;
+                        let times = flood::round_trips(guests, attack, plan.window)?;
+                        Ok((rate, times.quantile(0.99)))
+                    })?;
                 }
                 attack.on = false;
                 let [alone, flooded] = seen;
@@ -242,6 +248,31 @@ impl Entrant {
             }
         }
     }
+}
+
+/// Measures while a VMM starts its guest's rings anew over and over, if there is one that does.
+fn beside_restarts<T>(
+    restarts: Option<(&Described, &mut Frontend)>,
+    measure: impl FnOnce() -> Result<T, PeerError>,
+) -> Result<T, PeerError> {
+    let Some((guest, session)) = restarts else {
+        return measure();
+    };
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let restarting = scope.spawn(|| -> std::io::Result<()> {
+            while !stop.load(Ordering::Relaxed) {
+                guest.start_again(session)?;
+            }
+            Ok(())
+        });
+        let measured = measure();
+        stop.store(true, Ordering::Relaxed);
+        let ended = restarting.join();
+        let ended = ended.map_err(|_| PeerError("a restart panicked".to_owned()))?;
+        ended.map_err(|error| PeerError(format!("a guest's rings start no more: {error}")))?;
+        measured
+    })
 }
 
 fn round_trips(loaded: bool, times: Vec<f64>) -> Vec<(Row, f64)> {

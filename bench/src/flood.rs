@@ -1,20 +1,22 @@
 //! What a guest sends that floods another one, as fast as it can, while two go on with what they
 //! had before.
 
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use wire::build;
+use rustix::event::{EventfdFlags, eventfd};
+use wire::build::{self, Builder};
 use wire::offload::Offload;
 use wire::parse::TcpFlags;
 
-use crate::guest::Guest;
-use crate::interrupt;
+use crate::guest::{Described, Guest};
 use crate::load::{PORTS, Turns};
 use crate::peers::{PeerError, guest_ip, guest_mac};
 use crate::report::Samples;
+use crate::{interrupt, rate};
 
 /// Which guest floods, and which one.
-const FLOODER: usize = 2;
+pub const FLOODER: usize = 2;
 const FLOODED: usize = 3;
 
 /// Frames that the driver moves at a time.
@@ -22,6 +24,12 @@ const CHUNK: u16 = 64;
 
 /// Bytes of a datagram in a chain: a byte in each descriptor of a ring of 1,024 but the first.
 const CHAIN: usize = 1_100;
+
+/// Bytes of a large frame behind its headers.
+const LARGE: usize = 65_000;
+
+/// Notifications a turn of the driver.
+const KICKS: usize = 16;
 
 /// A frame that has not come after so long is lost.
 const LOST: Duration = Duration::from_secs(1);
@@ -41,16 +49,26 @@ pub enum Flood {
     Chains,
     /// Descriptors without a byte of a frame.
     Empty,
+    /// Frames of 64 KiB of one connection.
+    Large,
+    /// A datagram at a time, and notifications that nobody has asked for.
+    Kicks,
+    /// No frame: its VMM stops its rings and starts them anew, memory and all, as fast as the
+    /// switch answers. It is not a new connection: OVS looks for one once a second.
+    Restarts,
 }
 
 impl Flood {
-    pub const ALL: [Flood; 6] = [
+    pub const ALL: [Flood; 9] = [
         Flood::Small,
         Flood::Syn,
         Flood::Udp,
         Flood::Fragments,
         Flood::Chains,
         Flood::Empty,
+        Flood::Kicks,
+        Flood::Restarts,
+        Flood::Large,
     ];
 
     /// Those of frames of which not everything is known.
@@ -65,10 +83,14 @@ impl Flood {
             Flood::Small => "flood_small",
             Flood::Chains => "flood_chains",
             Flood::Empty => "flood_empty",
+            Flood::Large => "flood_large",
+            Flood::Kicks => "flood_kicks",
+            Flood::Restarts => "flood_restarts",
         }
     }
 
-    /// Fills the transmit buffers of the guest that floods.
+    /// Fills the transmit buffers of the guest that floods; not of one whose frames are a
+    /// connection's.
     pub fn prepare(self, flooder: &mut Guest) -> Result<(), PeerError> {
         let frame = self.frame()?;
         match self {
@@ -80,8 +102,7 @@ impl Flood {
 
     /// A frame of it.
     fn frame(self) -> Result<Vec<u8>, PeerError> {
-        let start = build::frame(guest_mac(FLOODER)?, guest_mac(FLOODED)?)
-            .ip(guest_ip(FLOODER), guest_ip(FLOODED));
+        let start = header(FLOODER, FLOODED)?;
         let port = crate::TRAFFIC_PORT;
         let mut frame = match self {
             Flood::Syn => start.tcp(1, port, TcpFlags::SYN).window(65_535).build(),
@@ -95,7 +116,7 @@ impl Flood {
             Flood::Fragments => frame[20..22].copy_from_slice(&[0x20, 1]),
             Flood::Empty => return Ok(Vec::new()),
             Flood::Chains => return Ok(frame),
-            Flood::Syn | Flood::Small => {}
+            Flood::Syn | Flood::Small | Flood::Large | Flood::Kicks | Flood::Restarts => {}
         }
         frame.resize(60, 0);
         Ok(frame)
@@ -112,9 +133,32 @@ impl Flood {
             Flood::Udp => write(PORTS, &[a, b, c, d]),
             // The identification: of another datagram each.
             Flood::Fragments => write(18, &[a, b]),
-            Flood::Small | Flood::Chains | Flood::Empty => {}
+            _ => {}
         }
     }
+}
+
+/// Begins a connection to the guest that is flooded; what is sent of it then.
+fn connection(guests: &mut [Guest; 2]) -> Result<(Vec<u8>, Offload), PeerError> {
+    let (here, there) = (10_000, crate::TRAFFIC_PORT);
+    let of = |header: Builder, ports: (u16, u16), flags, seq, ack| {
+        let tcp = header.tcp(ports.0, ports.1, flags).seq(seq).ack(ack);
+        tcp.window(65_535)
+    };
+    let (out, back) = (header(FLOODER, FLOODED)?, header(FLOODED, FLOODER)?);
+    let syn = of(out.clone(), (here, there), TcpFlags::SYN, 0, 0);
+    rate::say(guests, 0, &syn.build())?;
+    let both = TcpFlags::SYN | TcpFlags::ACK;
+    let answer = of(back, (there, here), both, 0, 1);
+    rate::say(guests, 1, &answer.build())?;
+    let data = of(out, (here, there), TcpFlags::ACK, 1, 1).payload(&vec![0x5a; LARGE]);
+    Ok(data.gso(1448).build_with_offload())
+}
+
+/// From one guest to another, up to the IP header.
+fn header(from: usize, to: usize) -> Result<Builder, PeerError> {
+    let frame = build::frame(guest_mac(from)?, guest_mac(to)?);
+    Ok(frame.ip(guest_ip(from), guest_ip(to)))
 }
 
 /// The guest that floods, and the one that it floods.
@@ -122,25 +166,40 @@ pub struct Attack {
     flood: Flood,
     guests: [Guest; 2],
     random: u64,
+    /// Is notified in the switch's place while there is no flood: that costs the driver as much.
+    nobody: OwnedFd,
     /// It floods now.
     pub on: bool,
 }
 
 impl Attack {
     /// Two guests that do nothing yet.
-    pub fn new(guests: [Guest; 2]) -> Attack {
-        Attack {
+    pub fn new(guests: [Guest; 2]) -> Result<Attack, PeerError> {
+        let nobody = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        Ok(Attack {
             flood: Flood::Small,
             guests,
             random: 1,
+            nobody: nobody.map_err(|error| PeerError(format!("an eventfd: {error}")))?,
             on: false,
-        }
+        })
     }
 
     /// What is to be sent from now on.
     pub fn prepare(&mut self, flood: Flood) -> Result<(), PeerError> {
         self.flood = flood;
-        flood.prepare(&mut self.guests[0])
+        if flood != Flood::Large {
+            return flood.prepare(&mut self.guests[0]);
+        }
+        let (frame, offload) = connection(&mut self.guests)?;
+        self.guests[0].prepare(&frame, &offload);
+        Ok(())
+    }
+
+    /// What the VMM of the guest that floods starts anew over and over; `None`: it does not.
+    pub fn restarts(&self) -> Result<Option<Described>, PeerError> {
+        let restarts = self.on && self.flood == Flood::Restarts;
+        restarts.then(|| self.guests[0].described()).transpose()
     }
 
     /// Fills the ring, if it floods, and takes what has arrived.
@@ -150,17 +209,35 @@ impl Attack {
             flood,
             guests: [flooder, flooded],
             random,
+            nobody,
             on,
         } = self;
-        if *on {
-            flooder.offer(CHUNK, |write| flood.vary(random, write));
+        match flood {
+            Flood::Restarts => {}
+            Flood::Kicks => {
+                if *on {
+                    flooder.offer(1, |_| ());
+                }
+                for _ in 0..KICKS {
+                    if *on {
+                        flooder.transmit.kick();
+                    } else {
+                        let _ = rustix::io::write(&*nobody, &1u64.to_ne_bytes());
+                    }
+                }
+            }
+            _ => {
+                if *on {
+                    flooder.offer(CHUNK, |write| flood.vary(random, write));
+                }
+            }
         }
         flooded.collect(CHUNK);
     }
 }
 
 /// Frames a second that arrive from guest 0 at guest 1 beside the attack.
-pub fn rate(
+pub fn arriving(
     guests: &mut [Guest; 2],
     attack: &mut Attack,
     turns: &mut Turns,

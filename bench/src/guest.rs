@@ -8,7 +8,7 @@
 //! notifies the switch only when the switch asks for that.
 
 use std::fs::File;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use io::guest_memory::{GuestMemory, RegionSpec};
@@ -19,7 +19,7 @@ use io::vhost::port::{PortParts, VhostPort};
 use io::vhost::queue::{Begin, Queue, QueueSetup};
 use io::vhost::{DirtyLog, LogSetup};
 use rustix::fs::MemfdFlags;
-use testkit::vhost_frontend::Frontend;
+use testkit::vhost_frontend::{Frontend, RingSpec};
 use wire::offload::Offload;
 use wire::virtio_net;
 
@@ -234,8 +234,56 @@ impl Guest {
         frontend.negotiate(FEATURES)?;
         let rings = [self.receive.spec(), self.transmit.spec()];
         let memory = region_of(self).map_err(|error| std::io::Error::other(error.0))?;
-        frontend.start_with(&[memory], rings)?;
+        frontend.start_with(&[memory], rings, [0; 2])?;
         Ok(frontend)
+    }
+
+    /// What its VMM knows of it.
+    pub fn described(&self) -> Result<Described, PeerError> {
+        let fail = |error: std::io::Error| PeerError(format!("a guest's rings: {error}"));
+        let described = |ring: &Ring| -> Result<DescribedRing, PeerError> {
+            let spec = ring.spec();
+            Ok(DescribedRing {
+                places: [spec.descriptors, spec.available, spec.used],
+                size: spec.size,
+                kick: spec.kick.try_clone_to_owned().map_err(fail)?,
+                call: spec.call.try_clone_to_owned().map_err(fail)?,
+            })
+        };
+        Ok(Described {
+            memory: region_of(self)?,
+            rings: [described(&self.receive)?, described(&self.transmit)?],
+        })
+    }
+}
+
+/// What a VMM knows of its guest, for one that says it over and over while the guest goes on.
+pub struct Described {
+    memory: RegionSpec,
+    rings: [DescribedRing; 2],
+}
+
+struct DescribedRing {
+    /// Descriptors, available and used ring.
+    places: [u64; 3],
+    size: u16,
+    kick: OwnedFd,
+    call: OwnedFd,
+}
+
+impl Described {
+    /// Stops the rings, and starts them where they were: as for a guest that is started anew.
+    pub fn start_again(&self, session: &mut Frontend) -> std::io::Result<()> {
+        let bases = session.stop()?;
+        let rings = self.rings.each_ref().map(|ring| RingSpec {
+            size: ring.size,
+            descriptors: ring.places[0],
+            available: ring.places[1],
+            used: ring.places[2],
+            kick: ring.kick.as_fd(),
+            call: ring.call.as_fd(),
+        });
+        session.start_with(std::slice::from_ref(&self.memory), rings, bases)
     }
 }
 

@@ -119,6 +119,7 @@ impl Test {
         match self {
             Test::Rate(Load::Tso) => Setup::Large,
             Test::ManyRules => Setup::ManyRules,
+            Test::Flood(Flood::Large) => Setup::LargeFlood,
             Test::Flood(_) => Setup::Flood,
             _ => Setup::Small,
         }

@@ -183,9 +183,14 @@ impl Ring {
         // The index first, then the device's flags (virtio 1.2, section 2.7.13.4).
         fence(Ordering::SeqCst);
         if view.word(self.used_at).load(Ordering::Relaxed) & NO_NOTIFY == 0 {
-            // A counter that is full is a notification that is still to be read.
-            let _ = rustix::io::write(&self.kick, &1u64.to_ne_bytes());
+            self.kick();
         }
+    }
+
+    /// Notifies the device, whether it wants to know or not.
+    pub fn kick(&self) {
+        // A counter that is full is a notification that is still to be read.
+        let _ = rustix::io::write(&self.kick, &1u64.to_ne_bytes());
     }
 
     /// Fails when nothing has come back, or when the chain that came last was not the one that was

@@ -47,15 +47,31 @@ pub enum Setup {
     ManyRules,
     /// Small frames, and two more guests, of which one floods the other.
     Flood,
+    /// The same with frames of 64 KiB.
+    LargeFlood,
 }
 
 impl Setup {
     /// In this order.
-    pub const ALL: [Setup; 4] = [Setup::Small, Setup::Large, Setup::ManyRules, Setup::Flood];
+    pub const ALL: [Setup; 5] = [
+        Setup::Small,
+        Setup::Large,
+        Setup::ManyRules,
+        Setup::Flood,
+        Setup::LargeFlood,
+    ];
 
     /// How many guests there are.
     pub fn guests(self) -> usize {
-        if self == Setup::Flood { 4 } else { 2 }
+        match self {
+            Setup::Flood | Setup::LargeFlood => 4,
+            Setup::Small | Setup::Large | Setup::ManyRules => 2,
+        }
+    }
+
+    /// Frames are of 64 KiB.
+    pub fn is_large(self) -> bool {
+        matches!(self, Setup::Large | Setup::LargeFlood)
     }
 
     /// Rules that every filtering switch has to look at.
@@ -149,7 +165,7 @@ impl Peer {
 
     /// Starts the switch on `core`, everything it writes below `dir`.
     pub fn start(self, dir: &Path, core: usize, setup: Setup) -> Result<Running, PeerError> {
-        let large = setup == Setup::Large;
+        let large = setup.is_large();
         match self {
             Peer::ButterflyRules => butterfly::start(dir, core, setup, true, &[]),
             Peer::ButterflyOpen => butterfly::start(dir, core, setup, false, &[]),

@@ -30,7 +30,7 @@ pub fn start(
     setup: Setup,
     pipeline: Pipeline,
 ) -> Result<Running, PeerError> {
-    let server = Server::launch(dir, Some(core), setup == Setup::Large, None)?;
+    let server = Server::launch(dir, Some(core), setup.is_large(), None)?;
     server.add_bridge("br0", "")?;
     let ports = &[("p0", 1), ("p1", 2), ("p2", 3), ("p3", 4)][..setup.guests()];
     for guest in 0..ports.len() {

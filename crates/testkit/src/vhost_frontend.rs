@@ -106,15 +106,16 @@ impl Frontend {
     }
 
     /// Hands over the memory and starts both rings of a guest of any other kind: the ring it
-    /// receives from, and the one it transmits on.
+    /// receives from, and the one it transmits on. Where the driver is in them `bases` says.
     pub fn start_with(
         &mut self,
         memory: &[RegionSpec],
         rings: [RingSpec<'_>; 2],
+        bases: [u16; 2],
     ) -> io::Result<()> {
         self.memory_table(memory)?;
         for (index, ring) in rings.into_iter().enumerate() {
-            self.ring_table(index as u32, ring, 0)?;
+            self.ring_table(index as u32, ring, bases[index].into())?;
         }
         self.enable(2)
     }
