@@ -30,8 +30,9 @@ pub enum Asker {
     Unknown,
 }
 
-/// What a file of `--access` with this text gives everybody who asks: the reach of `view`, `operate`
-/// and `admin`. This host has the users `alice` (1000) and `bob` (1001), and the group `ops` (2000).
+/// What a file of `--access` with this text gives everybody who asks: the reach of `view`,
+/// `operate` and `admin`. This host has the users `alice` (1000) and `bob` (1001), and the group
+/// `ops` (2000).
 pub fn granted(text: &str, askers: &[Asker]) -> Result<Vec<[Reaches; 3]>, String> {
     let policy = policy_of(text, &TOWN)?;
     let all = askers.iter().map(|asker| {
@@ -60,8 +61,9 @@ const TOWN: Named = Named {
     group: |name| Ok((name == "ops").then_some(2000)),
 };
 
-/// Answers to a browser on a connection that is there, over loopback in clear text; the page's token
-/// is `token`. Behind it no method is served: what comes so far has been read, let in and understood.
+/// Answers to a browser on a connection that is there, over loopback in clear text; the page's
+/// token is `token`. Behind it no method is served: what comes so far has been read, let in and
+/// understood.
 pub async fn page<S>(stream: S, token: &str) -> Result<(), String>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,

@@ -1,8 +1,8 @@
 //! Target `page`: what browsers, and whatever else connects, say to the page.
 //!
-//! Promises: all that comes back is answers of HTTP, none of which says that the daemon is at fault;
-//! who has not the token is told nothing but the page's files; and each file comes with what keeps
-//! other sites' pages out.
+//! Promises: all that comes back is answers of HTTP, none of which says that the daemon is at
+//! fault; who has not the token is told nothing but the page's files; and each file comes with what
+//! keeps other sites' pages out.
 //!
 //! Input: the bytes of one connection. The token is [`TOKEN`]; no method is served behind it.
 

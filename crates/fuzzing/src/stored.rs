@@ -1,4 +1,5 @@
-//! Target `stored`: what is declared, as it lies in the store and as one daemon hands it to the next.
+//! Target `stored`: what is declared, as it lies in the store and as one daemon hands it to the
+//! next.
 //!
 //! Promises: what is damaged, or says what this version does not know, is a sentence, and makes
 //! nothing; what is taken is stored again as something that leads to the same.

@@ -71,7 +71,8 @@ const HTTP: [&str; 7] = [
     "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok",
     "HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n",
     "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n",
-    "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
+    "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n\
+     2\r\nok\r\n0\r\n\r\n",
     "HTTP/1.0 301 Moved\r\nLocation: /\r\n\r\n<html>",
     "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\n",
     "SSH-2.0-OpenSSH_9.2p1\r\n",
