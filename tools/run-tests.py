@@ -8,8 +8,9 @@ usage: run-tests.py check|test|long|all|devices [--jobs N] [NAME...]
 the three; `devices` what is built and booted for itself. Names choose test programs (as in `guests`
 or `cli::daemon`). tests/Cargo.toml says which programs boot guests, and which take long. Each test
 program runs in a network and mount namespace of its own, so that no two of them meet: interfaces,
-addresses, named namespaces, abstract sockets, pinned maps. Within a program the tests share what takes long to start, which is why a
-program is what runs here, and not a test (cargo-nextest would boot the guests for each).
+addresses, named namespaces, abstract sockets, pinned maps. Within a program the tests share what
+takes long to start, which is why a program is what runs here, and not a test (cargo-nextest would
+boot the guests for each).
 
 Prints one line a program, all that a failed one said, the slowest twenty tests, and the count of
 tests. What failed is run once more with nothing beside it, and named.

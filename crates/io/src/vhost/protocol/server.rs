@@ -651,8 +651,8 @@ impl Thread {
         if !self.nics.contains_key(&key) {
             return Err(LeftError("has no NIC here"));
         }
-        // It stays held meanwhile: a process that is killed amid this has read nothing that the next
-        // one would miss. What ends one process after the other is the daemon's business.
+        // It stays held meanwhile: a process that is killed amid this has read nothing that the
+        // next one would miss. What ends one process after the other is the daemon's business.
         let resumed = self.resume_session(key, left);
         let Some(nic) = self.nics.get(&key) else {
             return resumed;
