@@ -122,7 +122,7 @@ pub fn tell_that_they_lose_frames(stage: &mut Stage) -> Result<()> {
         })?;
         // No reason to restart the daemon, and a line for who asks.
         let (health, warnings) = stage.daemon.health()?;
-        check(health == "", &format!("health prints {health}"))?;
+        check(health.is_empty(), &format!("health prints {health}"))?;
         let warned = warnings.starts_with("warning: what is sent out of eth0 from XDP is lost");
         check(warned == is, &format!("health warns: {warnings}"))
     };
