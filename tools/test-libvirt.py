@@ -3,8 +3,10 @@
 tutorial is followed as it stands (docs/tutorials/guest.md). A domain is started, saved and
 restored, gets a second NIC while it runs, and is moved to another host with a libvirtd and a daemon
 of its own: by packaging/libvirt-move, while it reads from a container that it leaves behind and
-from one on a third host, once in vain; and back by virsh alone. Everything runs in namespaces of
-its own, with folders of its own over libvirt's; guests run by software emulation.
+from one on a third host, once in vain; and back by virsh alone. One with two NICs stays when
+libvirt-move is ended in the middle, and when its move fails and a neighbour is gone. Everything
+runs in namespaces of its own, with folders of its own over libvirt's; guests run by software
+emulation.
 
 usage: test-libvirt.py [FOLDER]    the folder has butterflyd and butterfly [default: target/debug]
 
@@ -105,6 +107,8 @@ INTERFACE = """<interface type='vhostuser'>
   <model type='virtio'/>
 </interface>
 """
+
+SECOND = "<butterfly:nic id='second' vni='8' mac='52:54:00:00:00:12' ip='10.0.0.12' sg='friends'/>"
 
 # What a container sends to the guest in a second, and for how long the guest reads.
 RATE = 200_000
@@ -274,8 +278,13 @@ class Host:
 
         wait_for("libvirtd", answers)
 
-    def define(self, name, vni):
-        self.write(f"/run/{name}.xml", DOMAIN.format(name=name, vni=vni, root=ROOT))
+    def define(self, name, vni, second=False):
+        """A domain, with a second NIC that is called so, or without."""
+        xml = DOMAIN.format(name=name, vni=vni, root=ROOT)
+        if second:
+            xml = xml.replace("</butterfly:nics>", f"{SECOND}</butterfly:nics>")
+            xml = xml.replace("</interface>", f"</interface>{INTERFACE}")
+        self.write(f"/run/{name}.xml", xml)
         self.virsh("define", f"/run/{name}.xml")
 
     def guest(self, name, command):
@@ -361,6 +370,7 @@ class Session:
         self.second_nic(a)
         self.moved(a, b, c)
         self.moved_by_virsh(a, b)
+        self.two_nics_stay(a, b)
         self.refusals(a)
         a.end(a.libvirtd)
         for program in (b.libvirtd, b.butterflyd, c.butterflyd):
@@ -498,9 +508,7 @@ class Session:
         move = self.move(a, b)
         b.libvirtd.send_signal(signal.SIGSTOP)
         wait_for("the connections", lambda: "are taken up there" in self.said_by_move(a))
-        with open(f"{b.root}/run/libvirt/qemu/vm1.pid", encoding="utf-8") as pid:
-            os.kill(int(pid.read()), signal.SIGKILL)
-        b.libvirtd.send_signal(signal.SIGCONT)
+        self.killed(b, "vm1")
         wait_for("the move", lambda: move.poll() is not None)
         said = self.said_by_move(a)
         check(move.returncode != 0, f"the move fails: {said}")
@@ -542,15 +550,68 @@ class Session:
     def move(self, a, b, *more):
         """Begins it, so slow that the guest's memory takes longer than a daemon is silent about
         connections that it does not know, and that the streams can be looked at meanwhile."""
-        move = a.start(
-            f"{ROOT}/packaging/libvirt-move", "--there", " ".join([*b.enter, "butterfly"]),
-            *more, "vm1", self.uri(b), "--persistent", "--undefinesource", "--bandwidth", "4",
-            f"tcp://{b.address}:4444",
-        )
+        move = self.begin_move(a, b, "vm1", *more)
         wait_for("the NIC to wait there", lambda: b.vni("vm1") not in (None, 7))
         self.streams_go_on(a)
         check(move.poll() is None, "the streams were looked at while the guest moved")
         return move
+
+    def begin_move(self, a, b, name, *more):
+        return a.start(
+            f"{ROOT}/packaging/libvirt-move", "--there", " ".join([*b.enter, "butterfly"]),
+            *more, name, self.uri(b), "--persistent", "--undefinesource", "--bandwidth", "4",
+            f"tcp://{b.address}:4444",
+        )
+
+    def killed(self, host, name):
+        """The guest that has come to a host whose libvirtd stands still."""
+        with open(f"{host.root}/run/libvirt/qemu/{name}.pid", encoding="utf-8") as pid:
+            os.kill(int(pid.read()), signal.SIGKILL)
+        host.libvirtd.send_signal(signal.SIGCONT)
+
+    def two_nics_stay(self, a, b):
+        """What goes wrong must leave neither of its NICs without its network. No guest's shell is
+        needed for the second, whose driver is enough."""
+        a.define("vm4", "7", second=True)
+        a.virsh("start", "vm4")
+        wait_for("both NICs", lambda: (a.state("vm4"), a.state("second")) == ("up", "up"))
+        up = "ip addr replace 10.0.0.11/24 dev eth0"
+        wait_for("the agent", lambda: a.guest("vm4", up)[0] == 0)
+
+        def begun():
+            before = len(self.said_by_move(a))
+            move = self.begin_move(a, b, "vm4")
+            waits = (16777215, 16777215)
+            wait_for("both NICs to wait", lambda: (b.vni("vm4"), b.vni("second")) == waits)
+            return move, lambda: self.said_by_move(a)[before:]
+
+        def stays(move, said):
+            wait_for("the move", lambda: move.poll() is not None)
+            check(move.returncode != 0, f"the move fails: {said()}")
+            vnis = (a.vni("vm4"), a.vni("second"))
+            check(vnis == (7, 8), f"both NICs are in their networks again, {vnis}: {said()}")
+            check("running" in a.virsh("domstate", "vm4"), "the guest goes on")
+            wait_for("the NICs there to go", lambda: b.nics() == [])
+
+        move, said = begun()
+        move.send_signal(signal.SIGTERM)
+        stays(move, said)
+        check("vm4 stays, with its connections" in said(), f"libvirt-move says: {said()}")
+        self.said("libvirt-move ended by SIGTERM: the guest stays, with both NICs")
+
+        pinged = a.guest("vm4", "ping -c 3 -W 10 10.0.0.1")
+        check(pinged[0] == 0, f"the guest reaches its neighbour: {pinged}")
+        move, said = begun()
+        b.libvirtd.send_signal(signal.SIGSTOP)
+        wait_for("both NICs to be gone here", lambda: a.vni("second") == 16777215)
+        a.butterfly("nic", "del", "c1")
+        self.killed(b, "vm4")
+        stays(move, said)
+        check("stays, without the connections of c1" in said(), f"libvirt-move says: {said()}")
+        self.said("a move that failed, while a neighbour went: the guest stays, with both NICs")
+        a.virsh("destroy", "vm4")
+        a.virsh("undefine", "vm4")
+        wait_for("the NICs to go", lambda: a.nics() == [])
 
     def said_by_move(self, host):
         return open(f"{host.root}/run/libvirt-move.log", encoding="utf-8").read().strip()
@@ -633,7 +694,6 @@ class Session:
         )
 
     def refusals(self, a):
-        a.butterfly("nic", "del", "c1")
         a.define("vm2", "")
         why = a.refused("start", "vm2")
         check("has no vni" in why, f"the refusal names what is missing: {why}")
