@@ -104,7 +104,7 @@ fn a_refusal_names_the_thing_and_the_value_and_changes_nothing() {
                 })
             },
             "NIC 'a': packet trace path '/root/a.pcap' is not a file beneath /tmp, the folder of \
-             traces (--trace-dir)",
+             traces (trace-dir in the settings, --trace-dir)",
         ),
         (
             |c| {
@@ -113,7 +113,7 @@ fn a_refusal_names_the_thing_and_the_value_and_changes_nothing() {
                 })
             },
             "NIC 'a': packet trace path '/tmp/../a.pcap' is not a file beneath /tmp, the folder of \
-             traces (--trace-dir)",
+             traces (trace-dir in the settings, --trace-dir)",
         ),
         (
             |c| {
