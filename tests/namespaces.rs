@@ -14,7 +14,7 @@ use testkit::{PATIENCE, Result, wait_for};
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials: [(&str, Body); 10] = trials![
+    let trials: [(&str, Body); 11] = trials![
         ping_by_rule,
         iperf3_tcp_passes_unsegmented,
         iperf3_udp_loses_nothing_at_a_low_rate,
@@ -23,6 +23,7 @@ fn main() {
         larger_frames_with_a_larger_mtu,
         a_deleted_nic_takes_its_device_with_it,
         a_device_that_went_with_its_namespace_is_made_again,
+        who_comes_to_a_network_is_announced_there,
         tcp_keeps_to_what_its_nic_may_send,
         tcp_keeps_to_what_its_nic_may_be_sent,
     ];
@@ -326,6 +327,26 @@ fn larger_frames_with_a_larger_mtu(pair: &Pair) -> Result<()> {
         .ok("ping -q -c 2 -i 0.2 -W 1 -M do -s 8900 10.1.0.2 && \
              ping -q -c 2 -i 0.2 -W 1 -M do -s 8900 fd01::2")
         .map(drop)
+}
+
+/// A guest that is there already has said where it is to the network that it was in: as one that
+/// moved to this host, whose NIC waited for its connections elsewhere.
+fn who_comes_to_a_network_is_announced_there(pair: &Pair) -> Result<()> {
+    let put = |vni: u32| {
+        pair.daemon.cli(&format!(
+            "nic add --replace --id left --mac 52:54:00:00:01:01 --vni {vni} --ip 10.1.0.1 \
+             fd01::1 --sg left --type tap --path bf-left --mtu 1500"
+        ))
+    };
+    put(8)?;
+    let hears = pair.right.start("hears", "tcpdump -l -n -i eth0 rarp")?;
+    let until = |word: &str| {
+        let hears = || Ok(hears.log().contains(word).then_some(()));
+        wait_for(word, PATIENCE, hears)
+    };
+    until("listening on")?;
+    put(7)?;
+    until("who-is 52:54:00:00:01:01")
 }
 
 fn a_deleted_nic_takes_its_device_with_it(pair: &Pair) -> Result<()> {

@@ -267,6 +267,11 @@ pub trait DataPlane: Send + Sync {
     /// has ended: others may use this snapshot, and every later one is refused before it is handed
     /// to anybody.
     fn publish(&self, snapshot: Arc<Snapshot>) -> Result<(), DataPlaneError>;
+    /// Tells a NIC's network where it is, for its guest: by a RARP request of its MAC (RFC 903). Of a
+    /// NIC that no guest is connected to nothing is told. Does nothing by default.
+    fn announce(&self, slot: PortSlot) {
+        let _ = slot;
+    }
     /// What the port's slot has counted since the daemon started, all workers added up.
     fn port_counters(&self, slot: PortSlot) -> PortCounters;
     /// What the rule's slot has counted since the daemon started, all workers added up.
@@ -297,6 +302,13 @@ pub trait DataPlane: Send + Sync {
 impl DataPlane for Switch {
     fn publish(&self, snapshot: Arc<Snapshot>) -> Result<(), DataPlaneError> {
         Switch::publish(self, snapshot).map_err(gone)
+    }
+
+    fn announce(&self, slot: PortSlot) {
+        if self.has_queue_of(slot) {
+            // Without workers there is nobody to be told.
+            let _ = Switch::announce(self, slot);
+        }
     }
 
     fn port_counters(&self, slot: PortSlot) -> PortCounters {

@@ -402,6 +402,11 @@ impl Controller {
                     if changed(&old.nic) != changed(&new.nic) || old.nic.kind != new.nic.kind {
                         self.attachments.reconfigure(&request(&self.settings, new));
                     }
+                    // Its guest has said where it is to the network that it was in, as one does
+                    // that has just moved to this host.
+                    if old.nic.vni != new.nic.vni {
+                        self.dataplane.announce(new.slot);
+                    }
                 }
                 _ => gone.push((old.nic.clone(), old.slot)),
             }

@@ -429,6 +429,16 @@ impl Switch {
         Ok(moved)
     }
 
+    /// Whether a port of the NIC is with a worker. Asks none.
+    pub fn has_queue_of(&self, slot: PortSlot) -> bool {
+        let first = QueueId::from(slot);
+        let last = QueueId {
+            pair: u16::MAX,
+            ..first
+        };
+        self.queues().range(first..=last).next().is_some()
+    }
+
     /// All queues, by NIC and pair, and what they have cost. Asks no worker.
     pub fn queue_uses(&self) -> Vec<QueueUse> {
         let queues = self.queues();
