@@ -267,8 +267,8 @@ pub trait DataPlane: Send + Sync {
     /// has ended: others may use this snapshot, and every later one is refused before it is handed
     /// to anybody.
     fn publish(&self, snapshot: Arc<Snapshot>) -> Result<(), DataPlaneError>;
-    /// Tells a NIC's network where it is, for its guest: by a RARP request of its MAC (RFC 903). Of a
-    /// NIC that no guest is connected to nothing is told. Does nothing by default.
+    /// Tells a NIC's network where it is, for its guest: by a RARP request of its MAC (RFC 903).
+    /// Of a NIC that no guest is connected to nothing is told. Does nothing by default.
     fn announce(&self, slot: PortSlot) {
         let _ = slot;
     }
