@@ -58,6 +58,7 @@ pub struct Ini {
     pub balance_interfaces: Vec<String>,
     pub balance_hook: Option<PathBuf>,
     pub balance_bgp: Option<PathBuf>,
+    pub check_programs: Option<PathBuf>,
     /// Separated by commas.
     pub router_interfaces: Vec<String>,
     pub router_acl: Option<PathBuf>,
@@ -142,6 +143,7 @@ fn set(ini: &mut Ini, section: &str, key: &str, value: &str) -> Result<(), Strin
         ("general", "router-acl") => ini.router_acl = Some(value.into()),
         ("general", "balance-hook") => ini.balance_hook = Some(value.into()),
         ("general", "balance-bgp") => ini.balance_bgp = Some(value.into()),
+        ("general", "check-programs") => ini.check_programs = Some(value.into()),
         ("general", "metrics") => ini.metrics = list(value),
         ("general", "page") => ini.page = list(value),
         ("security", "page-token") => ini.page_token = Some(value.into()),
@@ -206,6 +208,7 @@ fn known(section: &str, key: &str) -> bool {
                 | "balance-interfaces"
                 | "balance-hook"
                 | "balance-bgp"
+                | "check-programs"
                 | "router-interfaces"
                 | "router-acl"
                 | "metrics"
@@ -278,6 +281,7 @@ vxlan-checksum = on
 balance-interfaces = eth0, eth1
 balance-hook = /etc/butterfly/hook
 balance-bgp = /etc/butterfly/bgp.ini
+check-programs = /usr/local/lib/checks
 router-interfaces = eth2,eth3.100
 router-acl = /etc/butterfly/acl
 metrics = unix:/run/m.sock, tcp:127.0.0.1:9417
@@ -333,6 +337,7 @@ audit = /var/log/butterfly/audit.json
             balance_interfaces: vec!["eth0".into(), "eth1".into()],
             balance_hook: Some("/etc/butterfly/hook".into()),
             balance_bgp: Some("/etc/butterfly/bgp.ini".into()),
+            check_programs: Some("/usr/local/lib/checks".into()),
             router_interfaces: vec!["eth2".into(), "eth3.100".into()],
             router_acl: Some("/etc/butterfly/acl".into()),
         };
@@ -451,6 +456,7 @@ audit = /var/log/butterfly/audit.json
             balance_interfaces,
             balance_hook: Some(_),
             balance_bgp: Some(_),
+            check_programs: Some(_),
             router_interfaces,
             router_acl: Some(_),
         } = parse(example.split_once("```").unwrap().0).unwrap()

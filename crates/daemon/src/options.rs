@@ -648,6 +648,13 @@ impl Settings {
             ini.balance_hook,
             path,
         );
+        let check_programs = said.one(
+            "--check-programs",
+            "check-programs",
+            options.check_programs,
+            ini.check_programs,
+            path,
+        );
         let balance_bgp = said.one(
             "--balance-bgp",
             "balance-bgp",
@@ -776,7 +783,7 @@ impl Settings {
             balance_max_flows: options.balance_max_flows,
             balance_hook,
             balance_bgp,
-            check_programs: options.check_programs,
+            check_programs,
             router_interfaces: router_interfaces.unwrap_or_default(),
             router_acl,
             router: router::Options {
