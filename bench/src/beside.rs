@@ -30,10 +30,7 @@ pub fn run(core: usize, rounds: usize, only: &[String]) -> Result<Ratios, PeerEr
     let mut ratios = Ratios::default();
     let chosen =
         |name: &str| only.is_empty() || only.iter().any(|start| name.starts_with(start.as_str()));
-    // On a thread of its own, which it keeps on a core: this one's threads are to find their cores
-    // themselves.
-    let measured = std::thread::scope(|scope| scope.spawn(|| regime::measure(driver, core)).join());
-    let near = measured.map_err(|_| PeerError("the echo of a cache line panicked".to_owned()))?;
+    let near = regime::measure_apart(driver, core)?;
     println!("a cache line there and back: {:.0} ns", near.round_trip_ns);
     for (frame_len, flows) in [(64, 1), (64, 1_000), (64, 1_000_000), (1518, 1)] {
         let load = Load::Udp { frame_len, flows };

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use crate::peers::PeerError;
 use crate::report::Samples;
 
 /// Round trips timed, in groups, of which the median counts: one in which a thread had to wait for
@@ -67,6 +68,12 @@ pub fn measure(here: usize, there: usize) -> Regime {
     Regime {
         round_trip_ns: groups.median(),
     }
+}
+
+/// As [`measure`], on a thread of its own: the caller's finds its cores itself.
+pub fn measure_apart(here: usize, there: usize) -> Result<Regime, PeerError> {
+    let measured = std::thread::spawn(move || measure(here, there)).join();
+    measured.map_err(|_| PeerError("the echo of a cache line panicked".to_owned()))
 }
 
 /// Moves the calling thread to one core; a core that is not there leaves it where it is, with a

@@ -14,9 +14,7 @@ use dataplane::overlay::{HostIdx, Overlay};
 use dataplane::snapshot::{Network, NetworkIdx};
 use dataplane::{PortSlot, PortUid, Snapshot};
 use io::frame::BATCH;
-use io::port::Port;
-use io::uplink::UplinkPort;
-use io::xsk::{XskPeer, XskPort};
+use io::xsk::XskPeer;
 use wire::offload::Offload;
 use wire::{Mac, Vni, build};
 
@@ -252,9 +250,7 @@ fn frames(shape: Shape, direction: Direction) -> Result<Vec<Vec<u8>>, PeerError>
 fn host(shape: Shape) -> Result<(Vec<Guest>, XskPeer, Switch), PeerError> {
     let guests = (0..shape.nics).map(|_| path::guest(LOAD));
     let guests = guests.collect::<Result<Vec<Guest>, PeerError>>()?;
-    let made = XskPort::in_memory(tunnel::UPLINK_FRAMES, tunnel::MTU.into());
-    let (uplink, wire) = made.map_err(|error| PeerError(format!("uplink: {error}")))?;
-    let uplink = Port::from(UplinkPort::from(uplink));
+    let (uplink, wire) = tunnel::uplink()?;
     let ports = guests.iter().enumerate().map(|(nic, guest)| {
         let slot = PortSlot(nic as u32);
         Ok((slot.into(), guest.port()?))

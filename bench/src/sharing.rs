@@ -15,9 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use dataplane::overlay::{HostIdx, Overlay};
 use dataplane::{PortSlot, PortUid, QueueId, Snapshot};
 use io::frame::BATCH;
-use io::port::Port;
-use io::uplink::UplinkPort;
-use io::xsk::{XskPeer, XskPort};
+use io::xsk::XskPeer;
 use wire::offload::Offload;
 use wire::{Mac, build};
 
@@ -200,16 +198,12 @@ impl Side<'_> {
 fn host(shape: Shape, guests: &[Guest; 2]) -> Result<(Switch, Vec<XskPeer>), PeerError> {
     let (mut ports, mut wires) = (Vec::new(), Vec::new());
     for (worker, guest) in guests.iter().enumerate() {
-        let made = XskPort::in_memory(tunnel::UPLINK_FRAMES, tunnel::MTU.into());
-        let (uplink, wire) = made.map_err(|error| PeerError(format!("uplink: {error}")))?;
+        let (uplink, wire) = tunnel::uplink()?;
         let queue = QueueId {
             slot: PortSlot::uplink(0),
             pair: worker as u16,
         };
-        ports.push(vec![
-            (shape.queue(worker), guest.port()?),
-            (queue, Port::from(UplinkPort::from(uplink))),
-        ]);
+        ports.push(vec![(shape.queue(worker), guest.port()?), (queue, uplink)]);
         wires.push(wire);
     }
     let mut switch = Switch::without_time(ports, path::MAX_FLOWS, snapshot()?)?;

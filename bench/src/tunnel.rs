@@ -34,10 +34,10 @@ const THERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));
 const WINDOW: u64 = 64;
 
 /// Frames that the uplink has room for: a batch of the largest ones, cut.
-pub const UPLINK_FRAMES: u32 = 4096;
+const UPLINK_FRAMES: u32 = 4096;
 
 /// MTU of the wire: inner frames of 1518 bytes fit.
-pub const MTU: u16 = 1600;
+const MTU: u16 = 1600;
 
 /// Bytes from one place of the bare copy to the next.
 const PLACE: usize = 2048;
@@ -112,14 +112,10 @@ struct Host {
 impl Host {
     fn new(load: Load) -> Result<Host, PeerError> {
         let guest = path::guest(load)?;
-        let made = XskPort::in_memory(UPLINK_FRAMES, MTU.into());
-        let (uplink, wire) = made.map_err(|error| PeerError(format!("uplink: {error}")))?;
+        let (uplink, wire) = uplink()?;
         let ports = vec![
             (PortSlot(0).into(), guest.port()?),
-            (
-                PortSlot::uplink(0).into(),
-                Port::from(UplinkPort::from(uplink)),
-            ),
+            (PortSlot::uplink(0).into(), uplink),
         ];
         let mut switch = Switch::new(ports, path::MAX_FLOWS, snapshot()?)?;
         switch.set_underlay(underlay_to([THERE].into_iter())?)?;
@@ -129,6 +125,13 @@ impl Host {
             switch,
         })
     }
+}
+
+/// An uplink's queue, and the other end of its wire.
+pub fn uplink() -> Result<(Port, XskPeer), PeerError> {
+    let made = XskPort::in_memory(UPLINK_FRAMES, MTU.into());
+    let (uplink, wire) = made.map_err(|error| PeerError(format!("uplink: {error}")))?;
+    Ok((UplinkPort::from(uplink).into(), wire))
 }
 
 /// What the guest sends goes to the wire; of large frames also the bare copy, a window after each

@@ -92,9 +92,7 @@ pub fn run(options: &Options) -> Result<Ratios, PeerError> {
 
 /// How far the two cores are from each other.
 fn print_regime() -> Result<(), PeerError> {
-    // On a thread of its own, which it keeps on a core.
-    let measured = std::thread::spawn(|| regime::measure(0, 1)).join();
-    let regime = measured.map_err(|_| PeerError("the echo of a cache line panicked".to_owned()))?;
+    let regime = regime::measure_apart(0, 1)?;
     let path = "/sys/devices/system/cpu/cpu0/topology/thread_siblings_list";
     let siblings = std::fs::read_to_string(path).unwrap_or_default();
     println!(
