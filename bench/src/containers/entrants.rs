@@ -72,9 +72,9 @@ impl Entrant {
 /// Starts one of those that [`super::ENTRANTS`] names.
 pub fn start(name: &'static str) -> Result<Entrant, PeerError> {
     match name {
-        "ours" => ours(name, &[]),
-        "ours_by_worker" => ours(name, &BY_WORKER),
-        "ours_tap" => ours_tap(name),
+        "ours" => ours(name, &[], add),
+        "ours_by_worker" => ours(name, &BY_WORKER, add),
+        "ours_tap" => ours(name, &[], add_tap),
         "ovs_tap" => ovs_tap(name),
         "bridge" => bridge(name, false),
         "bridge_nft" => bridge(name, true),
@@ -105,32 +105,18 @@ fn two() -> Result<[Namespace; 2], PeerError> {
     Ok([one()?, one()?])
 }
 
-/// This switch: NICs of type veth under a hundred rules, the last of which lets the traffic in.
-fn ours(name: &'static str, options: &[&str]) -> Result<Entrant, PeerError> {
+/// Makes a container's NIC on a host whose daemon has this folder: the end's number, and where it
+/// is.
+type Add = fn(&Namespace, &Path, usize, &Namespace) -> Result<(), PeerError>;
+
+/// This switch: NICs under a hundred rules, the last of which lets the traffic in; `add` makes one
+/// of them, of type veth ([`add`]) or TAP ([`add_tap`]).
+fn ours(name: &'static str, options: &[&str], add: Add) -> Result<Entrant, PeerError> {
     let host = Namespace::new().map_err(failed("a namespace"))?;
     let ends = two()?;
     let (daemon, dir) = switch(&host, options)?;
     for (end, namespace) in ends.iter().enumerate() {
         add(&host, dir.path(), end, namespace)?;
-    }
-    Ok(Entrant {
-        daemons: vec![vec![daemon]],
-        _dirs: vec![dir],
-        _hosts: vec![host],
-        ..Entrant::new(name, ends)
-    })
-}
-
-/// This switch: TAP devices that are moved into the containers, under the same rules.
-fn ours_tap(name: &'static str) -> Result<Entrant, PeerError> {
-    let host = Namespace::new().map_err(failed("a namespace"))?;
-    let ends = two()?;
-    let (daemon, dir) = switch(&host, &[])?;
-    for (end, namespace) in ends.iter().enumerate() {
-        let device = format!("tap{end}");
-        let line = format!("{} --type tap --path {device}", nic(end, "")?);
-        butterfly_command(&host, dir.path(), &line)?;
-        adopt(namespace, &host, &device, end)?;
     }
     Ok(Entrant {
         daemons: vec![vec![daemon]],
@@ -262,6 +248,19 @@ fn add(host: &Namespace, dir: &Path, end: usize, container: &Namespace) -> Resul
     let (nic, pid) = (nic(end, "/24")?, container.pid());
     let line = format!("{nic} --type veth --netns {pid} --path bb-{end}");
     butterfly_command(host, dir, &line).map(drop)
+}
+
+/// The same by a TAP device that is moved into it.
+fn add_tap(
+    host: &Namespace,
+    dir: &Path,
+    end: usize,
+    container: &Namespace,
+) -> Result<(), PeerError> {
+    let device = format!("tap{end}");
+    let line = format!("{} --type tap --path {device}", nic(end, "")?);
+    butterfly_command(host, dir, &line)?;
+    adopt(container, host, &device, end)
 }
 
 fn butterfly_command(host: &Namespace, dir: &Path, words: &str) -> Result<String, PeerError> {
