@@ -1,7 +1,7 @@
 //! Two containers that talk: by this switch with rules, by OVS-DPDK with the same, by the kernel's
 //! bridge, by that with nftables, and by a bare cable, all with the kernel's own TCP and UDP in
 //! namespaces; and two on two hosts, by this switch's overlay and by the kernel's vxlan with rules,
-//! over a veth between them.
+//! over a veth between them; and over one that carries, as a wire does, packets of its MTU alone.
 //!
 //! All of them are up at once and have their windows in turn, forth in one round and back in the
 //! next. Ratios are medians of the rounds' own. Each window begins with a spell that does not
@@ -11,13 +11,15 @@
 mod entrants;
 mod rows;
 
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::peers::PeerError;
-use crate::report::Ratios;
-use crate::{idle, interrupt};
+use crate::report::{Ratios, Samples};
+use crate::{idle, interrupt, table};
 use entrants::Entrant;
-use rows::{ROWS, WINDOWS};
+use rows::{ROWS, Row, WINDOWS};
 
 /// `butterfly-bench containers`.
 #[derive(clap::Args)]
@@ -28,10 +30,13 @@ pub struct Options {
     /// Measure only those whose names contain all of these.
     #[arg(long)]
     only: Vec<String>,
+    /// Where the table and the data are written: containers.md, .tsv.
+    #[arg(long)]
+    out: Option<PathBuf>,
 }
 
 /// What is measured, in the order of its turns: on one host, and on two.
-const ENTRANTS: [&str; 10] = [
+const ENTRANTS: [&str; 13] = [
     "ours",
     "ours_by_worker",
     "ours_tap",
@@ -42,10 +47,13 @@ const ENTRANTS: [&str; 10] = [
     "overlay",
     "overlay_by_worker",
     "overlay_vxlan_nft",
+    "wire",
+    "wire_by_worker",
+    "wire_vxlan_nft",
 ];
 
 /// Whose ratios are told, and to whom.
-const RATIOS: [(&str, &[&str]); 3] = [
+const RATIOS: [(&str, &[&str]); 4] = [
     (
         "ours",
         &[
@@ -59,6 +67,7 @@ const RATIOS: [(&str, &[&str]); 3] = [
     ),
     ("ours_tap", &["ovs_tap", "bridge", "bridge_nft"]),
     ("overlay", &["overlay_by_worker", "overlay_vxlan_nft"]),
+    ("wire", &["wire_by_worker", "wire_vxlan_nft"]),
 ];
 
 /// Measures all of them. The last line's ratios are [`RATIOS`].
@@ -90,7 +99,10 @@ pub fn run(options: &Options) -> Result<Ratios, PeerError> {
         }
         eprintln!("round {} of {rounds}", round + 1);
     }
-    table(&entrants);
+    print(&entrants);
+    if let Some(out) = &options.out {
+        write(out, &entrants, rounds)?;
+    }
     let mut ratios = ratios(&entrants);
     for entrant in &entrants {
         for (host, daemons) in entrant.daemons.iter().enumerate() {
@@ -129,25 +141,47 @@ fn measure(entrant: &mut Entrant, window: Duration) -> Result<(), PeerError> {
     Ok(())
 }
 
-fn ratios(entrants: &[Entrant]) -> Ratios {
-    let mut ratios = Ratios::default();
+/// What the rounds say of one beside another.
+struct Quotient {
+    row: Row,
+    ours: &'static str,
+    other: &'static str,
+    samples: Samples,
+}
+
+/// Of [`RATIOS`], by row.
+fn quotients(entrants: &[Entrant]) -> Vec<Quotient> {
     let by_name = |name: &str| entrants.iter().find(|it| it.name == name);
+    let mut quotients = Vec::new();
     for row in ROWS {
         for (ours, others) in RATIOS {
             let Some(ours) = by_name(ours) else { continue };
             for other in others.iter().filter_map(|name| by_name(name)) {
-                let name = format!("{}_{}_to_{}", row.name(), ours.name, other.name);
-                ratios.push(name, ours.seen(row).quotients(&other.seen(row)).median());
+                quotients.push(Quotient {
+                    row,
+                    ours: ours.name,
+                    other: other.name,
+                    samples: ours.seen(row).quotients(&other.seen(row)),
+                });
             }
         }
+    }
+    quotients
+}
+
+fn ratios(entrants: &[Entrant]) -> Ratios {
+    let mut ratios = Ratios::default();
+    for it in quotients(entrants) {
+        let name = format!("{}_{}_to_{}", it.row.name(), it.ours, it.other);
+        ratios.push(name, it.samples.median());
     }
     ratios
 }
 
-fn table(entrants: &[Entrant]) {
+fn print(entrants: &[Entrant]) {
     println!("medians, and from the least tenth to the greatest\n");
     for row in ROWS {
-        println!("{}", row.unit());
+        println!("{}, {}", row.title(), row.unit());
         for entrant in entrants {
             if entrant.lacks(row) {
                 println!("  {:18} left out", entrant.name);
@@ -161,4 +195,48 @@ fn table(entrants: &[Entrant]) {
             );
         }
     }
+}
+
+/// The page and the data.
+fn write(dir: &Path, entrants: &[Entrant], rounds: usize) -> Result<(), PeerError> {
+    let head = format!("{}; {}; {rounds} rounds", table::machine(), table::date());
+    let names: Vec<&str> = entrants.iter().map(|entrant| entrant.name).collect();
+    let mut page = format!(
+        "# bench-containers\n\n{head}. Medians, half the spread behind. As data: \
+         [containers.tsv](containers.tsv).\n\n| | {} |\n|---|{}\n",
+        names.join(" | "),
+        "---|".repeat(names.len())
+    );
+    let mut data = table::data_head(&head);
+    for row in ROWS {
+        let cells = entrants.iter().map(|entrant| entrant.seen(row).summary());
+        let cells: Vec<String> = cells.collect();
+        let _ = writeln!(
+            page,
+            "| {}, {} | {} |",
+            row.title(),
+            row.unit(),
+            cells.join(" | ")
+        );
+        for entrant in entrants {
+            data += &table::data_line(row.name(), entrant.name, row.unit(), &entrant.seen(row));
+        }
+    }
+    page += "\n| | one | over the other | |\n|---|---|---|---|\n";
+    for it in quotients(entrants) {
+        let Quotient {
+            row,
+            ours,
+            other,
+            samples,
+        } = &it;
+        let summary = samples.summary();
+        let _ = writeln!(page, "| {} | {ours} | {other} | {summary} |", row.title());
+        // Of an entrant beside which two of ours stand, the page has the first.
+        let first = RATIOS.iter().find(|(_, others)| others.contains(other));
+        if first.is_some_and(|(first, _)| first == ours) {
+            data += &table::data_line(row.name(), other, table::OURS_OVER_IT, samples);
+        }
+    }
+    table::put(dir, "containers", page, data)
 }

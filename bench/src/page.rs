@@ -9,6 +9,7 @@ use std::path::Path;
 use testkit::image::repository;
 
 use crate::report::Ratios;
+use crate::table::OURS_OVER_IT;
 
 /// A table of the page.
 struct Table {
@@ -22,8 +23,8 @@ struct Table {
     columns: &'static [(&'static str, &'static str)],
     /// What it is called in the data and in the table.
     rows: &'static [(&'static str, &'static str)],
-    /// More is better: frames a second, not nanoseconds.
-    more_is_better: bool,
+    /// In which rows more is better: frames a second, not nanoseconds.
+    more_is_better: fn(&str) -> bool,
     /// Plots of all rows.
     plots: &'static [&'static str],
 }
@@ -49,7 +50,7 @@ const TABLES: &[Table] = &[
             ("tso64k", "64 KiB, segmented by whom they reach"),
             ("connections", "TCP connections, six frames each"),
         ],
-        more_is_better: true,
+        more_is_better: |_| true,
         plots: &["switch-near", "switch-far"],
     },
     Table {
@@ -69,7 +70,7 @@ const TABLES: &[Table] = &[
             ("first_frame_p50", "first frame after 20 ms of quiet"),
             ("idle_cpu", "idle"),
         ],
-        more_is_better: false,
+        more_is_better: |_| false,
         plots: &[],
     },
     Table {
@@ -90,7 +91,52 @@ const TABLES: &[Table] = &[
             ("from_wire_64", "from the wire, 64 bytes"),
             ("from_wire_1518", "from the wire, 1518 bytes"),
         ],
-        more_is_better: true,
+        more_is_better: |_| true,
+        plots: &[],
+    },
+    Table {
+        title: "Between containers of a host",
+        method: "Two namespaces with the kernel's own TCP and UDP, all entrants in turn in each \
+                 round; the kernel's bridge tracks no connections here, its answers pass by their \
+                 port.",
+        data: "containers",
+        columns: &[
+            ("ours", "Butterfly, veth, 100 rules"),
+            ("ours_tap", "Butterfly, TAP, 100 rules"),
+            ("ovs_tap", "OVS-DPDK, TAP, 100 rules"),
+            ("bridge", "Linux bridge, no rules"),
+            ("bridge_nft", "Linux bridge, 100 rules"),
+            ("veth", "a veth pair"),
+        ],
+        rows: CONTAINERS,
+        more_is_better: is_rate,
+        plots: &[],
+    },
+    Table {
+        title: "Between containers of two hosts",
+        method: "The same run: VXLAN over a veth that passes packets of 64 KiB whole.",
+        data: "containers",
+        columns: &[
+            ("overlay", "Butterfly, 100 rules"),
+            ("overlay_by_worker", "the same, all by the worker"),
+            ("overlay_vxlan_nft", "Linux: vxlan, bridge, 100 rules"),
+        ],
+        rows: CONTAINERS,
+        more_is_better: is_rate,
+        plots: &[],
+    },
+    Table {
+        title: "Between containers of two hosts, over a wire",
+        method: "The same run: the veth carries packets of its MTU alone, as a wire does; who \
+                 sends cuts, who receives merges.",
+        data: "containers",
+        columns: &[
+            ("wire", "Butterfly, 100 rules"),
+            ("wire_by_worker", "the same, all by the worker"),
+            ("wire_vxlan_nft", "Linux: vxlan, bridge, 100 rules"),
+        ],
+        rows: CONTAINERS,
+        more_is_better: is_rate,
         plots: &[],
     },
     Table {
@@ -129,7 +175,7 @@ const TABLES: &[Table] = &[
                 "the same, connections lost",
             ),
         ],
-        more_is_better: false,
+        more_is_better: |_| false,
         plots: &[],
     },
     Table {
@@ -153,7 +199,7 @@ const TABLES: &[Table] = &[
             ),
             ("v4 1M routes 1M dst", "the same, a million destinations"),
         ],
-        more_is_better: false,
+        more_is_better: |_| false,
         plots: &[],
     },
     Table {
@@ -171,7 +217,7 @@ const TABLES: &[Table] = &[
             ("new", "every packet a new flow"),
             ("not_ours", "a packet for nobody here"),
         ],
-        more_is_better: false,
+        more_is_better: |_| false,
         plots: &[],
     },
     Table {
@@ -184,10 +230,23 @@ const TABLES: &[Table] = &[
             ("nftables", "nftables"),
         ],
         rows: &[("frames over veth", "frames")],
-        more_is_better: true,
+        more_is_better: |_| true,
         plots: &[],
     },
 ];
+
+const CONTAINERS: &[(&str, &str)] = &[
+    ("stream", "a TCP stream"),
+    ("udp64", "datagrams in frames of 64 bytes"),
+    ("rtt_p50", "TCP round trip, median"),
+    ("rtt_p99", "TCP round trip, 99 of 100"),
+    ("connections", "TCP connections, one after the other"),
+];
+
+/// Of a row whose name says it.
+fn is_rate(row: &str) -> bool {
+    !row.starts_with("rtt")
+}
 
 const HEAD: &str = "# Performance
 
@@ -252,7 +311,7 @@ fn write(table: &Table, data: &Data, page: &mut String) -> Result<(), String> {
                 }
                 Some(cell) => {
                     let ours_over_it = data.ratio(row, peer).unwrap_or(own.median / cell.median);
-                    let times = if table.more_is_better {
+                    let times = if (table.more_is_better)(row) {
                         ours_over_it
                     } else {
                         1.0 / ours_over_it
@@ -294,9 +353,6 @@ struct Data {
     /// Where it was measured window by window: ours over the peer's.
     ratios: BTreeMap<(String, String), f64>,
 }
-
-/// What the unit of such a row is.
-const RATIO: &str = "ours over it";
 
 struct Cell {
     unit: String,
@@ -349,7 +405,7 @@ impl Data {
                 return Err(wrong(line));
             };
             let key = ((*row).to_owned(), (*peer).to_owned());
-            if *unit == RATIO {
+            if *unit == OURS_OVER_IT {
                 data.ratios.insert(key, median);
                 continue;
             }
@@ -408,7 +464,7 @@ mod tests {
                 .into(),
             ratios: BTreeMap::new(),
         };
-        let table = |more_is_better| Table {
+        let table = |more_is_better: fn(&str) -> bool| Table {
             title: "T",
             method: "M.",
             data: "file",
@@ -418,13 +474,13 @@ mod tests {
             plots: &[],
         };
         let mut page = String::new();
-        write(&table(false), &data, &mut page).unwrap();
+        write(&table(|_| false), &data, &mut page).unwrap();
         assert!(
             page.ends_with("| a row, ns | **20.0** ±10 % | 50.0 ±10 % (2.50) | – |\n"),
             "{page}"
         );
         page.clear();
-        write(&table(true), &data, &mut page).unwrap();
+        write(&table(|_| true), &data, &mut page).unwrap();
         assert!(
             page.ends_with("| **20.0** ±10 % | 50.0 ±10 % (0.400) | – |\n"),
             "{page}"
@@ -433,7 +489,7 @@ mod tests {
         data.ratios
             .insert(("row".to_owned(), "them".to_owned()), 0.5);
         page.clear();
-        write(&table(false), &data, &mut page).unwrap();
+        write(&table(|_| false), &data, &mut page).unwrap();
         assert!(page.ends_with("| 50.0 ±10 % (2.00) | – |\n"), "{page}");
         // Of what has no spread none is shown, and nothing is compared with 0.
         for (who, median) in [("us", 0.0), ("them", 50.0)] {
@@ -444,7 +500,7 @@ mod tests {
             data.cells.insert(("row".to_owned(), who.to_owned()), once);
         }
         page.clear();
-        write(&table(false), &data, &mut page).unwrap();
+        write(&table(|_| false), &data, &mut page).unwrap();
         assert!(
             page.ends_with("| a row, ns | **0** | 50.0 | – |\n"),
             "{page}"

@@ -295,8 +295,7 @@ fn write(dir: &Path, rows: &[Row], connections: usize) -> Result<(), PeerError> 
          |---|{}\n",
         "---|".repeat(9)
     );
-    let mut data =
-        format!("# {head}\nrow\tpeer\tunit\tmedian\tleast tenth\tgreatest tenth\tsamples\n");
+    let mut data = table::data_head(&head);
     for row in rows {
         let Costs {
             blackouts,
@@ -331,12 +330,7 @@ fn write(dir: &Path, rows: &[Row], connections: usize) -> Result<(), PeerError> 
             );
         }
     }
-    for (ending, text) in [("md", page), ("tsv", data)] {
-        let path = dir.join(format!("restart.{ending}"));
-        let written = std::fs::create_dir_all(dir).and_then(|()| std::fs::write(&path, text));
-        written.map_err(|error| PeerError(format!("{}: {error}", path.display())))?;
-    }
-    Ok(())
+    table::put(dir, "restart", page, data)
 }
 
 #[cfg(test)]

@@ -11,6 +11,9 @@ use crate::peers::PeerError;
 use crate::report::Samples;
 use crate::results::{Column, Row, Table};
 
+/// The unit of a ratio of windows that followed each other.
+pub const OURS_OVER_IT: &str = "ours over it";
+
 /// The table as it is printed.
 pub fn text<R: Row, P: Column>(regime: &str, table: &Table<R, P>) -> String {
     let mut out = format!(
@@ -91,11 +94,6 @@ pub fn write<R: Row, P: Column>(
     below: &str,
     behind: &str,
 ) -> Result<(), PeerError> {
-    let put = |ending: &str, text: String| {
-        let path = dir.join(format!("{name}-{regime}.{ending}"));
-        let written = std::fs::create_dir_all(dir).and_then(|()| std::fs::write(&path, text));
-        written.map_err(|error| PeerError(format!("{}: {error}", path.display())))
-    };
     let head = format!(
         "{}; {}; {} passes; a cache line there and back: {} ns",
         machine(),
@@ -123,23 +121,40 @@ pub fn write<R: Row, P: Column>(
         let _ = writeln!(page, "- {what}: {}", samples.summary());
     }
     page.push_str(behind);
-    put("md", page)?;
-    put("tsv", data(&head, table))
+    let name = format!("{name}-{regime}");
+    put(dir, &name, page, data(&head, table))
+}
+
+/// Writes NAME.md and NAME.tsv.
+pub fn put(dir: &Path, name: &str, page: String, data: String) -> Result<(), PeerError> {
+    for (ending, text) in [("md", page), ("tsv", data)] {
+        let path = dir.join(format!("{name}.{ending}"));
+        let written = std::fs::create_dir_all(dir).and_then(|()| std::fs::write(&path, text));
+        written.map_err(|error| PeerError(format!("{}: {error}", path.display())))?;
+    }
+    Ok(())
+}
+
+/// How a file of data begins.
+pub fn data_head(head: &str) -> String {
+    format!("# {head}\nrow\tpeer\tunit\tmedian\tleast tenth\tgreatest tenth\tsamples\n")
+}
+
+/// A line of data; nothing of what was measured once.
+pub fn data_line(row: &str, peer: &str, unit: &str, samples: &Samples) -> String {
+    if samples.count() < 2 {
+        return String::new();
+    }
+    let [median, low, high] = [0.5, 0.1, 0.9].map(|share| samples.quantile(share));
+    let count = samples.count();
+    format!("{row}\t{peer}\t{unit}\t{median:.4}\t{low:.4}\t{high:.4}\t{count}\n")
 }
 
 /// One line a row and peer, ratios included.
 fn data<R: Row, P: Column>(head: &str, table: &Table<R, P>) -> String {
-    let mut out =
-        format!("# {head}\nrow\tpeer\tunit\tmedian\tleast tenth\tgreatest tenth\tsamples\n");
+    let mut out = data_head(head);
     let mut line = |row: &str, peer: &str, unit: &str, samples: &Samples| {
-        if samples.count() > 1 {
-            let [median, low, high] = [0.5, 0.1, 0.9].map(|share| samples.quantile(share));
-            let count = samples.count();
-            let _ = writeln!(
-                out,
-                "{row}\t{peer}\t{unit}\t{median:.4}\t{low:.4}\t{high:.4}\t{count}"
-            );
-        }
+        out += &data_line(row, peer, unit, samples);
     };
     for row in &table.rows {
         let (unit, scale) = row.unit();
@@ -157,7 +172,7 @@ fn data<R: Row, P: Column>(head: &str, table: &Table<R, P>) -> String {
             line(
                 &row.name(),
                 peer.name(),
-                "ours over it",
+                OURS_OVER_IT,
                 &table.ratio(*row, peer),
             );
         }

@@ -79,9 +79,12 @@ pub fn start(name: &'static str) -> Result<Entrant, PeerError> {
         "bridge" => bridge(name, false),
         "bridge_nft" => bridge(name, true),
         "veth" => cable(),
-        "overlay" => overlay(name, &[]),
-        "overlay_by_worker" => overlay(name, &BY_WORKER),
-        _ => vxlan(name),
+        "overlay" => overlay(name, Link::Any, &[]),
+        "overlay_by_worker" => overlay(name, Link::Any, &BY_WORKER),
+        "overlay_vxlan_nft" => vxlan(name, Link::Any),
+        "wire" => overlay(name, Link::Mtu, &[]),
+        "wire_by_worker" => overlay(name, Link::Mtu, &BY_WORKER),
+        _ => vxlan(name, Link::Mtu),
     }
 }
 
@@ -160,9 +163,19 @@ fn adopt(
         .map_err(failed(device))
 }
 
+/// What the link between two hosts carries.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Link {
+    /// What it is given, as a veth does: a packet of 64 KiB passes whole, for whoever can send and
+    /// take one.
+    Any,
+    /// Packets of its MTU, as a wire: who sends more cuts it, who receives merges it (GRO).
+    Mtu,
+}
+
 /// This switch on two hosts that are told where the containers are.
-fn overlay(name: &'static str, options: &[&str]) -> Result<Entrant, PeerError> {
-    let hosts = wire()?;
+fn overlay(name: &'static str, link: Link, options: &[&str]) -> Result<Entrant, PeerError> {
+    let hosts = two_hosts(link)?;
     let ends = two()?;
     let (mut daemons, mut dirs) = (Vec::new(), Vec::new());
     for (end, host) in hosts.iter().enumerate() {
@@ -190,7 +203,7 @@ fn overlay(name: &'static str, options: &[&str]) -> Result<Entrant, PeerError> {
 }
 
 /// Two hosts, and a veth between them as their uplinks.
-fn wire() -> Result<[Namespace; 2], PeerError> {
+fn two_hosts(link: Link) -> Result<[Namespace; 2], PeerError> {
     let hosts = two()?;
     let line = format!(
         "ip link add uplink0 type veth peer name uplink0 netns {}",
@@ -203,6 +216,11 @@ fn wire() -> Result<[Namespace; 2], PeerError> {
             endpoint(end)
         );
         host.ok(&line).map_err(failed("uplink0"))?;
+        if link == Link::Mtu {
+            let line = "ethtool -K uplink0 tso off gso off tx-udp_tnl-segmentation off \
+                        tx-udp_tnl-csum-segmentation off gro on";
+            host.ok(line).map_err(failed("uplink0"))?;
+        }
     }
     Ok(hosts)
 }
@@ -326,8 +344,8 @@ fn accepts(what: &str) -> String {
 
 /// The kernel's own overlay: on each of two hosts a bridge, a vxlan device and a hundred rules of
 /// nftables with connection tracking, which the bridge's packets pass (br_netfilter).
-fn vxlan(name: &'static str) -> Result<Entrant, PeerError> {
-    let hosts = wire()?;
+fn vxlan(name: &'static str, link: Link) -> Result<Entrant, PeerError> {
+    let hosts = two_hosts(link)?;
     let ends = two()?;
     for (end, host) in hosts.iter().enumerate() {
         let ok = |line: &str| host.ok(line).map_err(failed(name));

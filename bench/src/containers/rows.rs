@@ -51,14 +51,24 @@ impl Row {
         }
     }
 
-    /// What it is and in what.
+    /// What it is.
+    pub fn title(self) -> &'static str {
+        match self {
+            Row::Stream => "TCP stream",
+            Row::Small => "UDP of 64 bytes that arrives",
+            Row::Median => "TCP round trip, median",
+            Row::Late => "TCP round trip, 99 of 100",
+            Row::Connections => "TCP connections",
+        }
+    }
+
+    /// What it is counted in.
     pub fn unit(self) -> &'static str {
         match self {
-            Row::Stream => "TCP stream, Gbit/s",
-            Row::Small => "UDP of 64 bytes, thousand arrived a second",
-            Row::Median => "TCP round trip, us, median",
-            Row::Late => "TCP round trip, us, 99 of 100",
-            Row::Connections => "TCP connections a second",
+            Row::Stream => "Gbit/s",
+            Row::Small => "kframes/s",
+            Row::Median | Row::Late => "us",
+            Row::Connections => "a second",
         }
     }
 }
