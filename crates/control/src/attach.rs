@@ -212,7 +212,8 @@ pub trait Attachments: Send {
     fn open(&mut self, request: &OpenRequest<'_>) -> Result<(), AttachError>;
 
     /// The NIC's socket is from now on whom the NIC says ([`Nic::socket`]); who is connected stays.
-    /// Called before the change is in force, and to undo that. Does nothing by default.
+    /// Called before the change is in force, and to undo that. What is refused has changed nothing.
+    /// Does nothing by default.
     fn give_socket(&mut self, request: &OpenRequest<'_>) -> Result<(), AttachError> {
         let _ = request;
         Ok(())

@@ -456,9 +456,8 @@ impl Controller {
                     made.opened.push(new.clone());
                 }
                 Some(old) if old.nic.socket != new.nic.socket => {
-                    // It may have been given in part when it is refused.
-                    made.given.push(old.clone());
                     self.attachments.give_socket(&request).map_err(refuse)?;
+                    made.given.push(old.clone());
                 }
                 Some(_) => {}
             }

@@ -15,7 +15,8 @@ use nix::unistd::{Gid, Group, Uid, User as Account, getgroups};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::thread::CapabilitySet;
-use sys::{held_name, socket_file};
+use sys::held_name;
+use sys::socket_file::{self, Listeners};
 use tokio::net::{UnixListener, UnixStream};
 
 use crate::access::{Access, Gate, Peer, User, Who};
@@ -374,33 +375,35 @@ pub fn remove_nic_sockets(folder: &Path) -> usize {
         let ours = ours && file.file_type().is_socket();
         ours.then(|| (file.ino(), file.ctime(), file.ctime_nsec()))
     };
-    let is_left = |path: &Path| match ask(path) {
+    let is_left = |path: &Path, listeners: &Listeners| match ask(path) {
         // Whom it was given to may connect, and we may not.
-        Err(Errno::ACCESS) if only_ours => {
-            socket_file::is_listened(path).is_ok_and(|listened| !listened)
-        }
+        Err(Errno::ACCESS) if only_ours => listeners.has(path).is_ok_and(|listened| !listened),
         answer => matches!(answer, Err(Errno::CONNREFUSED | Errno::NOENT)),
     };
-    let Ok(entries) = std::fs::read_dir(folder) else {
+    // Read once for all files, of which there are thousands.
+    let (Ok(entries), Ok(listeners)) = (std::fs::read_dir(folder), Listeners::now()) else {
         return 0;
     };
-    // Of these nobody is asked: they are this daemon's, by the thousand.
-    let listened = socket_file::all_listened().unwrap_or_default();
     let stale = entries.filter_map(|entry| {
         let path = entry.ok()?.path();
         let name = path.file_name()?.to_str()?;
-        if listened.contains(&path) {
+        // This daemon's own are asked nothing.
+        if listeners.has_spelt(&path) {
             return None;
         }
         let file = ours(&path).filter(|_| name.starts_with(NIC_SOCKETS))?;
-        is_left(&path).then_some((path, file))
+        is_left(&path, &listeners).then_some((path, file))
     });
     let mut stale: Vec<_> = stale.collect();
     if !stale.is_empty() {
         // Another daemon may have been about to listen.
         std::thread::sleep(NOT_YET);
+        let Ok(listeners) = Listeners::now() else {
+            return 0;
+        };
         stale.retain(|(path, file)| {
-            ours(path) == Some(*file) && is_left(path) && std::fs::remove_file(path).is_ok()
+            let still_left = ours(path) == Some(*file) && is_left(path, &listeners);
+            still_left && std::fs::remove_file(path).is_ok()
         });
     }
     stale.len()

@@ -1,7 +1,7 @@
 //! The file that a listening unix socket lies at (unix(7)): which one it is, who else could have
 //! put another in its place, and whether somebody listens at one that may not be asked.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -52,45 +52,62 @@ pub fn stays_ours(folder: &Path, owner: u32) -> bool {
         })
 }
 
-/// Whether somebody in this network namespace listens at a socket's file, by the kernel's list of
-/// sockets: nobody is asked, and no right to the file is needed. Of a name that the list cannot
-/// have, somebody does. Of who listens in another network namespace it knows nothing: daemons of
-/// several namespaces are not to share a folder.
-///
-/// # Errors
-/// The list or the file cannot be read.
-pub fn is_listened(path: &Path) -> io::Result<bool> {
-    let name = path.file_name().unwrap_or_default().as_bytes();
-    // The list has a socket a line, and no way to write a name that breaks one.
-    if name.is_empty() || name.contains(&b'\n') {
-        return Ok(true);
+/// Where somebody in this network namespace listened at one moment, by the kernel's list of sockets:
+/// nobody is asked, and no right to the files is needed. Of who listens in another network
+/// namespace it knows nothing: daemons of several namespaces are not to share a folder.
+pub struct Listeners {
+    /// By the names of their files, as each has spelt where it is.
+    by_name: HashMap<Vec<u8>, Vec<PathBuf>>,
+}
+
+impl Listeners {
+    /// As the kernel has them now.
+    ///
+    /// # Errors
+    /// Its list of sockets cannot be read.
+    pub fn now() -> io::Result<Listeners> {
+        let list = std::fs::read("/proc/self/net/unix")?;
+        let mut by_name: HashMap<_, Vec<_>> = HashMap::new();
+        for bound in list.split(|byte| *byte == b'\n').filter_map(listener) {
+            let paths = by_name.entry(file_name(bound).to_vec()).or_default();
+            paths.push(OsStr::from_bytes(bound).into());
+        }
+        Ok(Listeners { by_name })
     }
-    let this = std::fs::symlink_metadata(path)?;
-    let list = std::fs::read("/proc/self/net/unix")?;
-    Ok(list.split(|byte| *byte == b'\n').any(|line| {
-        let Some(bound) = listener(line).filter(|bound| file_name(bound) == name) else {
-            return false;
-        };
+
+    /// Somebody has said that it listens at this path, spelt as it is. No look at the file is
+    /// taken.
+    pub fn has_spelt(&self, path: &Path) -> bool {
+        self.of_name(path).iter().any(|bound| bound == path)
+    }
+
+    /// Whether somebody listens at a socket's file, whatever the path was that it was told. Of a
+    /// name that the list cannot have, somebody does.
+    ///
+    /// # Errors
+    /// The file cannot be looked at.
+    pub fn has(&self, path: &Path) -> io::Result<bool> {
+        let name = path.file_name().unwrap_or_default().as_bytes();
+        // The list has a socket a line, and no way to write a name that breaks one.
+        if name.is_empty() || name.contains(&b'\n') {
+            return Ok(true);
+        }
+        let this = std::fs::symlink_metadata(path)?;
         // It is spelt as whoever listens has spelt it: by another folder that leads here, or from a
         // folder of its own.
-        let bound = Path::new(OsStr::from_bytes(bound));
-        match std::fs::symlink_metadata(bound) {
+        let is_here = |bound: &PathBuf| match std::fs::symlink_metadata(bound) {
             Ok(other) if bound.is_absolute() && other.file_type().is_socket() => {
                 (other.dev(), other.ino()) == (this.dev(), this.ino())
             }
             _ => true,
-        }
-    }))
-}
+        };
+        Ok(self.of_name(path).iter().any(is_here))
+    }
 
-/// Where somebody in this network namespace listens, as each has spelt it.
-///
-/// # Errors
-/// The kernel's list of sockets cannot be read.
-pub fn all_listened() -> io::Result<HashSet<PathBuf>> {
-    let list = std::fs::read("/proc/self/net/unix")?;
-    let lines = list.split(|byte| *byte == b'\n').filter_map(listener);
-    Ok(lines.map(|path| OsStr::from_bytes(path).into()).collect())
+    fn of_name(&self, path: &Path) -> &[PathBuf] {
+        let name = path.file_name().unwrap_or_default().as_bytes();
+        self.by_name.get(name).map_or(&[], Vec::as_slice)
+    }
 }
 
 /// Where a line's socket was bound, if it listens: `Num RefCount Protocol Flags Type St Inode
@@ -151,16 +168,18 @@ mod tests {
         std::fs::create_dir(&real).unwrap();
         std::os::unix::fs::symlink(&real, &link).unwrap();
         let alive = UnixListener::bind(link.join("with a blank")).unwrap();
-        assert!(is_listened(&real.join("with a blank")).unwrap());
+        let now = Listeners::now().unwrap();
+        assert!(now.has(&real.join("with a blank")).unwrap());
         // One of the same name in another folder is another.
         let other = dir.path().join("with a blank");
         drop(UnixListener::bind(&other).unwrap());
-        assert!(!is_listened(&other).unwrap());
-        let all = all_listened().unwrap();
-        assert!(all.contains(&link.join("with a blank")) && !all.contains(&other));
+        assert!(!Listeners::now().unwrap().has(&other).unwrap());
+        assert!(now.has_spelt(&link.join("with a blank")));
+        assert!(!now.has_spelt(&other) && !now.has_spelt(&real.join("with a blank")));
         drop(alive);
-        assert!(!is_listened(&real.join("with a blank")).unwrap());
-        assert!(is_listened(&dir.path().join("missing")).is_err());
+        let now = Listeners::now().unwrap();
+        assert!(!now.has(&real.join("with a blank")).unwrap());
+        assert!(now.has(&dir.path().join("missing")).is_err());
     }
 
     #[test]

@@ -10,7 +10,8 @@ use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{getegid, geteuid};
-use sys::socket_file;
+use sys::socket_file::{self, Listeners};
+use tracing::warn;
 
 use crate::vhost::limits::PATH_MAX;
 use crate::vhost::protocol::server_error::ServerError;
@@ -38,6 +39,16 @@ impl SocketFile {
             group: self.group.or(Some(getegid().as_raw())),
             mode: self.mode.or_else(|| Some(0o777 & !umask()?)),
         }
+    }
+
+    /// Whose a socket's file is.
+    fn now(file: &PathFile) -> Result<SocketFile, Errno> {
+        let stat = rustix::fs::fstat(&file.0)?;
+        Ok(SocketFile {
+            owner: Some(stat.st_uid),
+            group: Some(stat.st_gid),
+            mode: Some(stat.st_mode & 0o777),
+        })
     }
 
     /// Gives a socket's file its owner, group and mode. Whoever it is for has it at no moment with
@@ -204,13 +215,20 @@ impl Listener {
     /// again.
     ///
     /// # Errors
-    /// The file is not there any more, or not ours for sure; or the system refuses: it may have
-    /// changed in part.
+    /// The file is not there any more, or not ours for sure; or the system refuses. It is as it was.
     pub fn give(&self, to: SocketFile) -> Result<(), ServerError> {
-        let file = PathFile::of(&self.socket, &self.path, self.file)?;
-        to.whole().give(&file).map_err(|error| ServerError::Socket {
+        let failed = |error: Errno| ServerError::Socket {
             path: self.path.clone(),
             error: error.into(),
+        };
+        let file = PathFile::of(&self.socket, &self.path, self.file)?;
+        let before = SocketFile::now(&file).map_err(failed)?;
+        to.whole().give(&file).map_err(|error| {
+            if let Err(why) = before.give(&file) {
+                let path = self.path.display();
+                warn!("{path} was to be given to others, and is so in part: {why}");
+            }
+            failed(error)
         })
     }
 
@@ -317,7 +335,7 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), ServerError
 /// there.
 fn look_without_asking(path: &Path) -> Result<(), Errno> {
     let folder = path.parent().unwrap_or(Path::new("."));
-    match socket_file::is_listened(path) {
+    match Listeners::now().and_then(|listeners| listeners.has(path)) {
         Ok(true) => Ok(()),
         Ok(false) if socket_file::only_ours(folder) => Err(Errno::CONNREFUSED),
         Ok(false) => Err(Errno::ACCESS),
