@@ -11,6 +11,8 @@ cd "$(dirname "$0")/.."
 PACKAGES="systemd,systemd-sysv,udev,dbus,kmod,iproute2,iputils-ping,procps,util-linux,passwd,less,man-db"
 # What butterfly-dpdk depends on: dpkg fetches nothing.
 PACKAGES+=",librte-ethdev23,librte-bus-pci23,librte-bus-vdev23,librte-mempool-ring23,librte-net-af-packet23"
+# What runs a guest in it.
+PACKAGES+=",qemu-system-x86"
 PACKAGES+=",ethtool,curl,iperf3,python3-minimal,libpython3-stdlib,libelf1,libpcap0.8,zlib1g,bash-completion"
 # Loaded by the initramfs, with all that they depend on.
 MODULES="virtio_pci virtio_blk ext4"

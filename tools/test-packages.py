@@ -49,7 +49,7 @@ class Machine:
             "-machine",
             "pc",
         ]
-        words += ["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "900M"]
+        words += ["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "1200M"]
         words += ["-kernel", f"{guest}/vmlinuz", "-initrd", f"{system}/initrd.img", "-append"]
         words += ["console=ttyS0 quiet panic=-1 no_timer_check mitigations=off random.trust_cpu=on"]
         words += [
@@ -223,6 +223,52 @@ grep -E '^(NoNewPrivs|Seccomp):' /proc/$pid/status
 """
 
 
+# A guest of QEMU's, emulated by a machine that is emulated itself. It boots while other steps run;
+# its console has a shell.
+GUEST = """
+butterfly nic add --id v2 --vni 7 --mac 52:54:00:00:00:12 --ip 10.0.0.12 --sg friends
+mkdir -p /run/guest
+cp /root/in/vmlinuz /root/in/initrd.img /run/guest
+mkfifo /run/guest/keys
+# For reading and writing: who writes waits for nobody.
+exec 3<>/run/guest/keys
+setsid setpriv --reuid emulator --regid emulator --init-groups qemu-system-x86_64 \\
+    -nodefaults -no-user-config -display none \\
+    -machine pc,memory-backend=memory -accel tcg -m 128M \\
+    -object memory-backend-memfd,id=memory,size=128M,share=on \\
+    -kernel /run/guest/vmlinuz -initrd /run/guest/initrd.img \\
+    -append "console=ttyS0 quiet no_timer_check mitigations=off random.trust_cpu=on" \\
+    -chardev socket,id=nic,path=/run/butterfly/qemu-vhost-v2 \\
+    -netdev vhost-user,id=nic,chardev=nic \\
+    -device virtio-net-pci,netdev=nic,mac=52:54:00:00:00:12,romfile=,vectors=0 \\
+    -serial stdio <&3 >/run/guest/console 2>&1 &
+echo $! >/run/guest/pid
+sleep 5
+kill -0 $(cat /run/guest/pid) || { cat /run/guest/console; exit 1; }
+"""
+
+
+def in_guest(command):
+    """Has the guest run a command on its console, and says what came of it."""
+    return f"""
+    cd /run/guest
+    kill -0 $(cat pid)
+    type() {{ timeout 5 sh -c 'echo "$1" >keys' sh "$1"; }}
+    for try in $(seq 130); do
+        type ""
+        sleep 2
+        tail -c 200 console | grep -q '# ' && break
+    done
+    said=$(wc -c <console)
+    type '{command}; echo that is $((40 + 2))'
+    for try in $(seq 60); do
+        tail -c +$said console | grep -q 'that is 42' && break
+        sleep 1
+    done
+    tail -c +$said console
+    """
+
+
 # One connection, on which a line is answered before the next is said, for so many seconds.
 TALK = r"""
 import socket, sys, threading, time
@@ -315,6 +361,8 @@ def main():
         shutil.copy(f"{ROOT}/tests/hang_thread.py", files)
         peer = f"{ROOT}/target/debug/vhost-peer"
         subprocess.run(["strip", "-o", f"{files}/vhost-peer", peer], check=True)
+        for image in ("vmlinuz", "initrd.img"):
+            shutil.copy(f"{ROOT}/target/guest/{image}", files)
         begin = time.monotonic()
         machine = Machine(files)
     print(f"{time.monotonic() - begin:6.1f} s  Debian 12 has booted", flush=True)
@@ -409,6 +457,7 @@ def session(test):
         "butterfly emulators 660",
         "answered",
     )
+    step("a guest of QEMU's begins to boot", GUEST)
     step("uplink, router and load balancer are there", NEIGHBOURS)
     step(
         "uplink: AF_XDP, and the kernel's VXLAN at the other end",
@@ -438,6 +487,8 @@ def session(test):
         " healthy ",
         "1 of 1",
     )
+    ping = "ip addr add 10.0.0.12/24 dev eth0; ping -c 3 -W 20 10.0.0.1"
+    step("the guest has booted, and reaches a container", in_guest(ping), "3 packets received")
     step(
         "a crash: started again, with all that is declared and the containers' devices",
         """
@@ -452,6 +503,11 @@ def session(test):
         """,
         "3 received",
         "uid 0",
+    )
+    step(
+        "the guest has noticed nothing of the crash",
+        in_guest("ping -c 3 -W 20 10.0.0.1"),
+        "3 packets received",
     )
     for thread, name in (("worker0", "worker 0"), ("vhost-user", "the vhost-user thread")):
         step(
