@@ -52,8 +52,8 @@ pub fn stays_ours(folder: &Path, owner: u32) -> bool {
         })
 }
 
-/// Where somebody in this network namespace listened at one moment, by the kernel's list of sockets:
-/// nobody is asked, and no right to the files is needed. Of who listens in another network
+/// Where somebody in this network namespace listened at one moment, by the kernel's list of
+/// sockets: nobody is asked, and no right to the files is needed. Of who listens in another network
 /// namespace it knows nothing: daemons of several namespaces are not to share a folder.
 pub struct Listeners {
     /// By the names of their files, as each has spelt where it is.

@@ -215,7 +215,8 @@ impl Listener {
     /// again.
     ///
     /// # Errors
-    /// The file is not there any more, or not ours for sure; or the system refuses. It is as it was.
+    /// The file is not there any more, or not ours for sure; or the system refuses. It is as it
+    /// was.
     pub fn give(&self, to: SocketFile) -> Result<(), ServerError> {
         let failed = |error: Errno| ServerError::Socket {
             path: self.path.clone(),
