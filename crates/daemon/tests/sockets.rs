@@ -12,6 +12,7 @@ use api::v1;
 use api::v1::butterfly_client::ButterflyClient;
 use common::{Daemon, within};
 use rustix::process::{Pid, Signal, kill_process};
+use testkit::over::Over;
 use tokio::runtime::Handle;
 use tonic::Code;
 use tonic::transport::Channel;
@@ -342,6 +343,7 @@ async fn cap_chown_alone_is_enough_also_after_a_kill() {
             }
             owners
         });
+        let end = Over(&over);
         let mut refused = Vec::new();
         for _ in 0..20 {
             let asking = put(&mut client, taken.clone());
@@ -349,7 +351,7 @@ async fn cap_chown_alone_is_enough_also_after_a_kill() {
                 Handle::current().block_on(asking)
             }));
         }
-        over.store(true, Ordering::Relaxed);
+        drop(end);
         (refused, watching.join().unwrap())
     });
     for refused in refused {

@@ -20,6 +20,7 @@ use lab::{A, B, FEATURES, Lab, guest, guest_at};
 use rustix::fs::{CWD, RenameFlags};
 use rustix::net::SendFlags;
 use switch::{PATIENCE, nic};
+use testkit::over::Over;
 use testkit::ring_driver::{Guest, GuestOptions, Shape};
 use testkit::vhost_frontend::{Frontend, message, pair};
 use wire::offload::Offload;
@@ -520,6 +521,7 @@ fn a_file_that_is_put_in_a_socket_s_place_is_given_to_nobody() {
                 }
             }
         });
+        let _over = Over(&over);
         for _ in 0..500 {
             for left in [&path, &secret] {
                 let _ = std::fs::remove_file(left);
@@ -531,7 +533,6 @@ fn a_file_that_is_put_in_a_socket_s_place_is_given_to_nobody() {
             }
             given |= is() != before;
         }
-        over.store(true, Ordering::Relaxed);
     });
     assert!(!given, "given away");
     assert_ne!(won.into_inner(), 0, "the attacker never came in between");

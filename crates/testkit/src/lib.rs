@@ -15,6 +15,7 @@ pub mod frr;
 pub mod image;
 pub mod netns;
 pub mod other_program;
+pub mod over;
 pub mod process;
 pub mod qemu;
 pub mod results;
