@@ -114,7 +114,7 @@ bench-overlay: ## rates to another host and from there beside OVS-DPDK and the k
 	target/release/butterfly-bench overlay $(QUICK_FLAG) --out $(BENCH_OUT)
 	$(PAGE)
 
-bench-containers: ## two containers under a hundred rules beside OVS-DPDK, the kernel's bridge, nftables, a bare veth pair, and on two hosts its vxlan (11 minutes); QUICK=1 for a short one
+bench-containers: ## two containers under a hundred rules beside OVS-DPDK, the kernel's bridge, nftables, a bare veth pair, and on two hosts its vxlan (15 minutes); QUICK=1 for a short one
 	@tools/setup.sh bench
 	cargo build --quiet --release -p butterfly-daemon -p butterfly-cli -p butterfly-bench
 	target/release/butterfly-bench containers $(QUICK_FLAG) --out $(BENCH_OUT)
