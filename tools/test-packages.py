@@ -223,6 +223,55 @@ grep -E '^(NoNewPrivs|Seccomp):' /proc/$pid/status
 """
 
 
+# As docs/install.md says it, and taken back.
+CHECK_PROGRAMS = """
+checks=/usr/local/lib/checks
+dropin=/etc/systemd/system/butterflyd.service.d/checks.conf
+mkdir -p $checks
+cat >$checks/page <<'END'
+#!/bin/sh
+curl -sf --max-time 9 "http://$BUTTERFLY_CHECK_ADDRESS/" | grep -q hello
+END
+cat >$checks/who <<'END'
+#!/bin/sh
+echo "it is $(id -un), $(grep CapEff /proc/self/status)" >&2
+exit 1
+END
+chmod 755 $checks/page $checks/who
+fails setpriv --reuid butterfly --clear-groups butterflyd --check-programs $checks 2>&1
+cp /etc/butterfly/butterflyd.ini /tmp/before-checks.ini
+sed -i "/^\\[general\\]/a check-programs = $checks" /etc/butterfly/butterflyd.ini
+cat >$dropin <<'END'
+[Service]
+User=root
+CapabilityBoundingSet=CAP_SETUID CAP_SETGID CAP_DAC_OVERRIDE
+SystemCallFilter=@setuid @resources
+END
+systemctl daemon-reload
+systemctl restart butterflyd
+butterfly health --wait 60
+service="butterfly service add 203.0.113.1:80 --server 198.18.0.2 --check command"
+service="$service --check-interval 10000 --check-timeout 10000 --check-command $checks"
+until_shown() {
+    for try in $(seq 60); do butterfly service show | grep -q "$1" && break; sleep 1; done
+    butterfly service show
+}
+$service/page
+until_shown " healthy "
+butterfly service show | grep -q " healthy "
+$service/who
+until_shown "it is nobody"
+fails $service/../../../../bin/true 2>&1
+rm $dropin
+cp /tmp/before-checks.ini /etc/butterfly/butterflyd.ini
+butterfly service add 203.0.113.1:80 --server 198.18.0.2 --check http
+systemctl daemon-reload
+systemctl restart butterflyd
+butterfly health --wait 60
+until_shown " healthy "
+butterfly service show | grep -q " healthy "
+"""
+
 # A guest of QEMU's, emulated by a machine that is emulated itself. It boots while other steps run;
 # its console has a shell.
 GUEST = """
@@ -508,6 +557,12 @@ def session(test):
         "the guest has noticed nothing of the crash",
         in_guest("ping -c 3 -W 20 10.0.0.1"),
         "3 packets received",
+    )
+    step(
+        "a health check that is a program: of one folder, as nobody, and refused without that",
+        CHECK_PROGRAMS,
+        "it is nobody, CapEff:\t0000000000000000",
+        "is not in /usr/local/lib/checks",
     )
     for thread, name in (("worker0", "worker 0"), ("vhost-user", "the vhost-user thread")):
         step(
