@@ -5,7 +5,7 @@ use butterfly_tests::lab::check;
 use butterfly_tests::{Daemon, trials};
 use libtest_mimic::{Arguments, Failed, Trial};
 use serde_json::Value;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use testkit::netns::Namespace;
 use testkit::process::{self, Process};
 use testkit::{PATIENCE, Result, wait_for};
@@ -510,37 +510,8 @@ fn what_cannot_be_is_refused_and_leaves_nothing() -> Result<()> {
 fn a_daemon_without_root_enters_namespaces_by_its_helper() -> Result<()> {
     let name = Named::new("helper")?;
     let other = Named::new("other")?;
-    let dir = tempfile::Builder::new().prefix("butterfly-").tempdir();
-    let dir = dir.map_err(|e| e.to_string())?;
-    process::run(&["chown", "nobody", &dir.path().display().to_string()])?;
-    let folder = dir.path().display();
-    let [daemon, client] = ["butterflyd", "butterfly"].map(butterfly_tests::program);
-    // A folder that nobody may not enter holds the programs.
-    let copy = dir.path().join("butterflyd");
-    std::fs::copy(&daemon, &copy).map_err(|e| e.to_string())?;
-    let caps = "+net_admin,+net_raw,+bpf,+perfmon,+sys_admin";
-    let line = format!(
-        "exec setpriv --reuid nobody --regid nogroup --clear-groups --inh-caps {caps} \
-         --ambient-caps {caps} --bounding-set -all,{caps} --no-new-privs -- {} -s {folder} \
-         --api unix:{folder}/api.sock -e none --no-syslog",
-        copy.display()
-    );
-    let log = dir.path().join("log");
-    let mut process = Process::start("butterflyd", &["sh", "-c", &line], &log)?;
-    let cli = |line: &str| {
-        let endpoint = format!("unix:{folder}/api.sock");
-        let mut words = vec![client.as_str(), "-e", &endpoint];
-        words.extend(line.split_whitespace());
-        process::run(&words)
-    };
-    let since = Instant::now();
-    while cli("status").is_err() {
-        if since.elapsed() > PATIENCE {
-            return Err(format!("the daemon does not answer: {}", process.log()));
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    let status = std::fs::read_to_string(format!("/proc/{}/status", process.pid()));
+    let mut daemon = Daemon::start_unprivileged(None, &[])?;
+    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid()));
     let status = status.map_err(|e| e.to_string())?;
     let effective = status
         .lines()
@@ -550,16 +521,14 @@ fn a_daemon_without_root_enters_namespaces_by_its_helper() -> Result<()> {
     let effective = u64::from_str_radix(effective, 16).map_err(|e| e.to_string())?;
     check(effective & (1 << 21) == 0, "CAP_SYS_ADMIN is given up")?;
     for (number, netns) in [(1, &name), (2, &other)] {
-        cli(&format!(
+        daemon.cli(&format!(
             "sg add open + sg rule add open --ip-proto icmp + nic add --id c{number} --vni {VNI} \
              --mac 52:54:00:00:02:0{number} --ip 10.2.0.{number}/24 --sg open --type veth \
              --path bf-k{number} --netns {}",
             netns.0
-        ))
-        .map_err(|e| format!("{e}\n{}", process.log()))?;
+        ))?;
     }
     name.ok("ping -q -c 1 -W 2 10.2.0.2")?;
-    let status = process.terminate(PATIENCE)?;
-    check(status.success(), &process.log())?;
+    daemon.stop()?;
     check(name.ok("ip link show dev eth0").is_err(), "nothing is left")
 }

@@ -619,7 +619,7 @@ def session(test):
         butterfly health
         ip netns exec h1 ping -c 5 -i 0.2 -W 5 10.2.0.2
         """,
-        "health checks of services cannot be handed over",
+        "runs a program by a filter of tc, which cannot be handed over",
         "the daemon of before runs on",
         "5 received",
     )

@@ -26,7 +26,7 @@ use testkit::Result;
 type Session = fn(&mut Stage) -> Result<()>;
 
 /// In the order in which they run, with the mode of the balancer's interface.
-const TRIALS: [(&str, &str, Session); 44] = [
+const TRIALS: [(&str, &str, Session); 45] = [
     (
         "flows_are_spread_and_counted",
         "native",
@@ -53,6 +53,11 @@ const TRIALS: [(&str, &str, Session); 44] = [
         health::keeps_connections_over_a_restart,
     ),
     ("an_upgrade_keeps_flows", "native", upgrade::keeps_flows),
+    (
+        "an_upgrade_of_a_service_keeps_flows",
+        "native",
+        upgrade::of_a_service_keeps_flows,
+    ),
     (
         "an_upgrade_keeps_flows_in_generic_mode",
         "generic",

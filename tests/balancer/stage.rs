@@ -63,7 +63,7 @@ impl Stage {
         let servers = (0..4).map(server).collect::<Result<Vec<_>>>()?;
         let native = mode == "native";
         let takes = native.then(|| lan.take_from_xdp("balancer")).transpose()?;
-        let daemon = balancing(&balancer, &[], mode)?;
+        let daemon = balancing(Daemon::start_on(Some(balancer.pid()), &[])?, mode)?;
         Ok(Self {
             client,
             balancer,
@@ -87,7 +87,16 @@ impl Stage {
     /// The daemon anew, with these options.
     pub fn restart(&mut self, options: &[&str]) -> Result<()> {
         self.daemon.stop()?;
-        self.daemon = balancing(&self.balancer, options, self.mode)?;
+        let daemon = Daemon::start_on(Some(self.balancer.pid()), options)?;
+        self.daemon = balancing(daemon, self.mode)?;
+        Ok(())
+    }
+
+    /// As [`Stage::restart`], by a user that has little, as the systemd service does.
+    pub fn restart_unprivileged(&mut self, options: &[&str]) -> Result<()> {
+        self.daemon.stop()?;
+        let daemon = Daemon::start_unprivileged(Some(self.balancer.pid()), options)?;
+        self.daemon = balancing(daemon, self.mode)?;
         Ok(())
     }
 
@@ -188,8 +197,7 @@ pub fn service() -> Result<SocketAddr> {
 }
 
 /// A daemon on a host, which balances on its `eth0`.
-pub fn balancing(host: &Namespace, options: &[&str], mode: &str) -> Result<Daemon> {
-    let daemon = Daemon::start_on(Some(host.pid()), options)?;
+pub fn balancing(daemon: Daemon, mode: &str) -> Result<Daemon> {
     let chosen = match mode {
         "tc" => String::new(),
         mode => format!("--mode {mode}"),

@@ -17,6 +17,8 @@ use crate::stage::{SERVICE, Stage, VIP, service};
 
 /// How often another program takes over, and how often one fails to.
 const TURNS: usize = 3;
+/// What has state outlive the process.
+const STAYS: [&str; 4] = ["--store", "{dir}/store", "--keeper", "{dir}/keeper"];
 /// What nft says of a rule that no packet has met.
 const NONE: &str = "counter packets 0 bytes 0";
 
@@ -25,11 +27,26 @@ const NONE: &str = "counter packets 0 bytes 0";
 /// Neither when a program takes over, nor when one fails that has put its programs in place
 /// already.
 pub fn keeps_flows(stage: &mut Stage) -> Result<()> {
+    stage.restart(&STAYS)?;
     flows_go_on(stage, upgrades)
+}
+
+/// Checks take a network namespace, which the systemd service's user may not make.
+pub fn of_a_service_keeps_flows(stage: &mut Stage) -> Result<()> {
+    stage.restart_unprivileged(&STAYS)?;
+    flows_go_on(stage, upgrades)?;
+    // Who has taken over asks servers itself.
+    stage.daemon.cli(&format!("service del {SERVICE}"))?;
+    stage.daemon.cli("service interface add eth0")?;
+    stage.set_services(&format!(
+        "service add {SERVICE} --server 10.1.2.10 10.1.2.12 --check tcp --check-interval 500"
+    ))?;
+    stage.healths_become(&["HEALTHY"; 2])
 }
 
 /// The same of a daemon that is killed, or stopped, and started: its programs go on meanwhile.
 pub fn a_kill_keeps_flows(stage: &mut Stage) -> Result<()> {
+    stage.restart(&STAYS)?;
     flows_go_on(stage, kills)?;
     // Told to end for good it leaves nothing: whoever held programs for it ends, too.
     stage.daemon.cli("service interface add eth0")?;
@@ -52,7 +69,6 @@ fn flows_go_on(
     stage: &mut Stage,
     happens: fn(&mut Daemon, &Namespace) -> Result<()>,
 ) -> Result<()> {
-    stage.restart(&["--store", "{dir}/store", "--keeper", "{dir}/keeper"])?;
     stage.set_services(&format!(
         "service add {SERVICE} --server 10.1.2.10 10.1.2.11 10.1.2.12 --check tcp \
          --check-interval 500"
@@ -170,7 +186,7 @@ pub fn keeps_datagrams_and_sticky_clients(stage: &mut Stage) -> Result<()> {
     let datagrams = format!("{NAMES}/udp");
     let both = [datagrams.as_str(), SERVICE];
     let to = NAMES.parse().map_err(|e| format!("{NAMES}: {e}"))?;
-    stage.restart(&["--store", "{dir}/store", "--keeper", "{dir}/keeper"])?;
+    stage.restart(&STAYS)?;
     let _namers = Namers::start(&stage.servers, to)?;
     for (service, how) in both.iter().zip(["", "--sticky"]) {
         stage.set_services(&format!(

@@ -14,6 +14,8 @@ pub struct Daemon {
     options: Vec<String>,
     /// The process whose network namespace it runs in, if not in ours.
     host: Option<u32>,
+    /// It runs as a user that has little, as the systemd service does.
+    unprivileged: bool,
     process: Process,
     /// The process that has taken the place of that one.
     successor: Option<u32>,
@@ -28,14 +30,31 @@ impl Daemon {
 
     /// Starts one in the network namespace of a process, as on a host of its own.
     pub fn start_on(host: Option<u32>, options: &[&str]) -> Result<Self> {
+        Self::start_as(host, false, options)
+    }
+
+    /// As [`Daemon::start_on`], by the user nobody with the capabilities of
+    /// packaging/butterflyd.service.
+    pub fn start_unprivileged(host: Option<u32>, options: &[&str]) -> Result<Self> {
+        Self::start_as(host, true, options)
+    }
+
+    fn start_as(host: Option<u32>, unprivileged: bool, options: &[&str]) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("butterfly-").tempdir();
         let dir = dir.map_err(|e| format!("cannot make a folder: {e}"))?;
-        let process = launch(dir.path(), host, options)?;
+        if unprivileged {
+            process::run(&["chown", "nobody", &dir.path().display().to_string()])?;
+            // A folder that nobody may not enter holds the programs.
+            std::fs::copy(program("butterflyd"), dir.path().join("butterflyd"))
+                .map_err(|e| format!("cannot copy the daemon: {e}"))?;
+        }
+        let process = launch(dir.path(), host, unprivileged, options)?;
         let options = options.iter().map(|&option| option.to_owned()).collect();
         let mut daemon = Self {
             dir,
             options,
             host,
+            unprivileged,
             process,
             successor: None,
         };
@@ -85,7 +104,7 @@ impl Daemon {
     /// One that has ended is started again, with the same options in the same folder.
     pub fn restart(&mut self) -> Result<()> {
         let options: Vec<&str> = self.options.iter().map(String::as_str).collect();
-        self.process = launch(self.dir.path(), self.host, &options)?;
+        self.process = launch(self.dir.path(), self.host, self.unprivileged, &options)?;
         self.wait_ready()
     }
 
@@ -315,12 +334,24 @@ pub fn number(value: &Value) -> Option<u64> {
     value.as_u64().or_else(|| value.as_str()?.parse().ok())
 }
 
-fn launch(dir: &Path, host: Option<u32>, options: &[&str]) -> Result<Process> {
+/// What packaging/butterflyd.service gives the daemon.
+const CAPABILITIES: &str = "+net_admin,+net_raw,+bpf,+perfmon,+sys_admin";
+
+fn launch(dir: &Path, host: Option<u32>, unprivileged: bool, options: &[&str]) -> Result<Process> {
     let mut words = Vec::new();
     if let Some(pid) = host {
         words.extend(["nsenter", "-t", &pid.to_string(), "-n", "--"].map(str::to_owned));
     }
-    words.extend(command(dir, options));
+    let mut command = command(dir, options);
+    if unprivileged {
+        let line = format!(
+            "setpriv --reuid nobody --regid nogroup --clear-groups --inh-caps {CAPABILITIES} \
+             --ambient-caps {CAPABILITIES} --bounding-set -all,{CAPABILITIES} --no-new-privs --"
+        );
+        words.extend(line.split_whitespace().map(str::to_owned));
+        command[0] = dir.join("butterflyd").display().to_string();
+    }
+    words.extend(command);
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     Process::start("butterflyd", &words, &dir.join("butterflyd.log"))
 }

@@ -1,25 +1,29 @@
 //! The namespace helper: a process that enters a container's network namespace and sets up the
-//! interface there. It has CAP_SYS_ADMIN, which entering takes, and CAP_NET_ADMIN, and no other
-//! capability; it reads nobody's bytes but the daemon's, and touches no frame.
+//! interface there, and that makes a namespace for the sockets of health checks. It has
+//! CAP_SYS_ADMIN, which both take, and CAP_NET_ADMIN, and no other capability; it reads nobody's
+//! bytes but the daemon's, and touches no frame.
 //!
-//! The daemon speaks to it over a pair of sockets, one message a request and one an answer; the
-//! namespace comes as an open descriptor, so that nothing is reached which the daemon could not
-//! open itself. When the daemon is gone, the socket is closed and the helper ends.
+//! The daemon speaks to it over pairs of sockets, one message a request and one an answer; each who
+//! asks has a pair of its own ([`Asker`]). A namespace comes as an open descriptor, so that nothing
+//! is reached which the daemon could not open itself, and the helper keeps none. When nobody has
+//! the first socket any more, neither the daemon nor the one that has taken its place, the helper
+//! ends.
 
 mod serve;
 
 use std::io::{self, IoSlice};
-use std::net::IpAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ipnet::IpNet;
 use netlink::change::WantedRoute;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, socketpair, sockopt,
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, socketpair, sockopt,
 };
 use serde::{Deserialize, Serialize};
 use sys::fd_message;
@@ -77,6 +81,7 @@ impl Route {
             to: to.map_err(|_| format!("{network}/{prefix} is no network"))?,
             via: self.via,
             onlink: self.onlink,
+            mtu: None,
         })
     }
 }
@@ -87,17 +92,42 @@ impl Inside {
     }
 }
 
-/// A request to the helper.
+/// A request to the helper, beside which a namespace comes where one is meant. What the answer
+/// brings comes beside it.
 #[derive(Debug, Serialize, Deserialize)]
 enum Request {
     /// Makes the interface so.
     SetUp(Inside),
+    /// Brings another socket to ask by.
+    Another,
+    /// Brings a new namespace.
+    Make,
+    /// See [`Asker::send_all_by`].
+    SendAllBy { interface: String, mtu: u16 },
+    /// Brings a socket, see [`Asker::bound_socket`].
+    Bind {
+        kind: SocketKind,
+        interface: String,
+        source: SocketAddr,
+    },
 }
 
-/// The daemon's side. The process is started when it is first needed, or ahead by
-/// [`NamespaceHelper::start`]; it ends when this is dropped.
+/// What a socket speaks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum SocketKind {
+    /// TCP.
+    Stream,
+    /// UDP.
+    Datagram,
+}
+
+/// The process, as the daemon has it; clones are of the same one. It is started when it is first
+/// needed, or ahead by [`NamespaceHelper::start`], and ends when the last of them is dropped.
+#[derive(Clone, Debug)]
+pub struct NamespaceHelper(Arc<Mutex<Process>>);
+
 #[derive(Debug)]
-pub struct NamespaceHelper {
+struct Process {
     program: PathBuf,
     running: Option<Running>,
 }
@@ -112,10 +142,7 @@ struct Running {
 impl NamespaceHelper {
     /// One that runs this program with [`ARGUMENT`].
     pub fn new(program: PathBuf) -> NamespaceHelper {
-        NamespaceHelper {
-            program,
-            running: None,
-        }
+        NamespaceHelper::of(program, None)
     }
 
     /// One that goes on with the process of a daemon which gives way to this one, by its socket.
@@ -124,15 +151,18 @@ impl NamespaceHelper {
             child: None,
             socket: Some(socket),
         };
-        NamespaceHelper {
-            program,
-            running: Some(running),
-        }
+        NamespaceHelper::of(program, Some(running))
     }
 
-    /// Another descriptor of the socket to the process, if one runs: for one asker at a time.
+    fn of(program: PathBuf, running: Option<Running>) -> NamespaceHelper {
+        NamespaceHelper(Arc::new(Mutex::new(Process { program, running })))
+    }
+
+    /// Another descriptor of the first socket to the process, if one runs, for a daemon that takes
+    /// this one's place.
     pub fn descriptor(&self) -> Option<io::Result<OwnedFd>> {
-        let socket = self.running.as_ref()?.socket.as_ref()?;
+        let process = self.lock();
+        let socket = process.running.as_ref()?.socket.as_ref()?;
         Some(socket.try_clone())
     }
 
@@ -140,45 +170,167 @@ impl NamespaceHelper {
     ///
     /// # Errors
     /// A sentence.
-    pub fn start(&mut self) -> Result<(), String> {
-        if self.running.is_none() {
-            let started = Running::start(&self.program);
-            let started =
-                started.map_err(|e| format!("the namespace helper cannot be started: {e}"))?;
-            self.running = Some(started);
-        }
-        Ok(())
+    pub fn start(&self) -> Result<(), String> {
+        self.lock().start().map(drop)
     }
 
+    /// One who asks it.
+    pub fn asker(&self) -> Asker {
+        Asker {
+            helper: self.clone(),
+            socket: None,
+        }
+    }
+
+    fn another_socket(&self) -> Result<OwnedFd, String> {
+        let mut process = self.lock();
+        let first = process.start()?;
+        let failed = |e: io::Error| format!("the namespace helper: {e}");
+        match ask(first, None, &Request::Another) {
+            Ok((Ok(()), Some(socket))) => Ok(socket),
+            // It is of a daemon of before, that knows of one asker alone.
+            Ok(_) => first.try_clone().map_err(failed),
+            Err(e) => {
+                process.running = None;
+                Err(silent(&e))
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Process> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Process {
+    /// Its first socket.
+    fn start(&mut self) -> Result<&OwnedFd, String> {
+        let running = match self.running.take() {
+            Some(running) => running,
+            None => Running::start(&self.program)
+                .map_err(|e| format!("the namespace helper cannot be started: {e}"))?,
+        };
+        let running = self.running.insert(running);
+        let gone = || "the namespace helper has ended".to_owned();
+        running.socket.as_ref().ok_or_else(gone)
+    }
+}
+
+/// One who asks the helper, by a socket of its own. Each request takes 10 s at the most.
+#[derive(Debug)]
+pub struct Asker {
+    helper: NamespaceHelper,
+    /// `None`: nothing has been asked yet, or there was no answer.
+    socket: Option<OwnedFd>,
+}
+
+impl Asker {
     /// Makes the interface in a namespace as `inside` says.
     ///
     /// # Errors
     /// A sentence of what the kernel refused; what was done before it stays.
     pub fn set_up(&mut self, namespace: &Namespace, inside: &Inside) -> Result<(), String> {
-        self.ask(namespace, &Request::SetUp(inside.clone()))
+        let request = Request::SetUp(inside.clone());
+        self.ask(Some(namespace.fd().as_fd()), &request).map(drop)
     }
 
-    fn ask(&mut self, namespace: &Namespace, request: &Request) -> Result<(), String> {
-        self.start()?;
-        let Some(running) = &mut self.running else {
-            return Ok(());
-        };
-        match running.ask(namespace, request) {
-            Ok(answer) => answer,
-            Err(e) => {
-                // What comes late would be taken for the next request's answer.
-                self.running = None;
-                Err(format!("the namespace helper does not answer: {e}"))
-            }
-        }
+    /// A new network namespace, which goes when its last descriptor and socket do.
+    ///
+    /// # Errors
+    /// A sentence of what the kernel refused.
+    pub fn make_namespace(&mut self) -> Result<OwnedFd, String> {
+        self.ask_for_descriptor(None, &Request::Make)
     }
+
+    /// Sets up an interface of a namespace as the one by which everything goes out, whole and with
+    /// its checksums, in packets of `mtu` at the most, and with no neighbour being sought. It takes
+    /// frames that another interface's XDP program sends it.
+    ///
+    /// # Errors
+    /// A sentence of what the kernel refused; what was done before it stays.
+    pub fn send_all_by(
+        &mut self,
+        namespace: BorrowedFd<'_>,
+        interface: &str,
+        mtu: u16,
+    ) -> Result<(), String> {
+        let interface = interface.to_owned();
+        let request = Request::SendAllBy { interface, mtu };
+        self.ask(Some(namespace), &request).map(drop)
+    }
+
+    /// A socket of a namespace that does not block, bound to `source`, whose address is one of the
+    /// interface's from then on.
+    ///
+    /// # Errors
+    /// A sentence of what the kernel refused.
+    pub fn bound_socket(
+        &mut self,
+        namespace: BorrowedFd<'_>,
+        interface: &str,
+        kind: SocketKind,
+        source: SocketAddr,
+    ) -> Result<OwnedFd, String> {
+        let request = Request::Bind {
+            kind,
+            interface: interface.to_owned(),
+            source,
+        };
+        self.ask_for_descriptor(Some(namespace), &request)
+    }
+
+    fn ask_for_descriptor(
+        &mut self,
+        namespace: Option<BorrowedFd<'_>>,
+        request: &Request,
+    ) -> Result<OwnedFd, String> {
+        let brought = self.ask(namespace, request)?;
+        brought.ok_or_else(|| "the namespace helper's answer lacks a descriptor".to_owned())
+    }
+
+    fn ask(
+        &mut self,
+        namespace: Option<BorrowedFd<'_>>,
+        request: &Request,
+    ) -> Result<Option<OwnedFd>, String> {
+        // What comes late would be taken for the next request's answer: then the socket goes.
+        let socket = match self.socket.take() {
+            Some(socket) => socket,
+            None => self.helper.another_socket()?,
+        };
+        let (answer, brought) = ask(&socket, namespace, request).map_err(|e| silent(&e))?;
+        self.socket = Some(socket);
+        answer.map(|()| brought)
+    }
+}
+
+fn silent(error: &io::Error) -> String {
+    format!("the namespace helper does not answer: {error}")
+}
+
+/// Asks, and waits for the answer and for what it brings.
+fn ask(
+    socket: &OwnedFd,
+    namespace: Option<BorrowedFd<'_>>,
+    request: &Request,
+) -> io::Result<(Result<(), String>, Option<OwnedFd>)> {
+    sockopt::set_socket_timeout(socket, sockopt::Timeout::Recv, Some(PATIENCE))?;
+    let bytes = serde_json::to_vec(request)?;
+    let fds: Vec<_> = namespace.into_iter().collect();
+    fd_message::send(socket, &[IoSlice::new(&bytes)], &fds, SendFlags::empty())?;
+    let mut answer = vec![0; MESSAGE_MAX];
+    let received = fd_message::receive(socket, &mut answer, 1, RecvFlags::empty())?;
+    if received.len == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let said = serde_json::from_slice(&answer[..received.len])?;
+    Ok((said, received.fds.into_iter().next()))
 }
 
 impl Running {
     fn start(program: &PathBuf) -> io::Result<Running> {
         let flags = SocketFlags::CLOEXEC;
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        sockopt::set_socket_timeout(&ours, sockopt::Timeout::Recv, Some(PATIENCE))?;
         let mut command = Command::new(program);
         command
             .arg(ARGUMENT)
@@ -190,21 +342,6 @@ impl Running {
             child: Some(command.spawn()?),
             socket: Some(ours),
         })
-    }
-
-    fn ask(&mut self, namespace: &Namespace, request: &Request) -> io::Result<Result<(), String>> {
-        let Some(socket) = &self.socket else {
-            return Err(io::ErrorKind::NotConnected.into());
-        };
-        let bytes = serde_json::to_vec(request)?;
-        let (parts, fds) = ([IoSlice::new(&bytes)], [namespace.fd().as_fd()]);
-        fd_message::send(socket, &parts, &fds, SendFlags::empty())?;
-        let mut answer = vec![0; MESSAGE_MAX];
-        let (len, _) = recv(socket, &mut answer[..], RecvFlags::empty())?;
-        if len == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        Ok(serde_json::from_slice(&answer[..len])?)
     }
 }
 

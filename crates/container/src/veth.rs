@@ -15,7 +15,7 @@ use wire::Mac;
 
 use crate::cables::{Cables, FlowMaps};
 use crate::namespace::{self, Namespace, is_process};
-use crate::namespace_helper::{Inside, NamespaceHelper, Route};
+use crate::namespace_helper::{Asker, Inside, NamespaceHelper, Route};
 
 /// Who may open a VMM's TAP device, and how.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -75,7 +75,7 @@ pub enum Broken {
 /// The pairs, by a number of the caller's.
 #[derive(Debug)]
 pub struct Veths {
-    helper: NamespaceHelper,
+    helper: Asker,
     /// Flows that the program has room for.
     flows: u32,
     /// The program, from the first pair on.
@@ -99,9 +99,9 @@ struct Veth {
 impl Veths {
     /// None yet; the program between them and the switch is to forward so many flows itself, if the
     /// switch says so. While `borrowed` is true pairs are another process's, and none is removed.
-    pub fn new(helper: NamespaceHelper, flows: u32, borrowed: Option<Arc<AtomicBool>>) -> Veths {
+    pub fn new(helper: &NamespaceHelper, flows: u32, borrowed: Option<Arc<AtomicBool>>) -> Veths {
         Veths {
-            helper,
+            helper: helper.asker(),
             flows,
             cables: None,
             borrowed,
@@ -112,12 +112,6 @@ impl Veths {
     fn is_borrowed(&self) -> bool {
         let borrowed = self.borrowed.as_ref();
         borrowed.is_some_and(|borrowed| borrowed.load(Ordering::SeqCst))
-    }
-
-    /// The socket to the namespace helper, if that runs, for a process that this one gives way
-    /// to.
-    pub fn helper_descriptor(&self) -> Option<std::io::Result<std::os::fd::OwnedFd>> {
-        self.helper.descriptor()
     }
 
     /// Has the program on all interfaces that are there, in the place of another process's.

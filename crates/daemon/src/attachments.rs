@@ -24,6 +24,7 @@ use io::vhost::{MAX_PAIRS, NicOptions, PortKey, PortSink, PortState, Server, Ses
 use crate::bench_report;
 use crate::held::Held;
 use crate::mirrors::Mirrors;
+use crate::namespaces;
 use crate::start_gate::StartGate;
 use crate::states::PortStates;
 use crate::unix_socket::NicSockets;
@@ -90,7 +91,7 @@ impl LeftBehind {
 
     /// Descriptors, each with its name.
     pub fn descriptors(&self) -> std::io::Result<Vec<(String, OwnedFd)>> {
-        let helper = self.veths.helper().transpose()?;
+        let helper = namespaces::descriptor().transpose()?;
         let helper = helper.map(|socket| (NAMESPACES.to_owned(), socket));
         let cables = self.cables.lock().unwrap_or_else(PoisonError::into_inner);
         let cables = cables.values();
@@ -139,7 +140,7 @@ impl HostAttachments {
         };
         let vhost = vhost.map_err(|e| format!("the vhost-user server cannot be started: {e}"))?;
         if let Some(socket) = predecessor.as_ref().and_then(|old| old.take(NAMESPACES)) {
-            VethNics::go_on_with(socket)?;
+            namespaces::go_on_with(socket)?;
         }
         Ok(HostAttachments {
             veths: VethNics::new(

@@ -45,6 +45,7 @@ mod log_repeats;
 mod logging;
 mod metrics;
 mod mirrors;
+mod namespaces;
 mod options;
 mod page;
 mod places;

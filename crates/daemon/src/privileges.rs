@@ -3,25 +3,21 @@
 //! Run as root, nothing changes. Run as a user of its own with some capabilities, as
 //! `packaging/butterflyd.service` does, the one that would be worth most to who takes the process
 //! over, CAP_SYS_ADMIN, is needed for two things: the network namespace of health checks, and
-//! entering those of containers. So the one is made first, the other is left to a small process of
-//! its own (`container::namespace_helper`), and the capability given up by every thread for good,
-//! before anybody's bytes are read.
+//! entering those of containers. So both are left to a small process of its own
+//! (`container::namespace_helper`), and the capability is given up for good before there is another
+//! thread, and before anybody's bytes are read.
 
 use rustix::process::geteuid;
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
-use crate::attachments::veths;
-use crate::balancer::probe;
+use crate::namespaces;
 
 /// To be called while the process has one thread. The error is a sentence.
 pub fn settle() -> Result<(), String> {
     if geteuid().is_root() || !has(CapabilitySet::SYS_ADMIN) {
         return Ok(());
     }
-    if let Err(why) = veths::prepare() {
-        tracing::warn!("{why}");
-    }
-    if let Err(why) = probe::prepare(|| give_up(CapabilitySet::SYS_ADMIN)) {
+    if let Err(why) = namespaces::prepare() {
         tracing::warn!("{why}");
     }
     give_up(CapabilitySet::SYS_ADMIN)

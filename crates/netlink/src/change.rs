@@ -145,6 +145,8 @@ pub struct WantedRoute {
     pub via: Option<IpAddr>,
     /// The next hop need not be in a network of the interface's addresses.
     pub onlink: bool,
+    /// The largest packet by it, where that is less than the interface's.
+    pub mtu: Option<u32>,
 }
 
 impl Changes {
@@ -220,6 +222,15 @@ impl Changes {
     pub fn set_up(&mut self, index: u32, up: bool) -> Result<(), Error> {
         let flags = if up { IFF_UP } else { 0 };
         self.set(index, "set an interface up or down", flags, IFF_UP, |r| r)
+    }
+
+    /// Sets an interface up on which no neighbour is sought (IFF_NOARP).
+    ///
+    /// # Errors
+    /// It is gone.
+    pub fn set_up_without_arp(&mut self, index: u32) -> Result<(), Error> {
+        let flags = IFF_UP | IFF_NOARP;
+        self.set(index, "set an interface up", flags, flags, |r| r)
     }
 
     /// Sets an interface's MTU.
@@ -512,6 +523,10 @@ impl WantedRoute {
         }
         if let Some(via) = self.via {
             request = request.with_ip(RTA_GATEWAY, via);
+        }
+        if let Some(mtu) = self.mtu {
+            let metrics = Nested::default().with(RTAX_MTU, &mtu.to_ne_bytes());
+            request = request.with(RTA_METRICS, &metrics.0);
         }
         request.finish()
     }

@@ -69,6 +69,7 @@ pub fn make(outside: &OwnedFd, to: Ipv4Net) -> Result<Mac, String> {
         to: to.into(),
         via: Some(GATEWAY.into()),
         onlink: false,
+        mtu: None,
     };
     changes.add_route(outer.index, &route).map_err(failed)?;
     Ok(inner.mac)

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use container::namespace_helper::{NamespaceHelper, Route};
+use container::namespace_helper::Route;
 use container::{Broken, Machine, Veths, Wanted};
 use control::model::{Nic, NicKind};
 use control::{NicState, OpenRequest};
@@ -19,31 +19,13 @@ use ipnet::IpNet;
 use netlink::change::{Departures, LinkNews};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use crate::kernel_flows;
 use crate::states::PortStates;
+use crate::{kernel_flows, namespaces};
 
 /// How often what is broken is tried again.
 const AGAIN: Duration = Duration::from_secs(1);
 /// Namespaces that go together, as those of a pod's containers, are looked at together.
 const TOGETHER: Duration = Duration::from_millis(20);
-
-/// A helper that was started while the process had the capability for it.
-static PREPARED: Mutex<Option<NamespaceHelper>> = Mutex::new(None);
-
-/// Starts the namespace helper ahead, for a process that gives up what it takes. The error is a
-/// sentence.
-pub fn prepare() -> Result<(), String> {
-    let mut helper = new_helper()?;
-    helper.start()?;
-    *PREPARED.lock().unwrap_or_else(PoisonError::into_inner) = Some(helper);
-    Ok(())
-}
-
-fn new_helper() -> Result<NamespaceHelper, String> {
-    let program = std::env::current_exe();
-    let program = program.map_err(|e| format!("the daemon does not find its own program: {e}"))?;
-    Ok(NamespaceHelper::new(program))
-}
 
 /// The name of the TAP device behind a pair whose end on the host has this name: `bt-` and 12
 /// digits made of it (FNV-1a).
@@ -71,17 +53,6 @@ pub struct VethNics {
 pub struct VethHandle(Arc<Shared>);
 
 impl VethHandle {
-    /// The socket to the namespace helper, if one runs: also of one that was started ahead and
-    /// has had nothing to do, since that process has not the capability for another.
-    pub fn helper(&self) -> Option<std::io::Result<OwnedFd>> {
-        if let Some(veths) = &self.0.lock().veths {
-            return veths.helper_descriptor();
-        }
-        // Prepared at the start, when there was the right to.
-        let prepared = PREPARED.lock().unwrap_or_else(PoisonError::into_inner);
-        prepared.as_ref()?.descriptor()
-    }
-
     /// That process did not take over: this one's program is at all interfaces again.
     pub fn join_again(&self) {
         if let Some(veths) = &mut self.0.lock().veths {
@@ -134,15 +105,6 @@ impl VethNics {
     /// For what a process is handed that this one gives way to.
     pub fn handle(&self) -> VethHandle {
         VethHandle(self.shared.clone())
-    }
-
-    /// Goes on with the namespace helper of a daemon that gives way to this one.
-    pub fn go_on_with(socket: OwnedFd) -> Result<(), String> {
-        let program = std::env::current_exe();
-        let program = program.map_err(|e| format!("the daemon does not find its program: {e}"))?;
-        let helper = NamespaceHelper::handed(program, socket);
-        *PREPARED.lock().unwrap_or_else(PoisonError::into_inner) = Some(helper);
-        Ok(())
     }
 
     /// Makes the container's interface, or the VMM's; the switch's TAP device is there.
@@ -203,11 +165,7 @@ impl VethNics {
         if self.thread.is_some() {
             return Ok(());
         }
-        let prepared = PREPARED
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        let helper = prepared.map_or_else(new_helper, Ok)?;
+        let helper = namespaces::helper()?;
         let departures = Departures::listen().map_err(|e| e.to_string())?;
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let bell = bell.map_err(|e| format!("an eventfd cannot be made: {e}"))?;
@@ -216,7 +174,7 @@ impl VethNics {
             .map_err(|e| format!("an eventfd cannot be made: {e}"))?;
         {
             let mut watched = self.shared.lock();
-            watched.veths = Some(Veths::new(helper, self.flows, self.apart.clone()));
+            watched.veths = Some(Veths::new(&helper, self.flows, self.apart.clone()));
             watched.bell = Some(bell);
         }
         let shared = self.shared.clone();

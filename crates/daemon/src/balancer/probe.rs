@@ -23,6 +23,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytemuck::{Pod, Zeroable};
+use container::namespace_helper::SocketKind;
 use control::Target;
 use health::Subject;
 use health::probe::Path;
@@ -32,7 +33,6 @@ use xdp::{Attachment, Mode, Program, Table, objects};
 use super::checks::Paths;
 use super::engine::{Engine, Running};
 use room::Room;
-pub use room::prepare;
 
 /// Ports that checks are sent from: behind those that Linux gives to others by itself
 /// (ip_local_port_range).
@@ -248,14 +248,14 @@ impl Path for ProbePath {
 
     async fn tcp(&self) -> io::Result<(TcpStream, Hold)> {
         let (hold, source) = self.open(TCP).await?;
-        let socket = hold.door.room.socket(socket2::Type::STREAM, source)?;
+        let socket = hold.door.room.socket(SocketKind::Stream, source)?;
         let socket = TcpSocket::from_std_stream(socket.into());
         Ok((socket.connect(self.subject.service).await?, hold))
     }
 
     async fn udp(&self) -> io::Result<(UdpSocket, Hold)> {
         let (hold, source) = self.open(UDP).await?;
-        let socket = hold.door.room.socket(socket2::Type::DGRAM, source)?;
+        let socket = hold.door.room.socket(SocketKind::Datagram, source)?;
         let socket = UdpSocket::from_std(socket.into())?;
         socket.connect(self.subject.service).await?;
         Ok((socket, hold))

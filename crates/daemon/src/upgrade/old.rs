@@ -174,7 +174,7 @@ impl Upgrade {
         if self.is_over().is_some() || self.stopping.load(Ordering::SeqCst) {
             return Err("this daemon is about to end".into());
         }
-        if let Some(why) = self.cannot.clone().or_else(|| cannot_now(app)) {
+        if let Some(why) = self.cannot.clone() {
             return Err(why);
         }
         let program = match program {
@@ -248,9 +248,6 @@ impl Upgrade {
         self.changes.hold();
         // Who changes something now has begun before, and is done then.
         drop(app.control());
-        if let Some(why) = cannot_now(app) {
-            return Err(why);
-        }
         if self.number(app) != number {
             return Err("interfaces or services came or went meanwhile: ask again".into());
         }
@@ -365,10 +362,20 @@ impl Upgrade {
 
     /// The hand-over that has room for all that there is.
     fn number(&self, app: &App) -> u32 {
-        let config = app.control().config();
+        let control = app.control();
+        let config = control.config();
         let are_taken = config.interfaces.values().any(|list| !list.is_empty());
-        if self.announcing.get().is_some_and(Announcing::is_any) {
+        // A process that is root makes their namespace itself.
+        let asks_helper = !Uid::effective().is_root()
+            && control
+                .services()
+                .values()
+                .any(|service| service.check.is_some());
+        drop(control);
+        if asks_helper {
             words::NUMBER
+        } else if self.announcing.get().is_some_and(Announcing::is_any) {
+            words::WITHOUT_CHECKS
         } else if app.balancer.running().is_some() {
             words::WITHOUT_ANNOUNCING
         } else if are_taken || !app.uplinks.queues().is_empty() {
@@ -382,24 +389,6 @@ impl Upgrade {
 /// What has to be there for an upgrade.
 pub const NEEDS: &str = "an upgrade needs --store and --keeper: what is declared is handed over by \
                          the one, and VMMs' connections by the other";
-
-/// Why what is declared now leaves none.
-fn cannot_now(app: &App) -> Option<String> {
-    if !Uid::effective().is_root()
-        && app
-            .control()
-            .services()
-            .values()
-            .any(|service| service.check.is_some())
-    {
-        return Some(
-            "health checks of services cannot be handed over to a process without the right to \
-             make their network namespace: restart the daemon instead"
-                .into(),
-        );
-    }
-    None
-}
 
 /// Gives items of a kind.
 fn give_all(next: &mut Next, kind: &str, items: Items) -> Result<(), String> {

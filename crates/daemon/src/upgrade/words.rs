@@ -24,8 +24,11 @@ use keeper::{Parts, receive_parts, send_parts};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
 /// The hand-over that this version speaks: another number for whatever is changed in it.
-pub const NUMBER: u32 = 4;
-/// The one before, which it speaks too: the same, without what announces addresses.
+pub const NUMBER: u32 = 5;
+/// The one before, which it speaks too: the same, without health checks of a process that may make
+/// no network namespace itself.
+pub const WITHOUT_CHECKS: u32 = 4;
+/// The one before that: without what announces addresses either.
 pub const WITHOUT_ANNOUNCING: u32 = 3;
 /// The one before that: without the load balancer either.
 pub const WITHOUT_BALANCER: u32 = 2;

@@ -252,7 +252,7 @@ p.wait()
         (
             "speaks-otherwise",
             Some(other_number),
-            "number 77, and knows number 4",
+            "number 77, and knows number 5",
         ),
     ];
     for (name, text, said) in cases {
