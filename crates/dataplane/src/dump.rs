@@ -1,13 +1,12 @@
 //! Flows out of and into the table, as plain data. A dump goes on bit by bit between the worker's
 //! batches, so that a million flows do not stop the traffic while they are written down.
 
-use std::collections::HashMap;
 use std::sync::mpsc::Sender;
 
 use wire::parse::protocol::TCP;
 
 use crate::flow::{
-    ACKED, Entry, FlowEnd, FlowId, FlowInfo, Flows, Key, NewFlow, Party, SEEN, timeout_secs,
+    ACKED, Entry, FlowEnd, FlowId, FlowInfo, Flows, Key, NewFlow, Party, SEEN, Side, timeout_secs,
 };
 use crate::ids::PortUid;
 use crate::snapshot::PortConfig;
@@ -17,6 +16,9 @@ use crate::view::View;
 
 /// Entries looked at in one turn.
 const STEP: u32 = 4096;
+
+/// Flows whose places in the index are fetched at once.
+const FETCHED: usize = 32;
 
 /// Which flows are asked for at one time.
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +35,9 @@ pub struct FlowCursor {
     pub(crate) worker: usize,
     pub(crate) at: FlowId,
 }
+
+/// By their identities.
+type Nics<'a> = hashbrown::HashMap<PortUid, &'a PortConfig, foldhash::fast::RandomState>;
 
 /// A dump under way.
 pub(crate) struct Dump {
@@ -110,16 +115,33 @@ pub(crate) fn info(entry: &Entry, key: &Key, epoch: u32, now: Now) -> FlowInfo {
 
 /// Adds flows that another worker, or this one before, has dumped. They are decided again with
 /// their next packet. Gives how many were taken.
+///
+/// Each misses the cache in its place of the index; so these are fetched for a few at once.
 pub(crate) fn import(view: &View, flows: &mut Flows, infos: &[FlowInfo], now: Now) -> usize {
-    let nics: HashMap<PortUid, &PortConfig> = view
+    let nics: Nics<'_> = view
         .ports()
         .chain(view.remotes())
         .map(|config| (config.uid, config))
         .collect();
-    infos
-        .iter()
-        .filter(|info| import_one(view, flows, &nics, info, now).is_some())
-        .count()
+    let mut taken = 0;
+    for part in infos.chunks(FETCHED) {
+        let mut keys = [None; FETCHED];
+        for (info, key) in part.iter().zip(&mut keys) {
+            let v6 = info.initiator.address.is_ipv6();
+            if info.responder.address.is_ipv6() == v6 {
+                let ends = (info.initiator, info.responder);
+                let (named, initiator) = Key::between(info.protocol, v6, ends);
+                let hash = flows.hash(&named);
+                flows.fetch_index(hash);
+                *key = Some((named, initiator, hash));
+            }
+        }
+        for (info, key) in part.iter().zip(keys) {
+            let imported = key.and_then(|key| import_one(view, flows, &nics, info, key, now));
+            taken += usize::from(imported.is_some());
+        }
+    }
+    taken
 }
 
 /// Takes out those of these flows that are there, whichever worker has made them. Gives how many.
@@ -139,21 +161,18 @@ pub(crate) fn remove(flows: &mut Flows, which: &[FlowInfo]) -> usize {
 fn import_one(
     view: &View,
     flows: &mut Flows,
-    nics: &HashMap<PortUid, &PortConfig>,
+    nics: &Nics<'_>,
     info: &FlowInfo,
+    (key, initiator, hash): (Key, Side, u64),
     now: Now,
 ) -> Option<()> {
     let (from, to) = (
         nics.get(&info.initiator.uid)?,
         nics.get(&info.responder.uid)?,
     );
-    let v6 = info.initiator.address.is_ipv6();
-    if from.uid == to.uid || from.network != to.network || info.responder.address.is_ipv6() != v6 {
+    if from.uid == to.uid || from.network != to.network {
         return None;
     }
-    let ends = (info.initiator, info.responder);
-    let (key, initiator) = Key::between(info.protocol, v6, ends);
-    let hash = flows.hash(&key);
     if flows.find(&key, hash).is_some() {
         return None;
     }

@@ -81,26 +81,21 @@ impl<'a> Left<'a> {
         self
     }
 
-    /// All connections that have not ended by `now`, of the same clock: `each` is given them with
-    /// who their initiator and their responder were. How many entries could not be true.
-    pub fn connections(
-        &self,
-        now: Now,
-        mut each: impl FnMut(FlowInfo, [&LeftEnd; 2]),
-    ) -> io::Result<u64> {
+    /// Who the ends of its flows were, by what they were called there. A NIC that was taken away is
+    /// gone from it at once, and its flows a moment later.
+    pub fn ends(&self) -> impl Iterator<Item = (PortUid, &LeftEnd)> {
+        self.ends.iter().map(|(uid, end)| (*uid, end))
+    }
+
+    /// All connections that have not ended by `now`, of the same clock, with the names of their
+    /// [ends](Left::ends). How many entries could not be true.
+    pub fn connections(&self, now: Now, mut each: impl FnMut(FlowInfo)) -> io::Result<u64> {
         let end = ENTRIES + self.max * ENTRY as u64;
         let mut untrue = 0;
         shared_memory::read(self.memory, (ENTRIES, end), AT_ONCE * ENTRY, |_, bytes| {
             for entry in bytes.chunks_exact(ENTRY) {
                 match connection(entry, now) {
-                    Ok(Some(flow)) => {
-                        let ends = [flow.initiator.uid, flow.responder.uid];
-                        // A NIC that was taken away is gone from the records at once, and its
-                        // flows a moment later.
-                        if let [Some(one), Some(other)] = ends.map(|uid| self.ends.get(&uid)) {
-                            each(flow, [one, other]);
-                        }
-                    }
+                    Ok(Some(flow)) => each(flow),
                     Ok(None) => (),
                     Err(Untrue) => untrue += 1,
                 }
@@ -265,9 +260,14 @@ mod tests {
     fn found(memory: &FlowMemory, now: Now) -> (Vec<(FlowInfo, [LeftEnd; 2])>, u64) {
         let left = Left::open(memory.descriptor()).unwrap();
         let mut found = Vec::new();
-        let untrue = left
-            .connections(now, |flow, ends| found.push((flow, ends.map(Clone::clone))))
-            .unwrap();
+        let ends: HashMap<PortUid, &LeftEnd> = left.ends().collect();
+        let mut add = |flow: FlowInfo| {
+            let of = [flow.initiator.uid, flow.responder.uid].map(|uid| ends.get(&uid));
+            if let [Some(one), Some(other)] = of {
+                found.push((flow, [one, other].map(|end| LeftEnd::clone(end))));
+            }
+        };
+        let untrue = left.connections(now, &mut add).unwrap();
         (found, untrue)
     }
 
@@ -344,7 +344,7 @@ mod tests {
         // Fewer bytes than it says.
         head[2].store(MOST, std::sync::atomic::Ordering::Relaxed);
         let left = Left::open(memory.as_fd()).unwrap();
-        assert!(left.connections(NOW, |_, _| ()).is_err());
+        assert!(left.connections(NOW, |_| ()).is_err());
         assert!(Left::open(SharedMemory::new("test", 8).unwrap().as_fd()).is_err());
     }
 
