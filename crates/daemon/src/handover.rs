@@ -1,12 +1,13 @@
 //! From a daemon that ends to the one that is started next: connections, and TAP devices by the
 //! keeper. So neither a restart nor a crash breaks a connection.
 //!
-//! Connections of a daemon that is *stopped* are in a file beside the sockets, made when no frame
-//! is on its way any more, so that it is exact, and gone when it was read. Its format is that of
-//! the API, which every version reads. Connections of a daemon that is *killed* are in memory that
-//! the keeper holds ([`FlowMemory`](dataplane::flow::FlowMemory)): the daemon has its table of
-//! flows in it. Of both the same is made, and is judged by the rules that are in force when its
-//! next packet comes.
+//! Connections are in memory that the keeper holds ([`FlowMemory`](dataplane::flow::FlowMemory)):
+//! the daemon has its table of flows in it, whether it is killed or stopped. Without a keeper, and
+//! where another program is there to be started next, which may be of another version, a daemon
+//! that is *stopped* writes them to a file beside the sockets, which is gone when it was read. Its
+//! format is that of the API, which every version reads. What a daemon that is stopped leaves is
+//! exact: no frame is on its way any more. Of both the same is made, and is judged by the rules
+//! that are in force when its next packet comes.
 //!
 //! What was counted and which MACs were learnt is in memory that the keeper holds, too
 //! ([`StateMemory`](dataplane::StateMemory)), whichever way the daemon ends.
@@ -28,21 +29,29 @@ use io::vhost::{PortKey, Server};
 use nix::unistd::Uid;
 
 use crate::held::Held;
-use crate::{connections, worker_thread};
+use crate::{connections, upgrade, worker_thread};
 
 /// The file's name, in the folder of sockets.
 const FILE: &str = "connections";
 /// Bytes that are read of it at the most: of as many connections as there can be.
 const BYTES_MAX: u64 = 4 << 30;
 
-/// Takes all ports from the workers and writes down the connections that are there. The next thing
-/// is the end.
+/// What a daemon has left.
+pub struct Connections {
+    /// How many.
+    pub count: usize,
+    /// They are in the memory that the keeper holds, and not in the file.
+    pub in_memory: bool,
+}
+
+/// Takes all ports from the workers and leaves the connections that are there. The next thing is
+/// the end.
 pub fn leave(
     controller: &Controller,
     switch: &Arc<Switch>,
     vhost: &Server,
     folder: &Path,
-) -> Result<usize, String> {
+) -> Result<Connections, String> {
     if let Some(kernel) = switch.kernel_flows() {
         kernel.close();
     }
@@ -58,13 +67,28 @@ pub fn leave(
         // Another one has one queue.
         drop(switch.detach(status.slot.into()));
     }
+    if !upgrade::was_replaced() {
+        match switch.leave_flows() {
+            Some(Ok(count)) => {
+                return Ok(Connections {
+                    count,
+                    in_memory: true,
+                });
+            }
+            Some(Err(why)) => tracing::warn!("connections are not left in memory: {why}"),
+            None => (),
+        }
+    }
     let failed = |e: Error| format!("connections cannot be read: {e}");
     let (bytes, count) = connections::export_all(controller).map_err(failed)?;
     if count > 0 {
         let path = folder.join(FILE);
         write(&path, &bytes).map_err(|e| format!("{}: {e}", path.display()))?;
     }
-    Ok(count)
+    Ok(Connections {
+        count,
+        in_memory: false,
+    })
 }
 
 /// Whether a daemon has left connections in this folder.
@@ -84,15 +108,15 @@ pub fn take(controller: &mut Controller, folder: &Path) -> Result<usize, String>
     taken.map_err(|e| failed(&e))
 }
 
-/// Takes up the connections that a daemon which was killed has left in memory, and has this one's
-/// memory held instead. Who is killed in between leaves what was left to it.
+/// Takes up the connections that a daemon has left in memory, and has this one's memory held
+/// instead. Who is killed in between leaves what was left to it.
 pub fn take_memory(controller: &Controller, switch: &Switch, held: &Held) {
     match held.flows() {
         Ok(None) => (),
         Ok(Some(left)) => match take_left(controller, &left) {
             Ok((taken, untrue)) => {
                 if taken > 0 {
-                    tracing::info!("{taken} connections go on, whose daemon was killed");
+                    tracing::info!("{taken} connections go on");
                 }
                 if untrue > 0 {
                     tracing::warn!(

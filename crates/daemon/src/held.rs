@@ -303,7 +303,7 @@ impl Held {
         Some(LeftSession { record: note, fds })
     }
 
-    /// The memory of connections that a daemon before has left: one that was stopped leaves none.
+    /// The memory of connections that a daemon before has left, if it is not in a file.
     pub fn flows(&self) -> std::io::Result<Option<OwnedFd>> {
         Ok(self.keeper.take(FLOWS)?.and_then(keeper::Held::into_first))
     }
@@ -404,12 +404,12 @@ impl Held {
         }
     }
 
-    /// Lets the memory of connections go: they are elsewhere, or to be forgotten. And the notes of
-    /// ends: this daemon ends as it was told to. And counters, unless the next daemon is to find
-    /// all.
-    pub fn release_flows(&self) {
+    /// This daemon ends as it was told to. Lets the notes of ends go, and counters, unless the next
+    /// daemon is to find all; and the memory of connections, unless they are left in it.
+    pub fn end_told(&self, left_in_memory: bool) {
         let state = (!self.is_staying()).then_some(STATE);
-        for name in [FLOWS, DEATHS].into_iter().chain(state) {
+        let flows = (!left_in_memory).then_some(FLOWS);
+        for name in [DEATHS].into_iter().chain(flows).chain(state) {
             if let Err(e) = self.keeper.release(name) {
                 tracing::error!("what is held as '{name}' may still be: {e}");
             }

@@ -1110,18 +1110,23 @@ async fn take_down(
         // The kernel has its interfaces back before anything else goes.
         app.router.stop();
         app.uplinks.stop();
+        let mut in_memory = false;
         if leave {
             held.iter().for_each(|held| held.stay());
             match handover::leave(&app.control(), workers.switch(), &app.vhost, &folder) {
-                Ok(count) => tracing::info!("{count} connections are left for the next daemon"),
+                Ok(left) => {
+                    let count = left.count;
+                    in_memory = left.in_memory;
+                    tracing::info!("{count} connections are left for the next daemon");
+                }
                 Err(why) => tracing::error!("no connections are left for the next daemon: {why}"),
             }
             if app.balancer.stay() {
                 tracing::info!("services are balanced on, as they are, for the next daemon");
             }
         }
-        // They are in the file, or not to be found again.
-        held.iter().for_each(|held| held.release_flows());
+        // Others are in the file, or not to be found again.
+        held.iter().for_each(|held| held.end_told(in_memory));
         if let Err(e) = app.control().apply(Config::default(), false) {
             tracing::warn!("not everything could be taken down: {e}");
         }

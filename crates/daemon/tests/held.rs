@@ -13,6 +13,7 @@ mod versions;
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -149,12 +150,18 @@ impl Pair {
 
     /// Stops it as systemd does, and starts the next one; what the first one logged.
     fn restart(&mut self) -> String {
+        self.restart_by(common::butterflyd(), |_| ())
+    }
+
+    /// The next one is started by this command, behind a look at the folder in between.
+    fn restart_by(&mut self, next: Command, look: impl FnOnce(&Path)) -> String {
         let mut daemon = self.daemon.take().unwrap();
         daemon.signal(Signal::TERM);
         daemon.wait();
         let log = daemon.log();
         let (dir, v0) = daemon.ended();
-        self.daemon = Some(Daemon::start_in(dir, v0, &self.args()));
+        look(dir.path());
+        self.daemon = Some(Daemon::start_as(next, dir, v0, &self.args()));
         log
     }
 
@@ -691,7 +698,9 @@ async fn connections_go_on_over_a_restart() {
     let mut said = String::new();
     let (halves, gap) = under_load(&mut pair, |pair| {
         let start = Instant::now();
-        said = pair.restart();
+        said = pair.restart_by(common::butterflyd(), |folder| {
+            assert!(!folder.join("connections").exists(), "they are in memory");
+        });
         took = start.elapsed();
     });
     println!(
@@ -723,6 +732,32 @@ async fn connections_go_on_over_a_restart() {
     drop(client);
     pair.restart();
     nothing_arrives(&pair);
+}
+
+/// Where another program is there to be started next, which may be of another version, connections
+/// go on by way of a file.
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_go_on_over_a_restart_by_another_program() {
+    let Some(mut pair) = Pair::new(false).await else {
+        return;
+    };
+    let program = pair.store.path().join("butterflyd");
+    std::fs::copy(common::PROGRAM, &program).unwrap();
+    pair.restart_by(common::butterflyd_at(&program), |_| ());
+    let mut said = String::new();
+    let (halves, _) = under_load(&mut pair, |pair| {
+        let another = program.with_extension("new");
+        std::fs::copy(common::PROGRAM, &another).unwrap();
+        std::fs::rename(&another, &program).unwrap();
+        said = pair.restart_by(common::butterflyd_at(&program), |folder| {
+            assert!(folder.join("connections").exists());
+        });
+    });
+    let log = pair.daemon().log();
+    assert!(!said.contains(" 0 connections are left"), "{said}");
+    assert!(log.contains("connections go on"), "{log}");
+    goes_on(&halves, &log);
+    assert!(!pair.daemon().path("connections").exists());
 }
 
 /// What is deleted goes, whoever holds it; so does all when the daemon is told to end for good, and

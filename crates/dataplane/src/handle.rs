@@ -58,6 +58,8 @@ pub(crate) enum Command {
         Sender<(Vec<FlowInfo>, Option<FlowId>)>,
     ),
     Import(Vec<FlowInfo>, Sender<usize>),
+    /// Flows are left to the next process as they are.
+    LeaveFlows(Sender<()>),
     /// Take these flows out; the answer: how many were there.
     Remove(Vec<FlowInfo>, Sender<usize>),
     /// Tell this one of connections from now on, or nobody.

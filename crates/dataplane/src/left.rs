@@ -316,6 +316,23 @@ mod tests {
     }
 
     #[test]
+    fn what_is_left_stays_when_nics_and_flows_go() {
+        let memory = FlowMemory::new(9).unwrap();
+        memory.note(&snapshot(), Epoch(0));
+        let table = FlowTable::in_memory(&memory, 7, 1).unwrap();
+        let mut flows = Flows::new(table.clone(), 0);
+        let stays = add(&mut flows, TCP, [1, 2], false, FlowState::Established);
+        let before = found(&memory, NOW);
+        assert_eq!(before.0.len(), 1);
+        table.leave(&memory).unwrap();
+        memory.note(&Snapshot::default(), Epoch(1));
+        flows.remove(stays, FlowEnd::NicGone);
+        add(&mut flows, 17, [2, 1], true, FlowState::Stream);
+        assert_eq!(flows.len(), 1);
+        assert_eq!(found(&memory, NOW), before);
+    }
+
+    #[test]
     fn a_nic_that_goes_is_off_the_record() {
         let memory = FlowMemory::new(9).unwrap();
         let mut snapshot = snapshot();

@@ -94,6 +94,8 @@ pub(crate) struct Path {
     sweep_due: u32,
     /// Slots whose NIC is gone and may have begun flows.
     gone: VecDeque<PortSlot>,
+    /// See [`Path::leave_flows`].
+    flows_are_left: bool,
     /// What judging a NIC's batch has cost.
     judged: u64,
     /// Who takes one frame of many, if anybody does.
@@ -133,6 +135,7 @@ impl Path {
             kept_house_ms: 0,
             sweep_due: 0,
             gone: VecDeque::new(),
+            flows_are_left: false,
             judged: 0,
             sampler: None,
         }
@@ -153,10 +156,20 @@ impl Path {
         self.fast_path.forget();
         let before = std::mem::replace(&mut self.view, view);
         self.tables.shaper.note_change();
-        self.gone.extend(&difference.gone);
+        if !self.flows_are_left {
+            self.gone.extend(&difference.gone);
+        }
         self.replies.resets.note_moved(&difference.moved, now);
         self.remove_gone();
         before
+    }
+
+    /// Flows are the next process's as they are now, with what the kernel has forwarded of them:
+    /// none goes with its NIC any more.
+    pub(crate) fn leave_flows(&mut self) {
+        self.tables.flows.fold_all();
+        self.flows_are_left = true;
+        self.gone.clear();
     }
 
     /// Takes out some of the flows that NICs had begun which are gone.

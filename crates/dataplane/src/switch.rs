@@ -513,6 +513,18 @@ impl Switch {
         self.ask(0, |answer| Command::Import(flows, answer)).wait()
     }
 
+    /// Leaves the flows that there are now to the next process, in the memory that outlives this one:
+    /// how many. To be called when no worker has a port any more. `None`: there is no such memory.
+    ///
+    /// # Errors
+    /// A sentence: they are not left.
+    pub fn leave_flows(&self) -> Option<Result<usize, String>> {
+        let memory = self.memory.as_ref()?;
+        let left = self.ask_all(Command::LeaveFlows).map_err(|e| e.to_string());
+        let left = left.and_then(|_| self.flows.leave(memory).map_err(|e| e.to_string()));
+        Some(left.map(|()| self.flows.len() as usize))
+    }
+
     /// The memory that flows are in, if that outlives the process.
     pub fn flow_memory(&self) -> Option<&FlowMemory> {
         self.memory.as_ref()

@@ -98,12 +98,7 @@ impl<T: Zeroable> Zeroed<T> {
         }
         // Huge pages are those of the file, and are mapped as such only where file and address
         // space agree on where they begin.
-        // The last one is huge only as a whole.
-        let whole = bytes.next_multiple_of(PAGE);
-        let bytes = match from + whole as u64 <= memory.len() {
-            true => whole,
-            false => bytes,
-        };
+        let bytes = mapped_of(memory, from, bytes);
         let mapped = bytes + PAGE;
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
         let mapping = unsafe {
@@ -142,6 +137,26 @@ impl<T: Zeroable> Zeroed<T> {
         })
     }
 
+    /// From now on what is written is this process's alone, and what there is by now is left as it
+    /// is in the memory, of which this is the table from byte `from` on ([`shared`](Self::shared)).
+    /// Nobody else may be writing. An error: it is as before.
+    pub fn leave(&self, memory: &SharedMemory, from: u64) -> io::Result<()> {
+        let bytes = mapped_of(memory, from, (self.len * size_of::<T>()).max(1));
+        // SAFETY: it takes the place of the whole of our own mapping of the same part of the same
+        // file, so that all that is read stays what it was, and stays there to be read and written.
+        let placed = unsafe {
+            rustix::mm::mmap(
+                self.start.cast_mut().cast(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE,
+                memory,
+                from,
+            )
+        };
+        placed.map(drop).map_err(io::Error::from)
+    }
+
     /// Makes huge pages of what lies between two elements, also where the system gives memory that
     /// outlives the process none by itself (`shmem_enabled` of the kernel's is `never`). Takes some
     /// hundred microseconds for each page that is not huge yet, and its memory.
@@ -160,6 +175,15 @@ impl<T: Zeroable> Zeroed<T> {
             // possible (behind the end the mapping may have none) nothing changes.
             let _ = unsafe { libc::madvise(page.cast_mut().cast(), PAGE, COLLAPSE) };
         }
+    }
+}
+
+/// Of a table of so many bytes as many as are mapped: the last huge page is huge only as a whole.
+fn mapped_of(memory: &SharedMemory, from: u64, bytes: usize) -> usize {
+    let whole = bytes.next_multiple_of(PAGE);
+    match from + whole as u64 <= memory.len() {
+        true => whole,
+        false => bytes,
     }
 }
 
@@ -189,6 +213,22 @@ impl<T> Drop for Zeroed<T> {
 mod tests {
     use super::*;
     use std::sync::atomic::{AtomicU64, Ordering};
+
+    #[test]
+    fn what_is_left_stays_and_what_follows_is_one_s_own() {
+        let memory = SharedMemory::new("test", 2 * PAGE as u64).unwrap();
+        let from = PAGE as u64;
+        let [one, other]: [Zeroed<AtomicU64>; 2] =
+            [(); 2].map(|()| Zeroed::shared(&memory, from, 1000).unwrap());
+        let at = |table: &Zeroed<AtomicU64>, index: usize| table[index].load(Ordering::Relaxed);
+        one[7].store(1, Ordering::Relaxed);
+        one.leave(&memory, from).unwrap();
+        assert_eq!(at(&one, 7), 1);
+        one[7].store(2, Ordering::Relaxed);
+        one[999].store(3, Ordering::Relaxed);
+        assert_eq!([at(&one, 7), at(&one, 999)], [2, 3]);
+        assert_eq!([at(&other, 7), at(&other, 999)], [1, 0]);
+    }
 
     #[test]
     fn a_table_is_zeroed_to_its_end_and_begins_at_its_page() {

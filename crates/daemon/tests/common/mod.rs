@@ -23,8 +23,15 @@ use zeromq::{Socket, SocketRecv, SocketSend};
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The daemon's binary.
+pub const PROGRAM: &str = env!("CARGO_BIN_EXE_butterflyd");
+
 pub fn butterflyd() -> Command {
-    clean(Command::new(env!("CARGO_BIN_EXE_butterflyd")))
+    butterflyd_at(Path::new(PROGRAM))
+}
+
+/// A copy of it.
+pub fn butterflyd_at(program: &Path) -> Command {
+    clean(Command::new(program))
 }
 
 /// Without what systemd says to the tests, which may run under it.

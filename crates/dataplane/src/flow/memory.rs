@@ -111,6 +111,14 @@ impl FlowMemory {
         Zeroed::shared(&self.memory, ENTRIES, self.max as usize)
     }
 
+    /// What is there now is what the next process finds, whatever becomes of NICs and flows of this
+    /// one. To be called when no frame is on its way any more. An error: it is not so.
+    pub(super) fn leave(&self, entries: &Zeroed<Entry>) -> io::Result<()> {
+        self.nics.leave(&self.memory, NICS)?;
+        self.networks.leave(&self.memory, NETWORKS)?;
+        entries.leave(&self.memory, ENTRIES)
+    }
+
     /// Notes who the NICs and networks of a snapshot are, which follows the one of epoch `before`.
     /// To be called before any worker uses it.
     pub(crate) fn note(&self, snapshot: &Snapshot, before: Epoch) {

@@ -88,6 +88,11 @@ impl FlowTable {
         self.count.load(Ordering::Relaxed)
     }
 
+    /// Leaves the flows to the next process as they are now, in the memory that they are in.
+    pub(crate) fn leave(&self, memory: &FlowMemory) -> std::io::Result<()> {
+        memory.leave(&self.entries)
+    }
+
     /// Has the memory of the index there before many flows are added.
     pub(crate) fn populate_index(&self) {
         self.index.populate();

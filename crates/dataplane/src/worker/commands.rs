@@ -158,6 +158,10 @@ impl Worker {
                     let (view, flows) = (&self.path.view, &mut self.path.tables.flows);
                     let _ = answer.send(dump::import(view, flows, &infos, now));
                 }
+                Command::LeaveFlows(answer) => {
+                    self.path.leave_flows();
+                    let _ = answer.send(());
+                }
                 Command::Remove(infos, answer) => {
                     let _ = answer.send(dump::remove(&mut self.path.tables.flows, &infos));
                 }
