@@ -1,5 +1,5 @@
-//! The one namespace helper of this process ([`container::namespace_helper`]), which those share who
-//! have something done in another network namespace: containers' NICs and health checks.
+//! The one namespace helper of this process ([`container::namespace_helper`]), which those share
+//! who have something done in another network namespace: containers' NICs and health checks.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, PoisonError};

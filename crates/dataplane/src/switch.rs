@@ -513,8 +513,9 @@ impl Switch {
         self.ask(0, |answer| Command::Import(flows, answer)).wait()
     }
 
-    /// Leaves the flows that there are now to the next process, in the memory that outlives this one:
-    /// how many. To be called when no worker has a port any more. `None`: there is no such memory.
+    /// Leaves the flows that there are now to the next process, in the memory that outlives this
+    /// one: how many. To be called when no worker has a port any more. `None`: there is no such
+    /// memory.
     ///
     /// # Errors
     /// A sentence: they are not left.
