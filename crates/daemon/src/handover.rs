@@ -20,11 +20,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use control::model::NicKind;
 use control::{Controller, Error};
-use dataplane::{HandedOverMac, Left, LeftLocation, LeftState, Location, Switch};
+use dataplane::{HandedOverMac, Left, LeftFlows, LeftLocation, LeftState, Location, Switch};
 use io::vhost::{PortKey, Server};
 use nix::unistd::Uid;
 
@@ -33,6 +33,11 @@ use crate::{connections, upgrade, worker_thread};
 
 /// The file's name, in the folder of sockets.
 const FILE: &str = "connections";
+/// Memories in which connections are looked for while frames move, at the most. Of more, which as
+/// many daemons have left that ended one after the other, all are taken up before.
+const MEMORIES_MAX: usize = 4;
+/// How willing the thread that takes up connections is to let others run (setpriority(2)).
+const BEHIND_FRAMES: i32 = 10;
 /// Bytes that are read of it at the most: of as many connections as there can be.
 const BYTES_MAX: u64 = 4 << 30;
 
@@ -108,44 +113,131 @@ pub fn take(controller: &mut Controller, folder: &Path) -> Result<usize, String>
     taken.map_err(|e| failed(&e))
 }
 
-/// Takes up the connections that a daemon has left in memory, and has this one's memory held
-/// instead. Who is killed in between leaves what was left to it.
-pub fn take_memory(controller: &Controller, switch: &Switch, held: &Held) {
-    match held.flows() {
-        Ok(None) => (),
-        Ok(Some(left)) => match take_left(controller, &left) {
-            Ok((taken, untrue)) => {
-                if taken > 0 {
-                    tracing::info!("{taken} connections go on");
-                }
-                if untrue > 0 {
-                    tracing::warn!(
-                        "{untrue} connections that were left in memory cannot be: they are \
-                         forgotten"
-                    );
-                }
-            }
-            Err(why) => tracing::error!("connections are not taken up from memory: {why}"),
-        },
-        Err(why) => tracing::error!("connections are not taken up from memory: {why}"),
+/// Connections of the daemon before that are taken up while frames move.
+pub struct LeftConnections(Arc<LeftFlows>);
+
+impl LeftConnections {
+    /// Has those looked for in what was left, by the switch, which packets are of, between those
+    /// who are here now. `None`: it is of a version that they cannot be looked for in.
+    fn begin(
+        controller: &Controller,
+        switch: &Switch,
+        left: Vec<Left>,
+    ) -> Result<Option<LeftConnections>, String> {
+        let each = left.into_iter().map(|left| {
+            let successors = connections::successors(controller, &left);
+            (left, successors)
+        });
+        let flows = LeftFlows::new(each.collect()).map_err(|e| e.to_string())?;
+        let Some(flows) = flows.map(Arc::new) else {
+            return Ok(None);
+        };
+        switch.begin_left(&flows).map_err(|e| e.to_string())?;
+        Ok(Some(LeftConnections(flows)))
     }
-    if let Some(memory) = switch.flow_memory() {
-        held.hold_flows(memory.descriptor());
+
+    /// Takes up all others on a thread of its own; then the keeper lets that memory go.
+    pub fn take_up(self, switch: Arc<Switch>, held: Arc<Held>) -> Result<(), String> {
+        let take_up = move || {
+            let start = Instant::now();
+            // What moves frames is to have the cores first.
+            let _ = rustix::process::setpriority_process(None, BEHIND_FRAMES);
+            match switch.take_up_left(&self.0, worker_thread::now()) {
+                Ok((taken, untrue)) => {
+                    say_taken(taken, untrue);
+                    let ms = start.elapsed().as_millis();
+                    tracing::debug!("all of them are taken up, in {ms} ms");
+                }
+                Err(why) => tracing::error!("not all connections are taken up: {why}"),
+            }
+            held.release_flows_before();
+        };
+        let thread = std::thread::Builder::new().name("left-flows".into());
+        let thread = thread.spawn(take_up);
+        let failed = |e| format!("the thread that takes up connections cannot be started: {e}");
+        thread.map(drop).map_err(failed)
     }
 }
 
-/// Takes up the connections in the memory of a daemon that gives way to this one and stands still,
-/// of as many places as it has used; how many.
-pub fn take_flows(controller: &Controller, memory: &OwnedFd, used: u64) -> Result<usize, Error> {
-    let failed = |e: std::io::Error| Error::Invalid(e.to_string());
-    let left = Left::open(memory.as_fd()).map_err(failed)?.first(used);
-    let (taken, untrue) = connections::import_left(controller, &left, worker_thread::now())?;
-    if untrue > 0 {
-        tracing::warn!(
-            "{untrue} connections that were left in memory cannot be: they are forgotten"
-        );
+/// Takes up the connections that daemons have left in memory, and has this one's memory held
+/// besides. Who is killed in between leaves what was left to it. What is returned is still to be
+/// taken up. Of daemons that have ended amid that there are several memories: what is newer goes
+/// before what is older.
+pub fn take_memory(
+    controller: &Controller,
+    switch: &Switch,
+    held: &Held,
+) -> Option<LeftConnections> {
+    let failed = |why: String| tracing::error!("connections are not taken up from memory: {why}");
+    let all = held.flows().and_then(|left| {
+        let all = left.into_iter().chain(held.flows_before()?);
+        Ok(all.collect::<Vec<_>>())
+    });
+    let all = all.map_err(|e| failed(e.to_string())).unwrap_or_default();
+    if all.len() > 1 {
+        tracing::info!("the daemon before has ended while it took connections up");
     }
-    Ok(taken)
+    let opened = all.iter().map(|left| Left::open(left.as_fd()));
+    let opened: Result<Vec<Left>, _> = opened.collect();
+    let begun = match opened {
+        Ok(opened) if (1..=MEMORIES_MAX).contains(&opened.len()) => {
+            LeftConnections::begin(controller, switch, opened)
+        }
+        // What cannot be read is named where it is tried.
+        _ => Ok(None),
+    };
+    let begun = begun.map_err(failed).unwrap_or_default();
+    if begun.is_none() {
+        for left in &all {
+            match take_left(controller, left) {
+                Ok((taken, untrue)) => say_taken(taken, untrue),
+                Err(why) => failed(why),
+            }
+        }
+    }
+    hold(switch, held, begun.as_ref());
+    if begun.is_none() {
+        held.release_flows_before();
+    }
+    begun
+}
+
+/// Has this daemon's memory of connections held, and besides it those that not all are taken up
+/// from.
+fn hold(switch: &Switch, held: &Held, left: Option<&LeftConnections>) {
+    if let Some(memory) = switch.flow_memory() {
+        let left = left.into_iter().flat_map(|left| left.0.memories());
+        held.hold_flows(memory.descriptor(), &left.collect::<Vec<_>>());
+    }
+}
+
+fn say_taken(taken: usize, untrue: u64) {
+    if taken > 0 {
+        tracing::info!("{taken} connections go on");
+    }
+    say_untrue(untrue, "connections");
+}
+
+/// Takes up the connections in the memory of a daemon that gives way to this one and stands still,
+/// of as many places as it has used. What is returned is still to be taken up.
+pub fn take_flows(
+    controller: &Controller,
+    switch: &Switch,
+    memory: &OwnedFd,
+    used: u64,
+) -> Result<Option<LeftConnections>, Error> {
+    let open = || {
+        let left = Left::open(memory.as_fd()).map_err(|e| Error::Invalid(e.to_string()));
+        left.map(|left| left.first(used))
+    };
+    let begun = LeftConnections::begin(controller, switch, vec![open()?]);
+    let begun = begun.map_err(Error::Invalid)?;
+    if begun.is_none() {
+        let now = worker_thread::now();
+        let (taken, untrue) = connections::import_left(controller, &open()?, now)?;
+        say_taken(taken, untrue);
+    }
+    Ok(begun)
 }
 
 /// Whether this version can read the memory of connections of another daemon; else why not.
@@ -252,11 +344,9 @@ fn say_untrue(untrue: u64, what: &str) {
 
 /// Becomes the keeper's client, which the daemon before was, and has this one's memory of
 /// connections and of counters held in the place of that one's.
-pub fn enter(held: &Held, switch: &Switch) {
+pub fn enter(held: &Held, switch: &Switch, left: Option<&LeftConnections>) {
     held.enter();
-    if let Some(memory) = switch.flow_memory() {
-        held.hold_flows(memory.descriptor());
-    }
+    hold(switch, held, left);
     if let Some(memory) = switch.state_memory() {
         held.hold_state(memory.descriptor());
     }

@@ -27,6 +27,9 @@ use crate::deaths;
 const PATIENCE: Duration = Duration::from_secs(3);
 /// What the memory of connections is held as.
 const FLOWS: &str = "flows";
+/// What the names begin with that memories of connections of daemons before are held by until all
+/// are taken up: the newest as 1, and so on.
+const FLOWS_BEFORE: &str = "flows-before ";
 /// What the memory of counters and learnt MACs is held as.
 const STATE: &str = "state";
 /// What the notes of daemons that have ended of themselves are held as.
@@ -270,7 +273,8 @@ impl Held {
             deaths::MOST,
             deaths::WITHIN.as_secs()
         );
-        let of_guests = |name: &str| Held::is_session(name) || name == FLOWS;
+        let of_guests =
+            |name: &str| Held::is_session(name) || name == FLOWS || name.starts_with(FLOWS_BEFORE);
         if let Err(e) = self.keeper.release_left_of(of_guests) {
             tracing::error!("what they have left may still be there: {e}");
         }
@@ -305,7 +309,18 @@ impl Held {
 
     /// The memory of connections that a daemon before has left, if it is not in a file.
     pub fn flows(&self) -> std::io::Result<Option<OwnedFd>> {
-        Ok(self.keeper.take(FLOWS)?.and_then(keeper::Held::into_first))
+        self.first(FLOWS)
+    }
+
+    /// The memories of which daemons before have not taken up all connections, which have ended
+    /// amid it: the newest first.
+    pub fn flows_before(&self) -> std::io::Result<Vec<OwnedFd>> {
+        let each = (1..).map(|number| self.first(&before(number)));
+        each.map_while(Result::transpose).collect()
+    }
+
+    fn first(&self, name: &str) -> std::io::Result<Option<OwnedFd>> {
+        Ok(self.keeper.take(name)?.and_then(keeper::Held::into_first))
     }
 
     /// How many connections a daemon before has left in memory at the most.
@@ -315,16 +330,31 @@ impl Held {
         room.unwrap_or(0)
     }
 
-    /// Has this daemon's memory of connections held, instead of what was left.
-    pub fn hold_flows(&self, memory: BorrowedFd<'_>) {
-        if let Err(e) = self.keeper.hold(FLOWS, b"", &[memory]) {
+    /// Has this daemon's memory of connections held, instead of what was left; and that besides,
+    /// the newest first, as long as not all of it [is taken up](Self::release_flows_before).
+    pub fn hold_flows(&self, memory: BorrowedFd<'_>, left: &[BorrowedFd<'_>]) {
+        let hold = |name: &str, memory| self.keeper.hold(name, b"", &[memory]);
+        // At any moment all of them are held, by whichever names.
+        let mut oldest_first = (1..).zip(left).collect::<Vec<_>>().into_iter().rev();
+        let held = oldest_first.try_for_each(|(number, left)| hold(&before(number), *left));
+        if let Err(e) = held.and_then(|()| hold(FLOWS, memory)) {
             tracing::error!("connections are lost if this daemon is killed: {e}");
+        }
+    }
+
+    /// All connections of the daemons before are taken up.
+    pub fn release_flows_before(&self) {
+        let before = |name: &str| name.starts_with(FLOWS_BEFORE);
+        for name in self.keeper.names(before) {
+            if let Err(e) = self.keeper.release(&name) {
+                tracing::error!("'{name}' may still be held: {e}");
+            }
         }
     }
 
     /// The memory of counters and learnt MACs that a daemon before has left.
     pub fn state(&self) -> std::io::Result<Option<OwnedFd>> {
-        Ok(self.keeper.take(STATE)?.and_then(keeper::Held::into_first))
+        self.first(STATE)
     }
 
     /// The memory of counters and learnt MACs to look at, as long as nobody has taken it; a daemon
@@ -470,6 +500,11 @@ pub fn bytes(name: &str, item: Handed) -> Option<Vec<u8>> {
     let read = bytes_of(file, BYTES_MAX);
     let said = |e: &std::io::Error| tracing::warn!("what is held as '{name}' cannot be read: {e}");
     read.inspect_err(said).ok()
+}
+
+/// What the memory of connections is held as that is so many daemons old.
+fn before(number: usize) -> String {
+    format!("{FLOWS_BEFORE}{number}")
 }
 
 /// What the names of sessions begin with.

@@ -35,7 +35,7 @@ use crate::connections;
 use crate::deaths;
 use crate::features::HostFeatures;
 use crate::flow_log::FlowLog;
-use crate::handover;
+use crate::handover::{self, LeftConnections};
 use crate::held::Held;
 use crate::http;
 use crate::idle_states;
@@ -395,7 +395,7 @@ async fn serve(
         Ok::<_, String>(left_by.map_or_else(Vec::new, handover::learnt_hosts))
     });
     let learnt = learnt.await?;
-    let (controller, stored, counted) = match &predecessor {
+    let (controller, stored, counted, mut left_connections) = match &predecessor {
         None => {
             let stored = match opening {
                 Some(opening) => opening.await.map_err(|_| "opening the store panicked")??,
@@ -403,7 +403,8 @@ async fn serve(
             };
             let (held, switch) = (held.clone(), switch.clone());
             let folder = settings.socket_dir.clone();
-            let mut controller = load(controller, stored.clone(), held, switch, folder).await?;
+            let loading = load(controller, stored.clone(), held, switch, folder);
+            let (mut controller, left) = loading.await?;
             if let Some(known) = known_health {
                 let taken = tokio::task::block_in_place(|| controller.take_up_health(known));
                 taken.map_err(|e| format!("servers' health: {e}"))?;
@@ -411,7 +412,7 @@ async fn serve(
             if let Some(next_hops) = &mut next_hops {
                 next_hops.prepare(controller.reach(), &learnt).await;
             }
-            (controller, stored, None)
+            (controller, stored, None, left)
         }
         Some(old) => {
             let (old, held, vhost) = (old.clone(), held.clone(), vhost.clone());
@@ -457,9 +458,17 @@ async fn serve(
         }
         // Before a VMM is heard: until then what the keeper has of its session is true.
         let (held, switch) = (held.clone(), workers.switch().clone());
-        let enter = move || held.iter().for_each(|held| handover::enter(held, &switch));
-        drop(tokio::task::spawn_blocking(enter).await);
+        let enter = move || {
+            let left = left_connections.as_ref();
+            held.iter()
+                .for_each(|held| handover::enter(held, &switch, left));
+            left_connections
+        };
+        left_connections = waiting(move || Ok::<_, String>(enter())).await?;
         vhost.begin();
+    }
+    if let (Some(left), Some(held)) = (left_connections, &held) {
+        left.take_up(workers.switch().clone(), held.clone())?;
     }
     let app = Arc::new(App::new(
         operations,
@@ -818,8 +827,13 @@ fn no_upgrade(settings: &Settings) -> Option<String> {
 }
 
 /// What a daemon that takes another's place begins with: the controller, the store, and the memory
-/// of what that one has counted.
-type TakenOver = (Controller, Option<Arc<Stored>>, Option<OwnedFd>);
+/// of what that one has counted, and connections that are still to be taken up.
+type TakenOver = (
+    Controller,
+    Option<Arc<Stored>>,
+    Option<OwnedFd>,
+    Option<LeftConnections>,
+);
 
 /// Makes the controller what the daemon before has declared, and takes its place when that stands
 /// still: with what is returned this process is the daemon.
@@ -853,11 +867,11 @@ fn take_over(
     let used = old.opened(matches!(readable, Some(Ok(()))))?;
     let start = Instant::now();
     let taken = match (old.bytes("connections")?, flows) {
-        (Some(bytes), _) => connections::import_all(&mut controller, &bytes, 0),
-        (None, Some(flows)) => handover::take_flows(&controller, &flows, used),
+        (Some(bytes), _) => connections::import_all(&mut controller, &bytes, 0).map(|_| None),
+        (None, Some(flows)) => handover::take_flows(&controller, switch, &flows, used),
         (None, None) => return Err("the daemon before has no memory of flows".into()),
     };
-    let taken = taken.map_err(|e| format!("connections are not taken up: {e}"))?;
+    let connections = taken.map_err(|e| format!("connections are not taken up: {e}"))?;
     held.leave_here(old.take_all("held"));
     let left = controller.nics().filter_map(|status| {
         let is_vhost = status.nic.kind == NicKind::VhostUser;
@@ -884,7 +898,7 @@ fn take_over(
         taken.map_err(|e| format!("servers' health: {e}"))?;
     }
     tracing::info!(
-        "{taken} connections and {sessions} sessions of VMMs are taken up, in {} us",
+        "{sessions} sessions of VMMs are taken up, in {} us",
         start.elapsed().as_micros()
     );
     take_links()?;
@@ -894,7 +908,7 @@ fn take_over(
         Some(stored) => controller.with_journal(stored.journal()),
         None => controller,
     };
-    Ok((controller, stored, counted))
+    Ok((controller, stored, counted, connections))
 }
 
 /// Goes on with uplinks and the load balancer where the daemon before has left them, and has the
@@ -945,16 +959,17 @@ async fn give_way(upgraded: &Upgraded, mut tasks: JoinSet<()>) -> ! {
     std::process::exit(0);
 }
 
-/// Makes the controller what was stored, before anybody can ask it for anything else.
+/// Makes the controller what was stored, before anybody can ask it for anything else. Besides it
+/// the connections that are still to be taken up.
 async fn load(
     mut controller: Controller,
     stored: Option<Arc<Stored>>,
     held: Option<Arc<Held>>,
     switch: Arc<Switch>,
     folder: PathBuf,
-) -> Result<Controller, String> {
+) -> Result<(Controller, Option<LeftConnections>), String> {
     let Some(stored) = stored else {
-        return Ok(controller);
+        return Ok((controller, None));
     };
     let loading = tokio::task::spawn_blocking(move || {
         let start = Instant::now();
@@ -971,15 +986,16 @@ async fn load(
             Ok(count) => tracing::info!("{count} connections go on"),
             Err(why) => tracing::error!("connections are not taken up: {why}"),
         }
+        let mut left = None;
         if let Some(held) = held {
-            handover::take_memory(&controller, &switch, &held);
+            left = handover::take_memory(&controller, &switch, &held);
             handover::take_state(&mut controller, &switch, &held);
             // Of an object that could not be made something may be left, for the next start.
             if loaded.whole {
                 held.release_left();
             }
         }
-        Ok(controller.with_journal(stored.journal()))
+        Ok((controller.with_journal(stored.journal()), left))
     });
     loading.await.map_err(|_| "reading the store panicked")?
 }

@@ -131,7 +131,7 @@ impl WorkerThreads {
         })
     }
 
-    /// Returns when the memory of flows is ready for those that another process has left.
+    /// Returns when the memory of flows is ready, in an upgrade, for those that are to be taken up.
     pub fn wait_for_flow_memory(&self) {
         let ready = self.ready.lock();
         let ready = ready.unwrap_or_else(PoisonError::into_inner).take();
@@ -259,13 +259,13 @@ fn has_huge_shared_memory() -> bool {
     setting.is_ok_and(|setting| !setting.contains("[never]"))
 }
 
-/// Starts the thread that has the memory of flows there for those that were left, and drops `ready`
-/// then; and that makes huge pages of it as it comes into use, if the system does not: a lookup at
-/// random would miss the TLB besides the cache. Ends with the workers.
+/// Starts the thread that makes huge pages of the memory of flows as it comes into use, if the
+/// system does not: a lookup at random would miss the TLB besides the cache. In an upgrade it has
+/// that ready for those that were left, and drops `ready` then. Ends with the workers.
 ///
-/// Huge pages come after the start. The system makes one with the address space locked, and waits
-/// for all processors meanwhile (`lru_add_drain_all`): what other threads map waits for up to 5 ms
-/// with it.
+/// Else huge pages come after the start. The system makes one with the address space locked, and
+/// waits for all processors meanwhile (`lru_add_drain_all`): what other threads map waits for up to
+/// 5 ms with it.
 fn start_flow_memory(
     switch: &Arc<Switch>,
     left: usize,
@@ -274,24 +274,28 @@ fn start_flow_memory(
 ) -> Result<JoinHandle<()>, String> {
     let switch = switch.clone();
     let run = move || {
-        if left > 0 {
-            switch.populate_flow_index();
-        }
         if has_huge_shared_memory() {
             return;
         }
+        let mut ready = is_upgrade.then_some(ready);
         if !is_upgrade && switch.wait_stopping(START) {
             return;
         }
-        let (mut done, mut used, mut ahead) = (0, 0, AHEAD_MIN.max(left));
-        let mut ready = Some(ready);
+        // Those that were left are no new ones when they come.
+        let (mut done, mut used, mut ahead) = (0, left, AHEAD_MIN.max(left));
+        let mut has_index = false;
         loop {
             let now = switch.collapse_flow_memory(&mut done, ahead);
+            // Who has no flows needs none of its memory.
+            if !has_index && now + left > 0 {
+                switch.collapse_flow_index();
+                has_index = true;
+            }
             // Its end says so.
             drop(ready.take());
             // As many as come until the next look but one, if they go on coming as they do.
-            ahead = (2 * (now - used)).clamp(AHEAD_MIN, AHEAD_MAX);
-            used = now;
+            ahead = (2 * now.saturating_sub(used)).clamp(AHEAD_MIN, AHEAD_MAX);
+            used = used.max(now);
             if switch.wait_stopping(COLLAPSE_EVERY) {
                 return;
             }

@@ -329,8 +329,7 @@ async fn connections_go_on_when_the_daemon_is_killed() {
         let daemon = pair.daemon.take().unwrap();
         let args = pair.args();
         pair.daemon = Some(daemon.killed_and_started_again(&args));
-        let log = pair.daemon().log();
-        assert!(log.contains("connections go on"), "kill {kill}: {log}");
+        let log = says_that_they_go_on(pair.daemon());
         assert!(!log.contains("cannot be"), "kill {kill}: {log}");
         passes(&format!("traffic after kill {kill}"));
         let after = connections(&pair).await;
@@ -357,6 +356,96 @@ async fn connections_go_on_when_the_daemon_is_killed() {
     drop(client);
     pair.kill();
     nothing_arrives(&pair);
+}
+
+/// A daemon that is killed while it takes connections up leaves two memories of them, and the next
+/// one finds all in both; the connections that have moved meanwhile go on from where they are.
+#[tokio::test(flavor = "multi_thread")]
+async fn daemons_are_killed_while_they_take_connections_up() {
+    /// More than are taken up until the daemon is ready.
+    const MANY: u16 = 60_000;
+    let Some(mut pair) = Pair::new(false).await else {
+        return;
+    };
+    let mut client = pair.daemon().v1().await;
+    let rule = |direction: v1::Direction, protocol| v1::Rule {
+        direction: direction.into(),
+        protocol,
+        ..Default::default()
+    };
+    let ingress = [1, 6, 17].map(|protocol| rule(v1::Direction::Ingress, Some(protocol)));
+    let egress = rule(v1::Direction::Egress, None);
+    let group = v1::Group {
+        id: "all".into(),
+        rules: ingress.into_iter().chain([egress]).collect(),
+        ..Default::default()
+    };
+    let group = v1::PutGroupRequest { group: Some(group) };
+    within(client.put_group(group)).await.unwrap();
+    drop(client);
+    let _server = pair.server();
+    let load = format!("iperf3 -t 120 -c {RIGHT}");
+    let _load = pair.left.start("load", &load).unwrap();
+    let sent = pair.left.inside(|| {
+        let socket = std::net::UdpSocket::bind((LEFT, 0)).unwrap();
+        for port in 1..=MANY {
+            socket.send_to(b"", (RIGHT, port)).unwrap();
+            // No faster than the device's queue is emptied.
+            if port % 100 == 0 {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+    });
+    sent.unwrap();
+    let before = connections(&pair).await;
+    let many = count(&pair, 17).await;
+    assert!(many > usize::from(MANY) * 9 / 10, "{many}");
+    let mut amid = 0;
+    for _ in 0..6 {
+        let daemon = pair.daemon.take().unwrap();
+        let daemon = daemon.killed_and_started_again(&pair.args());
+        amid += usize::from(daemon.log().contains("while it took connections up"));
+        pair.daemon = Some(daemon);
+    }
+    assert!(amid > 0, "none was killed amid it");
+    let start = pair.right.counter("rx_bytes").unwrap();
+    wait_for("traffic", PATIENCE, || {
+        let now = pair.right.counter("rx_bytes")?;
+        Ok((now > start + 10_000_000).then_some(()))
+    })
+    .unwrap();
+    let after = connections(&pair).await;
+    for (ports, (state, frames, _)) in &before {
+        let now = after
+            .get(ports)
+            .unwrap_or_else(|| panic!("{ports:?} is not in {after:?}"));
+        assert_eq!(state, &now.0);
+        assert!(now.1 >= *frames, "{now:?}");
+    }
+    assert_eq!(count(&pair, 17).await, many);
+    says_that_they_go_on(pair.daemon());
+    println!("{amid} of 6 were killed amid it");
+}
+
+/// How many flows of a protocol there are.
+async fn count(pair: &Pair, protocol: u32) -> usize {
+    let mut client = pair.daemon().v1().await;
+    let request = v1::ListFlowsRequest::default();
+    let flows = within(client.list_flows(request)).await;
+    let (mut flows, mut count) = (flows.unwrap().into_inner(), 0);
+    while let Some(flow) = within(flows.message()).await.unwrap() {
+        count += usize::from(flow.protocol == protocol);
+    }
+    count
+}
+
+/// Waits until the daemon has taken up all connections that were left; its log.
+fn says_that_they_go_on(daemon: &Daemon) -> String {
+    let said = || {
+        let log = daemon.log();
+        Ok(log.contains("connections go on").then_some(log))
+    };
+    wait_for("connections that go on", PATIENCE, said).unwrap()
 }
 
 /// The group of all NICs has no rule any more.
@@ -709,10 +798,9 @@ async fn connections_go_on_over_a_restart() {
         gap * 1e3,
         took.as_millis()
     );
-    let log = pair.daemon().log();
+    let log = says_that_they_go_on(pair.daemon());
     assert!(said.contains("connections are left"), "{said}");
     assert!(!said.contains(" 0 connections are left"), "{said}");
-    assert!(log.contains("connections go on"), "{log}");
     goes_on(&halves, &log);
     assert_eq!(pair.seen(), before);
     assert!(!pair.daemon().path("connections").exists());
@@ -753,9 +841,8 @@ async fn connections_go_on_over_a_restart_by_another_program() {
             assert!(folder.join("connections").exists());
         });
     });
-    let log = pair.daemon().log();
+    let log = says_that_they_go_on(pair.daemon());
     assert!(!said.contains(" 0 connections are left"), "{said}");
-    assert!(log.contains("connections go on"), "{log}");
     goes_on(&halves, &log);
     assert!(!pair.daemon().path("connections").exists());
 }

@@ -36,8 +36,11 @@ pub struct FlowCursor {
     pub(crate) at: FlowId,
 }
 
+/// What a flow is found by: its key, who began it, and the key's hash.
+pub(crate) type Named = (Key, Side, u64);
+
 /// By their identities.
-type Nics<'a> = hashbrown::HashMap<PortUid, &'a PortConfig, foldhash::fast::RandomState>;
+pub(crate) type Nics<'a> = hashbrown::HashMap<PortUid, &'a PortConfig, foldhash::fast::RandomState>;
 
 /// A dump under way.
 pub(crate) struct Dump {
@@ -115,33 +118,59 @@ pub(crate) fn info(entry: &Entry, key: &Key, epoch: u32, now: Now) -> FlowInfo {
 
 /// Adds flows that another worker, or this one before, has dumped. They are decided again with
 /// their next packet. Gives how many were taken.
-///
-/// Each misses the cache in its place of the index; so these are fetched for a few at once.
 pub(crate) fn import(view: &View, flows: &mut Flows, infos: &[FlowInfo], now: Now) -> usize {
-    let nics: Nics<'_> = view
-        .ports()
-        .chain(view.remotes())
-        .map(|config| (config.uid, config))
-        .collect();
+    let nics = nics(view);
     let mut taken = 0;
-    for part in infos.chunks(FETCHED) {
-        let mut keys = [None; FETCHED];
-        for (info, key) in part.iter().zip(&mut keys) {
-            let v6 = info.initiator.address.is_ipv6();
-            if info.responder.address.is_ipv6() == v6 {
-                let ends = (info.initiator, info.responder);
-                let (named, initiator) = Key::between(info.protocol, v6, ends);
-                let hash = flows.hash(&named);
-                flows.fetch_index(hash);
-                *key = Some((named, initiator, hash));
+    each_named(
+        flows,
+        infos,
+        |info| info,
+        |flows, info, named| {
+            let find = |uid| nics.get(&uid).copied();
+            taken += usize::from(import_one(view, flows, find, info, named, now).is_some());
+        },
+    );
+    taken
+}
+
+/// All NICs of a view, and what its networks are on other hosts.
+pub(crate) fn nics(view: &View) -> Nics<'_> {
+    let all = view.ports().chain(view.remotes());
+    all.map(|config| (config.uid, config)).collect()
+}
+
+/// `None`: its ends are of two families.
+pub(crate) fn named(flows: &Flows, info: &FlowInfo) -> Option<Named> {
+    let v6 = info.initiator.address.is_ipv6();
+    let ends = (info.initiator, info.responder);
+    (info.responder.address.is_ipv6() == v6).then(|| {
+        let (key, initiator) = Key::between(info.protocol, v6, ends);
+        (key, initiator, flows.hash(&key))
+    })
+}
+
+/// Calls `each` for those that have a name. Each misses the cache in its place of the index; so
+/// these are fetched for a few at once.
+pub(crate) fn each_named<T>(
+    flows: &mut Flows,
+    all: &[T],
+    info: impl Fn(&T) -> &FlowInfo,
+    mut each: impl FnMut(&mut Flows, &T, Named),
+) {
+    for part in all.chunks(FETCHED) {
+        let mut names = [None; FETCHED];
+        for (one, name) in part.iter().zip(&mut names) {
+            *name = named(flows, info(one));
+            if let Some((_, _, hash)) = name {
+                flows.fetch_index(*hash);
             }
         }
-        for (info, key) in part.iter().zip(keys) {
-            let imported = key.and_then(|key| import_one(view, flows, &nics, info, key, now));
-            taken += usize::from(imported.is_some());
+        for (one, name) in part.iter().zip(names) {
+            if let Some(name) = name {
+                each(flows, one, name);
+            }
         }
     }
-    taken
 }
 
 /// Takes out those of these flows that are there, whichever worker has made them. Gives how many.
@@ -158,18 +187,16 @@ pub(crate) fn remove(flows: &mut Flows, which: &[FlowInfo]) -> usize {
     removed
 }
 
-fn import_one(
+/// Adds a flow between two of these NICs, if it is not there.
+pub(crate) fn import_one<'a>(
     view: &View,
     flows: &mut Flows,
-    nics: &Nics<'_>,
+    nic: impl Fn(PortUid) -> Option<&'a PortConfig>,
     info: &FlowInfo,
-    (key, initiator, hash): (Key, Side, u64),
+    (key, initiator, hash): Named,
     now: Now,
-) -> Option<()> {
-    let (from, to) = (
-        nics.get(&info.initiator.uid)?,
-        nics.get(&info.responder.uid)?,
-    );
+) -> Option<FlowId> {
+    let (from, to) = (nic(info.initiator.uid)?, nic(info.responder.uid)?);
     if from.uid == to.uid || from.network != to.network {
         return None;
     }
@@ -206,7 +233,7 @@ fn import_one(
             side.note_seen(tcp.seen_flags(index));
         }
     }
-    Some(())
+    Some(id)
 }
 
 impl crate::flow::TcpWindows {

@@ -15,6 +15,7 @@ use crate::flow::kernel::{Entered, KernelPart};
 use crate::flow::{FlowId, FlowInfo, Log};
 use crate::ids::{PortSlot, PortUid};
 use crate::learned::{HandedOverMac, LearnedMac};
+use crate::left_flows::{LeftFlows, Place};
 use crate::load::{QueueLoad, WorkerLoad};
 use crate::queue::QueueId;
 use crate::report::PortReport;
@@ -58,6 +59,10 @@ pub(crate) enum Command {
         Sender<(Vec<FlowInfo>, Option<FlowId>)>,
     ),
     Import(Vec<FlowInfo>, Sender<usize>),
+    /// Flows of a process before are to be taken up from now on, or all are.
+    LeftFlows(Option<Arc<LeftFlows>>, Sender<()>),
+    /// Take these of them up, which are in these places.
+    TakeUp(Vec<(Place, FlowInfo)>, Sender<()>),
     /// Flows are left to the next process as they are.
     LeaveFlows(Sender<()>),
     /// Take these flows out; the answer: how many were there.

@@ -11,10 +11,11 @@ use wire::Vni;
 use wire::parse::protocol::{SCTP, TCP};
 
 use crate::dump;
+use crate::flow::hash::HashKey;
 use crate::flow::memory::{
-    ENTRIES, ENTRY, LAYOUT, MAGIC, MAX_NETWORKS, MOST, NETWORKS, NICS, WORDS, parts,
+    ENTRIES, ENTRY, HEAD, LAYOUT, MAGIC, MAX_NETWORKS, MOST, NETWORKS, NICS, WORDS, parts,
 };
-use crate::flow::{Entry, FlowInfo, FlowState, Key, SHORTEST_SECS};
+use crate::flow::{Entry, FlowId, FlowInfo, FlowState, Key, SHORTEST_SECS, memory};
 use crate::ids::{MAX_PORTS, PortUid};
 use crate::snapshot::Timeouts;
 use crate::time::Now;
@@ -31,23 +32,67 @@ pub enum LeftEnd {
     Elsewhere(Vni),
 }
 
+/// Who ends of flows that were left are in this process, by who they were.
+#[derive(Default)]
+pub struct Successors(HashMap<PortUid, Successor>);
+
+/// Who an end of a flow that was left is in this process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Successor {
+    /// By this it is known here.
+    pub uid: PortUid,
+    /// The network that it is in, as before.
+    pub vni: Vni,
+    /// All that is on other hosts.
+    pub is_elsewhere: bool,
+}
+
+impl FromIterator<(PortUid, Successor)> for Successors {
+    fn from_iter<T: IntoIterator<Item = (PortUid, Successor)>>(all: T) -> Self {
+        Successors(all.into_iter().collect())
+    }
+}
+
+impl Successors {
+    /// Who was who is this now. Of two who were the same one, any.
+    pub(crate) fn before(&self) -> HashMap<PortUid, PortUid> {
+        let each = self.0.iter();
+        each.map(|(was, is)| (is.uid, *was)).collect()
+    }
+
+    /// A flow that was left, between those who its ends are now; `None` where one is here no more,
+    /// or both are in no network together.
+    pub fn between(&self, mut flow: FlowInfo) -> Option<FlowInfo> {
+        let one = self.0.get(&flow.initiator.uid)?;
+        let other = self.0.get(&flow.responder.uid)?;
+        let apart = one.vni != other.vni || one.is_elsewhere && other.is_elsewhere;
+        (flow.initiator.uid, flow.responder.uid) = (one.uid, other.uid);
+        (!apart).then_some(flow)
+    }
+}
+
 /// What a process that has ended has left.
 pub struct Left<'a> {
     memory: BorrowedFd<'a>,
     max: u64,
+    /// How many entries are looked at.
+    used: u64,
+    /// What its index was made with, where it has one of a kind that is known.
+    index: Option<(HashKey, u64)>,
     ends: HashMap<PortUid, LeftEnd>,
 }
 
 impl<'a> Left<'a> {
     /// Looks at memory that was left. An error: it is none of ours, or of another layout.
     pub fn open(memory: BorrowedFd<'a>) -> io::Result<Left<'a>> {
-        let mut head = [0; 3];
-        shared_memory::read(memory, (0, 24), 24, |_, bytes| {
+        let mut head = [0; HEAD];
+        let bytes = 8 * HEAD;
+        shared_memory::read(memory, (0, bytes as u64), bytes, |_, bytes| {
             for (word, bytes) in head.iter_mut().zip(bytes.chunks_exact(8)) {
                 *word = word_of(bytes);
             }
         })?;
-        let [magic, layout, max] = head;
+        let [magic, layout, max, index, seed, shared, check] = head;
         if magic != MAGIC {
             return Err(io::Error::other("it holds no connections"));
         }
@@ -66,18 +111,36 @@ impl<'a> Left<'a> {
             let elsewhere = |(uid, vni)| (uid, LeftEnd::Elsewhere(vni));
             ends.extend(words.filter_map(parts).map(elsewhere));
         })?;
-        Ok(Left { memory, max, ends })
+        let index = (index == memory::INDEX).then_some((HashKey { seed, shared }, check));
+        Ok(Left {
+            memory,
+            max,
+            used: max,
+            index,
+            ends,
+        })
+    }
+
+    /// The memory, how many entries it has, and how many are looked at.
+    pub(crate) fn memory(&self) -> (BorrowedFd<'a>, u64, u64) {
+        (self.memory, self.max, self.used)
+    }
+
+    /// What its index was made with and the check of that, where it is of a kind that is known.
+    pub(crate) fn index(&self) -> Option<(HashKey, u64)> {
+        self.index
     }
 
     /// Of how many connections there is memory at the most, by the system's word: what another
-    /// process has left, or is about to.
+    /// process has left, or is about to. They are used from the first on.
     pub fn room(memory: BorrowedFd<'_>) -> io::Result<usize> {
-        Ok(shared_memory::used(memory)? as usize / ENTRY)
+        let end = shared_memory::end_of_data(memory, ENTRIES)?;
+        Ok((end - ENTRIES) as usize / ENTRY)
     }
 
     /// Those alone in the first so many places.
     pub fn first(mut self, places: u64) -> Self {
-        self.max = self.max.min(places);
+        self.used = self.max.min(places);
         self
     }
 
@@ -90,27 +153,37 @@ impl<'a> Left<'a> {
     /// All connections that have not ended by `now`, of the same clock, with the names of their
     /// [ends](Left::ends). How many entries could not be true.
     pub fn connections(&self, now: Now, mut each: impl FnMut(FlowInfo)) -> io::Result<u64> {
-        let end = ENTRIES + self.max * ENTRY as u64;
-        let mut untrue = 0;
-        shared_memory::read(self.memory, (ENTRIES, end), AT_ONCE * ENTRY, |_, bytes| {
-            for entry in bytes.chunks_exact(ENTRY) {
-                match connection(entry, now) {
-                    Ok(Some(flow)) => each(flow),
-                    Ok(None) => (),
-                    Err(Untrue) => untrue += 1,
-                }
-            }
-        })?;
-        Ok(untrue)
+        connections((self.memory, self.used), now, |_, flow| each(flow))
     }
 }
 
+/// The connections in the first so many entries of memory that was left, each with its place. How
+/// many could not be true.
+pub(crate) fn connections(
+    (memory, used): (BorrowedFd<'_>, u64),
+    now: Now,
+    mut each: impl FnMut(FlowId, FlowInfo),
+) -> io::Result<u64> {
+    let end = ENTRIES + used * ENTRY as u64;
+    let mut untrue = 0;
+    shared_memory::read(memory, (ENTRIES, end), AT_ONCE * ENTRY, |at, bytes| {
+        let first = (at - ENTRIES) / ENTRY as u64;
+        for (place, entry) in (first as FlowId..).zip(bytes.chunks_exact(ENTRY)) {
+            match connection(&Entry::of_bytes(entry), now) {
+                Ok(Some(flow)) => each(place, flow),
+                Ok(None) => (),
+                Err(Untrue) => untrue += 1,
+            }
+        }
+    })?;
+    Ok(untrue)
+}
+
 /// An entry that no table of ours has.
-struct Untrue;
+pub(crate) struct Untrue;
 
 /// The flow of an entry; `None`: there is none, or it has ended since.
-fn connection(bytes: &[u8], now: Now) -> Result<Option<FlowInfo>, Untrue> {
-    let entry = Entry::of_bytes(bytes);
+pub(crate) fn connection(entry: &Entry, now: Now) -> Result<Option<FlowInfo>, Untrue> {
     let code = entry.state.get();
     if code == 0 {
         return Ok(None);
@@ -120,7 +193,7 @@ fn connection(bytes: &[u8], now: Now) -> Result<Option<FlowInfo>, Untrue> {
         .find(|state| *state as u8 == code);
     let state = known.ok_or(Untrue)?;
     let key = entry.key();
-    let flow = dump::info(&entry, &key, 0, now);
+    let flow = dump::info(entry, &key, 0, now);
     let (v6, ends) = (key.is_v6(), (flow.initiator, flow.responder));
     let timeouts = SHORTEST_SECS..=Timeouts::LONGEST.tcp_established_secs;
     let is_true = has_state(flow.protocol, state)
@@ -369,7 +442,10 @@ mod tests {
     /// changes the other.
     #[test]
     fn the_layout_is_the_one_that_its_number_says() {
-        let flow = connection(&golden(), NOW).ok().flatten().unwrap();
+        let flow = connection(&Entry::of_bytes(&golden()), NOW)
+            .ok()
+            .flatten()
+            .unwrap();
         assert_eq!(LAYOUT, 1);
         assert_eq!(flow.state, FlowState::Established);
         assert_eq!(
@@ -428,11 +504,11 @@ mod tests {
             ("NICs the wrong way round", 32, &[1, 0, 0, 0, 2, 0, 0, 0]),
             ("a kind of its own", 40, &[0x80]),
         ];
-        assert!(connection(&golden(), NOW).is_ok());
+        assert!(connection(&Entry::of_bytes(&golden()), NOW).is_ok());
         for (what, at, lie) in lies {
             let mut bytes = golden();
             bytes[at..][..lie.len()].copy_from_slice(lie);
-            assert!(connection(&bytes, NOW).is_err(), "{what}");
+            assert!(connection(&Entry::of_bytes(&bytes), NOW).is_err(), "{what}");
         }
     }
 
@@ -446,7 +522,7 @@ mod tests {
             for (at, byte) in changes {
                 bytes[at] = byte;
             }
-            if let Ok(Some(flow)) = connection(&bytes, NOW) {
+            if let Ok(Some(flow)) = connection(&Entry::of_bytes(&bytes), NOW) {
                 let ends = (flow.initiator, flow.responder);
                 let v6 = flow.initiator.address.is_ipv6();
                 prop_assert_eq!(v6, flow.responder.address.is_ipv6());

@@ -13,7 +13,7 @@ use io::port::Port;
 use crate::config::WorkerConfig;
 use crate::counters::{PortCounters, RuleCounters};
 use crate::dump::FlowCursor;
-use crate::flow::{FlowEvents, FlowInfo};
+use crate::flow::{FlowEvents, FlowInfo, FlowMemory};
 use crate::ids::{PortSlot, PortUid, RuleSlot};
 use crate::load::WorkerLoad;
 use crate::queue::QueueId;
@@ -40,6 +40,17 @@ pub struct Simulation {
     now: Now,
 }
 
+/// Tables large enough for any session.
+fn any_session() -> WorkerConfig {
+    WorkerConfig {
+        max_flows: 4096,
+        max_fragments: 256,
+        max_learned_macs: 64,
+        seed: 1,
+        on_broken: Box::new(|_, _| {}),
+    }
+}
+
 impl Default for Simulation {
     /// One worker, with tables large enough for any session.
     fn default() -> Self {
@@ -54,7 +65,15 @@ impl Simulation {
     /// When the process is out of descriptors.
     pub fn new(config: WorkerConfig) -> Self {
         let mut config = Some(config);
-        Simulation::with(1, move |_| config.take().expect("one worker"))
+        Simulation::with(1, None, move |_| config.take().expect("one worker"))
+    }
+
+    /// Several workers whose flows are in this memory, with tables as large as that.
+    ///
+    /// # Panics
+    /// When the process is out of descriptors.
+    pub fn in_memory(memory: FlowMemory, workers: usize) -> Self {
+        Simulation::with(workers, Some(memory), |_| any_session())
     }
 
     /// Several workers, with tables large enough for any session.
@@ -62,18 +81,16 @@ impl Simulation {
     /// # Panics
     /// When the process is out of descriptors.
     pub fn several(workers: usize) -> Self {
-        Simulation::with(workers, |_| WorkerConfig {
-            max_flows: 4096,
-            max_fragments: 256,
-            max_learned_macs: 64,
-            seed: 1,
-            on_broken: Box::new(|_, _| {}),
-        })
+        Simulation::with(workers, None, |_| any_session())
     }
 
-    fn with(workers: usize, configure: impl FnMut(usize) -> WorkerConfig) -> Self {
-        let (switch, workers) =
-            Switch::new(workers, configure).expect("an eventfd and an epoll set for each worker");
+    fn with(
+        workers: usize,
+        memory: Option<FlowMemory>,
+        configure: impl FnMut(usize) -> WorkerConfig,
+    ) -> Self {
+        let (switch, workers) = Switch::with_memory(workers, memory, configure)
+            .expect("an eventfd and an epoll set for each worker");
         let now = Now {
             mono_ns: 864_000_000_000_000,
             unix_ns: 1_800_000_000_000_000_000,
@@ -182,6 +199,11 @@ impl Simulation {
     /// Ends one worker as its thread does, and with it the ports that it has.
     pub fn stop(&mut self, worker: usize) {
         self.workers[worker] = None;
+    }
+
+    /// The time that it is.
+    pub fn now(&self) -> Now {
+        self.now
     }
 
     /// Lets time pass, and the workers do nothing meanwhile.

@@ -28,6 +28,7 @@ use crate::handle::{Answer, Command, QueueArrival, WorkerGone, WorkerHandle};
 use crate::handoff::{self, Wake};
 use crate::ids::{PortSlot, PortUid, RuleSlot};
 use crate::learned::{HandedOverMac, LearnedMac};
+use crate::left_flows::{LeftFlows, TakingUp};
 use crate::load::{QueueLoad, WorkerLoad};
 use crate::queue::{MAX_WORKERS, QueueId, Routes};
 use crate::report::PortReport;
@@ -35,6 +36,7 @@ use crate::sampling::Samples;
 use crate::sleep_flag::SleepFlag;
 use crate::snapshot::Snapshot;
 use crate::state_memory::StateMemory;
+use crate::time::Now;
 use crate::trial::{Report, Trial};
 use crate::underlay::Underlay;
 use crate::view::View;
@@ -68,6 +70,7 @@ pub struct Switch {
     busy: Vec<AtomicU64>,
     /// What the kernel forwards, where it does.
     kernel: OnceLock<Arc<KernelFlows>>,
+    taking_up: TakingUp,
     stopping: Mutex<bool>,
     stopped: Condvar,
 }
@@ -177,6 +180,7 @@ impl Switch {
             taps: Taps::default(),
             busy: (0..count).map(|_| AtomicU64::new(0)).collect(),
             kernel: OnceLock::new(),
+            taking_up: TakingUp::default(),
             stopping: Mutex::new(false),
             stopped: Condvar::new(),
         };
@@ -476,6 +480,7 @@ impl Switch {
 
     /// The tracked flows, all of them or those with an end at one NIC.
     pub fn flows(&self, of: Option<PortUid>) -> Result<Vec<FlowInfo>, WorkerGone> {
+        self.taking_up.wait();
         let page = FlowPage {
             at: 0,
             most: usize::MAX,
@@ -493,6 +498,7 @@ impl Switch {
         from: FlowCursor,
         most: usize,
     ) -> Result<(Vec<FlowInfo>, Option<FlowCursor>), WorkerGone> {
+        self.taking_up.wait();
         let page = FlowPage { at: from.at, most };
         let (found, next) = self
             .ask(from.worker, |answer| Command::Flows(of, page, answer))
@@ -510,7 +516,41 @@ impl Switch {
     /// force with their next packet. Gives how many were taken: not those that are there already,
     /// whose NICs are not, or for which there is no room.
     pub fn import_flows(&self, flows: Vec<FlowInfo>) -> Result<usize, WorkerGone> {
+        self.taking_up.wait();
         self.ask(0, |answer| Command::Import(flows, answer)).wait()
+    }
+
+    /// From now on a packet whose flow is not known has it looked for in what another process has
+    /// left, and taken up. Whoever asks for flows waits until
+    /// [`take_up_left`](Self::take_up_left), which is to follow, has taken up all others.
+    pub fn begin_left(&self, left: &Arc<LeftFlows>) -> Result<(), WorkerGone> {
+        self.taking_up.set(true);
+        let told = self.ask_all(|answer| Command::LeftFlows(Some(left.clone()), answer));
+        told.map(drop).inspect_err(|_| self.taking_up.set(false))
+    }
+
+    /// Takes up all flows that were left while frames move, some between two batches, but for
+    /// those that have ended by `now`. How many there were, those that packets have asked for
+    /// included, and how many entries could not be true.
+    ///
+    /// # Errors
+    /// A sentence: not all were taken up.
+    pub fn take_up_left(&self, left: &LeftFlows, now: Now) -> Result<(usize, u64), String> {
+        let mut gone = Ok(());
+        let untrue = left.rest(now, |some| {
+            if gone.is_ok() {
+                gone = self.ask(0, |answer| Command::TakeUp(some, answer)).wait();
+            }
+        });
+        let ended = self.ask_all(|answer| Command::LeftFlows(None, answer));
+        self.taking_up.set(false);
+        gone.and(ended).map_err(|e| e.to_string())?;
+        Ok((left.taken(), untrue.map_err(|e| e.to_string())?))
+    }
+
+    /// Returns when no flows are to be taken up any more.
+    pub fn wait_for_left(&self) {
+        self.taking_up.wait();
     }
 
     /// Leaves the flows that there are now to the next process, in the memory that outlives this
@@ -521,6 +561,7 @@ impl Switch {
     /// A sentence: they are not left.
     pub fn leave_flows(&self) -> Option<Result<usize, String>> {
         let memory = self.memory.as_ref()?;
+        self.taking_up.wait();
         let left = self.ask_all(Command::LeaveFlows).map_err(|e| e.to_string());
         let left = left.and_then(|_| self.flows.leave(memory).map_err(|e| e.to_string()));
         Some(left.map(|()| self.flows.len() as usize))
@@ -560,10 +601,10 @@ impl Switch {
         self.flows.high().into()
     }
 
-    /// Has the memory in which flows are looked up there before many are taken up, so that no
-    /// worker waits for it.
-    pub fn populate_flow_index(&self) {
-        self.flows.populate_index();
+    /// Gives the memory in which flows are looked up huge pages, where the system does not by
+    /// itself: all of it.
+    pub fn collapse_flow_index(&self) {
+        self.flows.collapse_index();
     }
 
     /// Gives the memory of flows huge pages, of those in use and of `ahead` more, up to where
@@ -578,6 +619,7 @@ impl Switch {
     /// the rules, and TCP in the middle of a connection is refused where the rules do not take it
     /// up. Gives how many were there.
     pub fn remove_flows(&self, flows: &[FlowInfo]) -> Result<usize, WorkerGone> {
+        self.taking_up.wait();
         let mut removed = 0;
         // A part between two batches each, so that frames need not wait for all.
         for part in flows.chunks(REMOVED_AT_ONCE) {
@@ -654,6 +696,7 @@ impl Switch {
     /// What would become of a frame that came from a NIC, or from an uplink's wire: the path judges
     /// it, and nothing is sent, counted, learnt or remembered. Asks the worker that has the queue.
     pub fn trial(&self, from: PortSlot, frame: Vec<u8>) -> Result<Box<Report>, WorkerGone> {
+        self.taking_up.wait();
         let assigned = self.queues().get(&QueueId::from(from)).map(|to| to.worker);
         let worker = assigned.unwrap_or(0);
         // What it needs is made here, and the worker makes nothing large.

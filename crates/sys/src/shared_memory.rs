@@ -14,7 +14,7 @@ use rustix::fs::{
     MemfdFlags, SealFlags, SeekFrom, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate,
     memfd_create, seek,
 };
-use rustix::io::Errno;
+use rustix::io::{Errno, pread};
 
 /// Memory of a fixed length, all zero in the beginning. Pages that nobody has written take none.
 pub struct SharedMemory {
@@ -52,10 +52,32 @@ impl AsFd for SharedMemory {
     }
 }
 
-/// How many bytes of it are there, in whole pages: what was never written is not.
-pub fn used(memory: BorrowedFd<'_>) -> io::Result<u64> {
-    // Of blocks of 512 bytes (stat(3type)).
-    Ok(fstat(memory)?.st_blocks.max(0) as u64 * 512)
+/// Where what was written from `from` on ends, or `from` where nothing was: the first hole, which
+/// begins with a page.
+pub fn end_of_data(memory: BorrowedFd<'_>, from: u64) -> io::Result<u64> {
+    fcntl_get_seals(memory).map_err(|_| io::Error::other("it is no file in memory"))?;
+    match seek(memory, SeekFrom::Hole(from)) {
+        // Of files in memory the end is a hole, too.
+        Ok(end) => Ok(end.max(from)),
+        // Behind the end there is nothing.
+        Err(Errno::NXIO) => Ok(from),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Reads so many bytes of what another process has left from `at` on; what was never written is
+/// zero. An error: it is no file, or shorter.
+pub fn read_at(memory: BorrowedFd<'_>, bytes: &mut [u8], at: u64) -> io::Result<()> {
+    let mut done = 0;
+    while done < bytes.len() {
+        match pread(memory, &mut bytes[done..], at + done as u64) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => done += count,
+            Err(Errno::INTR) => (),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
 }
 
 /// Reads what another process has left from `from` up to `to`, a part of at most `part` bytes after
@@ -123,8 +145,19 @@ mod tests {
         .unwrap();
         assert_eq!(read_back, [(0, 7), (700_001, 9)]);
         assert!(bytes <= 8 << 20);
-        let used = used(memory.as_fd()).unwrap();
-        assert!((8192..8 << 20).contains(&used), "{used}");
+        let end = |from| end_of_data(memory.as_fd(), from).unwrap();
+        // A page, or a huge one.
+        assert!(
+            (4096..=2 << 20).contains(&(end(2 << 20) - (2 << 20))),
+            "{}",
+            end(2 << 20)
+        );
+        assert_eq!(end(32 << 20), 32 << 20);
+        assert_eq!(end(64 << 20), 64 << 20);
+        let mut bytes = [1; 16];
+        read_at(memory.as_fd(), &mut bytes, (2 << 20) - 8).unwrap();
+        assert_eq!(bytes, [0, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0]);
+        assert!(read_at(memory.as_fd(), &mut bytes, (64 << 20) - 8).is_err());
     }
 
     #[test]

@@ -224,6 +224,8 @@ impl Upgrade {
         let (Some(stored), Some(held)) = (app.operations.stored(), &self.held) else {
             return Err(NEEDS.into());
         };
+        // What is there of flows is all then.
+        app.workers.switch().wait_for_left();
         let pidfd = Pid::from_raw(next.child.id() as i32)
             .ok_or(rustix::io::Errno::SRCH)
             .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()));

@@ -18,6 +18,7 @@
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
 use sys::huge::Zeroed;
+use sys::shared_memory::SharedMemory;
 
 use super::entry::FlowId;
 
@@ -26,9 +27,6 @@ const SLOTS: usize = 16;
 
 /// How many of them a full table fills, on average. One bucket in twenty is then full.
 const FILL: usize = 10;
-
-/// The smallest page of memory, bytes.
-const PAGE: usize = 4096;
 
 /// The most that is counted, and stands for more.
 const MANY: u8 = u8::MAX;
@@ -41,70 +39,160 @@ pub(super) const MAX: u32 = (1 << 31) - 1;
 #[repr(C, align(64))]
 struct Bucket([AtomicU32; SLOTS]);
 
+/// Bytes of a bucket.
+pub(crate) const BUCKET: usize = size_of::<Bucket>();
+
+/// How large an index is: where in it an entry is looked for, also in one that another process has
+/// made.
+#[derive(Clone, Copy)]
+pub(crate) struct Shape {
+    buckets: usize,
+    /// The bits of a slot that name the entry; the others are a part of the hash.
+    ids: u32,
+}
+
 pub(super) struct Index {
     buckets: Zeroed<Bucket>,
     /// For each bucket how many of the entries that belong there are elsewhere. [`MANY`] stays.
     spilt: Zeroed<AtomicU8>,
-    /// The bits of a slot that name the entry; the others are a part of the hash.
-    ids: u32,
+    shape: Shape,
     /// One worker alone adds and takes out: it needs no locked instructions.
     alone: bool,
+}
+
+impl Shape {
+    /// For `max` entries at most, of which [`MAX`] are possible.
+    pub(crate) fn of(max: u32) -> Shape {
+        debug_assert!(max <= MAX);
+        Shape {
+            // Each has a neighbour.
+            buckets: (max as usize).div_ceil(FILL).next_multiple_of(2).max(8),
+            ids: u32::MAX >> max.leading_zeros(),
+        }
+    }
+
+    /// How many buckets it has; as many bytes count what is elsewhere.
+    pub(crate) fn buckets(&self) -> usize {
+        self.buckets
+    }
+
+    /// The bucket in which an entry with this hash belongs.
+    #[inline(always)]
+    fn first(&self, hash: u64) -> usize {
+        self.nth(hash as u32)
+    }
+
+    /// The bucket of a number that may be any of 32 bits: the first ones of the lowest, and so on.
+    #[inline(always)]
+    fn nth(&self, number: u32) -> usize {
+        ((u64::from(number) * self.buckets as u64) >> 32) as usize
+    }
+
+    /// The buckets in which an entry with this hash may be; nearly all are in the first.
+    #[inline]
+    pub(crate) fn places(&self, hash: u64) -> [usize; 8] {
+        let [a, b, c, d] = [0, 16, 32, 48].map(|by| self.nth(hash.rotate_right(by) as u32));
+        [a, a ^ 1, b, b ^ 1, c, c ^ 1, d, d ^ 1]
+    }
+
+    /// The part of a hash that a slot holds, where it holds it.
+    #[inline(always)]
+    fn tag(&self, hash: u64) -> u32 {
+        (hash >> 32) as u32 & !self.ids
+    }
+
+    #[inline]
+    fn slot(&self, hash: u64, id: FlowId) -> u32 {
+        self.tag(hash) | (id + 1)
+    }
+
+    /// The entry that this slot names, if it may have this hash.
+    #[inline(always)]
+    fn id(&self, slot: u32, tag: u32) -> Option<FlowId> {
+        // One comparison for the part of the hash and for a free slot: which slots are free nobody
+        // can foretell.
+        let id = (slot ^ tag).wrapping_sub(1);
+        (id < self.ids).then_some(id)
+    }
+
+    /// The entries that may have this hash of a bucket that is there as bytes.
+    pub(crate) fn ids_in(&self, bucket: &[u8; BUCKET], hash: u64) -> impl Iterator<Item = FlowId> {
+        let tag = self.tag(hash);
+        let slots = bucket.as_chunks::<{ size_of::<u32>() }>().0;
+        let slots = slots.iter().map(|slot| u32::from_ne_bytes(*slot));
+        slots.filter_map(move |slot| self.id(slot, tag))
+    }
 }
 
 impl Index {
     /// For `max` entries at most, of which [`MAX`] are possible. `alone`: of one worker.
     pub(super) fn new(max: u32, alone: bool) -> Self {
-        debug_assert!(max <= MAX);
-        // Each has a neighbour.
-        let buckets = (max as usize).div_ceil(FILL).next_multiple_of(2).max(8);
+        let shape = Shape::of(max);
+        let (buckets, spilt) = (Zeroed::new(shape.buckets), Zeroed::new(shape.buckets));
         Index {
-            buckets: Zeroed::new(buckets),
-            spilt: Zeroed::new(buckets),
-            ids: u32::MAX >> max.leading_zeros(),
+            buckets,
+            spilt,
+            shape,
             alone,
         }
     }
 
-    /// Has all of its memory there: who adds many flows would wait for a page with every few.
-    ///
-    /// Each page is written to, and not asked for (`MADV_POPULATE_WRITE`): that would hold the lock
-    /// of the address space while a huge page is cleared, up to 5 ms in a virtual machine, and each
-    /// thread that maps something meanwhile would wait for it: 50 ms of a start behind a kill. A
-    /// page fault holds that of the mapping alone, since Linux 6.4.
-    pub(super) fn populate(&self) {
-        // What is there already stays: what is not zero is not exchanged.
-        let (relaxed, of_page) = (Ordering::Relaxed, PAGE / size_of::<Bucket>());
-        for Bucket([first, ..]) in self.buckets.iter().step_by(of_page) {
-            let _ = first.compare_exchange(0, 0, relaxed, relaxed);
-        }
-        for count in self.spilt.iter().step_by(PAGE) {
-            let _ = count.compare_exchange(0, 0, relaxed, relaxed);
-        }
+    /// [`new`](Self::new) in memory that outlives the process, where the buckets and what is
+    /// counted of them begin there.
+    pub(super) fn shared(
+        max: u32,
+        alone: bool,
+        memory: &SharedMemory,
+        [buckets, spilt]: [u64; 2],
+    ) -> std::io::Result<Self> {
+        let shape = Shape::of(max);
+        Ok(Index {
+            buckets: Zeroed::shared(memory, buckets, shape.buckets)?,
+            spilt: Zeroed::shared(memory, spilt, shape.buckets)?,
+            shape,
+            alone,
+        })
+    }
+
+    /// Leaves it as it is now in the memory in which it begins there.
+    pub(super) fn leave(
+        &self,
+        memory: &SharedMemory,
+        [buckets, spilt]: [u64; 2],
+    ) -> std::io::Result<()> {
+        self.buckets.leave(memory, buckets)?;
+        self.spilt.leave(memory, spilt)
+    }
+
+    /// Gives it huge pages, where the system did not by itself; takes all of its memory.
+    pub(super) fn collapse(&self) {
+        self.buckets.collapse(0..self.shape.buckets);
+        self.spilt.collapse(0..self.shape.buckets);
     }
 
     /// Fetches the cache line in which a lookup will begin.
     #[inline(always)]
     pub(super) fn fetch(&self, hash: u64) {
-        io::fetch::soon(&self.buckets[self.first(hash)]);
+        io::fetch::soon(&self.buckets[self.shape.first(hash)]);
     }
 
     /// The entry that a lookup will probably find. Only a guess.
     #[inline(always)]
     pub(super) fn likely(&self, hash: u64) -> Option<FlowId> {
-        self.in_bucket(self.first(hash), hash, |_| true)
+        self.in_bucket(self.shape.first(hash), hash, |_| true)
     }
 
     /// The entry with this hash for which `is` holds.
     #[inline(always)]
     pub(super) fn find(&self, hash: u64, is: impl Fn(FlowId) -> bool) -> Option<FlowId> {
-        let first = self.in_bucket(self.first(hash), hash, &is);
+        let first = self.in_bucket(self.shape.first(hash), hash, &is);
         first.or_else(|| self.find_further(hash, is))
     }
 
     /// In the other buckets.
     #[inline(always)]
     fn find_further(&self, hash: u64, is: impl Fn(FlowId) -> bool) -> Option<FlowId> {
-        if self.spilt[self.first(hash)].load(Ordering::Acquire) == 0 {
+        if self.spilt[self.shape.first(hash)].load(Ordering::Acquire) == 0 {
             return None;
         }
         self.find_spilt(hash, is)
@@ -112,7 +200,7 @@ impl Index {
 
     #[cold]
     fn find_spilt(&self, hash: u64, is: impl Fn(FlowId) -> bool) -> Option<FlowId> {
-        let [_, others @ ..] = self.places(hash);
+        let [_, others @ ..] = self.shape.places(hash);
         others
             .into_iter()
             .find_map(|bucket| self.in_bucket(bucket, hash, &is))
@@ -121,14 +209,13 @@ impl Index {
     #[inline(always)]
     fn in_bucket(&self, bucket: usize, hash: u64, is: impl Fn(FlowId) -> bool) -> Option<FlowId> {
         let slots = &self.buckets[bucket].0;
-        let (tag, ids) = (self.tag(hash), self.ids);
+        let (shape, tag) = (self.shape, self.shape.tag(hash));
         // Where insertion has begun to look too: nearly always the first.
         for step in 0..SLOTS {
             let slot = slots[(begin(hash) + step) % SLOTS].load(Ordering::Acquire);
-            // One comparison for the part of the hash and for a free slot: which slots are free
-            // nobody can foretell.
-            let id = (slot ^ tag).wrapping_sub(1);
-            if id < ids && is(id) {
+            if let Some(id) = shape.id(slot, tag)
+                && is(id)
+            {
                 return Some(id);
             }
         }
@@ -138,7 +225,7 @@ impl Index {
     /// Adds an entry, complete in all its parts. False when there is no place for it.
     #[inline]
     pub(super) fn insert(&self, hash: u64, id: FlowId) -> bool {
-        let [first, others @ ..] = self.places(hash);
+        let [first, others @ ..] = self.shape.places(hash);
         if self.insert_into(first, hash, id) {
             return true;
         }
@@ -164,18 +251,18 @@ impl Index {
         (0..SLOTS).any(|step| {
             let at = &slots[(begin(hash) + step) % SLOTS];
             let is_free = at.load(Ordering::Relaxed) == 0;
-            is_free && self.take(at, self.slot(hash, id))
+            is_free && self.take(at, self.shape.slot(hash, id))
         })
     }
 
     /// Takes an entry out; nobody finds it who begins to look now.
     #[inline]
     pub(super) fn remove(&self, hash: u64, id: FlowId) {
-        let first = self.first(hash);
+        let first = self.shape.first(hash);
         if self.remove_from(first, hash, id) {
             return;
         }
-        let [_, others @ ..] = self.places(hash);
+        let [_, others @ ..] = self.shape.places(hash);
         let found = others
             .into_iter()
             .find(|bucket| self.remove_from(*bucket, hash, id));
@@ -187,7 +274,7 @@ impl Index {
     #[inline]
     fn remove_from(&self, bucket: usize, hash: u64, id: FlowId) -> bool {
         let slots = &self.buckets[bucket].0;
-        let wanted = self.slot(hash, id);
+        let wanted = self.shape.slot(hash, id);
         // Where insertion has begun.
         let mut steps = (0..SLOTS).map(|step| &slots[(begin(hash) + step) % SLOTS]);
         let found = steps.find(|slot| slot.load(Ordering::Relaxed) == wanted);
@@ -209,36 +296,6 @@ impl Index {
         let taken = slot.compare_exchange(0, entry, Ordering::SeqCst, Ordering::Relaxed);
         taken.is_ok()
     }
-
-    /// The bucket in which an entry with this hash belongs.
-    #[inline(always)]
-    fn first(&self, hash: u64) -> usize {
-        self.nth(hash as u32)
-    }
-
-    /// The bucket of a number that may be any of 32 bits: the first ones of the lowest, and so on.
-    #[inline(always)]
-    fn nth(&self, number: u32) -> usize {
-        ((u64::from(number) * self.buckets.len() as u64) >> 32) as usize
-    }
-
-    /// The buckets in which an entry with this hash may be.
-    #[inline]
-    fn places(&self, hash: u64) -> [usize; 8] {
-        let [a, b, c, d] = [0, 16, 32, 48].map(|by| self.nth(hash.rotate_right(by) as u32));
-        [a, a ^ 1, b, b ^ 1, c, c ^ 1, d, d ^ 1]
-    }
-
-    /// The part of a hash that a slot holds, where it holds it.
-    #[inline(always)]
-    fn tag(&self, hash: u64) -> u32 {
-        (hash >> 32) as u32 & !self.ids
-    }
-
-    #[inline]
-    fn slot(&self, hash: u64, id: FlowId) -> u32 {
-        self.tag(hash) | (id + 1)
-    }
 }
 
 /// Which slot of a bucket is tried first: by bits that do not choose the bucket, and are not in the
@@ -258,17 +315,6 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::HashMap;
 
-    #[test]
-    fn what_is_in_it_stays_when_its_memory_is_made() {
-        const MANY: u32 = 5_000;
-        let hash_of = |id: u32| u64::from(id).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let index = Index::new(MANY, true);
-        assert!((0..MANY).all(|id| index.insert(hash_of(id), id)));
-        index.populate();
-        let found = |id: &u32| index.find(hash_of(*id), |other| other == *id).is_some();
-        assert_eq!((0..2 * MANY).filter(found).count(), MANY as usize);
-    }
-
     proptest! {
         /// Against a map, over few hashes so that they collide and fill their buckets, with much of
         /// a hash in the slots and with next to nothing.
@@ -278,7 +324,8 @@ mod tests {
             ids in prop_oneof![Just(0x3f), Just(u32::MAX >> 1)],
             alone in any::<bool>(),
         ) {
-            let index = Index { ids, ..Index::new(32, alone) };
+            let mut index = Index::new(32, alone);
+            index.shape.ids = ids;
             let mut model = HashMap::new();
             let hash_of = |id: u32| u64::from(id % 7) << 61 | u64::from(id % 2) << 31;
             for (add, id) in steps {

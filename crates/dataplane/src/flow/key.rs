@@ -179,6 +179,31 @@ impl Key {
         tuple.between(Ends::new(ends.0.uid, ends.1.uid))
     }
 
+    /// The key of the same flow between two others: who is side 0 here, and who is side 1.
+    pub(crate) fn between_others(&self, uids: [PortUid; 2]) -> Key {
+        let [one, other] = uids;
+        let [a, b, c, d, _, rest] = self.words;
+        let ends = u64::from(one.0) << 32 | u64::from(other.0);
+        if one.0 <= other.0 {
+            return Key {
+                words: [a, b, c, d, ends, rest],
+            };
+        }
+        let [a, b, c, d] = match self.is_v6() {
+            true => [c, d, a, b],
+            false => [a.rotate_left(32), 0, 0, 0],
+        };
+        let asked_by = match self.kind() & KIND_QUERY != 0 {
+            true => u64::from(KIND_ASKED_BY_1),
+            false => 0,
+        };
+        let ports = ((rest >> 32) as u32).rotate_left(16);
+        let rest = u64::from(ports) << 32 | u64::from(rest as u32) ^ asked_by;
+        Key {
+            words: [a, b, c, d, ends.rotate_left(32), rest],
+        }
+    }
+
     /// The keyed hash: guests choose most of what is in a key.
     ///
     /// The ports are in both factors of its last multiplication. In one alone they would be so many

@@ -4,18 +4,21 @@
 //!
 //! The entries of the table of flows lie in a file in memory ([`SharedMemory`]), from the first
 //! flow on: workers write there what they would write anyway, so that it costs the path nothing,
-//! and what is there at any instant is what is known. A keeper holds a descriptor of it. The index,
-//! the lists and the numbers of the table are this process's own: the next one makes its own.
+//! and what is there at any instant is what is known. A keeper holds a descriptor of it. So does
+//! the index over them, with what is hashed with. The lists and the numbers of the table are this
+//! process's own: the next one makes its own.
 //!
 //! An entry names its two NICs by their [`PortUid`]s, which the next process gives anew. So who
 //! they are is in the memory as well ([`FlowMemory::note`]): a record a slot, written by the thread
 //! that publishes before any worker sees the NIC, and wiped before a worker sees that it is gone.
 //!
 //! The next process reads the memory ([`Left`](crate::Left)) and does not map it: it makes a
-//! [`FlowInfo`] of each entry, as a dump does, and takes those up as it takes those of a planned
-//! stop, into a table of its own in a new memory. Only when that has all of them does the keeper
-//! let the old one go, so that who is killed amid this has taken nothing away. What was taken up
-//! has the mark of no snapshot: rules judge it with its next packet.
+//! [`FlowInfo`](super::FlowInfo) of each entry, as a dump does, and takes those up into a table of
+//! its own in a new memory. Frames need not wait for that, however many there are: a packet whose
+//! flow is not in the table yet has it looked for in the index that was left, and taken up at once
+//! ([`LeftFlows`](crate::LeftFlows)). Only when all are in the table does the keeper let the old
+//! memory go, so that who is killed amid this has taken nothing away. What was taken up has the
+//! mark of no snapshot: rules judge it with its next packet.
 //!
 //! # What may be in it
 //!
@@ -40,7 +43,8 @@ use wire::Vni;
 
 use super::cell::U64;
 use super::entry::Entry;
-use super::index;
+use super::hash::{self, HashKey};
+use super::index::{self, BUCKET, Index, Shape};
 use crate::ids::{Epoch, MAX_PORTS, PortUid};
 use crate::snapshot::Snapshot;
 
@@ -49,6 +53,14 @@ pub(crate) const MAGIC: u64 = u64::from_be_bytes(*b"bflyflow");
 /// The layout of all that is in it. Another number for whatever is changed: the daemon before may
 /// be of another version.
 pub(crate) const LAYOUT: u64 = 1;
+
+/// The number of the index, behind the layout's and how many entries there are at the most. Of
+/// another one, or 0 of versions that had it for themselves, a reader knows nothing: entries are
+/// read without.
+pub(crate) const INDEX: u64 = 1;
+/// Words at the beginning: magic, layout, entries, index, the two of its [key](HashKey) and its
+/// check.
+pub(crate) const HEAD: usize = 7;
 
 /// The most entries that it can be of.
 pub(crate) const MOST: u64 = index::MAX as u64;
@@ -67,6 +79,15 @@ pub(crate) const NETWORKS: u64 = 2 * PAGE as u64 + NICS;
 pub(crate) const ENTRIES: u64 = PAGE as u64 + NETWORKS;
 pub(crate) const ENTRY: usize = size_of::<Entry>();
 
+/// Where the index is behind so many entries: its buckets, what is counted of them, and its end.
+pub(crate) fn index_at(max: u32) -> [u64; 3] {
+    let page = |bytes: u64| bytes.next_multiple_of(PAGE as u64);
+    let buckets = Shape::of(max).buckets() as u64;
+    let at = page(ENTRIES + u64::from(max) * ENTRY as u64);
+    let counts = at + page(buckets * BUCKET as u64);
+    [at, counts, counts + page(buckets)]
+}
+
 const _: () = assert!(NICS + (MAX_PORTS * 8 * WORDS) as u64 <= NETWORKS);
 const _: () = assert!(NETWORKS + (MAX_NETWORKS * 8) as u64 <= ENTRIES);
 
@@ -79,6 +100,7 @@ struct Record([U64; WORDS]);
 pub struct FlowMemory {
     memory: SharedMemory,
     max: u32,
+    head: Zeroed<U64>,
     nics: Zeroed<Record>,
     networks: Zeroed<U64>,
 }
@@ -87,15 +109,15 @@ impl FlowMemory {
     /// For `max` flows. Takes memory as they come.
     pub fn new(max: u32) -> io::Result<FlowMemory> {
         let max = max.clamp(1, index::MAX);
-        let len = ENTRIES + u64::from(max) * ENTRY as u64;
-        let len = len.next_multiple_of(PAGE as u64);
+        let [.., len] = index_at(max);
         let memory = SharedMemory::new("butterfly-flows", len)?;
-        let head: Zeroed<U64> = Zeroed::shared(&memory, 0, 3)?;
+        let head: Zeroed<U64> = Zeroed::shared(&memory, 0, HEAD)?;
         for (word, value) in head.iter().zip([MAGIC, LAYOUT, u64::from(max)]) {
             word.set(value);
         }
         Ok(FlowMemory {
             max,
+            head,
             nics: Zeroed::shared(&memory, NICS, MAX_PORTS)?,
             networks: Zeroed::shared(&memory, NETWORKS, MAX_NETWORKS)?,
             memory,
@@ -111,11 +133,24 @@ impl FlowMemory {
         Zeroed::shared(&self.memory, ENTRIES, self.max as usize)
     }
 
+    /// The index over them, which flows are hashed for with this key.
+    pub(super) fn index(&self, key: HashKey, alone: bool) -> io::Result<Index> {
+        let [buckets, counts, _] = index_at(self.max);
+        let index = Index::shared(self.max, alone, &self.memory, [buckets, counts])?;
+        let words = [INDEX, key.seed, key.shared, hash::check(&key.hasher())];
+        for (word, value) in self.head[HEAD - words.len()..].iter().zip(words) {
+            word.set(value);
+        }
+        Ok(index)
+    }
+
     /// What is there now is what the next process finds, whatever becomes of NICs and flows of this
     /// one. To be called when no frame is on its way any more. An error: it is not so.
-    pub(super) fn leave(&self, entries: &Zeroed<Entry>) -> io::Result<()> {
+    pub(super) fn leave(&self, entries: &Zeroed<Entry>, index: &Index) -> io::Result<()> {
+        let [buckets, counts, _] = index_at(self.max);
         self.nics.leave(&self.memory, NICS)?;
         self.networks.leave(&self.memory, NETWORKS)?;
+        index.leave(&self.memory, [buckets, counts])?;
         entries.leave(&self.memory, ENTRIES)
     }
 

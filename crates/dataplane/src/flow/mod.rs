@@ -3,7 +3,8 @@
 
 mod cell;
 mod entry;
-mod index;
+pub(crate) mod hash;
+pub(crate) mod index;
 pub mod info;
 pub mod kernel;
 mod key;

@@ -17,11 +17,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use foldhash::SharedSeed;
 use foldhash::fast::SeedableRandomState;
 use sys::huge::{PAGE, Zeroed};
 
 use super::entry::{Entry, FlowId};
+use super::hash::HashKey;
 use super::index::{self, Index};
 use super::info::FlowState;
 use super::key::Key;
@@ -52,7 +52,13 @@ impl FlowTable {
     /// For `max` flows, of so many workers together.
     pub(crate) fn shared(max: u32, seed: u64, workers: usize) -> Arc<FlowTable> {
         let max = max.clamp(1, index::MAX);
-        FlowTable::of(Zeroed::new(max as usize), seed, workers)
+        let index = Index::new(max, workers == 1);
+        FlowTable::of(
+            Zeroed::new(max as usize),
+            index,
+            HashKey::new(seed),
+            workers,
+        )
     }
 
     /// In memory that outlives the process, for as many flows as that was made for.
@@ -61,15 +67,16 @@ impl FlowTable {
         seed: u64,
         workers: usize,
     ) -> std::io::Result<Arc<FlowTable>> {
-        Ok(FlowTable::of(memory.entries()?, seed, workers))
+        let key = HashKey::new(seed);
+        let index = memory.index(key, workers == 1)?;
+        Ok(FlowTable::of(memory.entries()?, index, key, workers))
     }
 
-    fn of(entries: Zeroed<Entry>, seed: u64, workers: usize) -> Arc<FlowTable> {
-        let max = entries.len() as u32;
+    fn of(entries: Zeroed<Entry>, index: Index, key: HashKey, workers: usize) -> Arc<FlowTable> {
         Arc::new(FlowTable {
             entries,
-            index: Index::new(max, workers == 1),
-            seed: SeedableRandomState::with_seed(seed, SharedSeed::global_random()),
+            index,
+            seed: key.hasher(),
             high: AtomicU32::new(0),
             spare: Spare::new(),
             count: AtomicU32::new(0),
@@ -90,12 +97,12 @@ impl FlowTable {
 
     /// Leaves the flows to the next process as they are now, in the memory that they are in.
     pub(crate) fn leave(&self, memory: &FlowMemory) -> std::io::Result<()> {
-        memory.leave(&self.entries)
+        memory.leave(&self.entries, &self.index)
     }
 
-    /// Has the memory of the index there before many flows are added.
-    pub(crate) fn populate_index(&self) {
-        self.index.populate();
+    /// Gives the index huge pages, where the system did not by itself; takes all of its memory.
+    pub(crate) fn collapse_index(&self) {
+        self.index.collapse();
     }
 
     /// Gives the entries huge pages, those in use and so many that will be in use next, where the

@@ -7,6 +7,7 @@ use crate::flow::{FlowEnd, FlowId, Key};
 use crate::ids::{PortSlot, PortUid};
 use crate::round::{Round, Verdict};
 use crate::snapshot::PortConfig;
+use crate::stages::known;
 use crate::stages::redecide::{redecide, waits};
 
 /// In a network of this many NICs at most an error from a third party is matched; in a larger one
@@ -23,22 +24,22 @@ pub(crate) fn judge(round: &mut Round, item: usize, target: PortSlot) -> Verdict
         return Verdict::Open;
     };
     let ip = *ip;
-    let Some(receiver) = round.view.port(target).map(|config| config.uid) else {
+    let Some(receiver) = round.view.port(target) else {
         return Verdict::Open;
     };
     // The error goes to whom the quoted packet came from.
     if quoted.src() != ip.dst() {
         return Verdict::Open;
     }
-    let find = |round: &mut Round, to: PortUid| {
-        let (key, side) = Key::of_quoted(&quoted, receiver, to)?;
+    let find = |round: &mut Round, to: &PortConfig| {
+        let (key, side) = Key::of_quoted(&quoted, receiver.uid, to.uid)?;
         let hash = round.tables.flows.hash(&key);
-        let id = round.tables.flows.find(&key, hash)?;
+        let id = known::find(round, [receiver, to], &key, hash)?;
         // The receiver has sent in it: what it never sent nobody can report.
         let has_sent = round.tables.flows.entry(id).sides[side].frames.get() > 0;
         (has_sent && is_alive(round, id)).then_some(id)
     };
-    let sender = round.nic.uid;
+    let sender = round.nic;
     if find(round, sender).is_some() {
         return Verdict::Pass;
     }
@@ -54,8 +55,8 @@ pub(crate) fn judge(round: &mut Round, item: usize, target: PortSlot) -> Verdict
     }
     round.tables.wide_searches -= 1;
     for slot in &network.ports {
-        if let Some(other) = round.view.port(*slot).map(|config| config.uid)
-            && other != receiver
+        if let Some(other) = round.view.port(*slot)
+            && other.uid != receiver.uid
             && find(round, other).is_some()
         {
             return Verdict::Pass;

@@ -12,6 +12,7 @@ use crate::handle::{Command, QueueArrival};
 use crate::handoff::RING;
 use crate::ids::NetworkIdx;
 use crate::learned::{HandedOverMac, News};
+use crate::left_flows;
 use crate::load::{QueueLoad, WorkerLoad};
 use crate::queue::QueueId;
 use crate::report;
@@ -157,6 +158,15 @@ impl Worker {
                 Command::Import(infos, answer) => {
                     let (view, flows) = (&self.path.view, &mut self.path.tables.flows);
                     let _ = answer.send(dump::import(view, flows, &infos, now));
+                }
+                Command::LeftFlows(left, answer) => {
+                    self.path.tables.flows.left_flows = left;
+                    let _ = answer.send(());
+                }
+                Command::TakeUp(some, answer) => {
+                    let (view, flows) = (&self.path.view, &mut self.path.tables.flows);
+                    left_flows::take_up_some(view, flows, &some, now);
+                    let _ = answer.send(());
                 }
                 Command::LeaveFlows(answer) => {
                     self.path.leave_flows();

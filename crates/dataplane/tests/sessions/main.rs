@@ -17,6 +17,7 @@ mod forged;
 mod fragments;
 mod handle;
 mod lab;
+mod left;
 mod limits;
 mod links;
 mod model;
