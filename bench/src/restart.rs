@@ -79,7 +79,7 @@ impl Plan {
     fn new(options: &Options) -> Plan {
         let (rounds, events, slow_events, connections, budget) = match options.quick {
             true => (2, 5, 2, 4_000, 200),
-            false => (5, 20, 4, 100_000, 1_500),
+            false => (5, 20, 4, 1_000_000, 1_500),
         };
         Plan {
             rounds: options.rounds.unwrap_or(rounds),

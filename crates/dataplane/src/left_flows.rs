@@ -4,11 +4,12 @@
 //! # How it works
 //!
 //! Who takes up a million connections before the first frame moves keeps all frames waiting for a
-//! quarter of a second. So workers are given what was left ([`Switch::begin_left`]): the memory,
-//! and who was who. A packet whose flow is not in the table has it looked for there, by the index
-//! that was left with it, and goes on with it ([`take_up`]). Another thread has a worker take up all
-//! others, some between two batches ([`Switch::take_up_left`]). Until that is done nobody else reads
-//! or changes flows as a whole: who asks for that waits.
+//! quarter of a second. So workers are given what was left
+//! ([`begin_left`](crate::Switch::begin_left)): the memory, and who was who. A packet whose flow is
+//! not in the table has it looked for there, by the index that was left with it, and goes on with
+//! it ([`take_up`]). Another thread has a worker take up all others, some between two batches
+//! ([`take_up_left`](crate::Switch::take_up_left)). Until that is done nobody else reads or changes
+//! flows as a whole: who asks for that waits.
 //!
 //! # Once
 //!
