@@ -7,9 +7,9 @@
 //! quarter of a second. So workers are given what was left
 //! ([`begin_left`](crate::Switch::begin_left)): the memory, and who was who. A packet whose flow is
 //! not in the table has it looked for there, by the index that was left with it, and goes on with
-//! it ([`take_up`]). Another thread has a worker take up all others, some between two batches
-//! ([`take_up_left`](crate::Switch::take_up_left)). Until that is done nobody else reads or changes
-//! flows as a whole: who asks for that waits.
+//! it ([`LeftFlows::take_up`]). Another thread has a worker take up all others, some between two
+//! batches ([`take_up_left`](crate::Switch::take_up_left)). Until that is done nobody else reads or
+//! changes flows as a whole: who asks for that waits.
 //!
 //! # Once
 //!
@@ -118,6 +118,54 @@ impl LeftFlows {
             untrue += memory.rest(number, now, &mut each)?;
         }
         Ok(untrue)
+    }
+
+    /// The flow with this key, which is not in the table: if it was left, it is there now. `ends`:
+    /// the two NICs.
+    #[cold]
+    pub(crate) fn take_up(
+        &self,
+        view: &View,
+        flows: &mut Flows,
+        (key, hash): (&Key, u64),
+        ends: [&PortConfig; 2],
+        now: Now,
+    ) -> Option<FlowId> {
+        let (place, flow) = self.find(key, now)?;
+        let named = dump::named(flows, &flow)?;
+        let nic = |uid| ends.into_iter().find(|nic| nic.uid == uid);
+        let import = || dump::import_one(view, flows, nic, &flow, named, now);
+        match self.take(place, import) {
+            Taken::Now(id) => Some(id),
+            Taken::Before | Taken::Not => flows.find(key, hash),
+            Taken::Again(id) => {
+                flows.remove(id, FlowEnd::Idle);
+                None
+            }
+        }
+    }
+
+    /// Takes up some of the [rest](Self::rest), between two batches.
+    pub(crate) fn take_up_some(
+        &self,
+        view: &View,
+        flows: &mut Flows,
+        some: &[(Place, FlowInfo)],
+        now: Now,
+    ) {
+        let nics = dump::nics(view);
+        dump::each_named(
+            flows,
+            some,
+            |(_, flow)| flow,
+            |flows, (place, flow), named| {
+                let nic = |uid| nics.get(&uid).copied();
+                let import = || dump::import_one(view, flows, nic, flow, named, now);
+                if let Taken::Again(id) = self.take(*place, import) {
+                    flows.remove(id, FlowEnd::Idle);
+                }
+            },
+        );
     }
 
     /// Takes up what is in a place.
@@ -252,50 +300,6 @@ enum Taken {
     Again(FlowId),
     /// It is there by somebody else, or cannot be.
     Not,
-}
-
-/// The flow with this key of those that were left: it is in the table now. `ends`: the two NICs.
-#[cold]
-pub(crate) fn take_up(
-    view: &View,
-    flows: &mut Flows,
-    (key, hash): (&Key, u64),
-    ends: [&PortConfig; 2],
-    now: Now,
-) -> Option<FlowId> {
-    let left = flows.left_flows.clone()?;
-    let (place, flow) = left.find(key, now)?;
-    let named = dump::named(flows, &flow)?;
-    let nic = |uid| ends.into_iter().find(|nic| nic.uid == uid);
-    let import = || dump::import_one(view, flows, nic, &flow, named, now);
-    match left.take(place, import) {
-        Taken::Now(id) => Some(id),
-        Taken::Before | Taken::Not => flows.find(key, hash),
-        Taken::Again(id) => {
-            flows.remove(id, FlowEnd::Idle);
-            None
-        }
-    }
-}
-
-/// Some of those that were left, between two batches.
-pub(crate) fn take_up_some(view: &View, flows: &mut Flows, some: &[(Place, FlowInfo)], now: Now) {
-    let Some(left) = flows.left_flows.clone() else {
-        return;
-    };
-    let nics = dump::nics(view);
-    dump::each_named(
-        flows,
-        some,
-        |(_, flow)| flow,
-        |flows, (place, flow), named| {
-            let nic = |uid| nics.get(&uid).copied();
-            let import = || dump::import_one(view, flows, nic, flow, named, now);
-            if let Taken::Again(id) = left.take(*place, import) {
-                flows.remove(id, FlowEnd::Idle);
-            }
-        },
-    );
 }
 
 /// Whether flows that were left are being taken up.

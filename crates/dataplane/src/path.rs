@@ -113,6 +113,7 @@ impl Path {
             view: Arc::default(),
             tables: Tables {
                 flows,
+                left: None,
                 fragments: Fragments::new(config.max_fragments, config.seed),
                 learned: LearnedMacs::new(config.max_learned_macs, config.seed),
                 waiting: Waiting::default(),

@@ -1,6 +1,7 @@
 //! What the stages of the path work on: one batch of one sender, under one view.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use io::frame::{BATCH, Batch, Frame};
 use wire::nd::Nd;
@@ -8,11 +9,12 @@ use wire::parse::{IpPacket, L4, Packet, TcpFlags};
 
 use crate::counters::Counters;
 use crate::drop_reason::DropReason;
-use crate::flow::{Entry, Flows, Key, Side};
+use crate::flow::{Entry, FlowId, Flows, Key, Side};
 use crate::fragments::{DatagramKey, Fragments};
 use crate::ids::PortSlot;
 use crate::judge::{self, Grant, Question};
 use crate::learned::LearnedMacs;
+use crate::left_flows::LeftFlows;
 use crate::overlay::Arrival;
 use crate::queue::QueueId;
 use crate::replies::Replies;
@@ -27,6 +29,8 @@ use crate::wanted::Wanted;
 /// State that outlives a batch.
 pub(crate) struct Tables {
     pub flows: Flows,
+    /// Flows of a process before that are not all taken up yet.
+    pub left: Option<Arc<LeftFlows>>,
     pub fragments: Fragments,
     pub learned: LearnedMacs,
     pub waiting: Waiting,
@@ -185,6 +189,19 @@ impl Round<'_> {
             &mut self.items[index],
             reason,
         );
+    }
+
+    /// The flow with this key between two NICs, which is not in the table: one that a process
+    /// before has left is there now.
+    pub(crate) fn take_up_left(
+        &mut self,
+        ends: [&PortConfig; 2],
+        key: &Key,
+        hash: u64,
+    ) -> Option<FlowId> {
+        let left = self.tables.left.as_ref()?;
+        let flows = &mut self.tables.flows;
+        left.take_up(self.view, flows, (key, hash), ends, self.now)
     }
 
     /// The batch is from the wire.

@@ -24,7 +24,6 @@ use super::memory::before_what_follows;
 use super::table::FlowTable;
 use crate::drop_reason::DropReason;
 use crate::ids::{PortSlot, PortUid};
-use crate::left_flows::LeftFlows;
 use crate::time::Now;
 
 /// A settled flow can be given up for a new one of the same NIC when it was idle for this long.
@@ -62,8 +61,6 @@ pub(crate) struct Flows {
     pub log: Option<Box<Log>>,
     /// What the kernel is told of, where it forwards flows itself.
     pub kernel: Option<Box<KernelPart>>,
-    /// Flows of a process before that are not all taken up yet.
-    pub left_flows: Option<Arc<LeftFlows>>,
 }
 
 #[derive(Clone, Copy)]
@@ -121,7 +118,6 @@ impl Flows {
             turns: 0,
             log: None,
             kernel: None,
-            left_flows: None,
         }
     }
 

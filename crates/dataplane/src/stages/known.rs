@@ -6,10 +6,8 @@ use wire::parse::{L4, TcpFlags};
 
 use crate::flow::{FlowEnd, FlowId, Key, Seen, Side, Tracked};
 use crate::ids::PortSlot;
-use crate::left_flows;
 use crate::opening::Opening;
 use crate::round::{Round, Track, Verdict, count_rules, owns_source};
-use crate::snapshot::PortConfig;
 use crate::stages::terms::between;
 use crate::stages::{fast_path, redecide, related};
 
@@ -68,8 +66,8 @@ pub(crate) fn same_again(
     side: Side,
 ) -> Verdict {
     let found = match round.tables.flows.find(key, hash) {
-        Some(id) => Some(id),
-        None => left(round, round.jobs[job].target, key, hash),
+        None if round.tables.left.is_some() => left(round, round.jobs[job].target, key, hash),
+        found => found,
     };
     match found {
         Some(id) => follow(round, job, case, (id, hash, side)),
@@ -77,30 +75,10 @@ pub(crate) fn same_again(
     }
 }
 
-/// As [`find`], of a flow between the sender and this NIC that is not in the table.
-#[inline]
+/// A flow between the sender and this NIC that was left.
 fn left(round: &mut Round, nic: PortSlot, key: &Key, hash: u64) -> Option<FlowId> {
-    round.tables.flows.left_flows.as_ref()?;
     let ends = [round.nic, round.view.port(nic)?];
-    find(round, ends, key, hash)
-}
-
-/// The flow with this key between two NICs: of the table, or of those that a process before has
-/// left, which is taken up.
-#[inline]
-pub(crate) fn find(
-    round: &mut Round,
-    ends: [&PortConfig; 2],
-    key: &Key,
-    hash: u64,
-) -> Option<FlowId> {
-    let (view, now, flows) = (round.view, round.now, &mut round.tables.flows);
-    match flows.find(key, hash) {
-        None if flows.left_flows.is_some() => {
-            left_flows::take_up(view, flows, (key, hash), ends, now)
-        }
-        found => found,
-    }
+    round.take_up_left(ends, key, hash)
 }
 
 #[inline]

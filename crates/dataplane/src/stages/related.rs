@@ -7,7 +7,6 @@ use crate::flow::{FlowEnd, FlowId, Key};
 use crate::ids::{PortSlot, PortUid};
 use crate::round::{Round, Verdict};
 use crate::snapshot::PortConfig;
-use crate::stages::known;
 use crate::stages::redecide::{redecide, waits};
 
 /// In a network of this many NICs at most an error from a third party is matched; in a larger one
@@ -34,7 +33,10 @@ pub(crate) fn judge(round: &mut Round, item: usize, target: PortSlot) -> Verdict
     let find = |round: &mut Round, to: &PortConfig| {
         let (key, side) = Key::of_quoted(&quoted, receiver.uid, to.uid)?;
         let hash = round.tables.flows.hash(&key);
-        let id = known::find(round, [receiver, to], &key, hash)?;
+        let id = match round.tables.flows.find(&key, hash) {
+            None => round.take_up_left([receiver, to], &key, hash),
+            found => found,
+        }?;
         // The receiver has sent in it: what it never sent nobody can report.
         let has_sent = round.tables.flows.entry(id).sides[side].frames.get() > 0;
         (has_sent && is_alive(round, id)).then_some(id)

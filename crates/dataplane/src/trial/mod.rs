@@ -252,6 +252,7 @@ impl Trial {
             wanted: Wanted::default(),
             tables: Tables {
                 flows: Flows::new(flows, 0),
+                left: None,
                 fragments: Fragments::new(1, 0),
                 learned: LearnedMacs::new(64, 0),
                 waiting: Waiting::default(),

@@ -12,7 +12,6 @@ use crate::handle::{Command, QueueArrival};
 use crate::handoff::RING;
 use crate::ids::NetworkIdx;
 use crate::learned::{HandedOverMac, News};
-use crate::left_flows;
 use crate::load::{QueueLoad, WorkerLoad};
 use crate::queue::QueueId;
 use crate::report;
@@ -160,12 +159,14 @@ impl Worker {
                     let _ = answer.send(dump::import(view, flows, &infos, now));
                 }
                 Command::LeftFlows(left, answer) => {
-                    self.path.tables.flows.left_flows = left;
+                    self.path.tables.left = left;
                     let _ = answer.send(());
                 }
                 Command::TakeUp(some, answer) => {
-                    let (view, flows) = (&self.path.view, &mut self.path.tables.flows);
-                    left_flows::take_up_some(view, flows, &some, now);
+                    let (view, tables) = (&self.path.view, &mut self.path.tables);
+                    if let Some(left) = &tables.left {
+                        left.take_up_some(view, &mut tables.flows, &some, now);
+                    }
                     let _ = answer.send(());
                 }
                 Command::LeaveFlows(answer) => {

@@ -51,7 +51,7 @@ impl Runs {
     ) -> Begun {
         let (mut all, mut begun) = (Begun::default(), 0u64);
         // A process before may have known them: the whole path looks.
-        if round.tables.flows.left_flows.is_some() {
+        if round.tables.left.is_some() {
             return all;
         }
         let terms = Terms::of(round, self.transports(), 0);
