@@ -3,11 +3,13 @@
 use std::fs;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use butterfly_xdp as xdp;
 use butterfly_xdp::{Feature, Interfaces, Mode, PinError, Pins, Program, objects};
 use sys::handed::Handed;
 use testkit::netns::Namespace;
+use testkit::wait_for;
 
 /// A folder of its own, which goes with it.
 struct Folder(PathBuf);
@@ -18,8 +20,13 @@ impl Folder {
         Folder(Path::new("/sys/fs/bpf").join(name))
     }
 
+    /// Another test's child has what is open here too, until it is another program.
     fn pins(&self) -> Pins {
-        Pins::open(&self.0).unwrap()
+        let free = || match Pins::open(&self.0) {
+            Err(PinError::Taken(_)) => Ok(None),
+            opened => Ok(Some(opened.unwrap())),
+        };
+        wait_for("pins that nobody else has", Duration::from_secs(10), free).unwrap()
     }
 }
 
