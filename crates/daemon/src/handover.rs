@@ -36,8 +36,6 @@ const FILE: &str = "connections";
 /// Memories in which connections are looked for while frames move, at the most. Of more, which as
 /// many daemons have left that ended one after the other, all are taken up before.
 const MEMORIES_MAX: usize = 4;
-/// How willing the thread that takes up connections is to let others run (setpriority(2)).
-const BEHIND_FRAMES: i32 = 10;
 /// Bytes that are read of it at the most: of as many connections as there can be.
 const BYTES_MAX: u64 = 4 << 30;
 
@@ -141,7 +139,7 @@ impl LeftConnections {
         let take_up = move || {
             let start = Instant::now();
             // What moves frames is to have the cores first.
-            let _ = rustix::process::setpriority_process(None, BEHIND_FRAMES);
+            let _ = rustix::process::setpriority_process(None, worker_thread::BEHIND_FRAMES);
             match switch.take_up_left(&self.0, worker_thread::now()) {
                 Ok((taken, untrue)) => {
                     say_taken(taken, untrue);
@@ -150,6 +148,7 @@ impl LeftConnections {
                 }
                 Err(why) => tracing::error!("not all connections are taken up: {why}"),
             }
+            // What could not be read today is out of date tomorrow.
             held.release_flows_before();
         };
         let thread = std::thread::Builder::new().name("left-flows".into());
@@ -170,8 +169,11 @@ pub fn take_memory(
 ) -> Option<LeftConnections> {
     let failed = |why: String| tracing::error!("connections are not taken up from memory: {why}");
     let all = held.flows().and_then(|left| {
-        let all = left.into_iter().chain(held.flows_before()?);
-        Ok(all.collect::<Vec<_>>())
+        let mut all: Vec<OwnedFd> = left.into_iter().chain(held.flows_before()?).collect();
+        // Who was killed between two words to the keeper has one held twice.
+        let is = |memory: &OwnedFd| rustix::fs::fstat(memory).map(|stat| stat.st_ino).ok();
+        all.dedup_by_key(|memory| is(memory));
+        Ok(all)
     });
     let all = all.map_err(|e| failed(e.to_string())).unwrap_or_default();
     if all.len() > 1 {

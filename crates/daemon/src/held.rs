@@ -334,10 +334,13 @@ impl Held {
     /// the newest first, as long as not all of it [is taken up](Self::release_flows_before).
     pub fn hold_flows(&self, memory: BorrowedFd<'_>, left: &[BorrowedFd<'_>]) {
         let hold = |name: &str, memory| self.keeper.hold(name, b"", &[memory]);
-        // At any moment all of them are held, by whichever names.
-        let mut oldest_first = (1..).zip(left).collect::<Vec<_>>().into_iter().rev();
-        let held = oldest_first.try_for_each(|(number, left)| hold(&before(number), *left));
-        if let Err(e) = held.and_then(|()| hold(FLOWS, memory)) {
+        // At any moment all of them are held, by whichever names. Where the keeper is gone it is
+        // told of all when it is there again.
+        let mut held = Ok(());
+        for (number, left) in left.iter().enumerate().rev() {
+            held = held.and(hold(&before(number + 1), *left));
+        }
+        if let Err(e) = held.and(hold(FLOWS, memory)) {
             tracing::error!("connections are lost if this daemon is killed: {e}");
         }
     }
@@ -437,6 +440,7 @@ impl Held {
     /// This daemon ends as it was told to. Lets the notes of ends go, and counters, unless the next
     /// daemon is to find all; and the memory of connections, unless they are left in it.
     pub fn end_told(&self, left_in_memory: bool) {
+        self.release_flows_before();
         let state = (!self.is_staying()).then_some(STATE);
         let flows = (!left_in_memory).then_some(FLOWS);
         for name in [DEATHS].into_iter().chain(flows).chain(state) {

@@ -1123,6 +1123,8 @@ async fn take_down(
 ) {
     let workers = workers.clone();
     let down = tokio::task::spawn_blocking(move || {
+        // While frames move still.
+        workers.switch().wait_for_left();
         // The kernel has its interfaces back before anything else goes.
         app.router.stop();
         app.uplinks.stop();

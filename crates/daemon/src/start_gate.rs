@@ -1,5 +1,5 @@
-//! Ports that are made while the daemon starts wait here, and reach the workers when the
-//! connections of the daemon before are back: a frame that was judged sooner would find none.
+//! Ports that are made while the daemon starts wait here, and reach the workers when those know
+//! where the connections of the daemon before are: a frame that was judged sooner would find none.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -12,6 +12,7 @@ use dataplane::report::PortReport;
 use dataplane::{Now, PortSlot, Switch, Worker, WorkerConfig, WorkerGone};
 
 use crate::watchdog::{Pulse, Watched};
+use rustix::process::setpriority_process;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -24,6 +25,9 @@ const COLLAPSE_EVERY: Duration = Duration::from_millis(100);
 /// For how many flows that are to come it has huge pages: 8 MiB, and 200 MiB.
 const AHEAD_MIN: usize = 43_690;
 const AHEAD_MAX: usize = 1 << 20;
+/// How willing a thread that readies memory or takes up connections is to let others run
+/// (setpriority(2)).
+pub const BEHIND_FRAMES: i32 = 10;
 /// Longer than a start takes until frames pass.
 const START: Duration = Duration::from_secs(1);
 /// Turns between two looks at the wall clock, which may be set while we run.
@@ -277,6 +281,8 @@ fn start_flow_memory(
         if has_huge_shared_memory() {
             return;
         }
+        // What moves frames is to have the cores first.
+        let _ = setpriority_process(None, BEHIND_FRAMES);
         let mut ready = is_upgrade.then_some(ready);
         if !is_upgrade && switch.wait_stopping(START) {
             return;

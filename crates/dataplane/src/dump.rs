@@ -40,7 +40,7 @@ pub struct FlowCursor {
 pub(crate) type Named = (Key, Side, u64);
 
 /// By their identities.
-pub(crate) type Nics<'a> = hashbrown::HashMap<PortUid, &'a PortConfig, foldhash::fast::RandomState>;
+type Nics<'a> = hashbrown::HashMap<PortUid, &'a PortConfig, foldhash::fast::RandomState>;
 
 /// A dump under way.
 pub(crate) struct Dump {
@@ -134,7 +134,7 @@ pub(crate) fn import(view: &View, flows: &mut Flows, infos: &[FlowInfo], now: No
 }
 
 /// All NICs of a view, and what its networks are on other hosts.
-pub(crate) fn nics(view: &View) -> Nics<'_> {
+fn nics(view: &View) -> Nics<'_> {
     let all = view.ports().chain(view.remotes());
     all.map(|config| (config.uid, config)).collect()
 }
@@ -212,28 +212,29 @@ pub(crate) fn import_one<'a>(
         share: share(from, Some(to)),
         state: info.state,
         timeout_secs: timeout_secs(info.protocol, info.state, || between(Some(from), Some(to))),
-        // An epoch that is not the one in force: the next packet asks the rules.
-        epoch: view.epoch_mark().wrapping_sub(1),
+        // A mark of no view that a worker may have, one of which may be behind by one: the next
+        // packet asks the rules.
+        epoch: view.epoch_mark().wrapping_sub(2),
         now_ms: now
             .millis()
             .wrapping_sub(info.idle_secs.saturating_mul(1000)),
         now_secs: now.secs().wrapping_sub(info.age_secs),
     };
-    let id = flows.insert(&new).ok()??;
-    let entry = flows.entry(id);
-    let sides = [&entry.sides[initiator], &entry.sides[1 - initiator]];
-    sides[0].count(info.frames_out, info.bytes_out);
-    sides[1].count(info.frames_in, info.bytes_in);
-    if let Some(tcp) = &info.tcp {
-        for (index, side) in sides.into_iter().enumerate() {
-            side.end.set(tcp.end[index]);
-            side.ack.set(tcp.ack[index]);
-            side.edge.set(tcp.edge[index]);
-            side.scale.set(tcp.scale[index].min(14));
-            side.note_seen(tcp.seen_flags(index));
+    let fill = |entry: &Entry| {
+        let sides = [&entry.sides[initiator], &entry.sides[1 - initiator]];
+        sides[0].count(info.frames_out, info.bytes_out);
+        sides[1].count(info.frames_in, info.bytes_in);
+        if let Some(tcp) = &info.tcp {
+            for (index, side) in sides.into_iter().enumerate() {
+                side.end.set(tcp.end[index]);
+                side.ack.set(tcp.ack[index]);
+                side.edge.set(tcp.edge[index]);
+                side.scale.set(tcp.scale[index].min(14));
+                side.note_seen(tcp.seen_flags(index));
+            }
         }
-    }
-    Some(id)
+    };
+    flows.insert_as(&new, fill).ok()?
 }
 
 impl crate::flow::TcpWindows {

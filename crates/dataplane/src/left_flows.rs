@@ -25,8 +25,8 @@
 //!
 //! The memory is only read: should this process end amid it, the next one finds all in it, besides
 //! what is newer in this one's. So there may be several, the newest first: what is in one is taken
-//! up before what is in those behind it. A connection that was over there already may come again
-//! from one behind it, until it is over by time.
+//! up before what is in those behind it. A connection that was over there already, or is over
+//! before the turn of those, may come again from one of them, until it is over by time.
 
 use std::collections::HashMap;
 use std::io;
@@ -40,8 +40,8 @@ use sys::shared_memory;
 use crate::dump;
 use crate::flow::index::{BUCKET, Shape};
 use crate::flow::memory::{ENTRIES, ENTRY, index_at};
-use crate::flow::{Entry, FlowEnd, FlowId, FlowInfo, Flows, Key, hash};
-use crate::ids::PortUid;
+use crate::flow::{Entry, FlowId, FlowInfo, Flows, Key, hash};
+use crate::ids::{PortSlot, PortUid};
 use crate::left::{self, Left, Successors};
 use crate::snapshot::PortConfig;
 use crate::time::Now;
@@ -54,6 +54,8 @@ const AT_ONCE: usize = 256;
 pub struct LeftFlows {
     memories: Vec<Memory>,
     taken: AtomicUsize,
+    /// Where NICs are in the view of this mark.
+    slots: Mutex<(Option<u32>, HashMap<PortUid, PortSlot>)>,
 }
 
 /// Where a flow is that was left: in which memory, and in which entry of it.
@@ -84,6 +86,7 @@ impl LeftFlows {
         Ok(memories.map(|memories| LeftFlows {
             memories,
             taken: AtomicUsize::new(0),
+            slots: Mutex::default(),
         }))
     }
 
@@ -111,13 +114,13 @@ impl LeftFlows {
     pub(crate) fn rest(
         &self,
         now: Now,
-        mut each: impl FnMut(Vec<(Place, FlowInfo)>),
+        mut each_part: impl FnMut(Vec<(Place, FlowInfo)>),
     ) -> io::Result<u64> {
-        let mut untrue = 0;
-        for (number, memory) in self.memories.iter().enumerate() {
-            untrue += memory.rest(number, now, &mut each)?;
-        }
-        Ok(untrue)
+        let each = self.memories.iter().enumerate();
+        let each = each.map(|(number, memory)| memory.rest(number, now, &mut each_part));
+        // What of one cannot be read keeps nothing of the others.
+        let all: Vec<io::Result<u64>> = each.collect();
+        all.into_iter().sum()
     }
 
     /// The flow with this key, which is not in the table: if it was left, it is there now. `ends`:
@@ -136,13 +139,12 @@ impl LeftFlows {
         let nic = |uid| ends.into_iter().find(|nic| nic.uid == uid);
         let import = || dump::import_one(view, flows, nic, &flow, named, now);
         match self.take(place, import) {
-            Taken::Now(id) => Some(id),
-            Taken::Before | Taken::Not => flows.find(key, hash),
-            Taken::Again(id) => {
-                flows.remove(id, FlowEnd::Idle);
-                None
-            }
+            Taken::Now(id) => return Some(id),
+            Taken::Before | Taken::Not => (),
+            Taken::Again(id) => flows.take_out_again(id),
         }
+        // Another worker's, if it is not over.
+        flows.find(key, hash)
     }
 
     /// Takes up some of the [rest](Self::rest), between two batches.
@@ -153,16 +155,25 @@ impl LeftFlows {
         some: &[(Place, FlowInfo)],
         now: Now,
     ) {
-        let nics = dump::nics(view);
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        if slots.0 != Some(view.epoch_mark()) {
+            let all = view.ports().chain(view.remotes());
+            let all = all.map(|nic| (nic.uid, nic.slot)).collect();
+            *slots = (Some(view.epoch_mark()), all);
+        }
+        let slots = &slots.1;
         dump::each_named(
             flows,
             some,
             |(_, flow)| flow,
             |flows, (place, flow), named| {
-                let nic = |uid| nics.get(&uid).copied();
+                let nic = |uid| {
+                    let nic = view.port(*slots.get(&uid)?);
+                    nic.filter(|nic| nic.uid == uid)
+                };
                 let import = || dump::import_one(view, flows, nic, flow, named, now);
                 if let Taken::Again(id) = self.take(*place, import) {
-                    flows.remove(id, FlowEnd::Idle);
+                    flows.take_out_again(id);
                 }
             },
         );
@@ -326,8 +337,7 @@ impl TakingUp {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flow::{FlowMemory, FlowState, FlowTable, NewFlow, Party};
-    use crate::ids::PortSlot;
+    use crate::flow::{FlowEnd, FlowMemory, FlowState, FlowTable, NewFlow, Party};
     use crate::left::Successor;
 
     const COUNT: u32 = 2_000;
@@ -398,7 +408,7 @@ mod tests {
                         flows.remove(id, FlowEnd::Closed);
                         ended.fetch_add(1, Ordering::Relaxed);
                     }
-                    Taken::Again(id) => flows.remove(id, FlowEnd::Idle),
+                    Taken::Again(id) => flows.take_out_again(id),
                     _ => (),
                 }
             }

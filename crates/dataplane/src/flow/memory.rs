@@ -145,7 +145,8 @@ impl FlowMemory {
     }
 
     /// What is there now is what the next process finds, whatever becomes of NICs and flows of this
-    /// one. To be called when no frame is on its way any more. An error: it is not so.
+    /// one. To be called when no frame is on its way any more. An error: it is not so, and what is
+    /// written from now on may be in it in part.
     pub(super) fn leave(&self, entries: &Zeroed<Entry>, index: &Index) -> io::Result<()> {
         let [buckets, counts, _] = index_at(self.max);
         self.nics.leave(&self.memory, NICS)?;

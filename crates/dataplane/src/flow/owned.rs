@@ -179,6 +179,15 @@ impl Flows {
     /// the owner goes for it, or the new one is refused. `None`: another worker has begun it at
     /// this moment.
     pub(crate) fn insert(&mut self, new: &NewFlow) -> Result<Option<FlowId>, DropReason> {
+        self.insert_as(new, |_| ())
+    }
+
+    /// [`insert`](Self::insert), with what `fill` knows of it besides: before anybody finds it.
+    pub(crate) fn insert_as(
+        &mut self,
+        new: &NewFlow,
+        fill: impl FnOnce(&Entry),
+    ) -> Result<Option<FlowId>, DropReason> {
         let charged = charged(new.owner, new.peer);
         let owner = charged.0 as usize;
         if owner >= self.lists.len() {
@@ -193,7 +202,7 @@ impl Flows {
             free = self.take_free();
         }
         let id = free.ok_or(full)?;
-        self.write(id, new);
+        self.write(id, new, fill);
         if !self.table.add(new.hash, id) {
             self.table.entry(id).state.set(0);
             self.free.push(id);
@@ -206,10 +215,7 @@ impl Flows {
         match self.table.find(&new.key, new.hash) {
             // Its other end, by another worker: one of the two entries goes.
             Some(first) if first != id => {
-                // It has not begun for anybody.
-                if self.table.take_out(id).is_some() {
-                    self.take_back(id);
-                }
+                self.take_out_again(id);
                 Ok(None)
             }
             _ => Ok(Some(id)),
@@ -286,7 +292,7 @@ impl Flows {
     }
 
     #[inline]
-    fn write(&self, id: FlowId, new: &NewFlow) {
+    fn write(&self, id: FlowId, new: &NewFlow, fill: impl FnOnce(&Entry)) {
         let entry = self.table.entry(id);
         if entry.kernel.get() != 0 {
             self.leave_kernel(entry);
@@ -326,6 +332,7 @@ impl Flows {
             half.asked.set(0);
         }
         entry.begin_pairs();
+        fill(entry);
         // What the next process finds with a state is whole.
         before_what_follows();
         entry.state.set(new.state as u8);
@@ -334,6 +341,13 @@ impl Flows {
     /// Takes a flow out.
     pub(crate) fn remove(&mut self, id: FlowId, why: FlowEnd) {
         if self.take_out(id, why) && self.is_mine(self.table.entry(id)) {
+            self.take_back(id);
+        }
+    }
+
+    /// Takes out a flow that this worker has just made, and that has not begun for anybody.
+    pub(crate) fn take_out_again(&mut self, id: FlowId) {
+        if self.table.take_out(id).is_some() {
             self.take_back(id);
         }
     }
