@@ -273,6 +273,7 @@ impl Switch {
         let handle = Arc::new(handle);
         // The daemon does so bit by bit.
         handle.collapse_flow_memory(&mut 0, max_flows as usize);
+        handle.collapse_flow_index();
         let mut switch = Switch {
             workers: workers.collect(),
             handle: handle.clone(),

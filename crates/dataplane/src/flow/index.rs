@@ -55,7 +55,8 @@ pub(super) struct Index {
     buckets: Zeroed<Bucket>,
     /// For each bucket how many of the entries that belong there are elsewhere. [`MANY`] stays.
     spilt: Zeroed<AtomicU8>,
-    shape: Shape,
+    /// The bits of a slot that name the entry; the others are a part of the hash.
+    ids: u32,
     /// One worker alone adds and takes out: it needs no locked instructions.
     alone: bool,
 }
@@ -106,21 +107,15 @@ impl Shape {
         self.tag(hash) | (id + 1)
     }
 
-    /// The entry that this slot names, if it may have this hash.
-    #[inline(always)]
-    fn id(&self, slot: u32, tag: u32) -> Option<FlowId> {
-        // One comparison for the part of the hash and for a free slot: which slots are free nobody
-        // can foretell.
-        let id = (slot ^ tag).wrapping_sub(1);
-        (id < self.ids).then_some(id)
-    }
-
     /// The entries that may have this hash of a bucket that is there as bytes.
     pub(crate) fn ids_in(&self, bucket: &[u8; BUCKET], hash: u64) -> impl Iterator<Item = FlowId> {
         let tag = self.tag(hash);
         let slots = bucket.as_chunks::<{ size_of::<u32>() }>().0;
-        let slots = slots.iter().map(|slot| u32::from_ne_bytes(*slot));
-        slots.filter_map(move |slot| self.id(slot, tag))
+        // As a lookup of our own does: see [`Index`].
+        let ids = slots
+            .iter()
+            .map(move |slot| (u32::from_ne_bytes(*slot) ^ tag).wrapping_sub(1));
+        ids.filter(|id| *id < self.ids)
     }
 }
 
@@ -132,7 +127,7 @@ impl Index {
         Index {
             buckets,
             spilt,
-            shape,
+            ids: shape.ids,
             alone,
         }
     }
@@ -149,7 +144,7 @@ impl Index {
         Ok(Index {
             buckets: Zeroed::shared(memory, buckets, shape.buckets)?,
             spilt: Zeroed::shared(memory, spilt, shape.buckets)?,
-            shape,
+            ids: shape.ids,
             alone,
         })
     }
@@ -166,33 +161,41 @@ impl Index {
 
     /// Gives it huge pages, where the system did not by itself; takes all of its memory.
     pub(super) fn collapse(&self) {
-        self.buckets.collapse(0..self.shape.buckets);
-        self.spilt.collapse(0..self.shape.buckets);
+        self.buckets.collapse(0..self.buckets.len());
+        self.spilt.collapse(0..self.spilt.len());
+    }
+
+    #[inline(always)]
+    fn shape(&self) -> Shape {
+        Shape {
+            buckets: self.buckets.len(),
+            ids: self.ids,
+        }
     }
 
     /// Fetches the cache line in which a lookup will begin.
     #[inline(always)]
     pub(super) fn fetch(&self, hash: u64) {
-        io::fetch::soon(&self.buckets[self.shape.first(hash)]);
+        io::fetch::soon(&self.buckets[self.shape().first(hash)]);
     }
 
     /// The entry that a lookup will probably find. Only a guess.
     #[inline(always)]
     pub(super) fn likely(&self, hash: u64) -> Option<FlowId> {
-        self.in_bucket(self.shape.first(hash), hash, |_| true)
+        self.in_bucket(self.shape().first(hash), hash, |_| true)
     }
 
     /// The entry with this hash for which `is` holds.
     #[inline(always)]
     pub(super) fn find(&self, hash: u64, is: impl Fn(FlowId) -> bool) -> Option<FlowId> {
-        let first = self.in_bucket(self.shape.first(hash), hash, &is);
+        let first = self.in_bucket(self.shape().first(hash), hash, &is);
         first.or_else(|| self.find_further(hash, is))
     }
 
     /// In the other buckets.
     #[inline(always)]
     fn find_further(&self, hash: u64, is: impl Fn(FlowId) -> bool) -> Option<FlowId> {
-        if self.spilt[self.shape.first(hash)].load(Ordering::Acquire) == 0 {
+        if self.spilt[self.shape().first(hash)].load(Ordering::Acquire) == 0 {
             return None;
         }
         self.find_spilt(hash, is)
@@ -200,7 +203,7 @@ impl Index {
 
     #[cold]
     fn find_spilt(&self, hash: u64, is: impl Fn(FlowId) -> bool) -> Option<FlowId> {
-        let [_, others @ ..] = self.shape.places(hash);
+        let [_, others @ ..] = self.shape().places(hash);
         others
             .into_iter()
             .find_map(|bucket| self.in_bucket(bucket, hash, &is))
@@ -209,13 +212,14 @@ impl Index {
     #[inline(always)]
     fn in_bucket(&self, bucket: usize, hash: u64, is: impl Fn(FlowId) -> bool) -> Option<FlowId> {
         let slots = &self.buckets[bucket].0;
-        let (shape, tag) = (self.shape, self.shape.tag(hash));
+        let (tag, ids) = (self.shape().tag(hash), self.ids);
         // Where insertion has begun to look too: nearly always the first.
         for step in 0..SLOTS {
             let slot = slots[(begin(hash) + step) % SLOTS].load(Ordering::Acquire);
-            if let Some(id) = shape.id(slot, tag)
-                && is(id)
-            {
+            // One comparison for the part of the hash and for a free slot: which slots are free
+            // nobody can foretell.
+            let id = (slot ^ tag).wrapping_sub(1);
+            if id < ids && is(id) {
                 return Some(id);
             }
         }
@@ -225,7 +229,7 @@ impl Index {
     /// Adds an entry, complete in all its parts. False when there is no place for it.
     #[inline]
     pub(super) fn insert(&self, hash: u64, id: FlowId) -> bool {
-        let [first, others @ ..] = self.shape.places(hash);
+        let [first, others @ ..] = self.shape().places(hash);
         if self.insert_into(first, hash, id) {
             return true;
         }
@@ -251,18 +255,18 @@ impl Index {
         (0..SLOTS).any(|step| {
             let at = &slots[(begin(hash) + step) % SLOTS];
             let is_free = at.load(Ordering::Relaxed) == 0;
-            is_free && self.take(at, self.shape.slot(hash, id))
+            is_free && self.take(at, self.shape().slot(hash, id))
         })
     }
 
     /// Takes an entry out; nobody finds it who begins to look now.
     #[inline]
     pub(super) fn remove(&self, hash: u64, id: FlowId) {
-        let first = self.shape.first(hash);
+        let first = self.shape().first(hash);
         if self.remove_from(first, hash, id) {
             return;
         }
-        let [_, others @ ..] = self.shape.places(hash);
+        let [_, others @ ..] = self.shape().places(hash);
         let found = others
             .into_iter()
             .find(|bucket| self.remove_from(*bucket, hash, id));
@@ -274,7 +278,7 @@ impl Index {
     #[inline]
     fn remove_from(&self, bucket: usize, hash: u64, id: FlowId) -> bool {
         let slots = &self.buckets[bucket].0;
-        let wanted = self.shape.slot(hash, id);
+        let wanted = self.shape().slot(hash, id);
         // Where insertion has begun.
         let mut steps = (0..SLOTS).map(|step| &slots[(begin(hash) + step) % SLOTS]);
         let found = steps.find(|slot| slot.load(Ordering::Relaxed) == wanted);
@@ -325,7 +329,7 @@ mod tests {
             alone in any::<bool>(),
         ) {
             let mut index = Index::new(32, alone);
-            index.shape.ids = ids;
+            index.ids = ids;
             let mut model = HashMap::new();
             let hash_of = |id: u32| u64::from(id % 7) << 61 | u64::from(id % 2) << 31;
             for (add, id) in steps {
