@@ -177,9 +177,8 @@ pub(crate) fn each_named<T>(
 pub(crate) fn remove(flows: &mut Flows, which: &[FlowInfo]) -> usize {
     let mut removed = 0;
     for flow in which {
-        let v6 = flow.initiator.address.is_ipv6();
-        let (key, _) = Key::between(flow.protocol, v6, (flow.initiator, flow.responder));
-        if let Some(id) = flows.find(&key, flows.hash(&key)) {
+        let found = named(flows, flow).and_then(|(key, _, hash)| flows.find(&key, hash));
+        if let Some(id) = found {
             flows.remove(id, FlowEnd::Killed);
             removed += 1;
         }

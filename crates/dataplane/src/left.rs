@@ -344,12 +344,18 @@ mod tests {
         (found, untrue)
     }
 
+    /// A process with these NICs, and its flows.
+    fn process(max: u32, snapshot: &Snapshot) -> (FlowMemory, Arc<FlowTable>, Flows) {
+        let memory = FlowMemory::new(max).unwrap();
+        memory.note(snapshot, Epoch(0));
+        let table = FlowTable::in_memory(&memory, 7, 1).unwrap();
+        let flows = Flows::new(table.clone(), 0);
+        (memory, table, flows)
+    }
+
     #[test]
     fn what_is_left_is_what_was_there() {
-        let memory = FlowMemory::new(9_000).unwrap();
-        memory.note(&snapshot(), Epoch(0));
-        let table = FlowTable::in_memory(&memory, 7, 1).unwrap();
-        let mut flows = Flows::new(table.clone(), 0);
+        let (memory, table, mut flows) = process(9_000, &snapshot());
         let ids = [
             add(&mut flows, TCP, [1, 2], false, FlowState::Established),
             add(&mut flows, 17, [2, 1], true, FlowState::Stream),
@@ -390,10 +396,7 @@ mod tests {
 
     #[test]
     fn what_is_left_stays_when_nics_and_flows_go() {
-        let memory = FlowMemory::new(9).unwrap();
-        memory.note(&snapshot(), Epoch(0));
-        let table = FlowTable::in_memory(&memory, 7, 1).unwrap();
-        let mut flows = Flows::new(table.clone(), 0);
+        let (memory, table, mut flows) = process(9, &snapshot());
         let stays = add(&mut flows, TCP, [1, 2], false, FlowState::Established);
         let before = found(&memory, NOW);
         assert_eq!(before.0.len(), 1);
@@ -407,11 +410,8 @@ mod tests {
 
     #[test]
     fn a_nic_that_goes_is_off_the_record() {
-        let memory = FlowMemory::new(9).unwrap();
         let mut snapshot = snapshot();
-        memory.note(&snapshot, Epoch(0));
-        let table = FlowTable::in_memory(&memory, 7, 1).unwrap();
-        let mut flows = Flows::new(table, 0);
+        let (memory, _table, mut flows) = process(9, &snapshot);
         add(&mut flows, TCP, [1, 2], false, FlowState::Established);
         assert_eq!(found(&memory, NOW).0.len(), 1);
         snapshot.ports.set(0, None);

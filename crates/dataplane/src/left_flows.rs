@@ -283,8 +283,8 @@ impl Memory {
         each: &mut impl FnMut(Vec<(Place, FlowInfo)>),
     ) -> io::Result<u64> {
         let mut part = Vec::with_capacity(AT_ONCE);
-        let memory: BorrowedFd<'_> = self.memory.as_fd();
-        let untrue = left::connections((memory, self.used), now, |entry, flow| {
+        let entries = (self.memory.as_fd(), self.used);
+        let untrue = left::connections(entries, now, |entry, flow| {
             let flow = self.successors.between(flow);
             let Some(flow) = flow.filter(|_| !self.is_done(entry)) else {
                 return;
