@@ -112,6 +112,7 @@ pub fn take(controller: &mut Controller, folder: &Path) -> Result<usize, String>
 }
 
 /// Connections of the daemon before that are taken up while frames move.
+#[derive(Clone)]
 pub struct LeftConnections(Arc<LeftFlows>);
 
 impl LeftConnections {

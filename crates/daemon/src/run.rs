@@ -395,7 +395,7 @@ async fn serve(
         Ok::<_, String>(left_by.map_or_else(Vec::new, handover::learnt_hosts))
     });
     let learnt = learnt.await?;
-    let (controller, stored, counted, mut left_connections) = match &predecessor {
+    let (controller, stored, counted, left_connections) = match &predecessor {
         None => {
             let stored = match opening {
                 Some(opening) => opening.await.map_err(|_| "opening the store panicked")??,
@@ -458,13 +458,12 @@ async fn serve(
         }
         // Before a VMM is heard: until then what the keeper has of its session is true.
         let (held, switch) = (held.clone(), workers.switch().clone());
+        let left = left_connections.clone();
         let enter = move || {
-            let left = left_connections.as_ref();
             held.iter()
-                .for_each(|held| handover::enter(held, &switch, left));
-            left_connections
+                .for_each(|held| handover::enter(held, &switch, left.as_ref()));
         };
-        left_connections = waiting(move || Ok::<_, String>(enter())).await?;
+        drop(tokio::task::spawn_blocking(enter).await);
         vhost.begin();
     }
     if let (Some(left), Some(held)) = (left_connections, &held) {
