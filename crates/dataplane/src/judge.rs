@@ -19,7 +19,7 @@ pub(crate) struct Grant {
     pub rule: Option<RuleSlot>,
     /// The rule's group lets flows live on when the rule is taken away.
     pub drain: bool,
-    /// What the rule's group says of TCP amid an unknown flow.
+    /// What the rule's group says of TCP amid an unknown flow; without a rule, the NIC's groups.
     pub unknown_tcp: UnknownTcp,
 }
 
@@ -88,8 +88,12 @@ pub(crate) fn egress_seen(
     owned: bool,
     look: impl Look,
 ) -> Option<Grant> {
-    if nic.bypass || (!view.open_to(nic.slot).needs_egress && owned) {
-        return Some(Grant::default());
+    let open = view.open_to(nic.slot);
+    if nic.bypass || (!open.needs_egress && owned) {
+        return Some(Grant {
+            unknown_tcp: open.unknown_tcp,
+            ..Grant::default()
+        });
     }
     let asked = question.to_rules(Direction::Egress);
     by_groups(view, nic, &asked, question.midstream, look)

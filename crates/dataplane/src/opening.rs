@@ -4,7 +4,7 @@
 use crate::flow::NONE;
 use crate::ids::RuleSlot;
 use crate::ruleset::Direction;
-use crate::snapshot::{Group, PortConfig};
+use crate::snapshot::{Group, PortConfig, UnknownTcp};
 
 /// What a NIC allows without looking at a packet, by family: `[IPv4, IPv6]`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -15,6 +15,9 @@ pub(crate) struct Open {
     pub egress: [Opening; 2],
     /// Only what an egress rule allows may go out: a group of it has one, or is missing and might.
     pub needs_egress: bool,
+    /// What becomes of TCP amid an unknown flow that goes out without a rule: the last that a group
+    /// of it says, by the order of [`UnknownTcp`].
+    pub unknown_tcp: UnknownTcp,
 }
 
 /// Whether everything passes, and by which rule.
@@ -41,6 +44,7 @@ impl Open {
         ingress: [Opening::No; 2],
         egress: [Opening::No; 2],
         needs_egress: true,
+        unknown_tcp: UnknownTcp::Reset,
     };
 
     /// What a network allows on other hosts, whose rules are asked there.
@@ -48,6 +52,7 @@ impl Open {
         ingress: [Opening::Free; 2],
         egress: [Opening::Free; 2],
         needs_egress: false,
+        unknown_tcp: UnknownTcp::Reset,
     };
 
     /// What a NIC allows whose groups are these, `None` for those that do not exist.
@@ -69,10 +74,12 @@ impl Open {
             false => Opening::Free,
         };
         let ingress = |v6| opening(|group| group.ingress, v6);
+        let unknown_tcp = part.clone().map(|group| group.unknown_tcp).max();
         Open {
             ingress: [ingress(0), ingress(1)],
             egress: [egress(0), egress(1)],
             needs_egress,
+            unknown_tcp: unknown_tcp.unwrap_or_default(),
         }
     }
 }
@@ -83,6 +90,7 @@ pub(crate) struct GroupOpen {
     ingress: [Option<RuleSlot>; 2],
     egress: [Option<RuleSlot>; 2],
     needs_egress: bool,
+    unknown_tcp: UnknownTcp,
 }
 
 impl GroupOpen {
@@ -94,6 +102,7 @@ impl GroupOpen {
                 ingress: [None; 2],
                 egress: [None; 2],
                 needs_egress: true,
+                unknown_tcp: UnknownTcp::Reset,
             };
         };
         // A group that drains keeps the state of its flows: they are to outlive its rules.
@@ -107,6 +116,7 @@ impl GroupOpen {
             ingress: by(Direction::Ingress),
             egress: by(Direction::Egress),
             needs_egress: group.rules.has_egress(),
+            unknown_tcp: group.unknown_tcp,
         }
     }
 }
