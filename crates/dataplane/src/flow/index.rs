@@ -5,7 +5,9 @@
 //! table filled to its maximum ([`FILL`] of a bucket) has room for any flow, as far as chance goes:
 //! one new flow in sixty million is refused (with five others it was one in four million). What
 //! belongs into a bucket and lies elsewhere is counted; where that is nothing no lookup goes
-//! further, so that nearly every lookup reads one line, those that find nothing too.
+//! further, so that nearly every lookup reads one line, those that find nothing too. What lies in
+//! the neighbour is counted apart from what lies further away, which is nearly always nothing:
+//! without that each new flow of a bucket that was too small looked through eight.
 //!
 //! A slot holds the entry's number and, in the bits that the largest number leaves, a part of the
 //! hash: 11 bits in a table of a million flows, 5 in the largest that the daemon makes. An entry is
@@ -29,7 +31,7 @@ const SLOTS: usize = 16;
 const FILL: usize = 10;
 
 /// The most that is counted, and stands for more.
-const MANY: u8 = u8::MAX;
+const MANY: u8 = 0xf;
 
 /// The most entries that slots can name.
 pub(super) const MAX: u32 = (1 << 31) - 1;
@@ -51,9 +53,31 @@ pub(crate) struct Shape {
     ids: u32,
 }
 
+/// Where an entry is that is not in the bucket in which it belongs: which bits count it.
+#[derive(Clone, Copy)]
+enum Elsewhere {
+    /// In the neighbour.
+    Near = 0,
+    /// In one of the three other pairs.
+    Far = 4,
+}
+
+impl Elsewhere {
+    /// How many are there.
+    fn count_in(self, spilt: u8) -> u8 {
+        spilt >> self as u8 & MANY
+    }
+
+    /// `spilt` with another count of these.
+    fn changed(self, spilt: u8, count: u8) -> u8 {
+        spilt & !(MANY << self as u8) | count << self as u8
+    }
+}
+
 pub(super) struct Index {
     buckets: Zeroed<Bucket>,
-    /// For each bucket how many of the entries that belong there are elsewhere. [`MANY`] stays.
+    /// For each bucket how many of the entries that belong there are elsewhere, by [`Elsewhere`].
+    /// [`MANY`] stays.
     spilt: Zeroed<AtomicU8>,
     /// The bits of a slot that name the entry; the others are a part of the hash.
     ids: u32,
@@ -195,17 +219,20 @@ impl Index {
     /// In the other buckets.
     #[inline(always)]
     fn find_further(&self, hash: u64, is: impl Fn(FlowId) -> bool) -> Option<FlowId> {
-        if self.spilt[self.shape().first(hash)].load(Ordering::Acquire) == 0 {
-            return None;
+        match self.spilt[self.shape().first(hash)].load(Ordering::Acquire) {
+            0 => None,
+            spilt => self.find_spilt(spilt, hash, is),
         }
-        self.find_spilt(hash, is)
     }
 
     #[cold]
-    fn find_spilt(&self, hash: u64, is: impl Fn(FlowId) -> bool) -> Option<FlowId> {
-        let [_, others @ ..] = self.shape().places(hash);
-        others
-            .into_iter()
+    fn find_spilt(&self, spilt: u8, hash: u64, is: impl Fn(FlowId) -> bool) -> Option<FlowId> {
+        let [_, near, far @ ..] = self.shape().places(hash);
+        let is_in = |place: Elsewhere| place.count_in(spilt) != 0;
+        let near = is_in(Elsewhere::Near).then_some(near);
+        let far = far.into_iter().filter(|_| is_in(Elsewhere::Far));
+        near.into_iter()
+            .chain(far)
             .find_map(|bucket| self.in_bucket(bucket, hash, &is))
     }
 
@@ -229,23 +256,36 @@ impl Index {
     /// Adds an entry, complete in all its parts. False when there is no place for it.
     #[inline]
     pub(super) fn insert(&self, hash: u64, id: FlowId) -> bool {
-        let [first, others @ ..] = self.shape().places(hash);
-        if self.insert_into(first, hash, id) {
-            return true;
-        }
-        // Said before it is so: who looks for it then finds it.
-        self.count_spilt(first, |count| count + 1);
-        let found = others
-            .into_iter()
-            .find(|bucket| self.insert_into(*bucket, hash, id));
-        if found.is_none_or(|bucket| bucket == first) {
-            self.count_spilt(first, |count| count - 1);
-        }
-        found.is_some()
+        let first = self.shape().first(hash);
+        self.insert_into(first, hash, id) || self.insert_elsewhere(hash, id)
     }
 
-    fn count_spilt(&self, bucket: usize, change: impl Fn(u8) -> u8) {
-        let change = |count| (count != MANY).then(|| change(count));
+    #[cold]
+    fn insert_elsewhere(&self, hash: u64, id: FlowId) -> bool {
+        let [first, near, far @ ..] = self.shape().places(hash);
+        // Those of the same pair are full, and not far.
+        let mut far = far.into_iter().filter(|bucket| bucket | 1 != first | 1);
+        let into = |bucket| self.insert_into(bucket, hash, id);
+        self.counted(first, Elsewhere::Near, || into(near))
+            || self.counted(first, Elsewhere::Far, || far.any(into))
+    }
+
+    /// Inserts an entry elsewhere, and counts it where that is done. Said before it is so: who
+    /// looks for it then finds it.
+    fn counted(&self, first: usize, place: Elsewhere, insert: impl FnOnce() -> bool) -> bool {
+        self.count_spilt(first, place, |count| count + 1);
+        let is_in = insert();
+        if !is_in {
+            self.count_spilt(first, place, |count| count - 1);
+        }
+        is_in
+    }
+
+    fn count_spilt(&self, bucket: usize, place: Elsewhere, change: impl Fn(u8) -> u8) {
+        let change = |spilt| match place.count_in(spilt) {
+            MANY => None,
+            count => Some(place.changed(spilt, change(count))),
+        };
         let _ = self.spilt[bucket].fetch_update(Ordering::SeqCst, Ordering::Relaxed, change);
     }
 
@@ -263,16 +303,23 @@ impl Index {
     #[inline]
     pub(super) fn remove(&self, hash: u64, id: FlowId) {
         let first = self.shape().first(hash);
-        if self.remove_from(first, hash, id) {
+        if !self.remove_from(first, hash, id) {
+            self.remove_elsewhere(hash, id);
+        }
+    }
+
+    #[cold]
+    fn remove_elsewhere(&self, hash: u64, id: FlowId) {
+        let [first, near, far @ ..] = self.shape().places(hash);
+        let mut far = far.into_iter();
+        let place = if self.remove_from(near, hash, id) {
+            Elsewhere::Near
+        } else if far.any(|bucket| self.remove_from(bucket, hash, id)) {
+            Elsewhere::Far
+        } else {
             return;
-        }
-        let [_, others @ ..] = self.shape().places(hash);
-        let found = others
-            .into_iter()
-            .find(|bucket| self.remove_from(*bucket, hash, id));
-        if found.is_some() {
-            self.count_spilt(first, |count| count - 1);
-        }
+        };
+        self.count_spilt(first, place, |count| count - 1);
     }
 
     #[inline]
@@ -379,7 +426,9 @@ mod tests {
             let spilt: u32 = index
                 .spilt
                 .iter()
-                .map(|count| u32::from(count.load(Ordering::Relaxed)))
+                .map(|spilt| spilt.load(Ordering::Relaxed))
+                .map(|spilt| [Elsewhere::Near, Elsewhere::Far].map(|place| place.count_in(spilt)))
+                .map(|[near, far]| u32::from(near) + u32::from(far))
                 .sum();
             // By chance alone it is one in two hundred.
             assert!(
