@@ -272,8 +272,8 @@ impl Switch {
             .map(|worker| TimedWorker { worker, started });
         let handle = Arc::new(handle);
         // The daemon does so bit by bit.
-        handle.collapse_flow_memory(&mut 0, max_flows as usize);
-        handle.collapse_flow_index();
+        handle.collapse_flow_memory(&mut 0, max_flows as usize, |_| true);
+        handle.collapse_flow_index(|_| true);
         let mut switch = Switch {
             workers: workers.collect(),
             handle: handle.clone(),

@@ -509,7 +509,8 @@ async fn serve(
     app.router.settle().await.map_err(|e| e.to_string())?;
     starting.store(false, Ordering::Relaxed);
 
-    let mut tasks = JoinSet::new();
+    // Those that serve clients end when the daemon stops; others go on for as long as they may.
+    let (mut tasks, mut clients) = (JoinSet::new(), JoinSet::new());
     tasks.spawn(states.deliver(app.clone(), record_port));
     tasks.spawn(balancer::log(app.clone(), events));
     tasks.spawn(interface_states.deliver(app.clone(), record_interface));
@@ -543,7 +544,7 @@ async fn serve(
     });
     for listener in scraped {
         let metrics = metrics::server::Metrics::new(app.clone(), gate.clone());
-        tasks.spawn(listener.serve(app.clone(), access.clone(), gate.clone(), metrics));
+        clients.spawn(listener.serve(app.clone(), access.clone(), gate.clone(), metrics));
     }
     if !pages.is_empty() {
         let history = page::history::History::default();
@@ -551,14 +552,14 @@ async fn serve(
         let services = v1::server::services(&app, &gate).await;
         let page = page::server::Page::new(services, history, gate.clone(), page_token);
         for listener in pages {
-            tasks.spawn(listener.serve(app.clone(), access.clone(), gate.clone(), page.clone()));
+            clients.spawn(listener.serve(app.clone(), access.clone(), gate.clone(), page.clone()));
         }
     }
     for listener in v1 {
-        tasks.spawn(listener.serve(app.clone(), access.clone(), gate.clone()));
+        clients.spawn(listener.serve(app.clone(), access.clone(), gate.clone()));
     }
     if let Some(listener) = v0 {
-        tasks.spawn(listener.serve(app.clone()));
+        clients.spawn(listener.serve(app.clone()));
     }
     let mut watched = workers.watched();
     watched.extend(Watched::runtime("API", &Handle::current()));
@@ -593,7 +594,7 @@ async fn serve(
     })
     .await;
     if let Some(upgraded) = app.upgrade.is_over() {
-        give_way(&upgraded, tasks).await;
+        give_way(&upgraded, clients).await;
     }
     let _ = sd_notify::notify(&[NotifyState::Stopping]);
     watchdog.stopping();
@@ -603,12 +604,13 @@ async fn serve(
         announcer.stop().await;
     }
     app.stop();
-    let ended = async { while tasks.join_next().await.is_some() {} };
-    let _ = tokio::time::timeout(GRACE, ended).await;
+    // Calls that are running are answered, also those of clients that are in no set.
+    tokio::time::sleep(GRACE).await;
+    clients.abort_all();
     tasks.abort_all();
     // What they hold, the file of what is announced among it, is free then.
-    let ended = async { while tasks.join_next().await.is_some() {} };
-    let _ = tokio::time::timeout(GRACE, ended).await;
+    all_ended(&mut clients, GRACE).await;
+    all_ended(&mut tasks, GRACE).await;
     if let Some(hook) = hook {
         hook.withdraw(&app).await;
     }
@@ -944,11 +946,16 @@ fn take_up_left(
     Ok(())
 }
 
-/// The end, after another program has taken over: nothing is taken down.
-async fn give_way(upgraded: &Upgraded, mut tasks: JoinSet<()>) -> ! {
-    // Calls that are running are answered.
+/// Returns when all of these have ended, or so long has passed.
+async fn all_ended(tasks: &mut JoinSet<()>, within: Duration) {
     let ended = async { while tasks.join_next().await.is_some() {} };
-    let _ = tokio::time::timeout(ANSWERS_WITHIN, ended).await;
+    let _ = tokio::time::timeout(within, ended).await;
+}
+
+/// The end, after another program has taken over: nothing is taken down.
+async fn give_way(upgraded: &Upgraded, mut clients: JoinSet<()>) -> ! {
+    // Calls that are running are answered.
+    all_ended(&mut clients, ANSWERS_WITHIN).await;
     if let Err(e) = sd_notify::notify(&[NotifyState::MainPid(upgraded.pid)]) {
         tracing::warn!("systemd could not be told: {e}");
     }

@@ -8,7 +8,7 @@ mod captures;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -72,6 +72,7 @@ pub struct Switch {
     kernel: OnceLock<Arc<KernelFlows>>,
     taking_up: TakingUp,
     stopping: Mutex<bool>,
+    paused: AtomicBool,
     stopped: Condvar,
 }
 
@@ -182,6 +183,7 @@ impl Switch {
             kernel: OnceLock::new(),
             taking_up: TakingUp::default(),
             stopping: Mutex::new(false),
+            paused: AtomicBool::new(false),
             stopped: Condvar::new(),
         };
         Ok((switch, workers))
@@ -366,6 +368,7 @@ impl Switch {
     /// by workers to which it was handed. So all ports can be taken away, one after the other, and
     /// no frame is lost between them. What a shaper holds back stays with its worker.
     pub fn pause(&self) -> Result<(), WorkerGone> {
+        self.paused.store(true, Ordering::Relaxed);
         self.ask_all(|answer| Command::Pause(true, answer))?;
         for _ in 0..SETTLE_MAX {
             if self.ask_all(Command::Settle)?.iter().sum::<usize>() == 0 {
@@ -375,8 +378,14 @@ impl Switch {
         Ok(())
     }
 
+    /// No worker receives, and another process may be about to.
+    pub fn is_paused(&self) -> bool {
+        self.paused.load(Ordering::Relaxed)
+    }
+
     /// All workers receive again.
     pub fn resume(&self) -> Result<(), WorkerGone> {
+        self.paused.store(false, Ordering::Relaxed);
         self.ask_all(|answer| Command::Pause(false, answer))
             .map(drop)
     }
@@ -602,16 +611,22 @@ impl Switch {
     }
 
     /// Gives the memory in which flows are looked up huge pages, where the system does not by
-    /// itself: all of it.
-    pub fn collapse_flow_index(&self) {
-        self.flows.collapse_index();
+    /// itself: all of it. Before each huge page `go_on` is told how long the one before took, and
+    /// says whether to go on. True when all of it is done.
+    pub fn collapse_flow_index(&self, go_on: impl FnMut(Duration) -> bool) -> bool {
+        self.flows.collapse_index(go_on)
     }
 
     /// Gives the memory of flows huge pages, of those in use and of `ahead` more, up to where
-    /// `done` says: to be called many times a second where the system does not by itself. How many
-    /// were in use at most.
-    pub fn collapse_flow_memory(&self, done: &mut usize, ahead: usize) -> usize {
-        self.flows.collapse(done, ahead);
+    /// `done` says: to be called many times a second where the system does not by itself. `go_on`:
+    /// see [`collapse_flow_index`](Self::collapse_flow_index). How many were in use at most.
+    pub fn collapse_flow_memory(
+        &self,
+        done: &mut usize,
+        ahead: usize,
+        go_on: impl FnMut(Duration) -> bool,
+    ) -> usize {
+        self.flows.collapse(done, ahead, go_on);
         self.flows.high() as usize
     }
 

@@ -4,9 +4,9 @@
 //! Not a `Box`: for what is aligned to a cache line the allocator gives zeroes by writing them, and
 //! would commit all of a table that is meant to grow into its maximum.
 
-use std::ops::Deref;
-
 use std::io;
+use std::ops::Deref;
+use std::time::{Duration, Instant};
 
 use bytemuck::Zeroable;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -159,13 +159,24 @@ impl<T: Zeroable> Zeroed<T> {
 
     /// Makes huge pages of what lies between two elements, also where the system gives memory that
     /// outlives the process none by itself (`shmem_enabled` of the kernel's is `never`). Takes some
-    /// hundred microseconds for each page that is not huge yet, and its memory.
-    pub fn collapse(&self, elements: std::ops::Range<usize>) {
+    /// hundred microseconds for each page that is not huge yet, and its memory. Before each page
+    /// `go_on` is told how long the one before took, and says whether to go on. True when all of
+    /// it is done.
+    pub fn collapse(
+        &self,
+        elements: std::ops::Range<usize>,
+        mut go_on: impl FnMut(Duration) -> bool,
+    ) -> bool {
         /// Linux 6.1.
         const COLLAPSE: libc::c_int = 25;
         let end = elements.end.min(self.len) * size_of::<T>();
         let begin = elements.start * size_of::<T>() / PAGE * PAGE;
+        let mut took = Duration::ZERO;
         for at in (begin..end).step_by(PAGE) {
+            if !go_on(took) {
+                return false;
+            }
+            let began = Instant::now();
             let page = self.start.cast::<u8>().wrapping_byte_add(at);
             // Nothing is made of a page of which nothing is there.
             // SAFETY: `at` is before `end`, so that the byte is one of ours; others may write to it
@@ -174,7 +185,9 @@ impl<T: Zeroable> Zeroed<T> {
             // SAFETY: advice about our own mapping, whose content stays the same. Where it is not
             // possible (behind the end the mapping may have none) nothing changes.
             let _ = unsafe { libc::madvise(page.cast_mut().cast(), PAGE, COLLAPSE) };
+            took = began.elapsed();
         }
+        true
     }
 }
 

@@ -18,6 +18,7 @@
 //! complete before (release, acquire).
 
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::time::Duration;
 
 use sys::huge::Zeroed;
 use sys::shared_memory::SharedMemory;
@@ -183,10 +184,11 @@ impl Index {
         self.spilt.leave(memory, spilt)
     }
 
-    /// Gives it huge pages, where the system did not by itself; takes all of its memory.
-    pub(super) fn collapse(&self) {
-        self.buckets.collapse(0..self.buckets.len());
-        self.spilt.collapse(0..self.spilt.len());
+    /// Gives it huge pages, where the system did not by itself; takes all of its memory. See
+    /// [`Zeroed::collapse`].
+    pub(super) fn collapse(&self, mut go_on: impl FnMut(Duration) -> bool) -> bool {
+        let (buckets, spilt) = (0..self.buckets.len(), 0..self.spilt.len());
+        self.buckets.collapse(buckets, &mut go_on) && self.spilt.collapse(spilt, go_on)
     }
 
     #[inline(always)]

@@ -16,6 +16,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use foldhash::fast::SeedableRandomState;
 use sys::huge::{PAGE, Zeroed};
@@ -100,20 +101,27 @@ impl FlowTable {
         memory.leave(&self.entries, &self.index)
     }
 
-    /// Gives the index huge pages, where the system did not by itself; takes all of its memory.
-    pub(crate) fn collapse_index(&self) {
-        self.index.collapse();
+    /// Gives the index huge pages, where the system did not by itself; takes all of its memory. See
+    /// [`Zeroed::collapse`].
+    pub(crate) fn collapse_index(&self, go_on: impl FnMut(Duration) -> bool) -> bool {
+        self.index.collapse(go_on)
     }
 
     /// Gives the entries huge pages, those in use and so many that will be in use next, where the
-    /// system did not by itself. `done`: up to where that was done.
-    pub(crate) fn collapse(&self, done: &mut usize, ahead: usize) {
+    /// system did not by itself. `done`: up to where that was done. See [`Zeroed::collapse`].
+    pub(crate) fn collapse(
+        &self,
+        done: &mut usize,
+        ahead: usize,
+        go_on: impl FnMut(Duration) -> bool,
+    ) {
         let page = PAGE / size_of::<Entry>();
         let wanted = (self.high() as usize + ahead).min(self.entries.len());
         if *done < wanted {
             // Whole pages: the next call begins in the one in which this one ends.
-            self.entries.collapse(*done..wanted + page);
-            *done = wanted + page;
+            if self.entries.collapse(*done..wanted + page, go_on) {
+                *done = wanted + page;
+            }
         }
     }
 
