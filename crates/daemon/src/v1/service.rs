@@ -63,6 +63,17 @@ impl Service {
         .await
     }
 
+    /// Returns when the connections that a daemon before has left are taken up. What asks for
+    /// connections waits for that anyway; here it has nobody else wait for the controller.
+    async fn connections_are_there(&self) -> Result<(), Status> {
+        let app = self.app.clone();
+        let wait = move || {
+            app.workers.switch().wait_for_left();
+            Ok(())
+        };
+        answer(wait).await.map(drop)
+    }
+
     /// Runs an operation that needs the controller alone.
     async fn control<T: Send + 'static>(
         &self,
@@ -240,6 +251,7 @@ impl Butterfly for Service {
         request: Request<v1::ExportNicRequest>,
     ) -> Answer<v1::ExportNicResponse> {
         let (caller, request) = taken(request)?;
+        self.connections_are_there().await?;
         let id = request.id;
         self.control(caller, move |control| {
             let state = connections::export(control, &NicId::new(&id)?)?;
@@ -253,6 +265,7 @@ impl Butterfly for Service {
         request: Request<v1::ImportNicRequest>,
     ) -> Answer<v1::ImportNicResponse> {
         let (caller, request) = taken(request)?;
+        self.connections_are_there().await?;
         self.control(caller, move |control| {
             let flows = connections::import(control, &NicId::new(&request.id)?, &request.state)?;
             Ok(v1::ImportNicResponse {
@@ -625,6 +638,7 @@ impl Butterfly for Service {
         request: Request<v1::ListFlowsRequest>,
     ) -> Answer<Self::ListFlowsStream> {
         let (caller, request) = taken(request)?;
+        self.connections_are_there().await?;
         self.control(caller, move |control| {
             let flows: Vec<_> = flows::list(control, &request)?
                 .into_iter()
@@ -640,6 +654,7 @@ impl Butterfly for Service {
         request: Request<v1::DeleteFlowsRequest>,
     ) -> Answer<v1::DeleteFlowsResponse> {
         let (caller, request) = taken(request)?;
+        self.connections_are_there().await?;
         self.control(caller, move |control| {
             let flows = flows::delete(control, &request)? as u64;
             tracing::info!(
@@ -675,6 +690,7 @@ impl Butterfly for Service {
 
     async fn get_trace(&self, request: Request<v1::GetTraceRequest>) -> Answer<v1::Trace> {
         let (caller, request) = taken(request)?;
+        self.connections_are_there().await?;
         self.operate(caller, move |app, control| {
             trace::get(app, control, request)
         })
