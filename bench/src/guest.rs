@@ -98,7 +98,8 @@ impl Guest {
         self.port_with(None)
     }
 
-    /// The same while a VMM that migrates the guest has all that is written into it noted.
+    /// [`port`](Self::port), while a VMM that migrates the guest has all that is written into it
+    /// noted.
     pub fn logged_port(&self) -> Result<Port, PeerError> {
         let fail = |error: String| PeerError(format!("log of written pages: {error}"));
         // A bit for each page, from address 0.

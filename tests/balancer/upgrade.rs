@@ -44,7 +44,8 @@ pub fn of_a_service_keeps_flows(stage: &mut Stage) -> Result<()> {
     stage.healths_become(&["HEALTHY"; 2])
 }
 
-/// The same of a daemon that is killed, or stopped, and started: its programs go on meanwhile.
+/// Flows stay with their servers where the daemon is killed, or stopped, and started: its programs
+/// go on meanwhile.
 pub fn a_kill_keeps_flows(stage: &mut Stage) -> Result<()> {
     stage.restart(&STAYS)?;
     flows_go_on(stage, kills)?;

@@ -587,8 +587,8 @@ fn an_upgrade_keeps_every_packet(stage: &mut Stage) -> Result<()> {
     every_packet_is_kept(stage, |stage| stage.daemon.upgrade())
 }
 
-/// The same of a daemon that is killed and started: its programs go on meanwhile, for as long as
-/// what they know may be true.
+/// Nor is a packet lost where the daemon is killed and started: its programs go on meanwhile, for
+/// as long as what they know may be true.
 fn a_kill_keeps_every_packet(stage: &mut Stage) -> Result<()> {
     every_packet_is_kept(stage, |stage| stage.daemon.kill_and_restart())
 }

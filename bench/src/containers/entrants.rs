@@ -268,7 +268,7 @@ fn add(host: &Namespace, dir: &Path, end: usize, container: &Namespace) -> Resul
     butterfly_command(host, dir, &line).map(drop)
 }
 
-/// The same by a TAP device that is moved into it.
+/// A container's NIC that is a TAP device, moved into it.
 fn add_tap(
     host: &Namespace,
     dir: &Path,

@@ -47,7 +47,7 @@ pub enum Setup {
     ManyRules,
     /// Small frames, and two more guests, of which one floods the other.
     Flood,
-    /// The same with frames of 64 KiB.
+    /// Frames of 64 KiB, and two more guests, of which one floods the other.
     LargeFlood,
 }
 

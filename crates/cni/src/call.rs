@@ -50,7 +50,7 @@ impl Call {
         Self::read(|name| std::env::var(name).unwrap_or_default())
     }
 
-    /// The same of variables that are given.
+    /// Reads and checks it, of variables that are given.
     pub fn read(variable: impl Fn(&str) -> String) -> Result<Call, Error> {
         let named = variable("CNI_COMMAND");
         let command = match named.as_str() {

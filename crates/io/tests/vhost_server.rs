@@ -538,8 +538,8 @@ fn a_file_that_is_put_in_a_socket_s_place_is_given_to_nobody() {
     assert_ne!(won.into_inner(), 0, "the attacker never came in between");
 }
 
-/// The same of sockets that a process before has made: another of its own in their place is another
-/// NIC's.
+/// Sockets that a process before has made are given away, too, but not another of its own in their
+/// place, which is another NIC's.
 #[test]
 fn a_socket_that_was_handed_over_is_known_among_others() {
     let lab = Lab::new();

@@ -60,7 +60,7 @@ fn a_socket_is_given_to_others_and_back_when_a_later_step_fails() {
     let given = controller.update_nic(&nic_id("a"), group("kvm")).unwrap();
     assert_eq!(given.slot, first.slot);
     assert_eq!(shared.log(), [r#"give a ["kvm"]"#]);
-    // The same again gives it to nobody.
+    // Asked for again it is given to nobody.
     controller.update_nic(&nic_id("a"), group("kvm")).unwrap();
     assert!(shared.log().is_empty());
 

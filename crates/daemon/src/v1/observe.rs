@@ -206,7 +206,7 @@ pub fn status(app: &App, control: &Permitted, router: String) -> Result<v1::Stat
     })
 }
 
-/// The same without what takes asking the workers.
+/// The daemon at a glance, without what takes asking the workers.
 pub fn brief(app: &App, control: &Permitted, router: String) -> v1::Status {
     let status = control.status();
     let now = app.operations.unix_secs();

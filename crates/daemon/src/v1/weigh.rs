@@ -7,8 +7,8 @@ use tonic::Status;
 /// The most that one request may take, bytes: all that one daemon may be told at once, a million
 /// bindings and rules among it, takes less.
 pub const DECODED_MAX: usize = 1 << 30;
-/// The same of one that is not [large](LARGE): a group with as many rules and members as it may
-/// have takes a tenth.
+/// The most that one may take which is not [large](LARGE), bytes: a group with as many rules and
+/// members as it may have takes a tenth.
 pub const DECODED_SMALL_MAX: usize = 64 << 20;
 /// Requests with everything, or with any number of bindings or connections.
 const LARGE: [&str; 5] = [
@@ -179,7 +179,7 @@ mod tests {
         assert_eq!(refused.code(), Code::ResourceExhausted);
         let why = refused.message();
         assert!(why.ends_with("once decoded, 67108864 are allowed"), "{why}");
-        // The same in many messages, all of which tonic decodes.
+        // Nor as much in many messages, all of which tonic decodes.
         let mut weigher = Weigher::of_method(APPLY).unwrap();
         let message = framed(&apply(100_000));
         let refused = (0..100).find_map(|_| weigher.add(&message).err()).unwrap();

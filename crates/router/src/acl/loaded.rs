@@ -71,7 +71,7 @@ struct Counting {
     had: Vec<Count>,
     /// By slot: the slot that goes on as this one, of the list before.
     from: Vec<Option<usize>>,
-    /// The same of the list that another process has left.
+    /// By slot: the slot that goes on as this one, of the list that another process has left.
     from_left: Vec<Option<usize>>,
 }
 

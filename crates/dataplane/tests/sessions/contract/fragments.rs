@@ -24,7 +24,7 @@ pub fn later_fragments_get_what_the_first_one_got(lab: &mut Lab, family: Family)
     for fragment in build::fragments(&answer, 1400, 1) {
         lab.passes(b, a, fragment);
     }
-    // The same with a flow of which whole datagrams are as well.
+    // Also of a flow of which whole datagrams are as well.
     lab.keeps_passing(a, b, udp(a, b, family, 7, 53));
     for fragment in datagram(a, b, family, 53, 3) {
         lab.passes(a, b, fragment);
