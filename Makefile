@@ -1,4 +1,4 @@
-# make demo: the first minute. make check: what needs no guest. make test: that, and real guests. `make help` lists the rest.
+# make demo: the first minute. make check: what is quick. make test: that, and real guests and peers. `make help` lists the rest.
 
 SHELL := /bin/bash
 export PATH := $(HOME)/.cargo/bin:$(PATH)
@@ -36,11 +36,11 @@ lint:
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 
-check: setup lint ## what needs no guest: format, lints, units, sessions, namespaces
+check: setup lint ## what is quick and needs no guest: format, lints, units, sessions, namespaces
 	tools/check-unit.sh
 	tools/run-tests.py check
 
-test: guest-image lint ## all of check, and the tests with real guests
+test: guest-image lint ## all of check, and the tests with other people's daemons and real guests
 	tools/check-unit.sh
 	tools/run-tests.py test
 

@@ -4,13 +4,13 @@ side.
 
 usage: run-tests.py check|test|long|all|devices [--jobs N] [NAME...]
 
-`check` runs what needs no guest, `test` guests as well, `long` what takes too long for both, `all`
-the three; `devices` what is built and booted for itself. Names choose test programs (as in `guests`
-or `cli::daemon`). tests/Cargo.toml says which programs boot guests, and which take long. Each test
-program runs in a network and mount namespace of its own, so that no two of them meet: interfaces,
-addresses, named namespaces, abstract sockets, pinned maps. Within a program the tests share what
-takes long to start, which is why a program is what runs here, and not a test (cargo-nextest would
-boot the guests for each).
+`check` runs what is quick and needs no guest, `test` guests and what takes minutes as well, `long`
+what takes too long for both, `all` the three; `devices` what is built and booted for itself. Names
+choose test programs (as in `guests` or `cli::daemon`). tests/Cargo.toml says which programs boot
+guests, and which take long. Each test program runs in a network and mount namespace of its own, so
+that no two of them meet: interfaces, addresses, named namespaces, abstract sockets, pinned maps.
+Within a program the tests share what takes long to start, which is why a program is what runs here,
+and not a test (cargo-nextest would boot the guests for each).
 
 Prints one line a program, all that a failed one said, the slowest twenty tests, and the count of
 tests. What failed is run once more with nothing beside it, and named.
@@ -75,7 +75,7 @@ def main():
     fetched = fetch()
     devices = metadata["devices"] if options.tier == "devices" else []
     programs = build(metadata["guests"] + devices, devices)
-    for key in ["guests", "longest", "long"]:
+    for key in ["guests", "longest", "minutes", "long"]:
         unknown = set(metadata[key]) - {p.name for p in programs}
         if unknown:
             sys.exit(
@@ -95,11 +95,8 @@ def main():
     elif options.tier == "long":
         programs = [p for p in programs if is_long(p)]
     elif options.tier == "check":
-        programs = [p for p in programs if not p.boots and not is_long(p)]
-        for program in programs:
-            # Some boot one for a single test.
-            for test in metadata["guest-tests"].get(program.name, []):
-                program.words += ["--skip", test]
+        left_out = metadata["minutes"] + metadata["long"]
+        programs = [p for p in programs if not p.boots and p.name not in left_out]
     elif options.tier == "devices":
         programs = [p for p in programs if p.name in devices]
         if len(programs) != len(devices):
