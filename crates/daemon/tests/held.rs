@@ -194,7 +194,9 @@ impl Pair {
     }
 
     fn keeper(&self) -> Option<u32> {
-        keeper_of(&self.store.path().join("keeper"))
+        keepers_of(&self.store.path().join("keeper"))
+            .first()
+            .copied()
     }
 }
 
@@ -202,27 +204,33 @@ impl Pair {
 impl Drop for Pair {
     fn drop(&mut self) {
         drop(self.daemon.take());
-        if let Some(pid) = self.keeper() {
-            kill(pid);
-        }
+        end_keepers(self.store.path());
     }
+}
+
+/// Those of a folder: two, where a daemon was killed between starting one and calling it.
+fn end_keepers(folder: &Path) {
+    keepers_of(&folder.join("keeper"))
+        .into_iter()
+        .for_each(kill);
 }
 
 fn kill(pid: u32) {
     let _ = kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::KILL);
 }
 
-/// The process that is a keeper on this socket.
-fn keeper_of(socket: &Path) -> Option<u32> {
+/// The processes that are keepers on this socket.
+fn keepers_of(socket: &Path) -> Vec<u32> {
     let wanted = socket.to_str().unwrap();
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
     processes
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .find(|pid| {
+        .filter(|pid| {
             let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
             let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
             words.contains(&&b"--as-keeper"[..]) && words.contains(&wanted.as_bytes())
         })
+        .collect()
 }
 
 fn mac(last: u32) -> String {
@@ -682,9 +690,7 @@ impl Guests {
 impl Drop for Guests {
     fn drop(&mut self) {
         drop(self.daemon.take());
-        if let Some(pid) = keeper_of(&self.store.path().join("keeper")) {
-            kill(pid);
-        }
+        end_keepers(self.store.path());
     }
 }
 

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, CWD, Mode};
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{
@@ -19,6 +20,11 @@ use crate::message::{Message, Verb, receive, send};
 
 /// How long a client may take no answer.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long a keeper that is to end when nothing is held waits for its first client, who has
+/// started it and comes at once: it ends all the same where that was killed before it came, or
+/// where another keeper has taken the place of its socket.
+const FIRST_WITHIN: Duration = Duration::from_secs(30);
 
 /// What is held, by name.
 type All = BTreeMap<String, (Vec<u8>, Vec<OwnedFd>)>;
@@ -49,8 +55,29 @@ pub fn bind(path: &Path) -> io::Result<OwnedFd> {
 }
 
 /// Serves daemons, one after the other; others wait. With `until_idle` it returns when the last one
-/// has left nothing.
+/// has left nothing, or when none has come within 30 s.
 pub fn serve(listener: &OwnedFd, until_idle: bool) -> io::Result<()> {
+    match until_idle && !is_called(listener, FIRST_WITHIN)? {
+        true => Ok(()),
+        false => serve_all(listener, until_idle),
+    }
+}
+
+/// Somebody connects within this time.
+fn is_called(listener: &OwnedFd, within: Duration) -> io::Result<bool> {
+    let until = Instant::now() + within;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let left = Timespec::try_from(left).map_err(io::Error::other)?;
+        match poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&left)) {
+            Ok(count) => return Ok(count > 0),
+            Err(rustix::io::Errno::INTR) => (),
+            Err(e) => return Err(e.into()),
+        }
+    }
+}
+
+fn serve_all(listener: &OwnedFd, until_idle: bool) -> io::Result<()> {
     let mut all = All::new();
     loop {
         let client = match accept_with(listener, SocketFlags::CLOEXEC) {
@@ -148,6 +175,21 @@ mod tests {
     use rustix::net::{AddressFamily, SocketType, socketpair};
 
     use super::*;
+
+    #[test]
+    fn who_is_never_called_is_told_so_in_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("keeper");
+        let listener = bind(&path).unwrap();
+        let soon = Duration::from_millis(10);
+        let began = Instant::now();
+        assert!(!is_called(&listener, soon).unwrap());
+        assert!(began.elapsed() >= soon);
+        let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+        let client = socket_with(family, kind, SocketFlags::CLOEXEC, None).unwrap();
+        connect(&client, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        assert!(is_called(&listener, Duration::ZERO).unwrap());
+    }
 
     #[test]
     fn all_is_done_that_was_said_by_one_who_ended_without_hearing_the_answers() {
