@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use api::v1;
 use api::v1::butterfly_client::ButterflyClient;
-use common::{Daemon, PATIENCE, within};
+use common::{Daemon, PATIENCE, end_keepers, keepers_of, within};
 use io::vhost::features::{IN_ORDER, PROTOCOL_FEATURES, RING_PACKED};
 use io::vhost::request::GET_FEATURES;
 use rustix::process::{Pid, Signal, kill_process};
@@ -208,29 +208,8 @@ impl Drop for Pair {
     }
 }
 
-/// Those of a folder: two, where a daemon was killed between starting one and calling it.
-fn end_keepers(folder: &Path) {
-    keepers_of(&folder.join("keeper"))
-        .into_iter()
-        .for_each(kill);
-}
-
 fn kill(pid: u32) {
     let _ = kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::KILL);
-}
-
-/// The processes that are keepers on this socket.
-fn keepers_of(socket: &Path) -> Vec<u32> {
-    let wanted = socket.to_str().unwrap();
-    let processes = std::fs::read_dir("/proc").unwrap().flatten();
-    processes
-        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .filter(|pid| {
-            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
-            words.contains(&&b"--as-keeper"[..]) && words.contains(&wanted.as_bytes())
-        })
-        .collect()
 }
 
 fn mac(last: u32) -> String {

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use api::v1;
 use api::v1::butterfly_client::ButterflyClient;
-use common::{Daemon, within};
-use rustix::process::{Pid, Signal, kill_process};
+use common::{Daemon, end_keepers, within};
+use rustix::process::Signal;
 use testkit::over::Over;
 use tokio::runtime::Handle;
 use tonic::Code;
@@ -106,18 +106,7 @@ struct Kept(tempfile::TempDir);
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        let socket = self.0.path().join("keeper");
-        let processes = std::fs::read_dir("/proc").unwrap().flatten();
-        let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-        for pid in pids {
-            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            let mut words = line.split(|byte| *byte == 0);
-            let is_ours = words.any(|word| word == b"--as-keeper")
-                && words.next() == Some(socket.as_os_str().as_encoded_bytes());
-            if let Some(pid) = Pid::from_raw(pid).filter(|_| is_ours) {
-                let _ = kill_process(pid, Signal::KILL);
-            }
-        }
+        end_keepers(self.0.path());
     }
 }
 

@@ -13,6 +13,7 @@ use api::v1::butterfly_client::ButterflyClient;
 use api::v1::router_client::RouterClient;
 use io::vhost::features::{EVENT_IDX, MRG_RXBUF, PROTOCOL_FEATURES, VERSION_1};
 use prost::Message;
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use testkit::ring_driver::{Guest, GuestOptions};
 use testkit::vhost_frontend::Frontend;
@@ -426,4 +427,28 @@ pub fn boot(daemon: &Daemon, id: &str) -> (Frontend, Guest) {
     vmm.negotiate(FEATURES | PROTOCOL_FEATURES).unwrap();
     vmm.start(&guest, [0, 0]).unwrap();
     (vmm, guest)
+}
+
+/// Ends the keepers of a folder (`keeper` in it), which outlive daemons and are not to outlive a
+/// test: two, where a daemon was killed between starting one and calling it.
+pub fn end_keepers(folder: &Path) {
+    let keepers = keepers_of(&folder.join("keeper")).into_iter();
+    for pid in keepers.filter_map(|pid| Pid::from_raw(pid as i32)) {
+        // It may be gone already.
+        let _ = kill_process(pid, Signal::KILL);
+    }
+}
+
+/// The processes that are keepers on this socket.
+pub fn keepers_of(socket: &Path) -> Vec<u32> {
+    let wanted = socket.to_str().unwrap();
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    processes
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter(|pid| {
+            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
+            words.contains(&&b"--as-keeper"[..]) && words.contains(&wanted.as_bytes())
+        })
+        .collect()
 }
