@@ -71,11 +71,13 @@ class Program:
 def main():
     options = arguments()
     with open(f"{ROOT}/tests/Cargo.toml", "rb") as file:
-        metadata = tomllib.load(file)["package"]["metadata"]
+        sessions = tomllib.load(file)
+    metadata = sessions["package"]["metadata"]
     fetched = fetch()
     devices = metadata["devices"] if options.tier == "devices" else []
-    programs = build(metadata["guests"] + devices, devices)
-    for key in ["guests", "longest", "minutes", "long"]:
+    programs = build(targets(options.tier, sessions), metadata["guests"] + devices)
+    # For `check` not all are built.
+    for key in ["guests", "longest", "minutes", "long"] if options.tier != "check" else []:
         unknown = set(metadata[key]) - {p.name for p in programs}
         if unknown:
             sys.exit(
@@ -140,18 +142,31 @@ def fetch():
     ]
 
 
-def build(guests, more):
-    """Builds libraries, programs and tests in one go, then the tests of `more`, which `--tests`
-    leaves out, and lists the test programs. One command for all others: a build of the programs
-    alone has other features of tokio and others, and all that uses them is built again."""
-    chosen = [["--lib", "--bins", "--tests"]]
-    if more:
-        chosen.append([word for name in more for word in ("--test", name)])
+def targets(tier, sessions):
+    """What is to be built, as words for cargo, of which each list is one command. Never programs
+    alone: a build of those has other features of tokio and others, and all that uses them is built
+    again."""
+    metadata = sessions["package"]["metadata"]
+    everything = ["--workspace", "--lib", "--bins", "--tests"]
+    if tier == "devices":
+        # `--tests` leaves them out.
+        return [everything, ["--workspace", *(f"--test={name}" for name in metadata["devices"])]]
+    if tier != "check":
+        return [everything]
+    # What it does not run is not built: that is a tenth of a first run.
+    not_run = metadata["guests"] + metadata["minutes"] + metadata["long"]
+    tests = [test["name"] for test in sessions["test"] if test.get("test", True)]
+    tests = [f"--test={name}" for name in tests if name not in not_run]
+    but = [f"--exclude={package}" for package in metadata["not-of-check"]]
+    units = [*everything, *but, "--exclude=butterfly-tests"]
+    return [units, ["--workspace", *but, "--bins", *tests]]
+
+
+def build(chosen, guests):
+    """Builds that, and lists the test programs."""
     programs, lines = [], []
     for words in chosen:
-        command = [
-            "cargo", "build", "--workspace", *words, "--message-format", "json-render-diagnostics",
-        ]
+        command = ["cargo", "build", *words, "--message-format", "json-render-diagnostics"]
         built = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         if built.returncode != 0:
             sys.exit(built.returncode)
@@ -159,6 +174,8 @@ def build(guests, more):
     for line in lines:
         message = json.loads(line)
         if message["reason"] != "compiler-artifact" or not message["profile"]["test"]:
+            continue
+        if any(program.words == [message["executable"]] for program in programs):
             continue
         folder = os.path.dirname(message["manifest_path"])
         package, target = os.path.basename(folder), message["target"]
