@@ -38,9 +38,10 @@ pub fn an_upgrade_under_load() -> Result<()> {
         right: start(right, 2, Family::V4, &OPTIONS)?,
     };
     let native = "AF_XDP, native XDP, copy";
-    let done = of_two_hosts(&mut hosts, [native; 2]);
-    on(&hosts, || done)?;
-    on(&hosts, || ends_with_its_process(&hosts.left, UPLINK))
+    let done = of_two_hosts(&mut hosts, [native; 2])
+        .and_then(|()| outlives_its_process(&mut hosts))
+        .and_then(|()| ends_as_it_is_told(&mut hosts.left));
+    on(&hosts, || done)
 }
 
 /// In generic mode: a bridge, which is not asked for native mode, and an interface whose driver
@@ -67,9 +68,10 @@ pub fn an_upgrade_in_generic_mode() -> Result<()> {
         right: start(right, 2, Family::V4, &OPTIONS)?,
     };
     let generic = "AF_XDP, generic XDP, copy";
-    let done = of_two_hosts(&mut hosts, [generic; 2]);
-    on(&hosts, || done)?;
-    on(&hosts, || ends_with_its_process(&hosts.left, UPLINK))
+    let done = of_two_hosts(&mut hosts, [generic; 2])
+        .and_then(|()| outlives_its_process(&mut hosts))
+        .and_then(|()| ends_as_it_is_told(&mut hosts.left));
+    on(&hosts, || done)
 }
 
 /// By packet sockets, since somebody else's program is at the interface; as soon as that is gone
@@ -86,9 +88,8 @@ pub fn an_upgrade_by_packet_sockets() -> Result<()> {
         right: start(right, 2, Family::V4, &OPTIONS)?,
     };
     let modes = ["packet socket", "AF_XDP, native XDP, copy"];
-    let done = of_two_hosts(&mut hosts, modes);
-    on(&hosts, || {
-        done?;
+    let done = of_two_hosts(&mut hosts, modes).and_then(|()| outlives_its_process(&mut hosts));
+    let done = done.and_then(|()| {
         let shown = uplink(&hosts.left.daemon)?;
         let why = shown["why"].as_str().unwrap_or_default();
         check(
@@ -100,8 +101,9 @@ pub fn an_upgrade_by_packet_sockets() -> Result<()> {
             let shown = uplink(&hosts.left.daemon)?;
             Ok((shown["mode"] == modes[1]).then_some(()))
         })?;
-        ends_with_its_process(&hosts.left, UPLINK)
-    })
+        ends_as_it_is_told(&mut hosts.left)
+    });
+    on(&hosts, || done)
 }
 
 /// By a TAP device of the daemon's, with the kernel at its other end.
@@ -386,8 +388,28 @@ impl Pings {
         Ok(Self(ping))
     }
 
-    /// Ends them. The answers to the last ones may be on their way.
+    /// Waits until so many have been.
+    fn are_answered(&self, count: usize) -> Result<()> {
+        wait_for("answers", PATIENCE, || {
+            Ok((self.0.log().matches("icmp_seq=").count() >= count).then_some(()))
+        })
+    }
+
+    /// Ends them: none was lost.
     fn ended_whole(mut self, whose: &str) -> Result<()> {
+        let (lost, last) = self.lost()?;
+        check(
+            last > 100 && lost.is_empty(),
+            &format!(
+                "nothing of {whose} is lost, of {last} requests {lost:?}: {}",
+                tail(&self.0.log(), 4)
+            ),
+        )
+    }
+
+    /// Ends them. Those that were not answered, and how many there were, but for the last ones,
+    /// whose answers may be on their way.
+    fn lost(&mut self) -> Result<(Vec<u32>, u32)> {
         self.0.signal("INT")?;
         self.0.wait(PATIENCE)?;
         let said = self.0.log();
@@ -397,14 +419,8 @@ impl Pings {
         };
         let answered: BTreeSet<u32> = said.lines().filter_map(number).collect();
         let last = answered.last().copied().unwrap_or_default();
-        let lost: Vec<u32> = (1..=last).filter(|one| !answered.contains(one)).collect();
-        check(
-            last > 100 && lost.is_empty(),
-            &format!(
-                "nothing of {whose} is lost, of {last} requests {lost:?}: {}",
-                tail(&said, 4)
-            ),
-        )
+        let lost = (1..=last).filter(|one| !answered.contains(one));
+        Ok((lost.collect(), last))
     }
 }
 
@@ -495,18 +511,43 @@ fn says_once(host: &Namespace, from: &str, to: &str) -> Result<()> {
     .map(drop)
 }
 
-/// The interface is the kernel's when the last daemon ends.
-fn ends_with_its_process(host: &Host, interface: &str) -> Result<()> {
-    let left = &host.namespace;
-    let has_program = || {
-        Ok::<_, String>(
-            left.ok(&format!("ip link show {interface}"))?
-                .contains("xdp"),
-        )
+/// A daemon that is killed leaves its uplink to the next one: what comes meanwhile waits, and is
+/// answered.
+fn outlives_its_process(hosts: &mut Hosts) -> Result<()> {
+    let k = hosts.left.guest("k", 42, 51)?;
+    let l = hosts.right.guest("l", 42, 52)?;
+    answers(&k, "10.1.0.52")?;
+    let left = &mut hosts.left;
+    let joined = uplink(&left.daemon)?["mode"].clone();
+    for turn in 0..TURNS {
+        let mut pings = Pings::start(&l, "10.1.0.51")?;
+        pings.are_answered(50)?;
+        left.daemon.kill()?;
+        left.daemon.restart()?;
+        pings.are_answered(200)?;
+        let (lost, of) = pings.lost()?;
+        // What the daemon was at when it was killed.
+        let most = 2;
+        check(
+            lost.len() <= most,
+            &format!("turn {turn}: of {of} requests {lost:?} are lost"),
+        )?;
+        let mode = &uplink(&left.daemon)?["mode"];
+        check(
+            *mode == joined,
+            &format!("turn {turn}: it is joined by {mode}"),
+        )?;
+    }
+    Ok(())
+}
+
+/// A daemon that ends as it is told to gives the kernel its interface back.
+fn ends_as_it_is_told(host: &mut Host) -> Result<()> {
+    let has_program = |host: &Host| {
+        let shown = host.namespace.ok(&format!("ip link show {UPLINK}"))?;
+        Ok::<_, String>(shown.contains("xdp"))
     };
-    check(has_program()?, "a program takes VXLAN")?;
-    left.ok(&format!("kill -9 {}", host.daemon.pid()))?;
-    wait_for("the program to go", PATIENCE, || {
-        Ok((!has_program()?).then_some(()))
-    })
+    check(has_program(host)?, "a program takes VXLAN")?;
+    host.daemon.stop()?;
+    check(!has_program(host)?, "the interface is the kernel's")
 }

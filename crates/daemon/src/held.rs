@@ -21,7 +21,7 @@ use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use sd_notify::NotifyState;
 use sys::handed::{Handed, Items, bytes_of, file_of, name_of_kind};
 
-use crate::deaths;
+use crate::{deaths, uplinks};
 
 /// How long a keeper that was started may take until it listens.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -255,8 +255,8 @@ impl Held {
         }
     }
 
-    /// Whether the daemons before have ended of themselves too often: then what guests have a hand
-    /// in is not taken up. To be called before anything is.
+    /// Whether the daemons before have ended of themselves too often: then what guests or other
+    /// hosts have a hand in is not taken up. To be called before anything is.
     pub fn look_at_deaths(&self) {
         let looked = self.notes().and_then(deaths::begin);
         let often = looked.unwrap_or_else(|e| {
@@ -268,14 +268,16 @@ impl Held {
         }
         tracing::error!(
             "the last {} daemons have ended of themselves within {} s: what they have left of \
-             VMMs' sessions and of connections is not taken up, since that may be why; VMMs have \
-             to connect anew",
+             VMMs' sessions, of connections and of uplinks is not taken up, since that may be why; \
+             VMMs have to connect anew",
             deaths::MOST,
             deaths::WITHIN.as_secs()
         );
-        let of_guests =
-            |name: &str| Held::is_session(name) || name == FLOWS || name.starts_with(FLOWS_BEFORE);
-        if let Err(e) = self.keeper.release_left_of(of_guests) {
+        let of_strangers = |name: &str| {
+            let is_of_flows = name == FLOWS || name.starts_with(FLOWS_BEFORE);
+            Held::is_session(name) || is_of_flows || name.starts_with(uplinks::HELD)
+        };
+        if let Err(e) = self.keeper.release_left_of(of_strangers) {
             tracing::error!("what they have left may still be there: {e}");
         }
     }

@@ -317,6 +317,10 @@ async fn serve(
         balanced,
         held.clone(),
     ));
+    // The daemon that gives way has looked at its start, and notes its own until then.
+    if predecessor.is_none() {
+        held.iter().for_each(|held| held.look_at_deaths());
+    }
     let setup = uplinks::Setup {
         dpdk: dpdk_uplink(settings)?,
         handed: handed("uplink"),
@@ -324,6 +328,10 @@ async fn serve(
             .as_ref()
             .map(|old| old.apart())
             .unwrap_or_default(),
+        left: left_held
+            .map(|held| uplinks::left(held))
+            .unwrap_or_default(),
+        held: held.clone(),
         ..uplink_setup(
             settings,
             interfaces.clone(),
@@ -332,10 +340,6 @@ async fn serve(
         )
     };
     let uplinks = Arc::new(uplinks::Control::start(setup, broken).await?);
-    // The daemon that gives way has looked at its start, and notes its own until then.
-    if predecessor.is_none() {
-        held.iter().for_each(|held| held.look_at_deaths());
-    }
     let attachments = HostAttachments::start(
         start_gate.clone(),
         states.clone(),
@@ -503,7 +507,12 @@ async fn serve(
     take_interfaces(settings, &app).await?;
     if let Some(held) = left_held {
         let (engine, interfaces, held) = (engine.clone(), interfaces, held.clone());
-        let take_up = move || take_up_left(&engine, &interfaces, &held, &left_points);
+        let uplinks = app.uplinks.clone();
+        let take_up = move || {
+            take_up_left(&engine, &interfaces, &held, &left_points)?;
+            uplinks.forget_left();
+            Ok::<_, String>(())
+        };
         waiting(take_up).await?;
     }
     app.router.settle().await.map_err(|e| e.to_string())?;
@@ -680,6 +689,8 @@ fn uplink_setup(
         dpdk: None,
         handed: Items::new(),
         apart: Arc::default(),
+        held: None,
+        left: Items::new(),
     }
 }
 

@@ -5,7 +5,7 @@
 mod control;
 mod losses;
 
-pub use control::{Control, Setup};
+pub use control::{Control, HELD, Setup, left};
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -136,6 +136,11 @@ impl Uplinks {
     /// Stands still, and gives what the next process goes on by.
     fn hand_over(&self) -> std::io::Result<Items> {
         lock(&self.engine).hand_over()
+    }
+
+    /// What is left by a process that has ended, and that no interface has asked for, goes.
+    fn forget_left(&self) {
+        lock(&self.engine).forget_left();
     }
 
     /// That process does not.

@@ -28,7 +28,7 @@ use crate::layout::{Counters, QUEUES, UPLINKS};
 use crate::plan::{UplinkSettings, Wanted, plan};
 use crate::program::{Groups, Program};
 use crate::station::Station;
-use handover::HandedOver;
+use handover::{HandedOver, Holder};
 use joining::Active;
 use reserved::Reserved;
 
@@ -88,6 +88,8 @@ pub struct Engine {
     missed: bool,
     /// What another process hands over.
     handed: HandedOver,
+    /// Who has sockets outlive this process, if anybody does.
+    holder: Option<Holder>,
 }
 
 impl Engine {
@@ -118,6 +120,7 @@ impl Engine {
             still: false,
             missed: false,
             handed: HandedOver::default(),
+            holder: None,
         }
     }
 

@@ -16,7 +16,7 @@ use crate::program::{Program, ProgramError};
 
 /// How often, and how long between, a queue is asked for again that is still being let go of: the
 /// kernel takes a socket that was closed from its queue a moment later.
-const PATIENCE: (u32, Duration) = (50, Duration::from_millis(20));
+const PATIENCE: (u32, Duration) = (500, Duration::from_millis(2));
 
 /// Which interface, and what is known of it.
 #[derive(Clone, Debug)]
@@ -136,6 +136,9 @@ pub enum JoinError {
     /// A queue takes no socket.
     #[error(transparent)]
     Socket(#[from] XskError),
+    /// A queue cannot be gone on with: where the process that has ended was cannot be told.
+    #[error("{0}")]
+    Left(String),
     /// Not even a packet socket.
     #[error("{packet}; and before: {xdp}")]
     Packet {
@@ -218,13 +221,15 @@ fn joined_packet(port: PacketPort, why: String) -> Joined {
 /// in the place of that one's when `interfaces` [take over](Interfaces::take_over).
 ///
 /// # Errors
-/// What was handed over is no such socket, or the kernel refuses.
+/// What was handed over is no such socket, or the kernel refuses; or the process has ended, and
+/// where it was amid its work cannot be told.
 pub(crate) fn go_on(
     program: Result<&Program, String>,
     interfaces: &mut Interfaces,
     request: &JoinRequest,
     port: u16,
     handed: Sockets,
+    has_ended: bool,
 ) -> Result<Joined, String> {
     match handed {
         Sockets::Packet { socket, why } => {
@@ -236,7 +241,11 @@ pub(crate) fn go_on(
             let adopt = |request: &JoinRequest, xdp| {
                 let adopt = |(queue, handed)| {
                     let options = socket_options(request, queue, xdp);
-                    Ok(XskPort::adopt(&options, handed)?)
+                    let mut port = XskPort::adopt(&options, handed)?;
+                    if has_ended {
+                        port.recover().map_err(JoinError::Left)?;
+                    }
+                    Ok(port)
                 };
                 (0..).zip(queues).map(adopt).collect()
             };

@@ -11,8 +11,12 @@ use butterfly_uplink::{Engine, Fact, Options, Ports, UplinkSettings};
 use io::frame::Batch;
 use io::port::Port;
 use netlink::Mirror;
+use sys::handed::{Handed, Items};
 use testkit::netns::Namespace;
 use xdp::Interfaces;
+
+/// Ethernet, IPv4 and UDP.
+const HEADERS: usize = 14 + 20 + 8;
 
 type Held = Arc<Mutex<BTreeMap<(u32, u16), Port>>>;
 
@@ -43,8 +47,28 @@ struct World<'a> {
     theirs: &'a Namespace,
     runtime: tokio::runtime::Runtime,
     mirror: Mirror,
+    settings: UplinkSettings,
     engine: Engine,
+    interfaces: Arc<Mutex<Interfaces>>,
     held: Held,
+}
+
+/// An engine over these ports.
+fn engine(
+    settings: &UplinkSettings,
+    held: &Held,
+    interfaces: Interfaces,
+) -> (Engine, Arc<Mutex<Interfaces>>) {
+    let options = Options {
+        port: 4789,
+        groups: None,
+        frames: 128,
+        busy_poll: false,
+    };
+    let interfaces = Arc::new(Mutex::new(interfaces));
+    let ports = Box::new(HeldPorts(held.clone()));
+    let engine = Engine::new(settings.clone(), options, interfaces.clone(), ports);
+    (engine, interfaces)
 }
 
 impl World<'_> {
@@ -55,25 +79,15 @@ impl World<'_> {
             .unwrap();
         let mirror = runtime.block_on(Mirror::start()).unwrap();
         let held = Held::default();
-        let options = Options {
-            port: 4789,
-            groups: None,
-            frames: 128,
-            busy_poll: false,
-        };
-        let interfaces = Arc::new(Mutex::new(Interfaces::new()));
-        let engine = Engine::new(
-            settings,
-            options,
-            interfaces,
-            Box::new(HeldPorts(held.clone())),
-        );
+        let (engine, interfaces) = engine(&settings, &held, Interfaces::new());
         World {
             ours,
             theirs,
             runtime,
             mirror,
+            settings,
             engine,
+            interfaces,
             held,
         }
     }
@@ -134,6 +148,40 @@ impl World<'_> {
                 .block_on(async { tokio::time::sleep(Duration::from_millis(5)).await });
         }
         false
+    }
+
+    /// The engine ends, as with the process that it is in, and its ports with it.
+    fn end(&mut self) {
+        (self.engine, self.interfaces) = engine(&self.settings, &self.held, Interfaces::new());
+        self.held.lock().unwrap().clear();
+    }
+
+    /// Another engine, which goes on with what is left, and has its own sockets left.
+    fn begin_anew(&mut self, points: &Left, sockets: &Left) {
+        let mut interfaces = Interfaces::handed(take(points));
+        interfaces.keep_points(holds(points));
+        let (engine, interfaces) = engine(&self.settings, &self.held, interfaces);
+        self.engine = engine.hold_sockets(holds(sockets)).with_left(take(sockets));
+        self.interfaces = interfaces;
+    }
+
+    /// Its program takes the place of the one before.
+    fn take_over(&self) {
+        self.interfaces.lock().unwrap().take_over().unwrap();
+    }
+
+    /// The lengths of the datagrams that have come.
+    fn received(&self) -> Vec<usize> {
+        let mut batch = Batch::new();
+        let mut lengths = Vec::new();
+        for port in self.held.lock().unwrap().values_mut() {
+            while port.receive(&mut batch).unwrap() > 0 {
+                let frames = batch.frames().iter();
+                lengths.extend(frames.map(|frame| frame.len() - HEADERS));
+                port.complete(&mut batch);
+            }
+        }
+        lengths
     }
 
     fn ports(&self) -> usize {
@@ -230,6 +278,90 @@ fn a_link_goes_down_and_up_and_its_mtu_changes() {
         world.until("smaller MTU", |facts| facts[0].mtu == 1500);
         assert_eq!(world.held.lock().unwrap()[&(0, 0)].mtu(), Some(1500));
         assert!(world.is_reached("192.0.2.1", 100));
+    });
+}
+
+/// What is held of an engine's sockets, and of the points that its program runs at.
+type Left = Arc<Mutex<BTreeMap<String, Handed>>>;
+
+fn holds(left: &Left) -> impl Fn(&str, Option<Handed>) + Send + 'static {
+    let left = left.clone();
+    move |name, item| {
+        let mut left = left.lock().unwrap();
+        match item {
+            Some(item) => drop(left.insert(name.to_owned(), item)),
+            None => drop(left.remove(name)),
+        }
+    }
+}
+
+fn take(left: &Left) -> Items {
+    std::mem::take(&mut *left.lock().unwrap())
+}
+
+#[test]
+fn an_engine_that_has_ended_of_itself_leaves_its_sockets_to_the_next() {
+    for queues in [1, 2] {
+        story(&["192.0.2.1"], &[], |world| {
+            let (points, sockets) = (Left::default(), Left::default());
+            world.begin_anew(&points, &sockets);
+            lay_wire(world.ours, world.theirs, "eth0", queues);
+            world.ours.ok("ip addr add 192.0.2.1/24 dev eth0").unwrap();
+            world.until("uplink", joined);
+            assert_eq!(sockets.lock().unwrap().len(), queues as usize);
+            assert!(world.is_reached("192.0.2.1", 100));
+            // It ends. What is sent from now on waits, and each datagram comes once.
+            world.end();
+            let sent: Vec<usize> = (0..50).map(|number| 200 + number).collect();
+            let send = || {
+                let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+                for len in &sent {
+                    socket.send_to(&vec![8; *len], "192.0.2.1:4789").unwrap();
+                }
+            };
+            world.theirs.inside(send).unwrap();
+            assert!(world.ours.ok("ip link show eth0").unwrap().contains("xdp"));
+            world.begin_anew(&points, &sockets);
+            world.until("uplink", joined);
+            world.take_over();
+            let mut received = world.received();
+            // Of those before some have waited as well.
+            received.retain(|len| *len >= sent[0]);
+            assert_eq!(received, sent);
+            assert!(world.is_reached("192.0.2.1", 100), "by the new program");
+            world.engine.stop();
+            world.shows_no_xdp("eth0");
+            assert!(sockets.lock().unwrap().is_empty() && points.lock().unwrap().is_empty());
+        });
+    }
+}
+
+#[test]
+fn what_is_left_and_of_no_use_is_let_go_of() {
+    story(&["192.0.2.1"], &[], |world| {
+        let (points, sockets) = (Left::default(), Left::default());
+        world.begin_anew(&points, &sockets);
+        lay_wire(world.ours, world.theirs, "eth0", 1);
+        world.ours.ok("ip addr add 192.0.2.1/24 dev eth0").unwrap();
+        world.until("uplink", joined);
+        world.end();
+        // Cut in another way, so that no chunk is where it is said to be.
+        for socket in sockets.lock().unwrap().values_mut() {
+            socket.note[0] ^= 0xff;
+        }
+        world.begin_anew(&points, &sockets);
+        world.until("uplink that is joined anew", joined);
+        world.take_over();
+        assert!(world.is_reached("192.0.2.1", 100));
+        // Nobody wants the interface any more.
+        world.end();
+        world.ours.ok("ip addr del 192.0.2.1/24 dev eth0").unwrap();
+        world.begin_anew(&points, &sockets);
+        assert!(world.until("nothing", <[Fact]>::is_empty).is_empty());
+        world.take_over();
+        world.shows_no_xdp("eth0");
+        world.engine.forget_left();
+        assert!(sockets.lock().unwrap().is_empty());
     });
 }
 

@@ -34,9 +34,10 @@ pub enum Feature {
 }
 
 impl Feature {
-    /// Its program does what it is for when nobody is there who has loaded it.
+    /// Its program does what it is for when nobody is there who has loaded it; the uplink's, as
+    /// long as somebody has its sockets.
     fn goes_on_alone(self) -> bool {
-        matches!(self, Feature::Balancer | Feature::Router)
+        matches!(self, Feature::Uplink | Feature::Balancer | Feature::Router)
     }
 }
 
@@ -132,11 +133,11 @@ impl Interfaces {
         interfaces
     }
 
-    /// Has `keep` told of each point that the load balancer or the router comes to run at, by its
-    /// name and as it is [handed over](Self::hand_over), and with `None` of each that both leave;
-    /// and likewise of the maps that the programs there find each other by. Who has all of them
-    /// meanwhile has the programs go on when this process is killed. Not of those that are there
-    /// already; and where another process's programs run on, not before this one
+    /// Has `keep` told of each point that an uplink, the load balancer or the router comes to run
+    /// at, by its name and as it is [handed over](Self::hand_over), and with `None` of each that
+    /// all of these leave; and likewise of the maps that the programs there find each other by. Who
+    /// has all of them meanwhile has the programs go on when this process is killed. Not of those
+    /// that are there already; and where another process's programs run on, not before this one
     /// [takes over](Self::take_over): until then those are to be kept. A point at tc without a link
     /// of its own (a kernel before 6.6) cannot outlive us.
     pub fn keep_points(&mut self, keep: impl Fn(&str, Option<Handed>) + Send + 'static) {

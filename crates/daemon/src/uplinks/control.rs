@@ -2,6 +2,7 @@
 //! is one, or an address of ours towards other hosts, nothing of it runs.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -9,13 +10,14 @@ use std::time::Duration;
 use control::InterfaceStatus;
 use dataplane::QueueId;
 use netlink::Mirror;
-use sys::handed::{Handed, Items};
+use sys::handed::{Handed, Items, name_of_kind};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use uplink::{DpdkUplink, Fact, Options, UplinkSettings};
 use xdp::Interfaces;
 
 use super::{Broken, Uplinks};
+use crate::held::Held;
 use crate::kernel::Kernel;
 use crate::lock;
 use crate::start_gate::StartGate;
@@ -40,16 +42,36 @@ pub struct Setup {
     pub handed: Items,
     /// That daemon goes on should this one not take over.
     pub apart: Arc<AtomicBool>,
+    /// Who has sockets outlive this daemon, if anybody does.
+    pub held: Option<Arc<Held>>,
+    /// What a daemon that has ended had [held](left).
+    pub left: Items,
+}
+
+/// Takes up the sockets of uplinks that a daemon that has ended had held.
+pub fn left(held: &Held) -> Items {
+    held_kind().map_or_else(|_| Items::new(), |kind| held.left_items(&kind))
 }
 
 /// The uplinks of a host, whether there are any or not.
 pub struct Control {
     setup: Setup,
     /// Until they begin: what they begin with.
-    before: Mutex<Option<(Broken, Items)>>,
+    before: Mutex<Option<Before>>,
+    /// What sockets are held as, if they are.
+    kind: Option<String>,
     uplinks: OnceLock<Uplinks>,
     begun: watch::Sender<bool>,
     named: Mutex<Named>,
+}
+
+/// What uplinks begin with.
+struct Before {
+    broken: Broken,
+    /// Of a daemon that gives way.
+    handed: Items,
+    /// Of one that has ended.
+    left: Items,
 }
 
 /// What is changed together.
@@ -59,8 +81,6 @@ struct Named {
     interfaces: Vec<String>,
     /// Those that no other daemon of this host may have meanwhile.
     held: BTreeMap<String, Option<lock::Uplink>>,
-    /// Names of such that another daemon hands over.
-    handed: Items,
 }
 
 impl Named {
@@ -70,11 +90,7 @@ impl Named {
         let there = facts.iter().filter(|fact| fact.ifindex != 0 && !fact.tap);
         for Fact { interface, .. } in there {
             if !self.held.contains_key(interface) {
-                let handed = self.handed.remove(&lock_of(interface));
-                let taken = match handed.and_then(Handed::take) {
-                    Some([name]) => Some(lock::Uplink::handed(interface, name)?),
-                    None => lock::Uplink::take(interface)?,
-                };
+                let taken = lock::Uplink::take(interface)?;
                 self.held.insert(interface.clone(), taken);
             }
         }
@@ -82,9 +98,11 @@ impl Named {
     }
 }
 
-/// What such a name is called among what is handed over.
+/// What kind such a name is of among what is handed over.
+const LOCK: &str = "lock";
+
 fn lock_of(interface: &str) -> String {
-    format!("lock {interface}")
+    format!("{LOCK} {interface}")
 }
 
 impl Control {
@@ -95,18 +113,36 @@ impl Control {
     /// A sentence: another daemon has one of them, or the kernel's tables cannot be read.
     pub async fn start(mut setup: Setup, broken: Broken) -> Result<Control, String> {
         let handed = std::mem::take(&mut setup.handed);
-        let (locks, handed) = handed
+        let kind = setup.held.as_ref().map(|_| held_kind()).transpose();
+        let kind = kind.unwrap_or_else(|e| {
+            tracing::error!("sockets of uplinks go with this daemon: {e}");
+            None
+        });
+        let left = std::mem::take(&mut setup.left);
+        let (locks, handed): (Items, Items) = handed
             .into_iter()
             .partition(|(name, _)| name.starts_with(&lock_of("")));
+        // Before any is joined, which may take its time.
+        let mut held = BTreeMap::new();
+        for (name, handed) in locks {
+            if let (Some(interface), Some([socket])) = (name_of_kind(LOCK, &name), handed.take()) {
+                let lock = lock::Uplink::handed(interface, socket)?;
+                held.insert(interface.to_owned(), Some(lock));
+            }
+        }
         let settings = &setup.settings;
         let wanted = !settings.addresses.is_empty() || !settings.interfaces.is_empty();
         let named = Named {
             interfaces: settings.interfaces.clone(),
-            held: BTreeMap::new(),
-            handed: locks,
+            held,
         };
         let control = Control {
-            before: Mutex::new(Some((broken, handed))),
+            before: Mutex::new(Some(Before {
+                broken,
+                handed,
+                left,
+            })),
+            kind,
             uplinks: OnceLock::new(),
             begun: watch::Sender::new(false),
             named: Mutex::new(named),
@@ -180,6 +216,17 @@ impl Control {
             .map(|uplinks| status(uplinks, name))
     }
 
+    /// The start is over: what a daemon before has left of interfaces that are none of ours goes.
+    pub fn forget_left(&self) {
+        if let Some(uplinks) = self.running() {
+            uplinks.forget_left();
+        } else if let (Some(held), Some(kind)) = (&self.setup.held, &self.kind) {
+            let mut before = self.before.lock().unwrap_or_else(PoisonError::into_inner);
+            before.iter_mut().for_each(|before| before.left.clear());
+            held.release_items(kind);
+        }
+    }
+
     /// All interfaces are the kernel's alone again. Waits for the workers: not for a runtime's
     /// thread.
     pub fn stop(&self) {
@@ -231,7 +278,15 @@ impl Control {
         let uplinks = self.uplinks.get_or_init(|| {
             let before = self.before.lock();
             let before = before.unwrap_or_else(PoisonError::into_inner).take();
-            let (broken, handed) = before.unwrap_or_else(|| (super::breaks().1, Items::new()));
+            let Before {
+                broken,
+                handed,
+                left,
+            } = before.unwrap_or_else(|| Before {
+                broken: super::breaks().1,
+                handed: Items::new(),
+                left: Items::new(),
+            });
             let Setup {
                 settings,
                 options,
@@ -239,8 +294,10 @@ impl Control {
                 gate,
                 dpdk,
                 apart,
+                held,
                 ..
             } = &self.setup;
+            let held = held.clone().zip(self.kind.clone());
             Uplinks::start(
                 settings.clone(),
                 *options,
@@ -250,7 +307,15 @@ impl Control {
                 broken,
                 |engine| {
                     let engine = engine.with_dpdk(dpdk.clone());
-                    engine.with_handed(handed, apart.clone())
+                    let engine = engine.with_handed(handed, apart.clone());
+                    let Some((held, kind)) = held else {
+                        return engine;
+                    };
+                    let hold = move |name: &str, socket| match socket {
+                        Some(socket) => held.hold_item(&kind, name, &socket),
+                        None => held.release_item(&kind, name),
+                    };
+                    engine.hold_sockets(hold).with_left(left)
                 },
             )
         });
@@ -262,6 +327,16 @@ impl Control {
         // Each step leaves it whole.
         self.named.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// What the names begin with that sockets of uplinks are held by.
+pub const HELD: &str = "uplink@";
+
+/// What kind they are held as: they are of interfaces of this network namespace, which have other
+/// numbers elsewhere.
+fn held_kind() -> std::io::Result<String> {
+    let namespace = std::fs::metadata("/proc/thread-self/ns/net")?;
+    Ok(format!("{HELD}{}", namespace.ino()))
 }
 
 fn status(uplinks: &Uplinks, name: &str) -> InterfaceStatus {

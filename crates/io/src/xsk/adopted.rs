@@ -3,10 +3,12 @@
 //!
 //! What is fixed is handed over while the other process still uses the queue: socket, memory, and
 //! how it is [cut](Cut). The port made of it ([`XskPort::adopt`]) touches no ring before it has
-//! been told where the other one has stopped ([`XskPort::left`], [`XskPort::take_up`]).
+//! been told where the other one has stopped ([`XskPort::left`], [`XskPort::take_up`]); or it finds
+//! that out by the rings, where the other one has ended and says nothing ([`XskPort::recover`]).
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use sys::handed::Handed;
@@ -14,6 +16,11 @@ use sys::handed::Handed;
 use super::queue::Queue;
 use super::umem::Umem;
 use super::{XskError, XskMode, XskOptions, XskPort, socket};
+
+/// How long frames may be on their way that another process has sent before it ended. A device
+/// gives a buffer back when it has sent or dropped the frame.
+const SENT_WITHIN: Duration = Duration::from_millis(20);
+const SENT_LOOK: Duration = Duration::from_micros(500);
 
 /// How the memory of a queue is cut, and what was agreed with the driver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -105,6 +112,38 @@ impl XskPort {
     /// It was adopted, and not told yet where to go on.
     pub fn is_idle(&self) -> bool {
         self.idle
+    }
+
+    /// Goes on with a queue whose process has ended amid its work. Frames that wait for it in the
+    /// rings are received and sent; those that it was at are lost.
+    ///
+    /// # Errors
+    /// A sentence: it cannot be told which buffers are whose, and the queue is to be bound anew.
+    pub fn recover(&mut self) -> Result<(), String> {
+        let cannot = |why: &str| Err(format!("{}: {why}", self.name));
+        if self.mode.zero_copy {
+            return cannot("its driver has buffers that are in no ring");
+        }
+        // Older kernels put a buffer that the receive ring had no room for aside.
+        match self.handle().statistics() {
+            Some(counted) if counted.ring_full == 0 => {}
+            _ => return cannot("the kernel may have buffers that are in no ring"),
+        }
+        let start = Instant::now();
+        loop {
+            match self.queue.recover() {
+                Some(0) => break,
+                Some(_) if start.elapsed() < SENT_WITHIN => std::thread::sleep(SENT_LOOK),
+                Some(_) => return cannot("frames that were sent are still on their way"),
+                None => return cannot("its rings hold what cannot be"),
+            }
+        }
+        self.idle = false;
+        self.unsent = self.queue.rings.transmit.waiting() > 0;
+        if self.queue.give_all() {
+            self.call_to_receive();
+        }
+        Ok(())
     }
 
     /// Goes on where another process has [left](Self::left) the queue; without that the port is

@@ -165,6 +165,59 @@ impl Queue {
         Some(())
     }
 
+    /// Goes on where another process has ended amid its work, which has [left](Self::left) nothing:
+    /// what is in no ring is nobody's. So it is in copy mode, where the kernel has a buffer between
+    /// two rings only within a call or an interrupt; but for what it sends, of which it gives how
+    /// many chunks are still on their way: unless there are none, nothing has changed. `None`: the
+    /// rings hold what cannot be, and nothing has changed.
+    pub fn recover(&mut self) -> Option<u32> {
+        self.rings.fill.renew();
+        self.rings.receive.renew();
+        self.rings.transmit.renew();
+        self.rings.completion.renew();
+        let mut with_kernel = vec![false; self.umem.count() as usize];
+        // In this order: a buffer that is filled meanwhile is seen twice, and not never.
+        for addr in self.rings.fill.outstanding()? {
+            let chunk = addr / u64::from(self.umem.chunk_len());
+            let is_twice = std::mem::replace(with_kernel.get_mut(chunk as usize)?, true);
+            if is_twice {
+                return None;
+            }
+        }
+        for XdpDesc { addr, len, .. } in self.rings.receive.outstanding()? {
+            let (chunk, ..) = self.umem.filled(addr, len, 0)?;
+            with_kernel[chunk as usize] = true;
+        }
+        let mut sent = vec![0; self.sent.len()];
+        let waiting = self.rings.transmit.outstanding()?.map(|entry| entry.addr);
+        let waiting: Vec<u64> = waiting.collect();
+        for addr in waiting
+            .into_iter()
+            .chain(self.rings.completion.outstanding()?)
+        {
+            let chunk = self.umem.transmit_chunk(addr)? - self.umem.count();
+            let sent: &mut u8 = sent.get_mut((chunk / self.slot_chunks) as usize)?;
+            *sent += 1;
+            if u32::from(*sent) > self.slot_chunks {
+                return None;
+            }
+        }
+        let completed = self.rings.completion.written();
+        let under_way = self.rings.transmit.taken().wrapping_sub(completed);
+        if under_way > self.umem.count() {
+            return None;
+        }
+        if under_way == 0 {
+            self.taken.clear();
+            let own = (0..).zip(&with_kernel).filter(|(_, is)| !**is);
+            self.aside = own.map(|(chunk, _)| chunk).collect();
+            let free = (0..).zip(&sent).filter(|(_, chunks)| **chunks == 0);
+            self.free = free.map(|(slot, _)| slot).collect();
+            self.sent = sent;
+        }
+        Some(under_way)
+    }
+
     /// Chunks of each slot.
     pub fn slot_chunks(&self) -> u32 {
         self.slot_chunks

@@ -79,6 +79,15 @@ impl<T: Entry> XskRing<T> {
             .wrapping_add((index & (self.size - 1)) as usize)
     }
 
+    /// The entries from one index to another. `None`: they are more than the ring has.
+    fn between(&self, from: u32, to: u32) -> Option<impl Iterator<Item = T>> {
+        let count = to.wrapping_sub(from);
+        // SAFETY: a place inside the ring, of a type of which any bytes are a valid one; neither
+        // side writes to what lies between the consumer and the producer.
+        let entry = move |behind| unsafe { self.entry(from.wrapping_add(behind)).read() };
+        (count <= self.size).then(|| (0..count).map(entry))
+    }
+
     /// The kernel sleeps on this ring and wants to be called. What was published before is visible
     /// to it if it is not.
     #[inline]
@@ -175,6 +184,17 @@ impl<T: Entry> Producer<T> {
             .min(self.ring.size)
     }
 
+    /// What was published and the other side has not taken, as it was when this side [took the ring
+    /// up](Self::renew). `None`: the indices are further apart than the ring is long.
+    pub fn outstanding(&self) -> Option<impl Iterator<Item = T>> {
+        self.ring.between(self.consumed, self.published)
+    }
+
+    /// How many entries the other side has taken since the ring was made; wraps around.
+    pub fn taken(&self) -> u32 {
+        self.consumed
+    }
+
     /// See [`XskRing::wants_wakeup`].
     #[inline]
     pub fn wants_wakeup(&self) -> bool {
@@ -230,6 +250,19 @@ impl<T: Entry> Consumer<T> {
         // SAFETY: a place inside the ring, of a type of which any bytes are a valid one; the other
         // side does not write it before it is released.
         unsafe { self.ring.entry(self.next.wrapping_add(behind)).read() }
+    }
+
+    /// What the other side has written and this side has not released. `None`: the indices are
+    /// further apart than the ring is long.
+    pub fn outstanding(&mut self) -> Option<impl Iterator<Item = T>> {
+        self.produced = self.ring.word(self.ring.producer).load(Ordering::Acquire);
+        self.ring.between(self.next, self.produced)
+    }
+
+    /// How many entries the other side had written since the ring was made, when this side looked
+    /// last; wraps around.
+    pub fn written(&self) -> u32 {
+        self.produced
     }
 
     /// Gives the first `count` entries back to the other side.

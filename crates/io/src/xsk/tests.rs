@@ -440,6 +440,98 @@ fn a_queue_is_gone_on_with_by_what_can_be_and_by_nothing_else() {
 }
 
 #[test]
+fn a_queue_whose_process_has_ended_amid_its_work_loses_what_that_was_at_and_nothing_else() {
+    let (mut port, mut peer) = port(1500);
+    let mut batch = Batch::new();
+    // Two frames have come; one was taken, and is lost.
+    assert!(peer.inject(&pattern(100), 256) && peer.inject(&pattern(200), 256));
+    let queue = queue_of(&mut port);
+    assert_eq!(queue.filled(2), 2);
+    let filled = queue.peek(0, 0).unwrap();
+    queue.take(&filled);
+    queue.release(1);
+    // Of what is sent, one frame is with the kernel, one waits, and one was not shown to it yet.
+    let mut send = |port: &mut Port, len| {
+        batch.clear();
+        batch.push_bytes(&pattern(len), Offload::default()).unwrap();
+        port.transmit(&batch, 0).unwrap();
+    };
+    send(&mut port, 300);
+    send(&mut port, 400);
+    queue_of(&mut port).rings.transmit.publish();
+    assert_eq!(peer.take().unwrap(), pattern(300));
+    send(&mut port, 500);
+
+    // The next process finds out by the rings alone.
+    let queue = queue_of(&mut port);
+    let before = queue.accounting();
+    assert_eq!(queue.recover(), Some(1), "one buffer is still being sent");
+    assert_eq!(queue.accounting(), before, "nothing has changed");
+    assert_eq!(peer.complete(1), 1);
+    assert_eq!(queue.recover(), Some(0));
+    // That frame's slot comes back by the completion ring, and another one waits to be sent.
+    let slots = (FRAMES / queue.slot_chunks()) as usize;
+    assert_eq!(queue.accounting(), (0, slots - 2));
+    queue.give_all();
+    assert_eq!(peer.buffers(), FRAMES - 1, "one buffer is filled");
+    batch.clear();
+    assert_eq!(port.receive(&mut batch), Ok(1));
+    assert_eq!(batch.frames()[0].len(), 200);
+    port.complete(&mut batch);
+    assert_eq!(peer.take().unwrap(), pattern(400));
+    assert_eq!((peer.take(), peer.complete(1)), (None, 1));
+    let queue = queue_of(&mut port);
+    // It looks at the ring again when what it knew of has been taken.
+    queue.collect().and_then(|()| queue.collect()).unwrap();
+    assert_eq!(queue.accounting(), (0, slots));
+    queue.give_all();
+    assert_eq!(peer.buffers(), FRAMES, "each has come back once");
+}
+
+fn queue_of(port: &mut Port) -> &mut Queue {
+    &mut port.as_xsk().unwrap().queue
+}
+
+#[test]
+fn rings_that_hold_what_cannot_be_are_not_gone_on_with() {
+    type Spoil = fn(&mut XskPort, &mut XskPeer);
+    let spoilt: [(&str, Spoil); 5] = [
+        ("a buffer for sending is filled", |port, peer| {
+            let addr = port.queue.umem.addr(FRAMES);
+            assert!(peer.inject_entry(addr, 60, false));
+        }),
+        (
+            "a filled buffer begins in one and ends in the next",
+            |port, peer| {
+                let addr = port.queue.umem.addr(1) - 4;
+                assert!(peer.inject_entry(addr, 60, false));
+            },
+        ),
+        ("a buffer is to be filled twice", |port, _| {
+            let addr = port.queue.umem.addr(0);
+            port.queue.rings.fill.push(addr);
+            port.queue.rings.fill.publish();
+        }),
+        ("a buffer for receiving was sent", |_, peer| {
+            peer.complete_addr(0);
+        }),
+        ("more was sent of a slot than it has", |port, peer| {
+            let addr = port.queue.umem.addr(FRAMES);
+            for _ in 0..=port.queue.slot_chunks() {
+                peer.complete_addr(addr);
+            }
+        }),
+    ];
+    for (what, spoil) in spoilt {
+        let (mut port, mut peer) = XskPort::in_memory(FRAMES, 1500).unwrap();
+        let before = port.queue.accounting();
+        spoil(&mut port, &mut peer);
+        assert_eq!(port.queue.recover(), None, "{what}");
+        assert_eq!(port.queue.accounting(), before, "{what}");
+    }
+}
+
+#[test]
 fn a_frame_longer_than_any_can_be_is_lost_and_its_buffers_are_not() {
     let (mut port, mut peer) = port(9000);
     peer.inject(&pattern(FRAME_MAX + 1), 256);

@@ -1,12 +1,15 @@
 //! Uplinks from one process to the next, which goes on with their sockets: no queue is let go of,
-//! and no frame is asked what it should do meanwhile.
+//! and no frame is asked what it should do meanwhile. So it is with a process that another one is
+//! there beside ([`Engine::hand_over`]), and with one that is killed
+//! ([`Engine::hold_sockets`]), from which the next one has the sockets alone.
 //!
 //! Items by name: `queue INTERFACE QUEUE` (see [`XskHandle::hand_over`](io::xsk::XskHandle)),
 //! `packet INTERFACE` with why it is no other, interfaces by their indices; `tap NAME`;
 //! `neighbours NUMBER`, who is known to the station on that device, a line of address and MAC each,
 //! which whoever does not read it asks for; `port ADDRESS`, the UDP socket that nobody reads.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
 use std::net::{IpAddr, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -16,6 +19,7 @@ use sys::handed::{Handed, Items};
 use wire::Mac;
 
 use super::Engine;
+use super::joining::Active;
 use crate::interface::{Mode, Sockets};
 
 /// Neighbours in one item: a line has 58 bytes at the most, and a note 16 KiB.
@@ -27,17 +31,42 @@ pub(super) struct HandedOver {
     items: Items,
     /// True until the other process is gone for good.
     apart: Arc<AtomicBool>,
+    /// It has ended, and somebody has [held](Engine::hold_sockets) this since.
+    pub has_ended: bool,
+}
+
+/// Who has sockets outlive this process.
+pub(super) struct Holder {
+    hold: Box<HoldSocket>,
+    /// The names of those that it has.
+    held: BTreeSet<String>,
+}
+
+type HoldSocket = dyn Fn(&str, Option<Handed>) + Send;
+
+impl Holder {
+    fn hold(&mut self, name: String, socket: Handed) {
+        (self.hold)(&name, Some(socket));
+        self.held.insert(name);
+    }
+
+    fn release(&mut self, names: impl IntoIterator<Item = String>) {
+        for name in names {
+            self.held.remove(&name);
+            (self.hold)(&name, None);
+        }
+    }
 }
 
 impl HandedOver {
     /// The sockets of an interface.
     pub fn sockets(&mut self, ifindex: u32) -> Option<Sockets> {
-        if let Some(packet) = self.items.remove(&format!("packet {ifindex}")) {
+        if let Some(packet) = self.items.remove(&packet_name(ifindex)) {
             let why = String::from_utf8_lossy(&packet.note).into_owned();
             let [socket] = packet.take()?;
             return Some(Sockets::Packet { socket, why });
         }
-        let queue = |queue| self.items.remove(&format!("queue {ifindex} {queue}"));
+        let queue = |queue: u32| self.items.remove(&queue_name(ifindex, queue));
         let queues: Vec<Handed> = (0..).map_while(queue).collect();
         (!queues.is_empty()).then_some(Sockets::Queues(queues))
     }
@@ -86,10 +115,77 @@ impl HandedOver {
 }
 
 impl Engine {
+    /// Has `hold` told of each socket of an interface that another process can go on with when this
+    /// one is killed, by its name and as it is [handed over](Self::hand_over), and with `None` of
+    /// each that is closed. Not of those in zero-copy mode, whose driver alone knows its buffers.
+    pub fn hold_sockets(mut self, hold: impl Fn(&str, Option<Handed>) + Send + 'static) -> Engine {
+        let (hold, held) = (Box::new(hold), BTreeSet::new());
+        self.holder = Some(Holder { hold, held });
+        self
+    }
+
+    /// Goes on with what a process that has ended had [held](Self::hold_sockets).
+    pub fn with_left(mut self, items: Items) -> Engine {
+        if let Some(holder) = &mut self.holder
+            && !items.is_empty()
+        {
+            holder.held.extend(items.keys().cloned());
+            self.handed.items = items;
+            self.handed.has_ended = true;
+        }
+        self
+    }
+
+    /// What no interface has asked for of what was [left](Self::with_left) is closed.
+    pub fn forget_left(&mut self) {
+        if self.handed.has_ended {
+            let unused = std::mem::take(&mut self.handed.items).into_keys();
+            if let Some(holder) = &mut self.holder {
+                holder.release(unused);
+            }
+        }
+    }
+
+    /// Has the sockets of an uplink held.
+    pub(super) fn hold(&mut self, number: u32) {
+        let (Some(active), Some(holder)) = (self.active.get(&number), &mut self.holder) else {
+            return;
+        };
+        let name = self.names.get(number as usize).map_or("", String::as_str);
+        if let Mode::Xdp { sockets, .. } = &active.mode
+            && sockets.zero_copy
+        {
+            return;
+        }
+        match active.sockets() {
+            Ok(sockets) => {
+                for (name, socket) in sockets {
+                    holder.hold(name, socket);
+                }
+            }
+            Err(e) => tracing::error!("sockets of uplink '{name}' go with this process: {e}"),
+        }
+    }
+
+    /// Lets the sockets of an interface go that are held.
+    pub(super) fn release(&mut self, ifindex: u32) {
+        let (packet, queue) = (packet_name(ifindex), queue_name(ifindex, ""));
+        if let Some(holder) = &mut self.holder {
+            let of_interface = |name: &&String| **name == packet || name.starts_with(&queue);
+            let names = holder.held.iter().filter(of_interface).cloned();
+            let names: Vec<String> = names.collect();
+            holder.release(names);
+        }
+    }
+
     /// Goes on with what another process [hands over](Self::hand_over). As long as `apart` is true
     /// that process may go on itself.
     pub fn with_handed(mut self, items: Items, apart: Arc<AtomicBool>) -> Engine {
-        self.handed = HandedOver { items, apart };
+        self.handed = HandedOver {
+            items,
+            apart,
+            has_ended: false,
+        };
         let ports = self.handed.ports();
         self.reserved.hand(ports);
         self
@@ -103,38 +199,22 @@ impl Engine {
     /// stand still then.
     pub fn hand_over(&mut self) -> std::io::Result<Items> {
         let mut items = Items::new();
-        let mut add = |name: String, note: Vec<u8>, fds: Vec<OwnedFd>| {
-            items.insert(name, Handed { note, fds });
-        };
+        let item = |note: Vec<u8>, fds: Vec<OwnedFd>| Handed { note, fds };
         for (ip, socket) in self.reserved.hand_over()? {
-            add(format!("port {ip}"), Vec::new(), vec![socket.into()]);
+            items.insert(format!("port {ip}"), item(Vec::new(), vec![socket.into()]));
         }
         for (number, active) in &self.active {
             let name = self.names.get(*number as usize).map_or("", String::as_str);
             match &active.mode {
-                Mode::Packet { why } => {
-                    if let Some(socket) = active.packet.upgrade() {
-                        let note = why.clone().into_bytes();
-                        let socket = socket.try_clone()?;
-                        add(format!("packet {}", active.ifindex), note, vec![socket]);
-                    }
-                }
+                Mode::Packet { .. } | Mode::Xdp { .. } => items.extend(active.sockets()?),
                 Mode::Tap { .. } => {
                     if let Some(device) = self.station.device() {
-                        add(format!("tap {name}"), Vec::new(), vec![device?]);
+                        items.insert(format!("tap {name}"), item(Vec::new(), vec![device?]));
                         let known = self.station.all_known();
                         for (number, some) in known.chunks(NEIGHBOURS_OF_ITEM).enumerate() {
                             let lines = some.iter().map(|(ip, mac)| format!("{ip} {mac}\n"));
                             let note = lines.collect::<String>().into_bytes();
-                            add(format!("neighbours {number}"), note, Vec::new());
-                        }
-                    }
-                }
-                Mode::Xdp { .. } => {
-                    for (queue, socket) in active.sockets.iter().enumerate() {
-                        if let Some(handed) = socket.hand_over() {
-                            let Handed { note, fds } = handed?;
-                            add(format!("queue {} {queue}", active.ifindex), note, fds);
+                            items.insert(format!("neighbours {number}"), item(note, Vec::new()));
                         }
                     }
                 }
@@ -162,4 +242,30 @@ impl Engine {
         let uplinks = uplinks.map(|(number, active)| (*number, active.queues));
         uplinks.flat_map(of).collect()
     }
+}
+
+impl Active {
+    /// The sockets, each by its name among what is handed over.
+    fn sockets(&self) -> std::io::Result<Items> {
+        let mut items = Items::new();
+        if let (Mode::Packet { why }, Some(socket)) = (&self.mode, self.packet.upgrade()) {
+            let note = why.clone().into_bytes();
+            let fds = vec![socket.try_clone()?];
+            items.insert(packet_name(self.ifindex), Handed { note, fds });
+        }
+        for (queue, socket) in self.sockets.iter().enumerate() {
+            if let Some(handed) = socket.hand_over() {
+                items.insert(queue_name(self.ifindex, queue), handed?);
+            }
+        }
+        Ok(items)
+    }
+}
+
+fn packet_name(ifindex: u32) -> String {
+    format!("packet {ifindex}")
+}
+
+fn queue_name(ifindex: u32, queue: impl Display) -> String {
+    format!("queue {ifindex} {queue}")
 }

@@ -138,9 +138,21 @@ impl Engine {
         if let Some(handed) = self.handed.sockets(link.index) {
             let mut interfaces = lock(&self.interfaces);
             let port = self.options.port;
-            let joined = interface::go_on(self.program(), &mut interfaces, &request, port, handed);
+            let has_ended = self.handed.has_ended;
+            let program = self.program();
+            let joined =
+                interface::go_on(program, &mut interfaces, &request, port, handed, has_ended);
             drop(interfaces);
-            return self.install(number, wanted.only_generic, &request, joined?);
+            match joined {
+                Err(why) if has_ended => {
+                    tracing::info!(
+                        "what is left of uplink '{}' is of no use: {why}",
+                        wanted.name
+                    );
+                    self.release(link.index);
+                }
+                joined => return self.install(number, wanted.only_generic, &request, joined?),
+            }
         }
         let joined = match self.program() {
             Err(why) => {
@@ -233,6 +245,7 @@ impl Engine {
                 return Err(why);
             }
         }
+        self.hold(number);
         Ok(())
     }
 
@@ -250,6 +263,7 @@ impl Engine {
         for queue in 0..active.queues {
             self.ports.detach(number, queue);
         }
+        self.release(active.ifindex);
         if let Mode::Tap { .. } = active.mode {
             self.station.close();
         }
