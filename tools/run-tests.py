@@ -87,7 +87,9 @@ def main():
     for fetching in fetched or []:
         # What could not be fetched is what go_client and go_balancer will miss, and say.
         fetching.wait()
-    programs.append(Program("doc", ["cargo", "test", "--workspace", "--doc"], ROOT, False))
+    but = left_to_test(metadata) if options.tier == "check" else []
+    doc = ["cargo", "test", "--workspace", *but, "--doc"]
+    programs.append(Program("doc", doc, ROOT, False))
 
     def is_long(program):
         return program.name in metadata["long"]
@@ -157,9 +159,14 @@ def targets(tier, sessions):
     not_run = metadata["guests"] + metadata["minutes"] + metadata["long"]
     tests = [test["name"] for test in sessions["test"] if test.get("test", True)]
     tests = [f"--test={name}" for name in tests if name not in not_run]
-    but = [f"--exclude={package}" for package in metadata["not-of-check"]]
+    but = left_to_test(metadata)
     units = [*everything, *but, "--exclude=butterfly-tests"]
     return [units, ["--workspace", *but, "--bins", *tests]]
+
+
+def left_to_test(metadata):
+    """Packages that `check` does not build, as words for cargo."""
+    return [f"--exclude={package}" for package in metadata["not-of-check"]]
 
 
 def build(chosen, guests):

@@ -20,7 +20,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use crate::vhost::nic_options::NicOptions;
 use crate::vhost::protocol::client::{Client, Watches};
@@ -67,9 +67,9 @@ enum Command {
         PortKey,
         NicOptions,
         Box<End>,
-        Option<LeftSession>,
         mpsc::Sender<Result<(), ServerError>>,
     ),
+    OpenAgain(PortKey, NicOptions, Box<End>, LeftSession),
     Change(PortKey, NicOptions, mpsc::Sender<bool>),
     Give(
         PortKey,
@@ -194,7 +194,8 @@ impl Server {
     }
 
     /// As [`listen_as`](Server::listen_as), going on with the session that a process before has
-    /// left. One that cannot go on is closed, and the log says why.
+    /// left, if there is one: does not wait for that ([`catch_up`](Server::catch_up)). One that
+    /// cannot go on is closed, and the log says why.
     pub fn listen_again(
         &self,
         key: PortKey,
@@ -204,8 +205,29 @@ impl Server {
         left: Option<LeftSession>,
     ) -> Result<(), ServerError> {
         let end = Box::new(End::Listener(Listener::bind(path, file)?));
-        self.ask(|answer| Command::Open(key, nic, end, left, answer))
-            .ok_or(ServerError::Stopped)?
+        self.open(key, nic, end, left)
+    }
+
+    fn open(
+        &self,
+        key: PortKey,
+        nic: NicOptions,
+        end: Box<End>,
+        left: Option<LeftSession>,
+    ) -> Result<(), ServerError> {
+        match left {
+            None => self
+                .ask(|answer| Command::Open(key, nic, end, answer))
+                .ok_or(ServerError::Stopped)?,
+            // Each of a thousand would be two changes of threads.
+            Some(left) => self.tell(Command::OpenAgain(key, nic, end, left)),
+        }
+    }
+
+    /// Returns when all sessions go on that were to, or are closed.
+    pub fn catch_up(&self) {
+        // Commands are carried out in their order.
+        self.ask(Command::Amid);
     }
 
     /// As [`listen`](Server::listen), at the socket of a process that gives way to this one.
@@ -217,8 +239,7 @@ impl Server {
         nic: NicOptions,
     ) -> Result<(), ServerError> {
         let end = Box::new(End::Listener(Listener::handed(path, socket)));
-        self.ask(|answer| Command::Open(key, nic, end, None, answer))
-            .ok_or(ServerError::Stopped)?
+        self.open(key, nic, end, None)
     }
 
     /// The sockets that are listened on, by their paths, for a process that this one gives way to.
@@ -271,8 +292,7 @@ impl Server {
     /// Of one that [waits](Server::start_waiting): serves from now on.
     pub fn begin(&self) {
         // One that is stopped serves nobody.
-        let _ = self.commands.send(Command::Begin);
-        self.bell.ring();
+        let _ = self.tell(Command::Begin);
     }
 
     /// Connects to a NIC's VMM, which listens at `path`: now, or as soon as it does, and again
@@ -282,8 +302,8 @@ impl Server {
         self.connect_again(key, path, nic, None)
     }
 
-    /// As [`connect`](Server::connect), going on with the session that a process before has left.
-    /// One that cannot go on is closed, and the log says why.
+    /// As [`connect`](Server::connect), going on with the session that a process before has left, as
+    /// [`listen_again`](Server::listen_again) does.
     pub fn connect_again(
         &self,
         key: PortKey,
@@ -292,8 +312,7 @@ impl Server {
         left: Option<LeftSession>,
     ) -> Result<(), ServerError> {
         let end = Box::new(End::Client(Client::new(path)?));
-        self.ask(|answer| Command::Open(key, nic, end, left, answer))
-            .ok_or(ServerError::Stopped)?
+        self.open(key, nic, end, left)
     }
 
     /// Gives a NIC other options, from its next session on: a connected guest has been offered the
@@ -339,16 +358,22 @@ impl Server {
 
     fn ask<T>(&self, command: impl FnOnce(mpsc::Sender<T>) -> Command) -> Option<T> {
         let (answer, result) = mpsc::channel();
-        self.commands.send(command(answer)).ok()?;
-        self.bell.ring();
+        self.tell(command(answer)).ok()?;
         result.recv().ok()
+    }
+
+    fn tell(&self, command: Command) -> Result<(), ServerError> {
+        self.commands
+            .send(command)
+            .map_err(|_| ServerError::Stopped)?;
+        self.bell.ring();
+        Ok(())
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = self.commands.send(Command::Stop);
-        self.bell.ring();
+        let _ = self.tell(Command::Stop);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -495,8 +520,14 @@ impl Thread {
     /// Does what it says; false: it is the end.
     fn handle(&mut self, command: Command) -> bool {
         match command {
-            Command::Open(key, nic, end, left, answer) => {
-                let _ = answer.send(self.open(key, nic, *end, left));
+            Command::Open(key, nic, end, answer) => {
+                let _ = answer.send(self.open(key, nic, *end, None));
+            }
+            Command::OpenAgain(key, nic, end, left) => {
+                let name = nic.name.clone();
+                if let Err(error) = self.open(key, nic, *end, Some(left)) {
+                    error!(nic = name, "no VMM is served: {error}");
+                }
             }
             Command::Change(key, options, answer) => {
                 let _ = answer.send(self.change(key, options));
