@@ -302,8 +302,8 @@ impl Server {
         self.connect_again(key, path, nic, None)
     }
 
-    /// As [`connect`](Server::connect), going on with the session that a process before has left, as
-    /// [`listen_again`](Server::listen_again) does.
+    /// As [`connect`](Server::connect), going on with the session that a process before has left,
+    /// as [`listen_again`](Server::listen_again) does.
     pub fn connect_again(
         &self,
         key: PortKey,
