@@ -90,6 +90,11 @@ impl Drop for Running {
         if let Some(next) = self.1 {
             let pid = rustix::process::Pid::from_raw(next as i32).unwrap();
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            // A test may end its keeper next, which one that is not gone yet could call again.
+            let until = Instant::now() + PATIENCE;
+            while !has_ended(next) && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(2));
+            }
         }
     }
 }
