@@ -62,7 +62,9 @@ fn settings() -> Result<()> {
     }
     let ini = dir.path().join("butterflyd.ini");
     std::fs::write(&ini, uncommented.join("\n")).map_err(|e| e.to_string())?;
-    // The folder and the endpoints of the command line win over the file's; the rest is the file's.
-    let mut daemon = Daemon::start(&["-c", &ini.display().to_string()])?;
+    // The folder, the endpoints and the keeper of the command line win over the file's; the rest is
+    // the file's. A keeper in the daemon's folder ends with the test.
+    let ini = ini.display().to_string();
+    let mut daemon = Daemon::start(&["-c", &ini, "--keeper", "{dir}/keeper"])?;
     daemon.stop()
 }
