@@ -449,8 +449,10 @@ async fn serve(
     let sockets = sockets.map(|path| reopen_socket(path, &access)).collect();
     let operations = Operations::new(controller, log, unix_secs);
     let operations = operations.with_store(stored).with_names(names);
-    // All ports at once.
-    vhost.catch_up();
+    // All ports at once. In an upgrade they are here by now, and no frame moves.
+    if predecessor.is_none() {
+        vhost.catch_up();
+    }
     start_gate.open().map_err(|e| e.to_string())?;
     if predecessor.is_none() {
         let folder = settings.socket_dir.clone();
