@@ -9,6 +9,7 @@ use crate::resync::What;
 use crate::uapi::*;
 use imbl::OrdMap;
 use std::collections::{BTreeSet, HashSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 /// How many unused route sets may lie around before they are swept.
@@ -18,11 +19,31 @@ const SWEEP_AT: usize = 4096;
 #[derive(Debug, Default)]
 pub struct Tables {
     pub now: Snapshot,
-    /// Equal sets are one: a million routes have a few hundred.
-    sets: HashSet<Arc<RouteSet>>,
-    sweep_at: usize,
+    sets: RouteSets,
     /// What the kernel may have changed without saying so.
     pub doubt: BTreeSet<What>,
+}
+
+/// Equal sets of routes are one: a million routes have a few hundred.
+#[derive(Clone, Debug, Default)]
+struct RouteSets {
+    sets: HashSet<Arc<RouteSet>>,
+    sweep_at: usize,
+}
+
+impl RouteSets {
+    /// The one that is equal to `set`.
+    fn one(&mut self, set: &Arc<RouteSet>) -> Arc<RouteSet> {
+        if let Some(known) = self.sets.get(set) {
+            return known.clone();
+        }
+        if self.sets.len() >= self.sweep_at.max(SWEEP_AT) {
+            self.sets.retain(|set| Arc::strong_count(set) > 1);
+            self.sweep_at = self.sets.len() * 2;
+        }
+        self.sets.insert(set.clone());
+        set.clone()
+    }
 }
 
 impl Tables {
@@ -174,23 +195,10 @@ impl Tables {
         if routes.is_empty() {
             self.now.routes.remove(&key);
         } else {
-            let set = self.intern(RouteSet { routes });
+            let set = self.sets.one(&Arc::new(RouteSet { routes }));
             self.now.routes.insert(key, set);
         }
         Some(Kinds::ROUTES)
-    }
-
-    fn intern(&mut self, set: RouteSet) -> Arc<RouteSet> {
-        if let Some(known) = self.sets.get(&set) {
-            return known.clone();
-        }
-        if self.sets.len() >= self.sweep_at.max(SWEEP_AT) {
-            self.sets.retain(|set| Arc::strong_count(set) > 1);
-            self.sweep_at = self.sets.len() * 2;
-        }
-        let set = Arc::new(set);
-        self.sets.insert(set.clone());
-        set
     }
 
     /// Empty tables for a dump, whose route sets are ours where they are equal.
@@ -206,14 +214,18 @@ impl Tables {
     pub fn replace(&mut self, what: What, fresh: &Tables) -> Kinds {
         let (old, new) = (&mut self.now, &fresh.now);
         let changed = match what {
-            What::Links => merge(&mut old.links, &new.links, |_| true),
-            What::Addresses(family) => merge(&mut old.addresses, &new.addresses, |key| {
-                Family::of(key.1) == family
-            }),
-            What::NextHops => merge(&mut old.nexthops, &new.nexthops, |_| true),
-            What::Routes(family) => merge(&mut old.routes, &new.routes, |key| {
-                Family::of(key.dst.addr()) == family
-            }),
+            What::Links => merge(&mut old.links, &new.links, |_| true, Clone::clone),
+            What::Addresses(family) => {
+                let within = |key: &(u32, IpAddr)| Family::of(key.1) == family;
+                merge(&mut old.addresses, &new.addresses, within, Clone::clone)
+            }
+            What::NextHops => merge(&mut old.nexthops, &new.nexthops, |_| true, Clone::clone),
+            What::Routes(family) => {
+                let within = |key: &RouteKey| Family::of(key.dst.addr()) == family;
+                // The groups told of equal ones while the dump was read.
+                let one = |set: &_| self.sets.one(set);
+                merge(&mut old.routes, &new.routes, within, one)
+            }
             What::Rules(family) => {
                 let others = old.rules.iter().filter(|rule| rule.family != family);
                 let found = new.rules.iter().filter(|rule| rule.family == family);
@@ -224,11 +236,13 @@ impl Tables {
                 old.rules = Arc::new(rules);
                 changed
             }
-            What::Neighbours(family) => merge(&mut old.neighbours, &new.neighbours, |key| {
-                Family::of(key.1) == family
-            }),
+            What::Neighbours(family) => {
+                let within = |key: &(u32, IpAddr)| Family::of(key.1) == family;
+                merge(&mut old.neighbours, &new.neighbours, within, Clone::clone)
+            }
             What::Settings(family) => {
-                merge(&mut old.settings, &new.settings, |key| key.0 == family)
+                let within = |key: &(Family, i32)| key.0 == family;
+                merge(&mut old.settings, &new.settings, within, Clone::clone)
             }
         };
         if changed { what.kinds() } else { Kinds::NONE }
@@ -270,11 +284,13 @@ fn put<K: Ord + Clone, V: PartialEq + Clone>(map: &mut OrdMap<K, V>, key: K, val
     true
 }
 
-/// Makes the part of `old` that is `within` equal to `new`; whether that changed anything.
+/// Makes the part of `old` that is `within` equal to `new`, by what `copy` makes of new values;
+/// whether that changed anything.
 fn merge<K: Ord + Clone, V: PartialEq + Clone>(
     old: &mut OrdMap<K, V>,
     new: &OrdMap<K, V>,
     within: impl Fn(&K) -> bool,
+    mut copy: impl FnMut(&V) -> V,
 ) -> bool {
     let gone: Vec<K> = old
         .keys()
@@ -286,7 +302,57 @@ fn merge<K: Ord + Clone, V: PartialEq + Clone>(
     }
     let mut changed = !gone.is_empty();
     for (key, value) in new.iter().filter(|(key, _)| within(key)) {
-        changed |= put(old, key.clone(), value.clone());
+        if old.get(key) != Some(value) {
+            old.insert(key.clone(), copy(value));
+            changed = true;
+        }
     }
     changed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::{Request, messages};
+
+    /// Takes in that `to`/32 goes by 192.0.2.1.
+    fn tell(tables: &mut Tables, to: &str) {
+        let (family, static_route, global, unicast) = (2, 4, 0, 1);
+        let fixed = [
+            family,
+            32,
+            0,
+            0,
+            254,
+            static_route,
+            global,
+            unicast,
+            0,
+            0,
+            0,
+            0,
+        ];
+        let bytes = Request::new(RTM_NEWROUTE, 0, 1, &fixed)
+            .with_ip(RTA_DST, to.parse().expect("an address"))
+            .with_ip(RTA_GATEWAY, "192.0.2.1".parse().expect("an address"))
+            .finish();
+        for message in messages(&bytes) {
+            assert_eq!(tables.apply(&message), Kinds::ROUTES);
+        }
+    }
+
+    #[test]
+    fn routes_of_a_dump_and_of_the_groups_meanwhile_are_stored_once() {
+        let mut tables = Tables::default();
+        let mut dump = tables.for_dump();
+        tell(&mut dump, "10.0.0.1");
+        tell(&mut dump, "10.0.0.2");
+        tell(&mut tables, "10.0.0.2");
+        let routes = What::Routes(Family::V4);
+        assert_eq!(tables.replace(routes, &dump), Kinds::ROUTES);
+        tell(&mut tables, "10.0.0.3");
+        let sets: Vec<_> = tables.now.routes.values().collect();
+        assert_eq!(sets.len(), 3);
+        assert!(sets.iter().all(|set| Arc::ptr_eq(set, sets[0])));
+    }
 }
