@@ -144,16 +144,35 @@ fn iperf3_udp_loses_nothing_at_a_low_rate(pair: &Pair) -> Result<()> {
          --port 5201",
     )?;
     let _server = pair.serve()?;
-    for to in ["10.1.0.2", "fd01::2"] {
+    for (to, full) in [
+        ("10.1.0.2", "UdpRcvbufErrors"),
+        ("fd01::2", "Udp6RcvbufErrors"),
+    ] {
+        // What comes while iperf3 waits for a core does not fit into its socket for long.
+        let at_the_socket = || -> Result<u64> {
+            let told = pair.right.ok(&format!("nstat -asz {full}"))?;
+            let number = told
+                .split_whitespace()
+                .skip_while(|word| *word != full)
+                .nth(1);
+            number
+                .and_then(|number| number.parse().ok())
+                .ok_or_else(|| format!("no number of {full} in {told:?}"))
+        };
+        let before = at_the_socket()?;
         let report = pair.iperf3(&format!("-u -c {to} -b 10M -t 1"))?;
+        let at_the_socket = at_the_socket()? - before;
         let sum = &report["end"]["sum"];
         let (packets, lost) = (
             sum["packets"].as_u64().unwrap_or(0),
             sum["lost_packets"].as_u64().unwrap_or(u64::MAX),
         );
         check(
-            packets > 500 && lost == 0,
-            &format!("{lost} of {packets} datagrams to {to} were lost"),
+            packets > 500 && lost <= at_the_socket,
+            &format!(
+                "{lost} of {packets} datagrams to {to} were lost, {at_the_socket} of them at their \
+                 socket"
+            ),
         )?;
     }
     Ok(())
