@@ -12,6 +12,7 @@ mod versions;
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -20,8 +21,8 @@ use std::time::{Duration, Instant};
 use api::v1;
 use api::v1::butterfly_client::ButterflyClient;
 use common::{Daemon, PATIENCE, end_keepers, keepers_of, within};
-use io::vhost::features::{IN_ORDER, PROTOCOL_FEATURES, RING_PACKED};
-use io::vhost::request::GET_FEATURES;
+use io::vhost::features::{IN_ORDER, LOG_ALL, PROTOCOL_FEATURES, RING_PACKED};
+use io::vhost::request::{GET_FEATURES, SET_FEATURES, SET_LOG_BASE};
 use rustix::process::{Pid, Signal, kill_process};
 use testkit::netns::Namespace;
 use testkit::process::Process;
@@ -885,25 +886,28 @@ async fn what_is_deleted_goes_and_the_keeper_ends_with_the_last() {
         .unwrap();
 }
 
-/// Nothing is lost with the keeper, and the next one has all: then the daemon may die.
+/// Nothing is lost with the keeper, and the next one has all: then the daemon may die. The next
+/// daemon has not started that keeper, and replaces it all the same.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_keeper_is_killed_and_then_the_daemon() {
     let Some(mut pair) = Pair::new(true).await else {
         return;
     };
     let before = pair.seen();
-    let first = pair.keeper().expect("a keeper runs");
-    kill(first);
-    wait_for("the next keeper to have all", PATIENCE, || {
-        let log = pair.daemon().log();
-        Ok(log.contains("has all again").then_some(()))
-    })
-    .unwrap();
-    assert_ne!(pair.keeper(), Some(first));
-    assert_eq!(pair.seen(), before);
-    pair.kill();
-    assert_eq!(pair.seen(), before);
-    pair.left.ok(&format!("ping -c 1 -W 5 {RIGHT}")).unwrap();
+    for _ in 0..2 {
+        let first = pair.keeper().expect("a keeper runs");
+        kill(first);
+        wait_for("the next keeper to have all", PATIENCE, || {
+            let log = pair.daemon().log();
+            Ok(log.contains("has all again").then_some(()))
+        })
+        .unwrap();
+        assert_ne!(pair.keeper(), Some(first));
+        assert_eq!(pair.seen(), before);
+        pair.kill();
+        assert_eq!(pair.seen(), before);
+        pair.left.ok(&format!("ping -c 1 -W 5 {RIGHT}")).unwrap();
+    }
     // A second daemon has no business with it while the first is there.
     let dir = tempfile::tempdir().unwrap();
     let other = dir.path().join("store");
@@ -922,6 +926,57 @@ async fn the_keeper_is_killed_and_then_the_daemon() {
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(said.contains("is another daemon's"), "{said}");
     assert_eq!(pair.seen(), before);
+}
+
+/// While a VMM moves its guest its session goes with the daemon, which does not give way; when the
+/// move is called off, it outlives the daemon as before. The next daemon has no log of written
+/// pages, and waits for one before it writes what is to be noted.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vmm_whose_move_was_called_off_keeps_its_connection() {
+    let mut guests = Guests::new(common::FEATURES).await;
+    guests.flow(100, "frames before");
+    let features = common::FEATURES | PROTOCOL_FEATURES;
+    let begin = |vmm: &mut Frontend| {
+        // A bit for each page below 16 GiB.
+        let bytes: u64 = (16 << 30) / 4096 / 8;
+        let log = rustix::fs::memfd_create("log", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&log, bytes).unwrap();
+        let spec = [bytes.to_ne_bytes(), 0u64.to_ne_bytes()].concat();
+        vmm.send(SET_LOG_BASE, &spec, &[log.as_fd()]).unwrap();
+        vmm.reply(SET_LOG_BASE).unwrap();
+        log
+    };
+    for vmm in &mut guests.vmms {
+        vmm.take_everything().unwrap();
+        begin(vmm);
+        vmm.set(SET_FEATURES, features | LOG_ALL).unwrap();
+    }
+    guests.flow(100, "frames while it moves");
+    let refused = upgrade::upgrade(guests.daemon.as_mut().unwrap(), "").await;
+    let refused = refused.unwrap_err();
+    assert!(refused.message().contains("moves its guest"), "{refused}");
+    guests.flow(100, "frames behind the refusal");
+    for vmm in &mut guests.vmms {
+        vmm.set(SET_FEATURES, features).unwrap();
+    }
+    guests.flow(100, "frames after it was called off");
+    guests.upgraded("");
+    guests.replaced(|daemon, args| daemon.killed_and_started_again(args));
+    // It moves again: nothing comes to it until there is a log, which then knows of it.
+    guests.vmms[1]
+        .set(SET_FEATURES, features | LOG_ALL)
+        .unwrap();
+    guests.receive();
+    let before = guests.came.len();
+    (0..50).for_each(|_| guests.turn());
+    assert_eq!(guests.came.len(), before, "it would not be noted");
+    let log = begin(&mut guests.vmms[1]);
+    guests.flow(100, "frames when there is a log");
+    let mut noted = vec![0; (16 << 30) / 4096 / 8];
+    rustix::io::pread(&log, &mut noted, 0).unwrap();
+    assert!(noted.iter().any(|byte| *byte != 0));
+    guests.vmms[1].set(SET_FEATURES, features).unwrap();
+    assert_eq!(guests.ended_whole("after a move that was called off").1, 0);
 }
 
 /// What a guest has a hand in may be what ends each daemon that takes it up: behind the third that

@@ -111,6 +111,10 @@ pub struct Session {
     copies: Option<Vec<[Copies; pair::RINGS]>>,
     /// Where written pages are to be noted while LOG_ALL or a ring's flag is set.
     log: Option<Log>,
+    /// The process before may have had a log, which did not come along: what is to be noted from
+    /// now on needs another one. Every VMM that is known sends one whenever it begins to move its
+    /// guest.
+    log_is_gone: bool,
     /// What SET_LOG_FD has brought.
     log_call: Option<Arc<OwnedFd>>,
     /// Device status as the VMM has set it last (virtio 1.2, section 2.1).
@@ -154,6 +158,7 @@ impl Session {
             regions: Vec::new(),
             copies: None,
             log: None,
+            log_is_gone: false,
             log_call: None,
             status: 0,
             pairs,
@@ -199,6 +204,7 @@ impl Session {
                 return Err(LeftError("cannot be"));
             }
         }
+        self.log_is_gone = true;
         if let Err(breach) = self.plug() {
             self.log(&breach);
         }
@@ -212,10 +218,7 @@ impl Session {
     /// All that the VMM has set up, for the next process; `None`: it does not outlive this one.
     pub(in crate::vhost) fn saved(&self) -> Option<Saved<BorrowedFd<'_>>> {
         let copies = self.copies.as_ref()?;
-        let logs = self
-            .features
-            .is_some_and(|features| features & features::LOG_ALL != 0);
-        if logs || self.log.is_some() {
+        if self.is_logged() {
             return None;
         }
         let packed = self.is_packed();
@@ -484,6 +487,15 @@ impl Session {
         Ok(())
     }
 
+    /// Whether written pages are to be noted, of buffers or of a ring.
+    fn is_logged(&self) -> bool {
+        let of_ring = |ring: &RingState| ring.addresses.is_some_and(|at| at.is_logged());
+        let mut rings = self.pairs.iter().flat_map(|pair| &pair.rings);
+        self.features
+            .is_some_and(|all| all & features::LOG_ALL != 0)
+            || rings.any(of_ring)
+    }
+
     fn set_protocol_features(&mut self, features: u64) -> Result<(), Breach> {
         let surplus = features & !protocol::offered(&self.nic);
         if surplus != 0 {
@@ -507,6 +519,7 @@ impl Session {
             log: Arc::new(log),
             call: self.log_call.clone(),
         });
+        self.log_is_gone = false;
         Ok(())
     }
 
@@ -748,7 +761,8 @@ impl Session {
         if let Some(arriving) = arriving {
             arriving.wait();
         }
-        let memory = self.memory.as_ref().filter(|_| self.post_copy.may_wait());
+        let may_run = self.post_copy.may_wait() && !(self.log_is_gone && self.is_logged());
+        let memory = self.memory.as_ref().filter(|_| may_run);
         if let (Some(memory), Some(features)) = (memory, self.features) {
             let common = Common {
                 memory,
