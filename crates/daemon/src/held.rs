@@ -41,6 +41,8 @@ const BYTES_MAX: u64 = 1 << 30;
 /// How often is looked whether it does, and whether one that is gone is there again.
 const AGAIN: Duration = Duration::from_millis(20);
 const MEND: Duration = Duration::from_secs(1);
+/// How long whoever else has started a keeper has to start the next one.
+const OTHERS_WITHIN: Duration = Duration::from_secs(5);
 
 /// Runs a keeper on a socket; returns when it is idle, if that is asked for. The error is a
 /// sentence.
@@ -179,8 +181,9 @@ impl Held {
             "the keeper {} is gone: nothing outlives this daemon until it is back",
             self.path.display()
         );
+        let gone = Instant::now();
         loop {
-            let why = match self.mend() {
+            let why = match self.mend(gone.elapsed()) {
                 Ok(()) => break,
                 Err(why) => why,
             };
@@ -190,16 +193,22 @@ impl Held {
         tracing::info!("the keeper {} has all again", self.path.display());
     }
 
-    fn mend(&self) -> Result<(), String> {
+    /// Connects to the next keeper, which it starts if nobody else does: systemd does so at once,
+    /// of one that a daemon before this one has started nobody knows.
+    fn mend(&self, gone: Duration) -> Result<(), String> {
         let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
-        // One that somebody else starts comes back by itself.
-        if let Some(ended) = &mut *child
-            && ended.try_wait().is_ok_and(|status| status.is_some())
-        {
+        let is_ours_to_start = match &mut *child {
+            Some(begun) => begun.try_wait().is_ok_and(|status| status.is_some()),
+            None => gone >= OTHERS_WITHIN,
+        };
+        if is_ours_to_start {
             *child = Some(start(&self.path)?);
             std::thread::sleep(AGAIN);
         }
-        self.keeper.mend().map_err(|e| e.to_string())
+        self.keeper.mend().map_err(|e| e.to_string())?;
+        // Where another one has the socket, that is somebody else's.
+        child.take_if(|begun| begun.try_wait().is_ok_and(|status| status.is_some()));
+        Ok(())
     }
 
     /// A TAP device: the one that a daemon before has left, or a new one.
