@@ -49,6 +49,18 @@ pub enum Error {
         /// The newest that this version knows.
         known: u64,
     },
+    /// A newer version wrote it, in a format that this one knows.
+    #[error(
+        "the store {} was written by a newer version: it has objects of kind {kind}, which this \
+         one does not know; start that version, or name another folder with --store",
+        .path.display()
+    )]
+    NewerKind {
+        /// The file.
+        path: PathBuf,
+        /// The kind's number.
+        kind: u8,
+    },
     /// A change was written, and the disk failed before it was synced.
     #[error("the store {} could not be synced, and the change is lost", .0.display())]
     Lost(PathBuf),

@@ -79,12 +79,19 @@ fn locked(path: &Path, lock_file: &Path) -> Result<File, Error> {
 pub(crate) fn lock(path: &Path, file: &File) -> Result<(), Error> {
     let start = Instant::now();
     loop {
-        match flock(file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(()),
-            Err(Errno::WOULDBLOCK) if start.elapsed() < PATIENCE => std::thread::sleep(AGAIN),
-            Err(Errno::WOULDBLOCK) => return Err(Error::InUse(path.to_owned())),
-            Err(error) => return Err(Error::io(&path.with_file_name(LOCK), "locked", error)),
+        match try_lock(path, file) {
+            Err(Error::InUse(_)) if start.elapsed() < PATIENCE => std::thread::sleep(AGAIN),
+            result => return result,
         }
+    }
+}
+
+/// Locks it now, or not.
+pub(crate) fn try_lock(path: &Path, file: &File) -> Result<(), Error> {
+    match flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(()),
+        Err(Errno::WOULDBLOCK) => Err(Error::InUse(path.to_owned())),
+        Err(error) => Err(Error::io(&path.with_file_name(LOCK), "locked", error)),
     }
 }
 

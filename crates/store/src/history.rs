@@ -1,7 +1,7 @@
 //! Revisions: written, counted, forgotten, and gone back to.
 
 use crate::error::Error;
-use crate::layout::{BEFORE, HISTORY_KEY, Kind, META, NEWEST_KEY, OBJECTS, REVISIONS, kind};
+use crate::layout::{BEFORE, HISTORY_KEY, Kind, META, NEWEST_KEY, OBJECTS, REVISIONS};
 use crate::{Keep, Put, Signed, Store};
 use redb::{
     ReadTransaction, ReadableTable, ReadableTableMetadata, TableDefinition, WriteTransaction,
@@ -123,7 +123,7 @@ impl Store {
     /// The one before the oldest revision that is kept can be had as well.
     pub fn back_to(&self, revision: u64) -> Result<Patch, Error> {
         enum Found {
-            Patch(Patch),
+            Images(BTreeMap<(u8, Vec<u8>), Option<Vec<u8>>>),
             Bounds(u64, u64),
         }
         let found = self.read(|transaction| {
@@ -132,19 +132,21 @@ impl Store {
                 return Ok(Found::Bounds(oldest, newest));
             }
             let table = transaction.open_table(BEFORE)?;
-            let mut patch = Patch::new();
+            let mut images = BTreeMap::new();
             // Of each object the oldest image behind the revision is the one that held then.
             for row in table.range((revision + 1, 0, &[][..])..)? {
                 let (key, value) = row?;
                 let (_, number, key) = key.value();
                 let image = value.value().map(<[u8]>::to_vec);
-                let of = (kind(number)?, key.to_vec());
-                patch.entry(of).or_insert(image);
+                images.entry((number, key.to_vec())).or_insert(image);
             }
-            Ok(Found::Patch(patch))
+            Ok(Found::Images(images))
         })?;
         match found {
-            Found::Patch(patch) => Ok(patch),
+            Found::Images(images) => {
+                let of = |((number, key), image)| Ok(((self.kind(number)?, key), image));
+                images.into_iter().map(of).collect()
+            }
             Found::Bounds(oldest, newest) => Err(Error::NoRevision {
                 revision,
                 oldest,

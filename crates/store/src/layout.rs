@@ -1,6 +1,6 @@
 //! The tables of the file, and its format.
 
-use redb::{StorageError, TableDefinition, WriteTransaction};
+use redb::{TableDefinition, WriteTransaction};
 
 /// The format that this version writes.
 pub const FORMAT: u64 = 1;
@@ -62,12 +62,6 @@ impl Kind {
         Kind::Uplink,
         Kind::RouterAcl,
     ];
-}
-
-/// The kind of a number in the file.
-pub(crate) fn kind(number: u8) -> Result<Kind, StorageError> {
-    let found = Kind::ALL.into_iter().find(|kind| *kind as u8 == number);
-    found.ok_or_else(|| StorageError::Corrupted(format!("an object of kind {number}")))
 }
 
 /// Brings the content of a file from a format to the next.

@@ -104,8 +104,17 @@ struct Opened {
     times: u64,
     /// `None`: an error, and it could not be opened again; or another process has it.
     database: Option<Database>,
-    /// Another process has it.
-    given: bool,
+    whose: Whose,
+}
+
+/// Which process may have the file open.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Whose {
+    Ours,
+    /// Another one's.
+    Given,
+    /// Ours, as soon as the other one's right to it has ended.
+    Returning,
 }
 
 /// Makes a backend over one and the same storage, again after an error.
@@ -174,7 +183,7 @@ impl Store {
             database: RwLock::new(Opened {
                 times: 1,
                 database: Some(database),
-                given: false,
+                whose: Whose::Ours,
             }),
             sync: sync::State::default(),
         })
@@ -229,20 +238,31 @@ impl Store {
 
     /// All objects, by kind and key.
     pub fn objects(&self) -> Result<Vec<Object>, Error> {
-        self.read(|transaction| {
+        let rows = self.read(|transaction| {
             let table = transaction.open_table(OBJECTS)?;
-            let mut objects = Vec::new();
+            let mut rows = Vec::new();
             for row in table.iter()? {
                 let (key, value) = row?;
                 let (kind, key) = key.value();
-                objects.push(Object {
-                    kind: layout::kind(kind)?,
-                    key: key.to_vec(),
-                    value: value.value().to_vec(),
-                });
+                rows.push((kind, key.to_vec(), value.value().to_vec()));
             }
-            Ok(objects)
-        })
+            Ok(rows)
+        })?;
+        let object = |(kind, key, value)| {
+            let kind = self.kind(kind)?;
+            Ok(Object { kind, key, value })
+        };
+        rows.into_iter().map(object).collect()
+    }
+
+    /// The kind of a number in the file.
+    fn kind(&self, number: u8) -> Result<Kind, Error> {
+        let mut all = Kind::ALL.into_iter();
+        all.find(|kind| *kind as u8 == number)
+            .ok_or_else(|| Error::NewerKind {
+                path: self.path.clone(),
+                kind: number,
+            })
     }
 
     /// Writes a change, all or nothing, as a revision of its own. It is there for whoever reads,
@@ -279,7 +299,15 @@ impl Store {
     /// no more. Of what was written and not synced some may have got there.
     fn recover(&self, times: u64) {
         let mut opened = self.writable();
-        if opened.times != times || opened.given {
+        let is_had = match opened.whose {
+            Whose::Ours => true,
+            Whose::Given => false,
+            Whose::Returning => self
+                .lock
+                .as_deref()
+                .is_none_or(|lock| file::try_lock(&self.path, lock).is_ok()),
+        };
+        if opened.times != times || !is_had {
             return;
         }
         let durable = self.sync.lost();
@@ -293,7 +321,7 @@ impl Store {
         *opened = Opened {
             times: times + 1,
             database: again,
-            given: false,
+            whose: Whose::Ours,
         };
     }
 
@@ -306,7 +334,7 @@ impl Store {
         self.sync(self.last())?;
         let mut opened = self.writable();
         drop(opened.database.take());
-        opened.given = true;
+        opened.whose = Whose::Given;
         self.lock.as_deref().map_or(Ok(()), file::unlock)
     }
 
@@ -315,14 +343,17 @@ impl Store {
     /// # Errors
     /// Somebody has it, or it cannot be opened; the next use tries again.
     pub fn take_back(&self) -> Result<(), Error> {
-        // From here on the next use tries again.
-        self.writable().given = false;
+        self.writable().whose = Whose::Returning;
         if let Some(lock) = &self.lock {
             file::lock(&self.path, lock)?;
         }
         let mut opened = self.writable();
-        opened.times += 1;
-        opened.database = Some((self.reopen)()?);
+        // Somebody may have had need of it meanwhile.
+        if opened.whose == Whose::Returning {
+            opened.whose = Whose::Ours;
+            opened.times += 1;
+            opened.database = Some((self.reopen)()?);
+        }
         Ok(())
     }
 

@@ -200,6 +200,48 @@ fn a_damaged_file_is_refused_with_its_name() {
     }
 }
 
+/// A kind of object that this version does not know, as it is and as it once was.
+#[test]
+fn an_object_of_a_newer_version_is_no_damage() {
+    type Before = (u64, u8, &'static [u8]);
+    const OBJECTS: redb::TableDefinition<(u8, &[u8]), &[u8]> =
+        redb::TableDefinition::new("objects");
+    const BEFORE: redb::TableDefinition<Before, Option<&[u8]>> =
+        redb::TableDefinition::new("before");
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).unwrap();
+    write(&store, "one", &[put("a", Some("1"))]);
+    write(&store, "one", &[put("a", Some("2"))]);
+    drop(store);
+    let change = |change: &dyn Fn(&redb::WriteTransaction)| {
+        let database = redb::Database::open(dir.path().join(FILE)).unwrap();
+        let transaction = database.begin_write().unwrap();
+        change(&transaction);
+        transaction.commit().unwrap();
+    };
+    let is_newer = |said: Error| {
+        let why = "by a newer version: it has objects of kind 200, which";
+        assert!(said.to_string().contains(why), "{said}");
+    };
+    change(&|transaction| {
+        let mut table = transaction.open_table(OBJECTS).unwrap();
+        table.insert((200, &b"n"[..]), &b"new"[..]).unwrap();
+    });
+    is_newer(open(dir.path()).unwrap().objects().unwrap_err());
+    change(&|transaction| {
+        let mut table = transaction.open_table(OBJECTS).unwrap();
+        table.remove((200, &b"n"[..])).unwrap();
+        let mut table = transaction.open_table(BEFORE).unwrap();
+        table
+            .insert((2, 200, &b"n"[..]), Some(&b"new"[..]))
+            .unwrap();
+    });
+    let store = open(dir.path()).unwrap();
+    assert_eq!(values(&store), [("a".into(), "2".into())]);
+    is_newer(store.back_to(1).unwrap_err());
+    assert!(store.back_to(2).unwrap().is_empty());
+}
+
 #[test]
 fn what_is_no_file_or_in_the_way_is_refused() {
     let dir = tempfile::tempdir().unwrap();
@@ -229,7 +271,13 @@ fn it_is_given_to_another_process_and_taken_back() {
     let other = open(dir.path()).unwrap();
     assert_eq!(values(&other), [("a".into(), "1".into())]);
     assert!(matches!(store.take_back(), Err(Error::InUse(_))));
+    // Who needs it meanwhile does not open it behind the other's back, and does so behind that.
+    assert!(store.objects().is_err());
+    write(&other, "other", &[put("a", Some("1"))]);
     drop(other);
+    assert_eq!(values(&store), [("a".into(), "1".into())]);
+    let refused = open(dir.path()).err().unwrap();
+    assert!(matches!(refused, Error::InUse(_)), "{refused}");
     store.take_back().unwrap();
     write(&store, "two", &[put("b", Some("2"))]);
     drop(store);
