@@ -474,8 +474,17 @@ async fn serve(
         drop(tokio::task::spawn_blocking(enter).await);
         vhost.begin();
     }
+    // Behind the point at which the daemon before could go on, a part that cannot begin is missing,
+    // and does not end the rest.
+    let begun = |part: Result<(), String>| match part {
+        Err(why) if predecessor.is_some() => {
+            tracing::error!("{why}");
+            Ok(())
+        }
+        part => part,
+    };
     if let (Some(left), Some(held)) = (left_connections, &held) {
-        left.take_up(workers.switch().clone(), held.clone())?;
+        begun(left.take_up(workers.switch().clone(), held.clone()))?;
     }
     let app = Arc::new(App::new(
         operations,
@@ -504,11 +513,13 @@ async fn serve(
             }),
         },
     ));
-    flow_log.start(app.operations.clone(), switch.clone())?;
-    app.sflow
-        .start(&settings.sflow, settings.sflow_rate, app.clone())?;
+    begun(flow_log.start(app.operations.clone(), switch.clone()))?;
+    begun(
+        app.sflow
+            .start(&settings.sflow, settings.sflow_rate, app.clone()),
+    )?;
     let events = app.control().subscribe();
-    take_interfaces(settings, &app).await?;
+    begun(take_interfaces(settings, &app).await)?;
     if let Some(held) = left_held {
         let (engine, interfaces, held) = (engine.clone(), interfaces, held.clone());
         let uplinks = app.uplinks.clone();
@@ -517,9 +528,9 @@ async fn serve(
             uplinks.forget_left();
             Ok::<_, String>(())
         };
-        waiting(take_up).await?;
+        begun(waiting(take_up).await)?;
     }
-    app.router.settle().await.map_err(|e| e.to_string())?;
+    begun(app.router.settle().await.map_err(|e| e.to_string()))?;
     starting.store(false, Ordering::Relaxed);
 
     // Those that serve clients end when the daemon stops; others go on for as long as they may.

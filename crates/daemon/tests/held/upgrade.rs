@@ -351,6 +351,28 @@ async fn a_vmm_that_cannot_go_along_keeps_the_daemon_or_is_hung_up_on() {
     assert_eq!(guests.ended_whole("beside one that is hung up on"), (0, 0));
 }
 
+/// The settings were changed, and name an interface that cannot be balanced on: known only behind
+/// the point at which the daemon before could go on. All else goes on, and the log says why.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_begin_behind_an_upgrade_does_not_end_the_rest() {
+    let settings = tempfile::NamedTempFile::new().unwrap();
+    let path = settings.path().to_str().unwrap();
+    let mut guests = Guests::with(common::FEATURES, &["-c", path]).await;
+    guests.flow(100, "frames before");
+    let wrong = "[general]\nbalance-interfaces = lo\n";
+    std::fs::write(settings.path(), wrong).unwrap();
+    guests.upgraded("");
+    let log = guests.daemon.as_ref().unwrap().log();
+    assert!(
+        log.contains("ERROR --balance-interface: interface lo"),
+        "{log}"
+    );
+    assert_eq!(
+        guests.ended_whole("beside an interface that cannot be taken"),
+        (0, 0)
+    );
+}
+
 /// A change that comes meanwhile waits, and is made by whoever is the daemon then, or is refused
 /// with a sentence; what was answered is there.
 #[tokio::test(flavor = "multi_thread")]
