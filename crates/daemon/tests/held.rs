@@ -928,6 +928,46 @@ async fn the_keeper_is_killed_and_then_the_daemon() {
     assert_eq!(pair.seen(), before);
 }
 
+/// The keeper is killed under a stream of frames, and then the daemon; several times in a row, and
+/// once amid an upgrade: VMMs notice neither.
+#[tokio::test(flavor = "multi_thread")]
+async fn vmms_keep_their_connections_when_keeper_and_daemon_are_killed() {
+    let mut guests = Guests::new(common::FEATURES | RING_PACKED).await;
+    guests.flow(100, "frames before");
+    let keeper = guests.store.path().join("keeper");
+    let kill_keeper = || {
+        let held_by = keepers_of(&keeper);
+        assert_eq!(held_by.len(), 1, "one keeper");
+        kill(held_by[0]);
+    };
+    for _ in 0..3 {
+        kill_keeper();
+        let until = Instant::now() + PATIENCE;
+        while !guests
+            .daemon
+            .as_ref()
+            .unwrap()
+            .log()
+            .contains("has all again")
+        {
+            assert!(Instant::now() < until, "there is no keeper again");
+            guests.turn();
+        }
+        guests.replaced(|daemon, args| daemon.killed_and_started_again(args));
+        let log = guests.daemon.as_ref().unwrap().log();
+        let gone_on = log.matches("session of the process before goes on");
+        assert_eq!(gone_on.count(), 2, "{log}");
+    }
+    kill_keeper();
+    let daemon = guests.daemon.as_mut().unwrap();
+    if let Err(refused) = upgrade::upgrade(daemon, "").await {
+        // Before it had noticed, or before there was another one.
+        assert!(refused.message().contains("keeper"), "{refused}");
+    }
+    guests.flow(100, "frames behind an upgrade without a keeper");
+    assert_eq!(guests.ended_whole("killed with its keeper").1, 0);
+}
+
 /// While a VMM moves its guest its session goes with the daemon, which does not give way; when the
 /// move is called off, it outlives the daemon as before. The next daemon has no log of written
 /// pages, and waits for one before it writes what is to be noted.
