@@ -105,9 +105,9 @@ impl Table {
     }
 }
 
-/// The server from before of a slot that was `old` and whose server is `now`. While a slot is
-/// watched it is the one from before the first change: flows that began since are remembered, flows
-/// that began before may still be silent.
+/// Whom to keep in a slot as its earlier server; the slot was `old`, and its server is `now`. It is
+/// the one before the first change of the time in which the slot is watched: flows that began since
+/// are remembered, flows that began before may still be silent.
 fn watch(old: u32, now: u32) -> u32 {
     match (old >> 16, old & 0xffff) {
         (0, was) if was == now => 0,

@@ -62,13 +62,13 @@ pub(crate) fn of_address(seed: u64, address: IpAddr) -> u64 {
     }
 }
 
-/// Of a service's place.
+/// The hash by which a service's place in the table is chosen.
 pub(crate) fn of_port(seed: u64, vip: u16, protocol: u8, port: u16) -> u64 {
     let low = u64::from(port.to_be()) << 8 | u64::from(protocol);
     mix(seed ^ (u64::from(vip) << 32 | low))
 }
 
-/// Of a client of a VIP, whatever its ports.
+/// The hash of a client of a VIP, whatever its ports.
 pub(crate) fn of_client(seed: u64, client: IpAddr, vip: IpAddr) -> u64 {
     mix(of_parties(seed, client, vip))
 }
@@ -85,7 +85,7 @@ fn of_parties(seed: u64, client: IpAddr, vip: IpAddr) -> u64 {
     hash
 }
 
-/// Of a flow.
+/// The hash of a flow's five-tuple.
 pub(crate) fn of_flow(seed: u64, tuple: &Tuple) -> u64 {
     let client = of_parties(seed, tuple.client, tuple.vip);
     let ports = u64::from(tuple.client_port.to_be()) << 32 | u64::from(tuple.port.to_be()) << 16;

@@ -152,7 +152,7 @@ impl MacRecord {
         [kind << 48 | mac, network, one, other]
     }
 
-    /// What [`words`](Self::words) made it of, if it did.
+    /// The inverse of [`words`](Self::words); `None`: it made none like these.
     pub(crate) fn of_words(words: &[u64]) -> Option<MacRecord> {
         let &[what, network, one, other] = words else {
             return None;

@@ -21,7 +21,7 @@ use crate::time::Now;
 
 /// MACs of one worker at the most.
 const MACS_MAX: u64 = 1 << 22;
-/// No counter has come as far.
+/// A counter beyond this was not written by a worker: none has come as far.
 const COUNT_MAX: u64 = 1 << 62;
 /// Bytes that are read at once, about.
 const AT_ONCE: usize = 1 << 18;

@@ -131,29 +131,29 @@ impl Controller {
     }
 }
 
-/// The least that would have to be let go of a rule for it to allow what is asked: found by asking
-/// rules that let it go.
+/// The fewest conditions of a rule without which it would allow what is asked: found by asking the
+/// rule without them.
 fn differs(spec: &RuleSpec, question: &Asked, groups: &Groups) -> Vec<&'static str> {
-    const WAYS: [&[&str]; 5] = [
+    const CONDITIONS: [&[&str]; 5] = [
         &["peer"],
         &["ports"],
         &["protocol"],
         &["peer", "ports"],
         &["peer", "protocol"],
     ];
-    let allows = |way: &&&[&str]| {
+    let allows = |left_out: &&&[&str]| {
         let mut wider = spec.clone();
-        if way.contains(&"peer") {
+        if left_out.contains(&"peer") {
             wider.peer = ruleset::Peer::Any;
         }
-        if way.contains(&"ports") {
+        if left_out.contains(&"ports") {
             wider.selector = 0..=u16::MAX;
         }
-        if way.contains(&"protocol") {
+        if left_out.contains(&"protocol") {
             (wider.protocol, wider.selector) = (None, 0..=u16::MAX);
         }
         RuleSet::new(vec![wider]).decide(question, groups).is_some()
     };
-    let least = WAYS.iter().find(allows);
-    least.map_or_else(|| vec!["peer", "protocol"], |way| way.to_vec())
+    let fewest = CONDITIONS.iter().find(allows);
+    fewest.map_or_else(|| vec!["peer", "protocol"], |fewest| fewest.to_vec())
 }

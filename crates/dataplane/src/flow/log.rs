@@ -24,10 +24,10 @@ use crate::time::Now;
 pub const RING: usize = 32_768;
 /// Different refusals of one worker that are added up at a time; those of others are not told.
 pub const DENIED_MAX: usize = 4096;
-/// How often refusals are told.
-const TELL_NS: u64 = 1_000_000_000;
-/// Of these so many between two turns.
-const TELL_STEP: usize = 64;
+/// How often refusals are reported.
+const DENIED_EVERY_NS: u64 = 1_000_000_000;
+/// So many of them between two batches of frames.
+const DENIED_PER_TURN: usize = 64;
 
 /// Something that is told of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -240,7 +240,7 @@ impl Log {
 
     /// Tells of refusals, a few at a time.
     pub(crate) fn keep_house(&mut self, now: Now) {
-        for _ in 0..TELL_STEP {
+        for _ in 0..DENIED_PER_TURN {
             let Some((what, sum)) = self.denied.next(now) else {
                 return;
             };
@@ -308,7 +308,7 @@ impl Denied {
             return false;
         }
         if self.sums.is_empty() {
-            self.due_ns = now.mono_ns + TELL_NS;
+            self.due_ns = now.mono_ns + DENIED_EVERY_NS;
         }
         let sum = Sum {
             frames: 1,

@@ -223,7 +223,7 @@ fn word(uid: PortUid, vni: Vni) -> u64 {
     u64::from(uid.0) << 32 | u64::from(vni.id())
 }
 
-/// What [`word`] made it of, if it did.
+/// The inverse of [`word`]; `None`: it made none like this.
 pub(crate) fn parts(word: u64) -> Option<(PortUid, Vni)> {
     let uid = (word >> 32) as u32;
     let vni = Vni::new(word as u32).ok()?;

@@ -106,8 +106,8 @@ impl Memberships {
     }
 }
 
-/// What is said of: not of groups that everybody hears, nor of those that stay within a host or
-/// have no scope (RFC 2236, section 6; RFC 2710, section 5).
+/// Whether membership of a group is reported: not of the group of all hosts, nor of those that stay
+/// within a host or have no scope (RFC 2236, section 6; RFC 2710, section 5).
 fn is_told(group: &IpAddr) -> bool {
     match group {
         IpAddr::V4(ip) => *ip != Ipv4Addr::new(224, 0, 0, 1),

@@ -67,8 +67,8 @@ pub fn left_undone(head: &[u8], frame_len: usize, mtu: u32) -> Option<Offload> {
     Some(Offload { checksum, ..whole })
 }
 
-/// What is left to do in the inner frame of one in which this is left to do, which begins at
-/// `front`. What was left of the outer headers needs not be done any more. `None`: the frame is to
+/// The offloads that the inner frame still asks for, of those of the whole frame; the inner frame
+/// begins at `front`. What the outer headers asked for is no longer needed. `None`: the frame is to
 /// be cut into several outer ones.
 pub fn inner_undone(undone: &Offload, front: u16) -> Option<Offload> {
     let is_inner = |partial: &PartialChecksum| partial.start >= front;

@@ -221,8 +221,8 @@ impl Runs {
         }
     }
 
-    /// Does so from a run on, and from one of its frames, which changes its flow's state or is to
-    /// be left.
+    /// Follows the remaining runs, of the first of them from one of its frames on, which changes its
+    /// flow's state or is to be left.
     #[inline(never)]
     fn follow_rest(
         &mut self,
@@ -345,7 +345,7 @@ impl Run {
         }
     }
 
-    /// Does so in a flow that is open and settled.
+    /// Passes frames of a flow that is open and settled.
     #[inline(always)]
     fn pass_settled(
         &self,
