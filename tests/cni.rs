@@ -21,8 +21,9 @@ type Body = fn() -> Result<()>;
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials: [(&str, Body); 8] = trials![
+    let trials: [(&str, Body); 9] = trials![
         a_pod_is_added_checked_and_deleted,
+        what_somebody_changed_in_the_container_is_told,
         a_second_interface_and_what_was_there_before,
         groups_and_network_by_arguments,
         what_fails_leaves_nothing,
@@ -139,6 +140,16 @@ fn told(answer: std::result::Result<Value, Value>) -> Result<Value> {
     answer.map_err(|error| error.to_string())
 }
 
+/// It is refused, for this reason.
+fn refused(why: &str, answer: std::result::Result<Value, Value>) -> Result<()> {
+    let error = answer.err().unwrap_or_default();
+    let message = error["msg"].as_str().unwrap_or_default();
+    check(
+        message.contains(why),
+        &format!("not refused with '{why}': {error}"),
+    )
+}
+
 fn a_pod_is_added_checked_and_deleted() -> Result<()> {
     let host = Host::new()?;
     for version in ["0.1.0", "0.4.0", "1.0.0", "1.1.0"] {
@@ -179,14 +190,9 @@ fn a_pod_is_added_checked_and_deleted() -> Result<()> {
             let again = with_previous(&config, &first);
             told(call("CHECK", "one", &netns(&one), "eth0", &[], &again))?;
             one.ok(&format!("ip addr del {}/16 dev eth0", address(&first)))?;
-            let error = call("CHECK", "one", &netns(&one), "eth0", &[], &again);
-            let error = error.err().unwrap_or_default();
-            check(
-                error["msg"]
-                    .as_str()
-                    .unwrap_or_default()
-                    .contains("has not the address"),
-                &error.to_string(),
+            refused(
+                "has not the address",
+                call("CHECK", "one", &netns(&one), "eth0", &[], &again),
             )?;
         }
         told(call("DEL", "one", &netns(&one), "eth0", &[], &config))?;
@@ -218,6 +224,102 @@ fn a_pod_is_added_checked_and_deleted() -> Result<()> {
         &host.network("pods", "1.1.0"),
     ))
     .map(drop)
+}
+
+/// CHECK fails by each thing that somebody has changed in the container, and passes again when it
+/// is as before.
+fn what_somebody_changed_in_the_container_is_told() -> Result<()> {
+    let host = Host::new()?;
+    for version in ["0.4.0", "1.1.0"] {
+        let (pod, stranger) = (Namespace::new()?, Namespace::new()?);
+        let mut config = host.network("pods", version);
+        config["ipam"]["routes"] = json!([
+            {"dst": "0.0.0.0/0"}, {"dst": "::/0"},
+            {"dst": "10.9.0.0/16", "gw": "10.4.0.7"},
+        ]);
+        let arguments = [("CNI_ARGS", "IP=10.4.0.9,fd04::9")];
+        let added = told(call(
+            "ADD",
+            "pod",
+            &netns(&pod),
+            "eth0",
+            &arguments,
+            &config,
+        ))?;
+        let check_of = |previous: &Value, netns: &str| {
+            let config = with_previous(&config, previous);
+            call("CHECK", "pod", netns, "eth0", &[], &config)
+        };
+        let as_added = || check_of(&added, &netns(&pod));
+        told(as_added())?;
+        for (change, back, why) in [
+            (
+                "ip route del default",
+                "ip route add default via 10.4.0.1",
+                "no route to 0.0.0.0/0",
+            ),
+            (
+                "ip route replace default via 10.4.0.3",
+                "ip route replace default via 10.4.0.1",
+                "no route to 0.0.0.0/0 via 10.4.0.1",
+            ),
+            (
+                "ip -6 route del default",
+                "ip -6 route add default via fd04::1 dev eth0",
+                "no route to ::/0",
+            ),
+            (
+                "ip route del 10.9.0.0/16",
+                "ip route add 10.9.0.0/16 via 10.4.0.7",
+                "no route to 10.9.0.0/16 via 10.4.0.7",
+            ),
+            (
+                "ip route replace blackhole 10.9.0.0/16",
+                "ip route replace 10.9.0.0/16 via 10.4.0.7",
+                "no route to 10.9.0.0/16 via 10.4.0.7",
+            ),
+            (
+                "ip link set eth0 mtu 1300",
+                "ip link set eth0 mtu 1400",
+                "has the MTU 1300, not 1400",
+            ),
+            (
+                "ip -6 addr del fd04::9/64 dev eth0",
+                "ip -6 addr add fd04::9/64 dev eth0 nodad",
+                "has not the address fd04::9",
+            ),
+            (
+                "ip addr add 10.4.0.9/24 dev eth0 && ip addr del 10.4.0.9/16 dev eth0",
+                "ip addr add 10.4.0.9/16 dev eth0 && ip addr del 10.4.0.9/24 dev eth0 && \
+                 ip route replace default via 10.4.0.1 && \
+                 ip route replace 10.9.0.0/16 via 10.4.0.7",
+                "has 10.4.0.9/24, not 10.4.0.9/16",
+            ),
+        ] {
+            let within = |line: &str| pod.ok(line);
+            within(change)?;
+            refused(why, as_added()).map_err(|e| format!("{change}: {e}"))?;
+            within(back)?;
+            told(as_added()).map_err(|e| format!("{back}: {e}"))?;
+        }
+        // What ADD is said to have answered is of this interface, and of this sandbox.
+        refused(
+            "no interface eth0 in a sandbox",
+            check_of(&json!({"cniVersion": version}), &netns(&pod)),
+        )?;
+        refused(
+            &format!("CNI_NETNS is {}", netns(&stranger)),
+            check_of(&added, &netns(&stranger)),
+        )?;
+        let mut none = added.clone();
+        none["ips"] = json!([]);
+        refused("prevResult has not 10.4.0.9", check_of(&none, &netns(&pod)))?;
+        // Another path to the same namespace is the same one.
+        let other = format!("/proc/{0}/task/{0}/ns/net", pod.pid());
+        told(check_of(&added, &other))?;
+        told(call("DEL", "pod", &netns(&pod), "eth0", &[], &config))?;
+    }
+    Ok(())
 }
 
 fn a_second_interface_and_what_was_there_before() -> Result<()> {

@@ -15,6 +15,7 @@
 //! What fails half way is taken back: a failed ADD leaves neither a NIC nor a lease.
 
 mod call;
+mod check;
 mod config;
 mod daemon;
 mod error;

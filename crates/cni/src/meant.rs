@@ -6,11 +6,11 @@ use std::net::IpAddr;
 use serde_json::Value;
 
 use crate::call::{Call, Command};
+use crate::check::answered;
 use crate::config::{Config, Ipam};
 use crate::daemon::{id, mac};
 use crate::error::Error;
 use crate::ipam;
-use crate::operations::ours;
 use crate::result::{self, Addresses, Made};
 
 /// What an ADD would do.
@@ -53,7 +53,7 @@ fn try_meant(
     if let Some(previous) = &config.previous {
         // As the answer of a plugin for addresses is read, and as DEL and CHECK read it.
         let _ = Addresses::parse(previous);
-        let _ = ours(previous, &call);
+        let _ = answered(previous, &call);
     }
     if call.command != Command::Add {
         return Ok(None);

@@ -1,13 +1,7 @@
 //! The operations, one function each.
 
-use std::fs::File;
-use std::net::IpAddr;
-use std::os::fd::AsFd;
-
 use api::v1;
 use ipnet::IpNet;
-use netlink::change::Changes;
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde_json::Value;
 
 use crate::call::{Call, Command};
@@ -151,66 +145,7 @@ async fn check(call: &Call, config: &Config) -> Result<(), Error> {
             status.detail
         )));
     }
-    let nic = status.nic.unwrap_or_default();
-    let (wanted, is_there) = (ours(previous, call), within(call)?);
-    if !is_there.mac.eq_ignore_ascii_case(&nic.mac) {
-        let (ifname, is, should) = (&call.ifname, &is_there.mac, &nic.mac);
-        return Err(Error::differs(format!(
-            "{ifname} has the MAC {is}, not {should}"
-        )));
-    }
-    let missing = wanted
-        .iter()
-        .find(|ip| !is_there.addresses.contains(ip) || !nic.addresses.contains(&ip.to_string()));
-    match missing {
-        Some(ip) => Err(Error::differs(format!(
-            "{} has not the address {ip}",
-            call.ifname
-        ))),
-        None => Ok(()),
-    }
-}
-
-/// The addresses that ADD has answered for this interface.
-pub fn ours(previous: &Value, call: &Call) -> Vec<IpAddr> {
-    let is_ours = |one: &Value| one["name"] == *call.ifname && one["sandbox"] == *call.netns;
-    let interfaces = previous["interfaces"].as_array();
-    let at = interfaces.and_then(|all| all.iter().position(is_ours));
-    let ips = previous["ips"].as_array().into_iter().flatten();
-    let ips = ips.filter(|ip| ip["interface"].as_u64() == at.and_then(|at| u64::try_from(at).ok()));
-    ips.filter_map(|ip| ip["address"].as_str()?.parse().ok())
-        .map(|net: IpNet| net.addr())
-        .collect()
-}
-
-/// What the container has.
-struct Within {
-    mac: String,
-    addresses: Vec<IpAddr>,
-}
-
-/// Looks at the interface from inside.
-fn within(call: &Call) -> Result<Within, Error> {
-    let differs = |why: String| Error::differs(format!("{} ({}): {why}", call.ifname, call.netns));
-    let space = File::open(&call.netns).map_err(|e| differs(e.to_string()))?;
-    let name = call.ifname.clone();
-    let thread = std::thread::spawn(move || {
-        move_into_link_name_space(space.as_fd(), Some(LinkNameSpaceType::Network))
-            .map_err(|e| e.to_string())?;
-        let mut changes = Changes::new().map_err(|e| e.to_string())?;
-        let device = changes.by_name(&name).map_err(|e| e.to_string())?;
-        let device = device.filter(|device| device.up);
-        let device = device.ok_or_else(|| "it is not there, or not up".to_owned())?;
-        let addresses = changes.addresses(device.index).map_err(|e| e.to_string())?;
-        Ok(Within {
-            mac: device.mac.to_string(),
-            addresses: addresses.into_iter().map(|(ip, _)| ip).collect(),
-        })
-    });
-    let joined = thread
-        .join()
-        .unwrap_or_else(|_| Err("the thread inside panicked".to_owned()));
-    joined.map_err(differs)
+    crate::check::check(call, previous, &status)
 }
 
 async fn gc(call: &Call, config: &Config) -> Result<(), Error> {

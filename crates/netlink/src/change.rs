@@ -12,8 +12,10 @@ use ipnet::IpNet;
 use netlink_sys::{SocketAddr, protocols::NETLINK_ROUTE};
 use wire::Mac;
 
+use crate::decode::route_as_told;
 use crate::error::Error;
 use crate::message::{Attribute, Message, Request, attributes, messages, u32_at};
+use crate::model::{Family, Route, RouteKey};
 use crate::uapi::*;
 
 /// struct ifinfomsg, struct rtmsg: bytes.
@@ -349,6 +351,22 @@ impl Changes {
         Ok(found)
     }
 
+    /// All routes of the namespace, of both families and all tables.
+    ///
+    /// # Errors
+    /// The kernel refuses to say.
+    pub fn routes(&mut self) -> Result<Vec<(RouteKey, Route)>, Error> {
+        let mut found = Vec::new();
+        for family in [Family::V4, Family::V6] {
+            let mut body = [0; 12];
+            body[0] = family.code();
+            self.dump("list routes", RTM_GETROUTE, &body, |message| {
+                found.extend(route_as_told(message));
+            })?;
+        }
+        Ok(found)
+    }
+
     /// Gives an interface an address; one that it has is no error. It is good at once: nobody is
     /// asked whether they have it too (RFC 4862, section 5.4), which the caller knows.
     ///
@@ -607,7 +625,7 @@ fn ifaddrmsg(index: u32, ip: IpAddr, prefix: u8) -> [u8; 8] {
 }
 
 fn family(ip: IpAddr) -> u8 {
-    crate::model::Family::of(ip).code()
+    Family::of(ip).code()
 }
 
 /// A string with the zero that ends it.
