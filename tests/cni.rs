@@ -21,7 +21,7 @@ type Body = fn() -> Result<()>;
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials: [(&str, Body); 9] = trials![
+    let trials: [(&str, Body); 11] = trials![
         a_pod_is_added_checked_and_deleted,
         what_somebody_changed_in_the_container_is_told,
         a_second_interface_and_what_was_there_before,
@@ -29,6 +29,8 @@ fn main() {
         what_fails_leaves_nothing,
         what_no_container_uses_is_collected,
         by_cnitool_and_host_local,
+        other_plugins_set_up_its_interface,
+        behind_a_plugin_that_made_the_interface,
         pods_on_two_hosts_under_groups,
         many_come_and_go_and_leave_nothing,
     ];
@@ -445,54 +447,164 @@ fn what_no_container_uses_is_collected() -> Result<()> {
     )
 }
 
+/// What the specification's own tool is called with.
+struct Cnitool {
+    line: String,
+    netns: String,
+}
+
+impl Cnitool {
+    /// Of a list of plugins, which is written to the host's folder; `None`: it says what is not
+    /// installed here.
+    fn of(
+        host: &Host,
+        pod: &Namespace,
+        plugins: &[Value],
+        others: &[&str],
+    ) -> Result<Option<Self>> {
+        let folders = [
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/cni"),
+            "/usr/lib/cni".into(),
+            Path::new(&program("butterfly-cni")).with_file_name(""),
+        ];
+        let tool = folders[0].join("cnitool");
+        let is_there = |name: &&str| folders.iter().any(|folder| folder.join(name).is_file());
+        let missing = others.iter().copied().find(|name| !is_there(name));
+        let missing = if tool.is_file() {
+            missing
+        } else {
+            Some("cnitool")
+        };
+        if let Some(missing) = missing {
+            eprintln!(
+                "skipped: there is no {missing} in target/cni or /usr/lib/cni (tools/setup.sh)"
+            );
+            return Ok(None);
+        }
+        let version = &plugins[0]["cniVersion"];
+        let list = json!({"cniVersion": version, "name": "pods", "plugins": plugins});
+        let file = host.dir.path().join("10-pods.conflist");
+        std::fs::write(file, list.to_string()).map_err(|e| e.to_string())?;
+        let path = folders.map(|folder| folder.display().to_string()).join(":");
+        let conf = host.dir.path().display();
+        let line = format!("NETCONFPATH={conf} CNI_PATH={path} {}", tool.display());
+        let netns = netns(pod);
+        Ok(Some(Cnitool { line, netns }))
+    }
+
+    fn does(&self, verb: &str) -> Result<String> {
+        let line = format!("{} {verb} pods {}", self.line, self.netns);
+        process::run(&["sh", "-c", &line])
+    }
+
+    fn adds(&self) -> Result<Value> {
+        serde_json::from_str(&self.does("add")?).map_err(|e| e.to_string())
+    }
+}
+
 /// cnitool, and host-local for the addresses: the real ones.
 fn by_cnitool_and_host_local() -> Result<()> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/cni");
-    let tool = folder.join("cnitool");
-    if !tool.is_file() || !folder.join("host-local").is_file() {
-        eprintln!("skipped: no cnitool and host-local in target/cni: tools/setup.sh installs them");
-        return Ok(());
-    }
     let host = Host::new()?;
     let pod = Namespace::new()?;
-    let mut plugin = host.network("pods", "1.1.0");
-    plugin["ipam"] = json!({
-        "type": "host-local", "dataDir": host.dir.path(),
-        "ranges": [[{"subnet": "10.6.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}],
-    });
-    let list = json!({"cniVersion": "1.1.0", "name": "pods", "plugins": [plugin]});
-    let write = |name: &str, text: String| {
-        std::fs::write(host.dir.path().join(name), text).map_err(|e| e.to_string())
+    let plugin = with_host_local(&host, "1.1.0");
+    let Some(cnitool) = Cnitool::of(&host, &pod, &[plugin], &["host-local"])? else {
+        return Ok(());
     };
-    write("10-pods.conflist", list.to_string())?;
-    let own = program("butterfly-cni");
-    let own = Path::new(&own)
-        .parent()
-        .unwrap_or(Path::new("/"))
-        .display()
-        .to_string();
-    let (cnitool, conf) = (tool.display(), host.dir.path().display());
-    let line = |verb: &str| {
-        let env = format!("NETCONFPATH={conf} CNI_PATH={own}:{}", folder.display());
-        process::run(&[
-            "sh",
-            "-c",
-            &format!("{env} {cnitool} {verb} pods {}", netns(&pod)),
-        ])
-    };
-    let added: Value = serde_json::from_str(&line("add")?).map_err(|e| e.to_string())?;
+    let added = cnitool.adds()?;
     assert_eq!(added["ips"][0]["address"], "10.6.0.2/24", "{added}");
     check(
         pod.ok("ip route")?
             .contains("default via 10.6.0.1 dev eth0"),
         "its route",
     )?;
-    line("check")?;
-    line("status")?;
-    line("del")?;
+    cnitool.does("check")?;
+    cnitool.does("status")?;
+    cnitool.does("del")?;
     check(!pod.succeeds("ip link show dev eth0")?, "it is gone")?;
     assert_eq!(host.nics()?.len(), 0);
     Ok(())
+}
+
+fn with_host_local(host: &Host, version: &str) -> Value {
+    let mut plugin = host.network("pods", version);
+    plugin["ipam"] = json!({
+        "type": "host-local", "dataDir": host.dir.path(),
+        "ranges": [[{"subnet": "10.6.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}],
+    });
+    plugin
+}
+
+/// As the first of a list: what it answers goes to the plugins behind it, which set up its
+/// interface.
+fn other_plugins_set_up_its_interface() -> Result<()> {
+    let host = Host::new()?;
+    let pod = Namespace::new()?;
+    let plugins = [
+        host.network("pods", "1.0.0"),
+        json!({"type": "tuning", "sysctl": {"net.ipv4.conf.eth0.log_martians": "1"}}),
+        json!({"type": "bandwidth", "ingressRate": 8_000_000, "ingressBurst": 800_000}),
+    ];
+    let Some(cnitool) = Cnitool::of(&host, &pod, &plugins, &["tuning", "bandwidth"])? else {
+        return Ok(());
+    };
+    let added = cnitool.adds()?;
+    let interfaces = added["interfaces"].as_array().cloned().unwrap_or_default();
+    assert_eq!(interfaces[1]["name"], "eth0", "{added}");
+    let ours = interfaces[0]["name"].as_str().unwrap_or_default();
+    let martians = "cat /proc/sys/net/ipv4/conf/eth0/log_martians";
+    assert_eq!(pod.ok(martians)?.trim(), "1");
+    let shaped = || process::run(&["tc", "qdisc", "show", "dev", ours]);
+    check(shaped()?.contains("rate 8Mbit"), &shaped()?)?;
+    cnitool.does("check")?;
+    // Each of the three looks at what is its own.
+    for (change, back) in [
+        ("ip route del default", "ip route add default via 10.4.0.1"),
+        (
+            "sysctl -qw net.ipv4.conf.eth0.log_martians=0",
+            "sysctl -qw net.ipv4.conf.eth0.log_martians=1",
+        ),
+    ] {
+        pod.ok(change)?;
+        check(cnitool.does("check").is_err(), change)?;
+        pod.ok(back)?;
+        cnitool.does("check").map_err(|e| format!("{back}: {e}"))?;
+    }
+    cnitool.does("del")?;
+    check(!pod.succeeds("ip link show dev eth0")?, "it is gone")?;
+    assert_eq!((host.nics()?.len(), host.leases("pods")?), (0, 0));
+    Ok(())
+}
+
+/// Behind a plugin that has made an interface of this name it takes nothing and says why; what that
+/// plugin has made stays.
+fn behind_a_plugin_that_made_the_interface() -> Result<()> {
+    let host = Host::new()?;
+    let pod = Namespace::new()?;
+    let range = json!([[{"subnet": "10.7.0.0/24"}]]);
+    let ipam = json!({"type": "host-local", "dataDir": host.dir.path(), "ranges": range});
+    let plugins = [
+        json!({"cniVersion": "1.0.0", "type": "bridge", "bridge": "bf-other", "ipam": ipam}),
+        host.network("pods", "1.0.0"),
+    ];
+    let Some(cnitool) = Cnitool::of(&host, &pod, &plugins, &["bridge", "host-local"])? else {
+        return Ok(());
+    };
+    let error = cnitool.does("add").err().unwrap_or_default();
+    check(
+        error.contains("eth0 is the interface of a plugin before"),
+        &error,
+    )?;
+    assert_eq!((host.nics()?.len(), host.leases("pods")?), (0, 0));
+    check(
+        pod.ok("ip addr show dev eth0")?.contains("10.7.0.2"),
+        "the bridge's",
+    )?;
+    cnitool.does("del")?;
+    check(
+        !pod.succeeds("ip link show dev eth0")?,
+        "the bridge's is gone",
+    )?;
+    process::run(&["ip", "link", "del", "bf-other"]).map(drop)
 }
 
 /// Each host has a part of the network's addresses; what is a pod of the other's its group is told.

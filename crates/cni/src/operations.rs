@@ -5,6 +5,7 @@ use ipnet::IpNet;
 use serde_json::Value;
 
 use crate::call::{Call, Command};
+use crate::check;
 use crate::config::Config;
 use crate::daemon::{Daemon, id, mac, prefix};
 use crate::error::Error;
@@ -16,7 +17,7 @@ pub async fn run(call: &Call, config: &Config) -> Result<Option<Value>, Error> {
     match call.command {
         Command::Add => add(call, config).await.map(Some),
         Command::Del => del(call, config).await.map(|()| None),
-        Command::Check => check(call, config).await.map(|()| None),
+        Command::Check => compare(call, config).await.map(|()| None),
         Command::Gc => gc(call, config).await.map(|()| None),
         Command::Status => status(call, config).await.map(|()| None),
         // Answered before there is a configuration.
@@ -26,6 +27,7 @@ pub async fn run(call: &Call, config: &Config) -> Result<Option<Value>, Error> {
 
 async fn add(call: &Call, config: &Config) -> Result<Value, Error> {
     config.vni(call)?;
+    is_free(call, config)?;
     let mut daemon = Daemon::connect(&config.socket).await?;
     let id = id(&config.name, &call.container, &call.ifname);
     let existed = daemon.nic(&id).await?.is_some();
@@ -48,6 +50,21 @@ async fn make(
     id: &str,
     call: &Call,
     config: &Config,
+/// The interface's name is not taken by a plugin before this one in the list: a runtime gives all
+/// of them the same name, and an interface that two have made would be neither's.
+fn is_free(call: &Call, config: &Config) -> Result<(), Error> {
+    let before = config.previous.as_ref();
+    let taken = before.and_then(|before| check::answered(before, call).transpose());
+    match taken {
+        Some(_) => Err(Error::config(format!(
+            "{} is the interface of a plugin before this one (prevResult): in a list butterfly-cni \
+             comes before plugins that set its interface up, and not behind one that makes another",
+            call.ifname
+        ))),
+        None => Ok(()),
+    }
+}
+
     mut addresses: Addresses,
 ) -> Result<Made, Error> {
     if config.dns.as_object().is_some_and(|dns| !dns.is_empty()) {
@@ -129,7 +146,7 @@ async fn del(call: &Call, config: &Config) -> Result<(), Error> {
     ipam::del(call, config)
 }
 
-async fn check(call: &Call, config: &Config) -> Result<(), Error> {
+async fn compare(call: &Call, config: &Config) -> Result<(), Error> {
     let Some(previous) = &config.previous else {
         return Err(Error::config("CHECK comes without prevResult"));
     };
@@ -145,7 +162,7 @@ async fn check(call: &Call, config: &Config) -> Result<(), Error> {
             status.detail
         )));
     }
-    crate::check::check(call, previous, &status)
+    check::check(call, previous, &status)
 }
 
 async fn gc(call: &Call, config: &Config) -> Result<(), Error> {
