@@ -21,12 +21,14 @@ type Body = fn() -> Result<()>;
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials: [(&str, Body); 11] = trials![
+    let trials: [(&str, Body); 13] = trials![
         a_pod_is_added_checked_and_deleted,
         what_somebody_changed_in_the_container_is_told,
         a_second_interface_and_what_was_there_before,
         groups_and_network_by_arguments,
         what_fails_leaves_nothing,
+        a_second_add_of_another_address_takes_no_lease,
+        a_lease_stays_as_long_as_its_nic_may,
         what_no_container_uses_is_collected,
         by_cnitool_and_host_local,
         other_plugins_set_up_its_interface,
@@ -422,6 +424,76 @@ fn what_fails_leaves_nothing() -> Result<()> {
         .unwrap_or_default();
     assert_eq!(error["code"], 4, "{error}");
     Ok(())
+}
+
+/// A second ADD that asks for another address is refused, and leaves NIC and leases as they are.
+fn a_second_add_of_another_address_takes_no_lease() -> Result<()> {
+    let host = Host::new()?;
+    let pod = Namespace::new()?;
+    let config = host.network("pods", "1.1.0");
+    let add = |ip: &str| {
+        let arguments = [("CNI_ARGS", ip)];
+        call("ADD", "pod", &netns(&pod), "eth0", &arguments, &config)
+    };
+    let first = told(add("IP=10.4.0.9,fd04::9"))?;
+    refused("butterflyd refuses", add("IP=10.4.0.10,fd04::10"))?;
+    assert_eq!(host.leases("pods")?, 2, "those of the first one");
+    assert_eq!(told(add("IP=10.4.0.9,fd04::9"))?, first);
+    told(call(
+        "CHECK",
+        "pod",
+        &netns(&pod),
+        "eth0",
+        &[],
+        &with_previous(&config, &first),
+    ))?;
+    // What it did not get somebody else gets.
+    let other = Namespace::new()?;
+    let arguments = [("CNI_ARGS", "IP=10.4.0.10")];
+    told(call(
+        "ADD",
+        "other",
+        &netns(&other),
+        "eth0",
+        &arguments,
+        &config,
+    ))
+    .map(drop)
+}
+
+/// The daemon is killed between the addresses and the NIC: nobody knows whether there is one that
+/// sends from them, so they are given back by DEL alone, when it is answered.
+fn a_lease_stays_as_long_as_its_nic_may() -> Result<()> {
+    let mut host = Host::new()?;
+    let pod = Namespace::new()?;
+    let mut config = host.network("pods", "1.1.0");
+    config["ipam"] = json!({"type": "killing"});
+    let calls = host.dir.path().join("calls");
+    let script = format!(
+        "#!/bin/sh\necho $CNI_COMMAND >> {}\n[ $CNI_COMMAND = ADD ] || exit 0\nkill -9 {}\n\
+         echo '{{\"cniVersion\": \"1.1.0\", \"ips\": [{{\"address\": \"10.4.0.2/16\"}}]}}'\n",
+        calls.display(),
+        host.daemon.pid(),
+    );
+    write_program(&host.dir.path().join("killing"), &script)?;
+    let path = host.dir.path().display().to_string();
+    let path = [("CNI_PATH", path.as_str())];
+    let calls = || std::fs::read_to_string(&calls).map_err(|e| e.to_string());
+    for command in ["ADD", "DEL"] {
+        let error = call(command, "pod", &netns(&pod), "eth0", &path, &config);
+        assert_eq!(error.err().unwrap_or_default()["code"], 11, "{command}");
+        assert_eq!(calls()?, "ADD\n", "{command}");
+    }
+    host.daemon.kill_and_restart()?;
+    config["socket"] = host.daemon.endpoint().into();
+    told(call("DEL", "pod", &netns(&pod), "eth0", &path, &config))?;
+    assert_eq!(calls()?, "ADD\nDEL\n");
+    Ok(())
+}
+
+fn write_program(path: &Path, text: &str) -> Result<()> {
+    std::fs::write(path, text).map_err(|e| e.to_string())?;
+    process::run(&["chmod", "+x", &path.display().to_string()]).map(drop)
 }
 
 fn what_no_container_uses_is_collected() -> Result<()> {

@@ -2,6 +2,7 @@
 
 mod leases;
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
@@ -23,7 +24,7 @@ pub fn add(call: &Call, config: &Config) -> Result<Addresses, Error> {
                 true => &config.ips,
                 false => &call.arguments.ips,
             };
-            let net = |(text, ip): (&String, &std::net::IpAddr)| {
+            let net = |(text, ip): (&String, &IpAddr)| {
                 let net = text.parse().unwrap_or_else(|_| ipnet::IpNet::from(*ip));
                 Ip { net, gateway: None }
             };
@@ -44,6 +45,25 @@ pub fn add(call: &Call, config: &Config) -> Result<Addresses, Error> {
             }
             addresses
         }
+    }
+}
+
+/// Addresses that a container has already, by our own leases; what another plugin has given it
+/// knows alone.
+pub fn held(call: &Call, config: &Config) -> Result<Vec<IpAddr>, Error> {
+    match &config.ipam {
+        Ipam::Ours(ranges) => Leases::open(ranges, &config.name)?.held(&attachment(call)),
+        Ipam::NotUsed | Ipam::Plugin(_) => Ok(Vec::new()),
+    }
+}
+
+/// Gives back what a container has got beside these.
+pub fn give_back_but(call: &Call, config: &Config, kept: &[IpAddr]) -> Result<(), Error> {
+    match &config.ipam {
+        Ipam::Ours(ranges) => {
+            Leases::open(ranges, &config.name)?.give_back_but(&attachment(call), kept)
+        }
+        Ipam::NotUsed | Ipam::Plugin(_) => Ok(()),
     }
 }
 

@@ -31,12 +31,17 @@ async fn add(call: &Call, config: &Config) -> Result<Value, Error> {
     let mut daemon = Daemon::connect(&config.socket).await?;
     let id = id(&config.name, &call.container, &call.ifname);
     let existed = daemon.nic(&id).await?.is_some();
+    let before = ipam::held(call, config)?;
     let addresses = ipam::add(call, config)?;
     let made = make(&mut daemon, &id, call, config, addresses).await;
-    if made.is_err() && !existed {
+    if made.is_err() {
         // The error that is told is the first one.
-        let _ = daemon.delete(&id).await;
-        let _ = ipam::del(call, config);
+        if existed {
+            let _ = ipam::give_back_but(call, config, &before);
+        } else if daemon.delete(&id).await.is_ok() {
+            // Else there may be a NIC that sends from them: DEL or GC gives them back.
+            let _ = ipam::del(call, config);
+        }
     }
     Ok(result::added(
         &config.version,

@@ -101,14 +101,26 @@ impl Leases {
         })
     }
 
+    /// What a container has by an interface.
+    pub fn held(&self, who: &Attachment) -> Result<Vec<IpAddr>, Error> {
+        Ok(self.read()?.of(who).collect())
+    }
+
     /// Gives all back that a container has by an interface.
     pub fn give_back(&self, who: &Attachment) -> Result<(), Error> {
-        self.retain(|container, ifname| (container, ifname) != (&who.container, &who.ifname))
+        self.give_back_but(who, &[])
+    }
+
+    /// Gives back what a container has by an interface beside these.
+    pub fn give_back_but(&self, who: &Attachment, kept: &[IpAddr]) -> Result<(), Error> {
+        self.retain(|ip, container, ifname| {
+            (container, ifname) != (&who.container, &who.ifname) || kept.contains(ip)
+        })
     }
 
     /// Gives all back that none of these has.
     pub fn keep(&self, valid: &[Attachment]) -> Result<(), Error> {
-        self.retain(|container, ifname| {
+        self.retain(|_, container, ifname| {
             let is = |one: &Attachment| (&one.container, &one.ifname) == (container, ifname);
             valid.iter().any(is)
         })
@@ -136,12 +148,12 @@ impl Leases {
         free.map_err(|e| Error::unavailable(e.message))
     }
 
-    fn retain(&self, keep: impl Fn(&String, &String) -> bool) -> Result<(), Error> {
+    fn retain(&self, keep: impl Fn(&IpAddr, &String, &String) -> bool) -> Result<(), Error> {
         let mut stored = self.read()?;
         let before = stored.leases.len();
         stored
             .leases
-            .retain(|_, (container, ifname)| keep(container, ifname));
+            .retain(|ip, (container, ifname)| keep(ip, container, ifname));
         match stored.leases.len() == before {
             true => Ok(()),
             false => self.write(&stored),
