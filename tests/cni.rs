@@ -21,7 +21,7 @@ type Body = fn() -> Result<()>;
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials: [(&str, Body); 13] = trials![
+    let trials: [(&str, Body); 14] = trials![
         a_pod_is_added_checked_and_deleted,
         what_somebody_changed_in_the_container_is_told,
         a_second_interface_and_what_was_there_before,
@@ -30,6 +30,7 @@ fn main() {
         a_second_add_of_another_address_takes_no_lease,
         a_lease_stays_as_long_as_its_nic_may,
         what_no_container_uses_is_collected,
+        what_other_plugins_gave_is_collected,
         by_cnitool_and_host_local,
         other_plugins_set_up_its_interface,
         behind_a_plugin_that_made_the_interface,
@@ -488,6 +489,45 @@ fn a_lease_stays_as_long_as_its_nic_may() -> Result<()> {
     config["socket"] = host.daemon.endpoint().into();
     told(call("DEL", "pod", &netns(&pod), "eth0", &path, &config))?;
     assert_eq!(calls()?, "ADD\nDEL\n");
+    Ok(())
+}
+
+/// What a lost container had of the plugin for addresses is given back by its DEL, since host-local
+/// does nothing by a GC in any version; GC is passed on to those that know it (from 1.1.0 on).
+fn what_other_plugins_gave_is_collected() -> Result<()> {
+    let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/cni");
+    let debians = Path::new("/usr/lib/cni");
+    for (version, folder, passed) in [("1.1.0", ours.as_path(), "GC \n"), ("1.0.0", debians, "")] {
+        let real = folder.join("host-local");
+        if !real.is_file() {
+            eprintln!("skipped: no {} (tools/setup.sh)", real.display());
+            continue;
+        }
+        let host = Host::new()?;
+        let dir = host.dir.path();
+        let script = format!(
+            "#!/bin/sh\necho $CNI_COMMAND \"$CNI_CONTAINERID\" >> {}/calls\nexec {}\n",
+            dir.display(),
+            real.display(),
+        );
+        write_program(&dir.join("host-local"), &script)?;
+        let path = dir.display().to_string();
+        let path = [("CNI_PATH", path.as_str())];
+        let (one, two) = (Namespace::new()?, Namespace::new()?);
+        let config = with_host_local(&host, version);
+        for (name, pod) in [("one", &one), ("two", &two)] {
+            told(call("ADD", name, &netns(pod), "eth0", &path, &config))?;
+        }
+        let is_leased = |ip: &str| dir.join("pods").join(ip).is_file();
+        assert_eq!(["10.6.0.2", "10.6.0.3"].map(is_leased), [true, true]);
+        let mut gc = config.clone();
+        gc["cni.dev/valid-attachments"] = json!([{"containerID": "one", "ifname": "eth0"}]);
+        told(call("GC", "", "", "", &path, &gc))?;
+        assert_eq!(host.nics()?, ["pods:one:eth0"]);
+        assert_eq!(["10.6.0.2", "10.6.0.3"].map(is_leased), [true, false]);
+        let calls = std::fs::read_to_string(dir.join("calls")).map_err(|e| e.to_string())?;
+        assert_eq!(calls, format!("ADD one\nADD two\nDEL two\n{passed}"));
+    }
     Ok(())
 }
 

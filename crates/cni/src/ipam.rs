@@ -94,6 +94,21 @@ pub fn status(call: &Call, config: &Config) -> Result<(), Error> {
     }
 }
 
+/// Gives back what a container had of another plugin that is told of it by no runtime any more, and
+/// may know no GC; our own leases [`gc`] finds.
+pub fn lost(call: &Call, config: &Config, container: &str, ifname: &str) -> Result<(), Error> {
+    let Ipam::Plugin(plugin) = &config.ipam else {
+        return Ok(());
+    };
+    let call = Call {
+        container: container.to_owned(),
+        ifname: ifname.to_owned(),
+        netns: String::new(),
+        ..call.clone()
+    };
+    run(plugin, "DEL", &call, config).map(drop)
+}
+
 /// Gives back what no container in use has.
 pub fn gc(call: &Call, config: &Config, valid: &[Attachment]) -> Result<(), Error> {
     match &config.ipam {
@@ -110,8 +125,8 @@ fn attachment(call: &Call) -> Attachment {
     }
 }
 
-/// Runs another plugin with our own environment and configuration; its answer. STATUS and GC are
-/// for those that know them.
+/// Runs another plugin with our own environment and configuration, for the call's container; its
+/// answer. STATUS and GC are for those that know them.
 fn run(plugin: &str, command: &str, call: &Call, config: &Config) -> Result<Value, Error> {
     let program = find(plugin, &call.path)?;
     let failed = |e: std::io::Error| Error::io(format!("{}: {e}", program.display()));
@@ -120,6 +135,9 @@ fn run(plugin: &str, command: &str, call: &Call, config: &Config) -> Result<Valu
     }
     let mut child = Command::new(&program)
         .env("CNI_COMMAND", command)
+        .env("CNI_CONTAINERID", &call.container)
+        .env("CNI_IFNAME", &call.ifname)
+        .env("CNI_NETNS", &call.netns)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()

@@ -50,11 +50,6 @@ async fn add(call: &Call, config: &Config) -> Result<Value, Error> {
     ))
 }
 
-async fn make(
-    daemon: &mut Daemon,
-    id: &str,
-    call: &Call,
-    config: &Config,
 /// The interface's name is not taken by a plugin before this one in the list: a runtime gives all
 /// of them the same name, and an interface that two have made would be neither's.
 fn is_free(call: &Call, config: &Config) -> Result<(), Error> {
@@ -70,6 +65,11 @@ fn is_free(call: &Call, config: &Config) -> Result<(), Error> {
     }
 }
 
+async fn make(
+    daemon: &mut Daemon,
+    id: &str,
+    call: &Call,
+    config: &Config,
     mut addresses: Addresses,
 ) -> Result<Made, Error> {
     if config.dns.as_object().is_some_and(|dns| !dns.is_empty()) {
@@ -186,6 +186,13 @@ async fn gc(call: &Call, config: &Config) -> Result<(), Error> {
         .filter(|id| id.starts_with(&prefix) && !used.contains(*id))
     {
         daemon.delete(id).await?;
+        // Of a name that was too long for an id only its digest is known.
+        let names = id
+            .strip_prefix(&prefix)
+            .and_then(|rest| rest.split_once(':'));
+        if let Some((container, ifname)) = names {
+            ipam::lost(call, config, container, ifname)?;
+        }
     }
     ipam::gc(call, config, valid)
 }
