@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use testkit::netns::Namespace;
 use testkit::{PATIENCE, Result, process, wait_for};
 
-/// Containers that come and go in one run. `BUTTERFLY_CNI_ROUNDS` says another number.
+/// Containers that come and go in one run. `BUTTERFLY_CNI_ROUNDS` says another number; with
+/// `BUTTERFLY_CNI_P99_MS` (`make soak-cni`) 99 in 100 have to take less than that.
 const ROUNDS: usize = 100;
 
 type Body = fn() -> Result<()>;
@@ -151,7 +152,7 @@ fn refused(why: &str, answer: std::result::Result<Value, Value>) -> Result<()> {
     let message = error["msg"].as_str().unwrap_or_default();
     check(
         message.contains(why),
-        &format!("not refused with '{why}': {error}"),
+        &format!("it is refused with '{why}': {error}"),
     )
 }
 
@@ -794,10 +795,8 @@ fn pods_on_two_hosts_under_groups() -> Result<()> {
 
 /// Each container has a namespace that is used again, as one by one they come and go.
 fn many_come_and_go_and_leave_nothing() -> Result<()> {
-    let rounds = std::env::var("BUTTERFLY_CNI_ROUNDS")
-        .ok()
-        .and_then(|text| text.parse().ok());
-    let rounds: usize = rounds.unwrap_or(ROUNDS);
+    let rounds = number("BUTTERFLY_CNI_ROUNDS")?.unwrap_or(ROUNDS);
+    let at_most = number("BUTTERFLY_CNI_P99_MS")?;
     let host = Host::new()?;
     let pods: Vec<Namespace> = (0..10).map(|_| Namespace::new()).collect::<Result<_>>()?;
     let links = || process::run(&["ip", "-o", "link"]).map(|text| text.lines().count());
@@ -830,17 +829,33 @@ fn many_come_and_go_and_leave_nothing() -> Result<()> {
         ))?;
     }
     let mut told = format!("cni_rounds={rounds}");
+    let mut slow = Vec::new();
     for (what, times) in [("add", &mut adds), ("del", &mut dels)] {
         times.sort();
         for percent in [50, 99] {
             let time = times.get(times.len() * percent / 100).or(times.last());
             let micros = time.copied().unwrap_or_default().as_micros();
             told += &format!(" {what}_p{percent}_us={micros}");
+            let limit = at_most.filter(|limit| percent == 99 && micros >= 1000 * *limit as u128);
+            slow.extend(limit.map(|limit| format!("{what} took {micros} us, {limit} ms or more")));
         }
     }
     println!("{told}");
     assert_eq!((host.nics()?.len(), host.leases("pods")?), (0, 0));
     wait_for("the interfaces to be gone", PATIENCE, || {
         Ok((links()? == before).then_some(()))
-    })
+    })?;
+    check(
+        slow.is_empty(),
+        &format!("99 in 100 take less time: {}", slow.join(", ")),
+    )
+}
+
+/// A number that the environment says.
+fn number(name: &str) -> Result<Option<usize>> {
+    let Ok(text) = std::env::var(name) else {
+        return Ok(None);
+    };
+    let number = text.parse().map(Some);
+    number.map_err(|_| format!("{name}={text} is no number"))
 }
