@@ -16,6 +16,7 @@ use testkit::{PATIENCE, Result, wait_for};
 fn main() {
     run_each(trials![
         a_guest_and_a_container_talk_under_rules_and_past_the_worker,
+        the_lines_for_qemu_open_it,
         the_device_stays_while_daemons_come_and_go,
         who_may_open_it_is_said_and_can_be_changed,
         what_cannot_be_is_refused_and_leaves_nothing,
@@ -107,6 +108,7 @@ fn a_guest_and_a_container_talk_under_rules_and_past_the_worker() -> Result<()> 
     )?;
     let how = daemon.cli("nic show m1 --how")?;
     for line in [
+        "-netdev tap,id=net-m1,ifname=bf-m1,script=no,downscript=no,vhost=on",
         "-netdev tap,id=net-m1,ifname=bf-m1,script=no,downscript=no,vhost=off",
         "-device virtio-net-pci,netdev=net-m1,mac=52:54:00:00:02:01,host_mtu=1400",
         r#"{"iface_id": "eth0", "guest_mac": "52:54:00:00:02:01", "host_dev_name": "bf-m1"}"#,
@@ -201,6 +203,39 @@ fn talk(daemon: &Daemon, container: &Namespace, guest: &Guest) -> Result<()> {
     std::thread::sleep(std::time::Duration::from_millis(300));
     assert_eq!(by_kernel()?[0], stopped[0], "nothing passes any more");
     drop(download);
+    Ok(())
+}
+
+/// The lines that `--how` prints, as they are printed: QEMU begins with them and opens the device.
+fn the_lines_for_qemu_open_it() -> Result<()> {
+    clear();
+    let daemon = Daemon::start(&[])?;
+    add(&daemon, "--mtu 1400")?;
+    let how = daemon.cli("nic show m1 --how")?.replace("\\\n", "");
+    let lines: Vec<&str> = how
+        .lines()
+        .filter(|line| line.starts_with("-netdev"))
+        .collect();
+    let by = ["vhost=on", "vhost=off"];
+    assert_eq!(lines.len(), by.len(), "{how}");
+    let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
+    for (line, vhost) in lines.into_iter().zip(by) {
+        check(line.contains(vhost), line)?;
+        if vhost == "vhost=on" && !Path::new("/dev/vhost-net").exists() {
+            println!("there is no /dev/vhost-net here: the line with vhost=on was only read");
+            continue;
+        }
+        let machine = "qemu-system-x86_64 -machine q35,accel=tcg -nodefaults -display none -S";
+        let words: Vec<&str> = machine.split(' ').chain(line.split_whitespace()).collect();
+        let mut qemu = Process::start("qemu", &words, &dir.path().join(vhost))?;
+        let opened = wait_for("QEMU to open the device", PATIENCE, || match qemu.ended() {
+            Some(_) => Err(qemu.log()),
+            None => Ok(state(&daemon)?.ends_with("UP").then_some(())),
+        });
+        opened.map_err(|e| format!("{line}: {e}"))?;
+        drop(qemu);
+        becomes(&daemon, "DOWN")?;
+    }
     Ok(())
 }
 

@@ -18,6 +18,8 @@ pub fn lines(status: &v1::NicStatus) -> String {
             for ip in &nic.addresses {
                 text += &format!("ip -n NAME addr add {ip}/LENGTH dev eth0\n");
             }
+            text += "# QEMU or Firecracker: butterflyd has this device open, and no other can open it. \
+                     One\n# that they open is of nic add --type vm-tap, with --how\n";
             text
         }
         v1::NicKind::Veth => {
@@ -52,11 +54,19 @@ fn vm_tap(nic: &v1::Nic, path: &str) -> String {
         0 => String::new(),
         mtu => format!(",host_mtu={mtu}"),
     };
+    let qemu = |vhost: &str| {
+        format!(
+            "-netdev tap,id=net-{id},ifname={path},script=no,downscript=no,vhost={vhost}{queues} \\\n\
+             -device virtio-net-pci,netdev=net-{id},mac={mac}{mq}{mtu}\n"
+        )
+    };
+    let (on, off) = (qemu("on"), qemu("off"));
     format!(
-        "# QEMU; vhost=on where the host has vhost-net\n\
-         -netdev tap,id=net-{id},ifname={path},script=no,downscript=no,vhost=off{queues} \\\n\
-         -device virtio-net-pci,netdev=net-{id},mac={mac}{mq}{mtu}\n\
-         # libvirt\n\
+        "# QEMU where the host has /dev/vhost-net (module vhost_net): the kernel moves the frames\n\
+         {on}\
+         # QEMU where it has not, or QEMU may not open it: QEMU moves them, slower\n\
+         {off}\
+         # libvirt, which takes vhost-net where it is\n\
          <interface type='ethernet'>\n\
          \x20 <mac address='{mac}'/>\n\
          \x20 <target dev='{path}' managed='no'/>\n\
