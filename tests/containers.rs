@@ -15,11 +15,12 @@ type Body = fn() -> Result<()>;
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials: [(&str, Body); 10] = trials![
+    let trials: [(&str, Body); 11] = trials![
         a_container_has_its_interface_with_addresses_and_routes,
         what_the_rules_say_passes_and_nothing_else,
         segments_pass_whole,
         a_namespace_that_goes_breaks_the_nic_and_heals_it_when_it_returns,
+        the_same_nic_add_heals_a_process_that_has_another_namespace,
         the_same_document_heals_a_container_that_has_lost_its_interface,
         other_values_reach_the_container,
         a_deleted_nic_leaves_nothing,
@@ -283,6 +284,41 @@ fn a_namespace_that_goes_breaks_the_nic_and_heals_it_when_it_returns() -> Result
     add(&daemon, 2, &again.pid().to_string(), "--replace")?;
     container.ok("ping -q -c 1 -W 2 10.2.0.2")?;
     Ok(())
+}
+
+/// A process that leaves its namespace for a new one, in which nobody else is: the old one goes, and
+/// the interface with it. The line that has made it, once more, makes it where the process is now.
+fn the_same_nic_add_heals_a_process_that_has_another_namespace() -> Result<()> {
+    let other = Namespace::new()?;
+    let daemon = Daemon::start(&[])?;
+    let log = daemon.dir().join("mover");
+    // CLONE_NEWNET
+    let moves = "import ctypes, signal\n\
+                 def move(*_): ctypes.CDLL(None).unshare(0x40000000)\n\
+                 signal.signal(signal.SIGUSR1, move)\n\
+                 print('ready', flush=True)\n\
+                 while True: signal.pause()";
+    let mover = Process::start("mover", &["unshare", "--net", "python3", "-c", moves], &log)?;
+    wait_for("the process to be ready", PATIENCE, || {
+        Ok(mover.log().contains("ready").then_some(()))
+    })?;
+    let pid = mover.pid().to_string();
+    let inside = |command: &str| process::run(&["nsenter", "-t", &pid, "-n", "sh", "-c", command]);
+    add(&daemon, 1, &pid, "")?;
+    add(&daemon, 2, &other.pid().to_string(), "")?;
+    daemon.cli("sg rule add c2 --ip-proto icmp")?;
+    inside("ping -q -c 1 -W 2 10.2.0.2")?;
+    let before = std::fs::read_link(format!("/proc/{pid}/ns/net")).map_err(|e| e.to_string())?;
+    process::run(&["kill", "-USR1", &pid])?;
+    wait_for("the NIC to be broken", PATIENCE, || {
+        Ok(state(&daemon, "c1")?.0.ends_with("BROKEN").then_some(()))
+    })?;
+    let after = std::fs::read_link(format!("/proc/{pid}/ns/net")).map_err(|e| e.to_string())?;
+    assert_ne!(before, after, "another namespace of the same process");
+    add(&daemon, 1, &pid, "")?;
+    let (is, why) = state(&daemon, "c1")?;
+    check(is.ends_with("UP"), &format!("{is} {why}"))?;
+    inside("ping -q -c 1 -W 2 10.2.0.2").map(drop)
 }
 
 fn the_same_document_heals_a_container_that_has_lost_its_interface() -> Result<()> {

@@ -14,7 +14,7 @@ use testkit::{PATIENCE, Result, wait_for};
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials: [(&str, Body); 11] = trials![
+    let trials: [(&str, Body); 12] = trials![
         ping_by_rule,
         iperf3_tcp_passes_unsegmented,
         iperf3_udp_loses_nothing_at_a_low_rate,
@@ -23,6 +23,7 @@ fn main() {
         larger_frames_with_a_larger_mtu,
         a_deleted_nic_takes_its_device_with_it,
         a_device_that_went_with_its_namespace_is_made_again,
+        the_same_nic_add_makes_a_device_again,
         who_comes_to_a_network_is_announced_there,
         tcp_keeps_to_what_its_nic_may_send,
         tcp_keeps_to_what_its_nic_may_be_sent,
@@ -45,15 +46,20 @@ fn run(body: Body) -> std::result::Result<(), Failed> {
     body(&pair).map_err(|e| format!("{e}\n{}", pair.daemon.dump()).into())
 }
 
+/// Its line: 10.1.0.LAST, in the group of its name.
+fn nic_add(name: &str, last: u8, mtu: u16) -> String {
+    format!(
+        "nic add --id {name} --mac 52:54:00:00:01:0{last} --vni 7 --ip 10.1.0.{last} \
+         fd01::{last} --sg {name} --type tap --path bf-{name} --mtu {mtu}"
+    )
+}
+
 impl Pair {
     fn start(mtu: u16) -> Result<Self> {
         let daemon = Daemon::start(&[])?;
         let host = |name: &str, last: u8| -> Result<Namespace> {
             let mac = format!("52:54:00:00:01:0{last}");
-            daemon.cli(&format!(
-                "sg add {name} + nic add --id {name} --mac {mac} --vni 7 --ip 10.1.0.{last} \
-                 fd01::{last} --sg {name} --type tap --path bf-{name} --mtu {mtu}"
-            ))?;
+            daemon.cli(&format!("sg add {name} + {}", nic_add(name, last, mtu)))?;
             let namespace = Namespace::new()?;
             namespace.adopt(
                 &format!("bf-{name}"),
@@ -67,6 +73,27 @@ impl Pair {
             right: host("right", 2)?,
             daemon,
         })
+    }
+
+    /// The left namespace goes, and its device with it; why its NIC is then broken.
+    fn loses_left(&self) -> Result<String> {
+        process::run(&["kill", "-9", &self.left.pid().to_string()])?;
+        wait_for("the NIC to be broken", PATIENCE, || {
+            let status = self.daemon.json("nic details left")?[0].clone();
+            let broken = status["state"]
+                .as_str()
+                .is_some_and(|state| state.ends_with("BROKEN"));
+            Ok(broken.then(|| status["detail"].as_str().unwrap_or_default().to_owned()))
+        })
+    }
+
+    /// Its device is here, for the next container, and works there.
+    fn next_left_works(&self) -> Result<()> {
+        let again = Namespace::new()?;
+        let addresses = ["10.1.0.1/24", "fd01::1/64"];
+        again.adopt("bf-left", "52:54:00:00:01:01", &addresses)?;
+        self.daemon.cli("sg rule add right --ip-proto icmp")?;
+        again.ok("ping -q -c 1 -W 2 10.1.0.2").map(drop)
     }
 
     fn serve(&self) -> Result<Process> {
@@ -391,21 +418,35 @@ fn a_device_that_went_with_its_namespace_is_made_again(pair: &Pair) -> Result<()
     let file = daemon.dir().join("host.json");
     std::fs::write(&file, daemon.cli("config")?).map_err(|e| e.to_string())?;
     let apply = |options: &str| daemon.cli(&format!("apply {} {options}", file.display()));
-    process::run(&["kill", "-9", &pair.left.pid().to_string()])?;
-    let why = wait_for("the NIC to be broken", PATIENCE, || {
-        let status = daemon.json("nic details left")?[0].clone();
-        let broken = status["state"]
-            .as_str()
-            .is_some_and(|state| state.ends_with("BROKEN"));
-        Ok(broken.then(|| status["detail"].as_str().unwrap_or_default().to_owned()))
-    })?;
+    let why = pair.loses_left()?;
     assert_eq!(apply("-n")?, format!("would heal nic left: {why}\n"));
     assert_eq!(apply("")?, format!("healed nic left: {why}\n"));
     assert_eq!(apply("")?, "", "once");
-    // It is here, for the next container, and works there.
-    let again = Namespace::new()?;
-    let addresses = ["10.1.0.1/24", "fd01::1/64"];
-    again.adopt("bf-left", "52:54:00:00:01:01", &addresses)?;
-    daemon.cli("sg rule add right --ip-proto icmp")?;
-    again.ok("ping -q -c 1 -W 2 10.1.0.2").map(drop)
+    pair.next_left_works()
+}
+
+/// The line that has made it, once more: nothing is to be replaced, and the device is there again.
+fn the_same_nic_add_makes_a_device_again(pair: &Pair) -> Result<()> {
+    let add = || pair.daemon.cli(&nic_add("left", 1, 1500));
+    let device = || process::run(&["ip", "link", "show", "dev", "bf-left"]);
+    for _ in 0..2 {
+        // While the device is there, in its namespace, it stays there.
+        add()?;
+        check(
+            pair.left.succeeds("ip link show eth0")?,
+            "it is where it was",
+        )?;
+        check(device().is_err(), "and not here")?;
+    }
+    let why = pair.loses_left()?;
+    check(device().is_err(), &format!("it is gone: {why}"))?;
+    add()?;
+    let state = pair.daemon.json("nic details left")?[0]["state"].clone();
+    check(
+        state
+            .as_str()
+            .is_some_and(|state| !state.ends_with("BROKEN")),
+        &format!("it is no longer broken: {state}"),
+    )?;
+    pair.next_left_works()
 }
