@@ -14,6 +14,13 @@
 // an acknowledgement with data or without, short enough. Everything else goes up, and nothing is
 // refused here.
 //
+// So does a packet of which its sender has left something undone that does not suit its headers. A
+// checksum that is begun is completed by whoever needs it complete, behind this program: two bytes
+// at a place that a packet socket or a VMM names freely, such as a port or an address that was
+// judged. What is undone is not in what programs are shown of a buffer, so it is read out of the
+// kernel's own (CAP_PERFMON, and BTF to find it by). Where that is not to be had,
+// cable_blind.bpf.c is loaded, whose checksums are all complete.
+//
 // Entries are crates/container's, one for each of the two interfaces, and the switch's.
 #include "lib/checksum.h"
 #include "lib/context.h"
@@ -22,6 +29,10 @@
 
 #include <linux/tcp.h>
 #include <linux/udp.h>
+
+#ifndef CABLE_BLIND
+#include <bpf/bpf_core_read.h>
+#endif
 
 _Static_assert(sizeof(struct cable_end) == 12, "as src/cables.rs has it");
 _Static_assert(sizeof(struct kernel_key) == 56, "as src/cables.rs has it");
@@ -269,6 +280,88 @@ static __always_inline int wrap(context *ctx, const struct kernel_flow *flow,
 	return flow->outer_len == KERNEL_OUTER6 ? wrap6(ctx, flow, key, tos) : -1;
 }
 
+#ifdef CABLE_BLIND
+
+// Nothing is left undone. Only begun checksums can be told by what programs may ask: a buffer whose
+// checksum nobody has looked at can be said to have been checked (and is said not to, again), one
+// with a begun checksum can not.
+static __always_inline bool undone_suits(context *ctx, const struct kernel_key *key, __u32 l4)
+{
+	bool begun;
+
+	if (ctx->gso_size)
+		return false;
+	if (bpf_csum_level(ctx, BPF_CSUM_LEVEL_QUERY) >= 0)
+		return true;
+	bpf_csum_level(ctx, BPF_CSUM_LEVEL_INC);
+	begun = bpf_csum_level(ctx, BPF_CSUM_LEVEL_QUERY) < 0;
+	bpf_csum_level(ctx, BPF_CSUM_LEVEL_DEC);
+	return !begun;
+}
+
+#else
+
+// Of the kernel's structures what is looked at; where that is libbpf finds by its name.
+struct sk_buff {
+	unsigned char *head;
+	unsigned int end;
+	__u16 csum_start; // this and the next from `head`
+	__u16 mac_header;
+	__u16 csum_offset;
+	__u8 ip_summed : 2;
+} __attribute__((preserve_access_index));
+
+struct skb_shared_info {
+	unsigned int gso_type;
+} __attribute__((preserve_access_index));
+
+#define CHECKSUM_PARTIAL 3 // ip_summed of a checksum that is begun (linux/skbuff.h)
+
+// The kinds in gso_type (there, too), and what may be beside one: that who made it is not trusted,
+// that the first segment alone has CWR, that all have one IP identification.
+#define GSO_TCP4 (1 << 0)
+#define GSO_TCP6 (1 << 4)
+#define GSO_BESIDE (1 << 1 | 1 << 2 | 1 << 3)
+
+#define READ(to, from, member)                                                                     \
+	bpf_probe_read_kernel(to, sizeof(*(to)), __builtin_preserve_access_index(&(from)->member))
+
+// What the sender has left undone is what its headers say: the transport header's own checksum, and
+// segments of their kind. As Plain::suits() of crates/wire has it.
+static __always_inline bool undone_suits(context *ctx, const struct kernel_key *key, __u32 l4)
+{
+	const struct sk_buff *skb = (void *)ctx;
+	const struct skb_shared_info *shared;
+	__u16 start, offset, link;
+	unsigned char *head;
+	unsigned int end, type;
+	__u64 summed = 0;
+
+	if (__CORE_BITFIELD_PROBE_READ(&summed, skb, ip_summed))
+		return false;
+	summed <<= __CORE_RELO(skb, ip_summed, LSHIFT_U64);
+	summed >>= __CORE_RELO(skb, ip_summed, RSHIFT_U64);
+	if (summed == CHECKSUM_PARTIAL) {
+		if (READ(&start, skb, csum_start) || READ(&offset, skb, csum_offset) ||
+		    READ(&link, skb, mac_header))
+			return false;
+		if (start != link + l4 ||
+		    offset != (key->protocol == IPPROTO_TCP ? offsetof(struct tcphdr, check) :
+							     offsetof(struct udphdr, check)))
+			return false;
+	}
+	if (!ctx->gso_size)
+		return true;
+	if (READ(&head, skb, head) || READ(&end, skb, end))
+		return false;
+	shared = (void *)(head + end);
+	if (READ(&type, shared, gso_type))
+		return false;
+	return (type & ~GSO_BESIDE) == (key->family == 4 ? GSO_TCP4 : GSO_TCP6);
+}
+
+#endif
+
 // Sends a packet of a connection that was entered to its container, or to another host. Less than
 // zero: it goes up.
 static __always_inline int forward(context *ctx)
@@ -323,6 +416,8 @@ static __always_inline int forward(context *ctx)
 	now = bpf_ktime_get_ns();
 	if (*(volatile __u64 *)&state->mark != ((__u64)flow->tag << 32 | force->generation) ||
 	    now >= force->until_ns || now >= state->until_ns)
+		return -1;
+	if (!undone_suits(ctx, &key, l4))
 		return -1;
 	if (length > state->max_frame && (!size || l4 + header + size > state->max_frame))
 		return -1;

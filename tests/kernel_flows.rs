@@ -17,9 +17,10 @@ use testkit::netns::Namespace;
 use testkit::process;
 use testkit::{PATIENCE, Result, wait_closely, wait_for};
 use wire::build::{self, Builder};
+use wire::offload::{Gso, Offload, PartialChecksum};
 use wire::parse::TcpFlags;
 use wire::vxlan::{self, Ends, Outer, UdpChecksum};
-use wire::{Mac, Vni};
+use wire::{Mac, Vni, checksum};
 
 fn main() {
     run_each(trials![
@@ -31,6 +32,7 @@ fn main() {
         a_dscp_is_on_what_the_kernel_sends,
         what_is_known_of_another_host_is_in_force_for_the_next_packet,
         who_borrows_a_known_flow_s_addresses_reaches_nobody,
+        a_checksum_that_is_begun_changes_nothing_that_was_judged,
         a_rule_that_goes_is_in_force_for_the_next_packet,
         a_reset_closes_where_the_connection_is_and_nowhere_else,
         a_nic_that_goes_is_reached_by_nothing_of_before,
@@ -112,31 +114,56 @@ struct World {
 
 impl World {
     fn new(name: &'static str, containers: usize, options: &[&str]) -> Result<World> {
-        let daemon = Daemon::start(options)?;
-        let mut world = World {
-            api: RefCell::new(Api::connect(&daemon)?),
-            daemon,
-            peers: Vec::new(),
-            name,
-            sent: vec![0; containers],
-            before: BTreeMap::new(),
-            nics: containers,
-            wire: None,
-            host: None,
-        };
+        let mut world = World::empty(name, containers, Daemon::start(options)?)?;
         for nic in 1..=containers {
             let namespace = Namespace::new()?;
             world.add(nic, namespace.pid())?;
             world.peers.push(PacketPeer::new(namespace)?);
         }
-        // What their stacks have said when their interfaces came up.
-        for nic in 1..=containers {
-            let sent = world.settled(nic)?;
-            world.sent[nic - 1] = sent;
+        world.quiet()
+    }
+
+    fn empty(name: &'static str, nics: usize, daemon: Daemon) -> Result<World> {
+        Ok(World {
+            api: RefCell::new(Api::connect(&daemon)?),
+            daemon,
+            peers: Vec::new(),
+            name,
+            sent: vec![0; nics.max(2)],
+            before: BTreeMap::new(),
+            nics,
+            wire: None,
+            host: None,
+        })
+    }
+
+    /// What their stacks have said when their interfaces came up is over.
+    fn quiet(mut self) -> Result<World> {
+        for nic in 1..=self.nics {
+            self.sent[nic - 1] = self.settled(nic)?;
         }
-        world.arrived()?;
-        world.before = world.numbers()?;
-        Ok(world)
+        self.arrived()?;
+        self.before = self.numbers()?;
+        Ok(self)
+    }
+
+    /// A container, and a machine whose monitor takes no offloads: `c1` and `c2`.
+    fn with_machine() -> Result<World> {
+        let host = Namespace::new()?;
+        let daemon = Daemon::start_on(Some(host.pid()), &[])?;
+        let mut world = World::empty("k", 2, daemon)?;
+        let namespace = Namespace::new()?;
+        world.add(1, namespace.pid())?;
+        world.daemon.cli(&format!(
+            "sg add c2 --silent-midstream + nic add --id c2 --mac {} --vni {VNI} --ip {} {} \
+             --sg c2 --type vm-tap --path bf-m2 --mtu 1500",
+            mac(2),
+            address(2, false),
+            address(2, true)
+        ))?;
+        world.peers.push(PacketPeer::new(namespace)?);
+        world.peers.push(PacketPeer::by("tap:bf-m2", host)?);
+        world.quiet()
     }
 
     /// One container, and a machine on another host, over IPv4 or IPv6.
@@ -153,26 +180,14 @@ impl World {
         let own = ends[0].to_string();
         let all = [&["-i", own.as_str()][..], options].concat();
         let daemon = Daemon::start_on(Some(host.pid()), &all)?;
-        let mut world = World {
-            api: RefCell::new(Api::connect(&daemon)?),
-            daemon,
-            peers: Vec::new(),
-            name,
-            sent: vec![0; 2],
-            before: BTreeMap::new(),
-            nics: 1,
-            wire: Some(Wire { macs, ends }),
-            host: Some(host),
-        };
+        let mut world = World::empty(name, 1, daemon)?;
+        (world.wire, world.host) = (Some(Wire { macs, ends }), Some(host));
         let namespace = Namespace::new()?;
         world.add(1, namespace.pid())?;
         world.bind(ends[1])?;
         world.peers.push(PacketPeer::new(namespace)?);
         world.peers.push(PacketPeer::by(UPLINK, far)?);
-        world.sent[0] = world.settled(1)?;
-        world.arrived()?;
-        world.before = world.numbers()?;
-        Ok(world)
+        world.quiet()
     }
 
     /// The machine is at this host.
@@ -245,9 +260,39 @@ impl World {
             });
         }
         self.peers[nic - 1].send(frames)?;
+        self.counted_to(nic, sent)
+    }
+
+    fn counted_to(&self, nic: usize, sent: u64) -> Result<()> {
         wait_closely("frames to be counted", PATIENCE, || {
             Ok((self.stats(nic)?.egress_frames == sent).then_some(()))
         })
+    }
+
+    /// Sends frames of a container in which something is left undone; by the wire nothing is.
+    fn send_undone(&mut self, nic: usize, frames: &[(Vec<u8>, Offload)]) -> Result<()> {
+        if self.wire.is_some() && nic == 2 {
+            let frames: Vec<_> = frames.iter().map(|(frame, _)| frame.clone()).collect();
+            return self.send(nic, &frames);
+        }
+        self.sent[nic - 1] += frames.len() as u64;
+        self.peers[nic - 1].send_undone(frames)?;
+        self.counted_to(nic, self.sent[nic - 1])
+    }
+
+    /// A frame in which something is left undone is dropped, and nothing comes of it.
+    fn refuses(&mut self, (from, to): (usize, usize), frame: (Vec<u8>, Offload)) -> Result<()> {
+        self.arrived()?;
+        let before = self.stats(from)?.egress_drops;
+        self.send_undone(from, std::slice::from_ref(&frame))?;
+        std::thread::sleep(Duration::from_millis(100));
+        let came = self.arrived()?.swap_remove(to - 1);
+        check(
+            came.is_empty(),
+            &format!("of {:?} came {came:?}", (hex(&frame.0), frame.1)),
+        )?;
+        assert_eq!(self.stats(from)?.egress_drops, before + 1);
+        Ok(())
     }
 
     /// What has come to each container.
@@ -451,6 +496,55 @@ impl Flow {
                 .payload(&vec![side as u8; len])
                 .build(),
         }
+    }
+}
+
+const BEGUN: [fn(&Flow) -> PartialChecksum; 6] = [
+    // Its own, the ports, the source and the destination address.
+    |flow| flow.place(0, if flow.tcp { 16 } else { 6 }),
+    |flow| flow.place(0, 2),
+    |flow| flow.place(0, 0),
+    |flow| flow.place(-4, 2),
+    |flow| flow.place(-8, 2),
+    // Behind all that is judged.
+    |flow| flow.place(if flow.tcp { 20 } else { 8 }, 4),
+];
+
+impl Flow {
+    /// A checksum's place: so many bytes from the transport header on.
+    fn place(&self, from: i16, offset: u16) -> PartialChecksum {
+        PartialChecksum {
+            start: if self.v6 { 54u16 } else { 34 }.wrapping_add_signed(from),
+            offset,
+        }
+    }
+
+    /// A frame in which something is left undone: segments to be cut, or a checksum that suits its
+    /// headers or not.
+    fn undone(&mut self, side: usize, dice: &mut Dice) -> (Vec<u8>, Offload) {
+        let ports = [self.ports[side], self.ports[1 - side]];
+        let len = [100, 3000][dice.roll(2)];
+        let base = match self.tcp {
+            true => self
+                .frame(side)
+                .tcp(ports[0], ports[1], ACK)
+                .seq(self.next[side])
+                .ack(self.next[1 - side])
+                .window(1000),
+            false => self.frame(side).udp(ports[0], ports[1]),
+        };
+        let base = base.payload(&vec![side as u8; len]).partial_checksum();
+        let (frame, mut offload) = match len {
+            100 => base.build_with_offload(),
+            _ => base.gso(1000).build_with_offload(),
+        };
+        if offload.gso == Gso::None && dice.roll(2) == 0 {
+            offload.checksum = Some(BEGUN[1 + dice.roll(5)](self));
+        } else {
+            // As its own stack leaves it.
+            self.next[side] = self.next[side].wrapping_add(len as u32);
+        }
+        (frame, offload)
     }
 }
 
@@ -705,19 +799,21 @@ fn the_same_with_both(
         } else {
             let index = dice.roll(flows.len());
             let flow = &mut flows[index];
-            let mut batches: Vec<(usize, Vec<Vec<u8>>)> = Vec::new();
+            let mut batches: Vec<(usize, Vec<(Vec<u8>, Offload)>)> = Vec::new();
+            let done = |frame| (frame, Offload::default());
             match dice.roll(8) {
                 0 => {
                     let (nic, frame) = odd(flow, &mut dice);
                     flow.open &= dice.roll(3) != 0;
-                    batches.push((nic, vec![frame]));
+                    batches.push((nic, vec![done(frame)]));
                     what = format!("odd of flow {index}");
                 }
                 shape if flow.tcp && (shape == 1 || !flow.open) => {
                     // Begun, where it is over, or still going on.
                     flow.open = true;
                     for (side, flags) in [(0, TcpFlags::SYN), (1, TcpFlags(0x12)), (0, ACK)] {
-                        batches.push((flow.ends[side], vec![flow.segment(side, flags, 0)]));
+                        let frame = flow.segment(side, flags, 0);
+                        batches.push((flow.ends[side], vec![done(frame)]));
                     }
                     what = format!("opening of flow {index}");
                 }
@@ -726,7 +822,12 @@ fn the_same_with_both(
                         // What comes from a wire at once is merged or not as it happens to come.
                         let by_wire = kernel.wire.is_some() && flow.ends[side] == 2;
                         let count = if by_wire { 1 } else { 12 };
-                        let burst = (0..count).map(|_| flow.data(side, 30)).collect();
+                        let mut burst: Vec<_> =
+                            (0..count).map(|_| done(flow.data(side, 30))).collect();
+                        // Of what is undone other hosts get more or less, as an uplink can do.
+                        if kernel.wire.is_none() {
+                            burst.push(flow.undone(side, &mut dice));
+                        }
                         batches.push((flow.ends[side], burst));
                     }
                     what = format!("talk of flow {index}");
@@ -734,8 +835,8 @@ fn the_same_with_both(
             }
             for (nic, batch) in batches {
                 frames += batch.len();
-                kernel.send(nic, &batch)?;
-                path.send(nic, &batch)?;
+                kernel.send_undone(nic, &batch)?;
+                path.send_undone(nic, &batch)?;
             }
             // Time to be entered.
             std::thread::sleep(Duration::from_millis(20));
@@ -948,6 +1049,73 @@ fn who_borrows_a_known_flow_s_addresses_reaches_nobody() -> Result<()> {
     forged[6..12].copy_from_slice(&mac(3).0);
     check(!world.reaches(1, 2, &forged)?, "a forged MAC")?;
     check(world.reaches(1, 2, &good)?, "who owns it still goes on")
+}
+
+/// A monitor that takes no begun checksums gets the frame with two bytes written to it, behind all
+/// that has judged it, at a place that its sender has named.
+fn a_checksum_that_is_begun_changes_nothing_that_was_judged() -> Result<()> {
+    let mut world = World::with_machine()?;
+    for protocol in ["tcp", "udp"] {
+        let rule = format!("sg rule add c2 --ip-proto {protocol} --port 7000");
+        world.daemon.cli(&rule)?;
+    }
+    let mut flow = Flow::new(1, 2, [30_000, 7_000], false);
+    world.make_known(&mut flow)?;
+    let base = flow.frame(0).udp(30_000, 7_000).payload(&[7; 40]);
+    let (whole, (own, offload)) = (
+        base.clone().build(),
+        base.partial_checksum().build_with_offload(),
+    );
+    // Its own is completed, and its frame the kernel's to forward.
+    let before = world.kernel_frames(1)?;
+    world.send_undone(1, &[(own.clone(), offload)])?;
+    wait_closely("the frame, complete", PATIENCE, || {
+        Ok(world.arrived()?[1].contains(&hex(&whole)).then_some(()))
+    })?;
+    assert_eq!(world.kernel_frames(1)?, before + 1);
+    // To a port that no rule has.
+    let mut aimed = own.clone();
+    aimed[40..42].fill(0);
+    for word in 0..=u16::MAX {
+        aimed[60..62].copy_from_slice(&word.to_be_bytes());
+        if checksum::checksum(&aimed[34..]) == 9_000 {
+            break;
+        }
+    }
+    let to_port = Offload {
+        checksum: Some(BEGUN[1](&flow)),
+        ..offload
+    };
+    world.refuses((1, 2), (aimed, to_port))?;
+    for place in &BEGUN[1..5] {
+        let checksum = Some(place(&flow));
+        world.refuses(
+            (1, 2),
+            (
+                own.clone(),
+                Offload {
+                    checksum,
+                    ..offload
+                },
+            ),
+        )?;
+    }
+    // Segments of their own kind are the kernel's to forward.
+    for v6 in [false, true] {
+        let mut flow = Flow::new(1, 2, [30_001, 7_000], true);
+        flow.v6 = v6;
+        world.make_known(&mut flow)?;
+        let large = flow.frame(1).tcp(7_000, 30_001, ACK).seq(flow.next[1]);
+        let large = large.ack(flow.next[0]).window(1000).payload(&[1; 3000]);
+        let (frame, offload) = large.gso(1000).build_with_offload();
+        let before = world.kernel_frames(2)?;
+        world.send_undone(2, &[(frame.clone(), offload)])?;
+        wait_closely("the large one to arrive", PATIENCE, || {
+            Ok(world.arrived()?[0].contains(&hex(&frame)).then_some(()))
+        })?;
+        assert_eq!(world.kernel_frames(2)?, before + 1);
+    }
+    Ok(())
 }
 
 fn a_rule_that_goes_is_in_force_for_the_next_packet() -> Result<()> {

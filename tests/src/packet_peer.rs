@@ -7,6 +7,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use testkit::Result;
 use testkit::netns::Namespace;
+use wire::offload::{Gso, Offload};
 
 /// The peer, and its namespace.
 #[derive(Debug)]
@@ -25,7 +26,7 @@ impl PacketPeer {
         PacketPeer::by("eth0", namespace)
     }
 
-    /// By this interface of a namespace.
+    /// By this interface of a namespace; `tap:NAME`: as a VMM has it open.
     pub fn by(interface: &str, namespace: Namespace) -> Result<PacketPeer> {
         let mut peer = PacketPeer::waiting(interface, namespace)?;
         peer.listen()?;
@@ -83,6 +84,15 @@ impl PacketPeer {
         self.say(&lines)
     }
 
+    /// As [`send`](PacketPeer::send), frames in which something is left undone.
+    pub fn send_undone(&mut self, frames: &[(Vec<u8>, Offload)]) -> Result<()> {
+        let line = |(frame, offload): &(Vec<u8>, Offload)| match *offload == Offload::default() {
+            true => hex(frame) + "\n",
+            false => format!("{} {}\n", hex(&header(frame.len(), offload)), hex(frame)),
+        };
+        self.say(&frames.iter().map(line).collect::<String>())
+    }
+
     /// What has come since the last call, as [`hex`] has it.
     pub fn take(&mut self) -> Result<Vec<String>> {
         self.say("\n")?;
@@ -102,6 +112,24 @@ impl Drop for PacketPeer {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// `struct virtio_net_hdr`, whose headers' length has room for those of TCP.
+fn header(len: usize, offload: &Offload) -> Vec<u8> {
+    let kind = match offload.gso {
+        Gso::None => 0,
+        Gso::Tcp4 => 1,
+        Gso::Tcp6 => 4,
+        Gso::Udp => 5,
+    };
+    let place = offload
+        .checksum
+        .map_or([0; 2], |place| [place.start, place.offset]);
+    let mut header = vec![offload.checksum.is_some().into(), kind];
+    for number in [len.min(128) as u16, offload.gso_size, place[0], place[1]] {
+        header.extend(number.to_ne_bytes());
+    }
+    header
 }
 
 /// Bytes in hexadecimal.

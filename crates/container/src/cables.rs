@@ -92,19 +92,20 @@ pub struct Cables {
 }
 
 impl Cables {
-    /// Loads it, with room for so many flows, 0 or more. Needs CAP_BPF and CAP_NET_ADMIN.
+    /// Loads it, with room for so many flows, 0 or more. Needs CAP_BPF and CAP_NET_ADMIN; and
+    /// CAP_PERFMON and a kernel with BTF, or few packets are forwarded by it itself.
     ///
     /// # Errors
     /// The kernel refuses.
     pub fn load(flows: u32) -> Result<Cables, xdp::Error> {
-        let program = Program::load("cable", objects::tc::CABLE, |open| {
-            for mut map in open.maps_mut() {
-                let name = map.name().to_string_lossy().into_owned();
-                if matches!(name.as_str(), "kernel_flows" | "kernel_states") {
-                    map.set_max_entries(2 * flows.max(1))?;
-                }
+        let program = load(objects::tc::CABLE, flows).or_else(|error| {
+            if flows > 0 {
+                tracing::warn!(
+                    "the kernel's buffers cannot be looked into, so packets whose checksum is \
+                     only begun are the workers': {error}"
+                );
             }
-            Ok(())
+            load(objects::tc::CABLE_BLIND, flows)
         })?;
         let ends = program.table("cable_ends")?;
         Ok(Cables {
@@ -164,4 +165,16 @@ impl Cables {
         // One that is not there is forgotten already.
         let _ = self.ends.remove(&end);
     }
+}
+
+fn load(object: &[u8], flows: u32) -> Result<Program, xdp::Error> {
+    Program::load("cable", object, |open| {
+        for mut map in open.maps_mut() {
+            let name = map.name().to_string_lossy().into_owned();
+            if matches!(name.as_str(), "kernel_flows" | "kernel_states") {
+                map.set_max_entries(2 * flows.max(1))?;
+            }
+        }
+        Ok(())
+    })
 }

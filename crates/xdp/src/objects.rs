@@ -52,6 +52,8 @@ pub mod tc {
         BALANCER = "balancer";
         /// Between a container's interface and the switch; for tc ingress alone.
         CABLE = "cable";
+        /// The same where the kernel's buffers cannot be looked into.
+        CABLE_BLIND = "cable_blind";
         /// Drops everything.
         DROP = "drop";
         /// Takes nothing.
