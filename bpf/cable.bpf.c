@@ -417,6 +417,9 @@ static __always_inline int forward(context *ctx)
 	if (*(volatile __u64 *)&state->mark != ((__u64)flow->tag << 32 | force->generation) ||
 	    now >= force->until_ns || now >= state->until_ns)
 		return -1;
+	// It may be over, which the switch knows. Another processor may have been here a moment later.
+	if ((__s64)(now - *(volatile __u64 *)&state->last_ns) >= (__s64)KERNEL_IDLE_NS)
+		return -1;
 	if (!undone_suits(ctx, &key, l4))
 		return -1;
 	if (length > state->max_frame && (!size || l4 + header + size > state->max_frame))

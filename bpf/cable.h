@@ -15,6 +15,7 @@ struct cable_end {
 	__u8 machine;  // on the other side is no container, but a TAP device that a VMM has open
 };
 
+#define KERNEL_IDLE_NS 10000000000ull // no flow has a shorter timeout
 #define KERNEL_DSCP_INNER 0xff
 #define KERNEL_OUTER_BYTES 72
 #define KERNEL_OUTER4 50     // bytes of outer headers over IPv4,
@@ -55,7 +56,7 @@ struct kernel_state {
 	// ---
 	__u64 frames;      // passed, ever: never set back
 	__u64 bytes;
-	__u64 last_ns;     // when the last one did, CLOCK_MONOTONIC
+	__u64 last_ns;     // when the last one did, CLOCK_MONOTONIC; begun by the switch
 	__u32 end;         // TCP, as in crates/dataplane/src/flow/tcp.rs; begun by the switch
 	__u32 ack;
 	__u32 edge;

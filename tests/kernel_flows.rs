@@ -33,6 +33,7 @@ fn main() {
         what_is_known_of_another_host_is_in_force_for_the_next_packet,
         who_borrows_a_known_flow_s_addresses_reaches_nobody,
         a_checksum_that_is_begun_changes_nothing_that_was_judged,
+        who_has_been_silent_for_its_time_is_decided_anew,
         a_rule_that_goes_is_in_force_for_the_next_packet,
         a_reset_closes_where_the_connection_is_and_nowhere_else,
         a_nic_that_goes_is_reached_by_nothing_of_before,
@@ -1115,6 +1116,36 @@ fn a_checksum_that_is_begun_changes_nothing_that_was_judged() -> Result<()> {
         })?;
         assert_eq!(world.kernel_frames(2)?, before + 1);
     }
+    Ok(())
+}
+
+/// What comes when a connection is over begins another one, if its rule says so.
+fn who_has_been_silent_for_its_time_is_decided_anew() -> Result<()> {
+    let mut world = world(3)?;
+    world.daemon.cli("nic update c1 --udp-timeout 30")?;
+    let mut talk = Flow::new(3, 2, [30_000, 7_000], false);
+    world.make_known(&mut talk)?;
+    let mut flow = Flow::new(1, 2, [30_000, 7_000], false);
+    world.make_known_outward(&mut flow)?;
+    // Over, but hardly swept out of the table yet.
+    std::thread::sleep(Duration::from_millis(30_300));
+    let frame = flow.data(0, 10);
+    let before = world.kernel_frames(1)?;
+    check(world.reaches(1, 2, &frame)?, "its rule lets it in")?;
+    assert_eq!(world.kernel_frames(1)?, before, "the path has judged it");
+    let flows = world.api.borrow_mut().flows()?;
+    let ages: Vec<u64> = flows.iter().map(|flow| flow.age_secs.into()).collect();
+    check(
+        ages.len() == 2 && ages.iter().any(|age| *age < 10),
+        &format!("one is new of {flows:?}"),
+    )?;
+    // What has a longer time goes on, the first by the worker.
+    let before = world.kernel_frames(3)?;
+    check(world.reaches(3, 2, &talk.data(0, 10))?, "that one goes on")?;
+    assert_eq!(world.kernel_frames(3)?, before);
+    let more: Vec<_> = (0..20).map(|_| talk.data(0, 10)).collect();
+    world.send(3, &more)?;
+    assert_eq!(world.kernel_frames(3)?, before + 20);
     Ok(())
 }
 

@@ -42,6 +42,9 @@
 //! out of the map and gives the place to others. All places taken, a full map or a full ring cost
 //! speed alone.
 //!
+//! **Idle.** A direction that was silent for as long as the shortest timeout comes up, as one does
+//! that may be over: the path knows its timeout, and permits it again or begins another flow.
+//!
 //! **Nobody there.** The program passes nothing when the daemon has not said for
 //! [`GOOD_FOR_NS`] that it is there: a daemon that was killed leaves no way that it cannot close.
 //!
@@ -65,6 +68,7 @@ use super::entry::{Entry, FlowId, NONE};
 use super::key::{Key, Side};
 use super::table::FlowTable;
 use super::tcp;
+use super::timeouts::SHORTEST_SECS;
 use crate::counters::{Counters, MAX_PORTS};
 use crate::ids::{PortSlot, RuleSlot};
 use crate::time::Now;
@@ -76,6 +80,9 @@ pub const CONNECTIONS_MAX: u32 = 1 << 20;
 pub const ENOUGH: u64 = 10;
 /// How long a word of the daemon's is good for, nanoseconds.
 pub const GOOD_FOR_NS: u64 = 2_000_000_000;
+
+/// A direction that was silent for so long comes up again: `KERNEL_IDLE_NS` of bpf/cable.h.
+const IDLE_NS: u64 = SHORTEST_SECS as u64 * 1_000_000_000;
 
 /// Directions of one worker that wait to be entered.
 const ASKS: usize = 1024;
@@ -488,7 +495,7 @@ impl KernelPart {
             && let Some(own) = self.shared.connection(place)
             && own.is_entered(side, devices, offer.to.1)
         {
-            self.permit(place, offer, devices);
+            self.permit(place, offer, devices, now);
             return;
         }
         // Not more often than every two seconds.
@@ -512,7 +519,7 @@ impl KernelPart {
     /// Another worker may change the flow's state or end it meanwhile: it takes the mark away
     /// behind that, and here is looked behind the mark whether that has happened. One of the two
     /// sees the other (each has a fence between its store and its load).
-    fn permit(&self, place: u32, offer: &Offer, devices: u64) {
+    fn permit(&self, place: u32, offer: &Offer, devices: u64, now: Now) {
         let Offer {
             entry,
             side,
@@ -529,7 +536,9 @@ impl KernelPart {
         let tag = own.tag.load(Ordering::Acquire);
         let mark = u64::from(tag) << 32 | u64::from(self.generation);
         let is_so = |number: usize, value: u64| state[number].load(Ordering::Relaxed) == value;
-        if is_so(MARK, mark) && is_so(UNTIL, until_ns) {
+        let last_ns = state[LAST_NS].load(Ordering::Relaxed);
+        let idle = now.mono_ns.saturating_sub(last_ns) >= IDLE_NS;
+        if is_so(MARK, mark) && is_so(UNTIL, until_ns) && !idle {
             return;
         }
         // Who still has the place has it by this tag, and not by the next use's.
@@ -541,6 +550,8 @@ impl KernelPart {
         if !is_as_it_was() {
             return;
         }
+        // What the program would still write to what is stored here were lost.
+        self.shared.end_permit(place, side);
         self.fold(entry);
         let mine = &entry.sides[side];
         state[TERMS].store(
@@ -550,6 +561,7 @@ impl KernelPart {
         state[END_ACK].store(joined(mine.end.get(), mine.ack.get()), Ordering::Relaxed);
         state[EDGE].store(joined(mine.edge.get(), 0), Ordering::Relaxed);
         state[UNTIL].store(until_ns, Ordering::Relaxed);
+        state[LAST_NS].store(now.mono_ns, Ordering::Relaxed);
         state[MARK].store(mark, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         if !is_as_it_was() {
