@@ -25,6 +25,8 @@ pub use file::{Names as Named, parse as policy_of};
 pub use peer::{Peer, User, Who};
 pub use permitted::{Permitted, Refusal};
 use policy::Policy;
+#[cfg(test)]
+pub use policy::part;
 pub use policy::{Reach, Reaches, Rights};
 
 /// Who may do what, as it is now. Cheap to clone.

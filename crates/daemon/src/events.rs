@@ -73,7 +73,20 @@ where
     E: Send + 'static,
     F: Future<Output = Option<()>> + Send + 'static,
 {
-    let (sender, receiver) = channel(AHEAD);
+    stream_ahead(app, AHEAD, forward)
+}
+
+/// As [`stream`], with so many on their way at most.
+pub fn stream_ahead<E, F>(
+    app: Arc<App>,
+    ahead: usize,
+    forward: impl FnOnce(Sender<Result<E, Status>>) -> F,
+) -> Receiver<Result<E, Status>>
+where
+    E: Send + 'static,
+    F: Future<Output = Option<()>> + Send + 'static,
+{
+    let (sender, receiver) = channel(ahead);
     let gone = sender.clone();
     let forwarding = forward(sender);
     tokio::spawn(async move {

@@ -9,6 +9,7 @@
 mod collector;
 mod file;
 mod names;
+mod watching;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,23 +18,23 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use api::v1;
-use control::model::GroupId;
 use dataplane::Switch;
 use dataplane::flow::{FlowEvent, FlowEvents};
-use tokio::sync::mpsc::{Receiver, Sender, channel, error::TrySendError};
+use tonic::Status;
 
-use crate::access::Reach;
+use crate::access::Caller;
 use crate::app::Operations;
+use crate::shares::Shares;
 use collector::Collector;
 use file::LogFile;
 use names::Names;
+use watching::Watchers;
+pub use watching::Watching;
 
 /// How often the rings are emptied.
 const POLL: Duration = Duration::from_millis(100);
-/// Parts on their way to somebody who watches, each of one poll.
-const AHEAD: usize = 64;
 /// Records of one part at most.
-const PART: usize = 4096;
+const PART: usize = 1024;
 
 /// What was told, and what was lost.
 #[derive(Debug, Default)]
@@ -73,6 +74,9 @@ pub struct FlowLog(Arc<Shared>);
 struct Shared {
     counts: Counts,
     state: Mutex<State>,
+    watchers: Watchers,
+    /// How many of them there may be.
+    watching: Shares,
     changed: Condvar,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -80,18 +84,7 @@ struct Shared {
 struct State {
     file: Option<LogFile>,
     collectors: Vec<Collector>,
-    watchers: Vec<Watcher>,
     stopped: bool,
-}
-
-/// Somebody who watches.
-struct Watcher {
-    /// What of it is the caller's.
-    reach: Reach,
-    nic: String,
-    parts: Sender<v1::FlowRecords>,
-    /// Records that were lost since the last part.
-    lost: u64,
 }
 
 impl FlowLog {
@@ -103,9 +96,14 @@ impl FlowLog {
             state: Mutex::new(State {
                 file: file.map(LogFile::open).transpose()?,
                 collectors: collectors.collect::<Result<_, String>>()?,
-                watchers: Vec::new(),
                 stopped: false,
             }),
+            watchers: Watchers::default(),
+            watching: Shares::new(
+                "streams of WatchFlows",
+                watching::EACH_MAX,
+                watching::ALL_MAX,
+            ),
             changed: Condvar::new(),
             thread: Mutex::new(None),
         })))
@@ -145,16 +143,18 @@ impl FlowLog {
     }
 
     /// All that is of a caller's reach, and of this NIC if it is named, from now on.
-    pub fn watch(&self, reach: Reach, nic: String) -> Receiver<v1::FlowRecords> {
-        let (parts, receiver) = channel(AHEAD);
-        self.lock().watchers.push(Watcher {
-            reach,
-            nic,
-            parts,
-            lost: 0,
-        });
+    pub fn watch(&self, caller: &Caller, nic: String) -> Result<Watching, Status> {
+        let share = self.0.watching.take(caller)?;
+        let watching = self.0.watchers.add(caller.reach().clone(), nic, share);
+        // The thread looks at this under its lock, or waits.
+        drop(self.lock());
         self.0.changed.notify_all();
-        receiver
+        Ok(watching)
+    }
+
+    /// Somebody wants to know.
+    fn is_wanted(&self, state: &State) -> bool {
+        state.file.is_some() || !state.collectors.is_empty() || self.0.watchers.are_there()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -171,9 +171,8 @@ impl FlowLog {
         let mut taken: Vec<FlowEvent> = Vec::new();
         loop {
             let stopped = {
-                let mut state = self.lock();
-                state.watchers.retain(|watcher| !watcher.parts.is_closed());
-                let wanted = state.is_wanted() && !state.stopped;
+                let state = self.lock();
+                let wanted = self.is_wanted(&state) && !state.stopped;
                 match (&events, wanted) {
                     (None, false) if !state.stopped => {
                         let waited = self.0.changed.wait(state);
@@ -207,7 +206,10 @@ impl FlowLog {
             if stopped {
                 return;
             }
-            if !self.lock().is_wanted() {
+            let state = self.lock();
+            let wanted = self.is_wanted(&state);
+            drop(state);
+            if !wanted {
                 events = None;
                 let _ = switch.end_flow_log();
             }
@@ -232,59 +234,7 @@ impl FlowLog {
         for collector in &mut state.collectors {
             of_collectors.fetch_add(collector.send(records), Ordering::Relaxed);
         }
-        for watcher in &mut state.watchers {
-            of_watchers.fetch_add(watcher.send(records), Ordering::Relaxed);
-        }
-    }
-}
-
-impl State {
-    fn is_wanted(&self) -> bool {
-        self.file.is_some() || !self.collectors.is_empty() || !self.watchers.is_empty()
-    }
-}
-
-impl Watcher {
-    /// Gives how many were lost since it reads too slowly.
-    fn send(&mut self, records: &[v1::FlowRecord]) -> u64 {
-        let named = |record: &&v1::FlowRecord| {
-            self.nic.is_empty() || [&record.nic, &record.peer_nic].contains(&&self.nic)
-        };
-        let theirs = |record: &&v1::FlowRecord| match &self.reach {
-            Reach::Whole => true,
-            reach => wire::Vni::new(record.vni).is_ok_and(|vni| reach.has_network(vni)),
-        };
-        let records = records.iter().filter(named).filter(theirs);
-        let records: Vec<_> = records.map(|record| self.shown(record)).collect();
-        let count = records.len() as u64;
-        if count == 0 {
-            return 0;
-        }
-        let lost = self.lost;
-        match self.parts.try_send(v1::FlowRecords { records, lost }) {
-            Ok(()) => self.lost = 0,
-            Err(TrySendError::Full(_)) => {
-                self.lost += count;
-                return count;
-            }
-            Err(TrySendError::Closed(_)) => {}
-        }
-        0
-    }
-
-    /// Without the names of groups that are not the caller's.
-    fn shown(&self, record: &v1::FlowRecord) -> v1::FlowRecord {
-        let mut shown = record.clone();
-        for rule in [&mut shown.egress_rule, &mut shown.ingress_rule] {
-            let group = rule.as_ref().map(|rule| GroupId::new(&rule.group));
-            let theirs = match group {
-                Some(Ok(group)) => self.reach.has_group(&group),
-                _ => false,
-            };
-            if !theirs {
-                *rule = None;
-            }
-        }
-        shown
+        drop(state);
+        of_watchers.fetch_add(self.0.watchers.tell(records), Ordering::Relaxed);
     }
 }

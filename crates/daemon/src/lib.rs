@@ -55,6 +55,7 @@ mod reload;
 mod router;
 mod run;
 mod sflow;
+mod shares;
 mod start_gate;
 mod states;
 mod stored;

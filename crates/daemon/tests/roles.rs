@@ -1046,3 +1046,32 @@ fn a_file_that_cannot_be_used_keeps_the_daemon_from_starting() {
         "{said}"
     );
 }
+
+/// Streams that nobody reads, as many as one client can open on its connections.
+#[tokio::test]
+async fn who_opens_stream_after_stream_takes_none_of_another_s() {
+    let host = Host::start();
+    let nothing = v1::WatchFlowsRequest::default();
+    let mut held = Vec::new();
+    let refused = loop {
+        let mut viewer = host.by("viewer.test").await;
+        match within(viewer.watch_flows(nothing.clone())).await {
+            Ok(stream) => held.push((viewer, stream)),
+            Err(status) => break status,
+        }
+        assert!(held.len() < 100, "nobody is refused");
+    };
+    assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+    assert!(refused.message().contains("viewer.test has 8 streams"));
+    let mut blue = host.by("blue.test").await;
+    within(blue.watch_flows(nothing.clone())).await.unwrap();
+    // One that ends makes room for the next one.
+    drop(held.pop());
+    let mut viewer = host.by("viewer.test").await;
+    let again = async {
+        while viewer.watch_flows(nothing.clone()).await.is_err() {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    };
+    within(again).await;
+}

@@ -39,6 +39,7 @@ pub struct Gate {
 pub struct Caller {
     pub(super) reach: Reach,
     pub(super) shown: Arc<str>,
+    ours: bool,
     pub(super) record: Option<Arc<Record>>,
 }
 
@@ -52,6 +53,27 @@ impl Caller {
     pub fn unrecorded(mut self) -> Caller {
         self.record = None;
         self
+    }
+
+    /// Who it is, as in the log: the same for all requests of one user or certificate.
+    pub fn who(&self) -> &Arc<str> {
+        &self.shown
+    }
+
+    /// Root, or the daemon's own user.
+    pub fn is_ours(&self) -> bool {
+        self.ours
+    }
+
+    /// Somebody who sees all.
+    #[cfg(test)]
+    pub fn seeing(peer: &Peer) -> Caller {
+        Caller {
+            reach: Reach::Whole,
+            shown: peer.shown().into(),
+            ours: peer.is_ours(),
+            record: None,
+        }
     }
 
     /// What the caller may see or change.
@@ -144,6 +166,7 @@ impl Gate {
                 return Ok(Caller {
                     reach,
                     shown: peer.shown().into(),
+                    ours: peer.is_ours(),
                     record: begun,
                 });
             }

@@ -100,6 +100,11 @@ impl Peer {
         }
     }
 
+    /// Root, or the daemon's own user, on this host.
+    pub fn is_ours(&self) -> bool {
+        matches!(&self.who, Who::Local(user) if user.is_ours())
+    }
+
     /// For the log, and for refusals.
     pub fn shown(&self) -> String {
         let who = match &self.who {

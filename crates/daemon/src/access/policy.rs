@@ -57,6 +57,15 @@ pub struct Part {
     pub groups: Vec<GroupPattern>,
 }
 
+/// Networks without a group.
+#[cfg(test)]
+pub fn part(networks: RangeInclusive<u32>) -> Part {
+    Part {
+        networks: vec![networks],
+        groups: vec![],
+    }
+}
+
 /// The id of a group, or how ids begin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GroupPattern {

@@ -17,6 +17,7 @@ use super::{observe, render};
 use crate::access::{Permitted, Refusal};
 use crate::app::App;
 use crate::events;
+use crate::flow_log::Watching;
 
 /// Values of one kind in a filter.
 const VALUES_MAX: usize = 16;
@@ -60,13 +61,11 @@ pub fn delete(control: &mut Permitted, request: &v1::DeleteFlowsRequest) -> Resu
 }
 
 /// What a watcher is told, until the daemon stops.
-pub fn records(
-    app: Arc<App>,
-    mut records: Receiver<v1::FlowRecords>,
-) -> Receiver<Result<v1::FlowRecords, Status>> {
-    events::stream(app, |sender| async move {
+pub fn records(app: Arc<App>, watching: Watching) -> Receiver<Result<v1::FlowRecords, Status>> {
+    // What is further behind waits where it is shared.
+    events::stream_ahead(app, 1, |sender| async move {
         loop {
-            let next = records.recv().await?;
+            let next = watching.next().await;
             sender.send(Ok(next)).await.ok()?;
         }
     })

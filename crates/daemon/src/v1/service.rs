@@ -673,14 +673,13 @@ impl Butterfly for Service {
         request: Request<v1::WatchFlowsRequest>,
     ) -> Answer<Self::WatchFlowsStream> {
         let (caller, request) = taken(request)?;
-        let reach = caller.reach().clone();
-        let (nic, app) = (request.nic, self.app.clone());
+        let (nic, watcher) = (request.nic, caller.clone());
         let records = self
-            .control(caller, move |control| {
+            .operate(caller, move |app, control| {
                 if !nic.is_empty() {
-                    control.nic(&NicId::new(&nic)?)?;
+                    control.nic(&NicId::new(&nic).map_err(refused)?)?;
                 }
-                Ok(app.reload.flow_log().watch(reach, nic))
+                app.reload.flow_log().watch(&watcher, nic)
             })
             .await?
             .into_inner();
