@@ -21,6 +21,8 @@ use crate::stored::Stored;
 use crate::unix_socket::Names;
 use crate::upgrade::Upgrade;
 use crate::uplinks;
+use crate::v1::bounds;
+use crate::v1::budget::Budget;
 use crate::watchdog::Health;
 use crate::worker_thread::WorkerThreads;
 
@@ -183,6 +185,8 @@ pub struct App {
     pub sflow: Sflow,
     /// Another program in this one's place.
     pub upgrade: Upgrade,
+    /// Memory for answers.
+    pub replies: Budget,
     stop: watch::Sender<bool>,
 }
 
@@ -215,6 +219,7 @@ impl App {
             reload: features.reload,
             sflow: Sflow::default(),
             upgrade: features.upgrade,
+            replies: bounds::replies(),
             stop: watch::Sender::new(false),
         }
     }

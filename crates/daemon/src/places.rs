@@ -134,6 +134,12 @@ impl ClientPlace {
         }
     }
 
+    /// Takes the place away.
+    pub fn displace(&self) {
+        self.places.lock().clients.remove(&self.number);
+        self.displaced.notify_one();
+    }
+
     /// Returns when somebody else has got the place.
     pub fn displaced(&self) -> impl Future<Output = ()> + Send + use<> {
         let displaced = self.displaced.clone();

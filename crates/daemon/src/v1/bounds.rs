@@ -1,10 +1,9 @@
 //! What v1 clients can take of the daemon: connections by [`ClientPlaces`], and memory for requests
-//! that are in work, of all clients together.
+//! that are in work and for answers that are not read, of all clients together.
 //!
 //! tonic bounds the bytes of one message, and a [`Weigher`] what it takes once it is decoded; here
 //! is what many of them may add up to, both counted. A request may have a little of memory for
-//! nothing; what is above that comes out of a [`Budget`]. When it is spent, a request is refused
-//! (RESOURCE_EXHAUSTED), not kept waiting: two that wait for each other would wait for ever.
+//! nothing; what is above that comes out of a [`Budget`], as it does for a [`Reply`].
 
 use std::convert::Infallible;
 use std::io;
@@ -13,9 +12,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use http_body_util::{BodyExt, BodyStream, StreamBody};
+use http_body::Body as _;
+use http_body_util::{BodyStream, StreamBody};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Sleep;
 use tokio_stream::Stream;
 use tonic::Status;
@@ -24,20 +23,31 @@ use tonic::codegen::{Service, http};
 use tonic::server::NamedService;
 use tonic::transport::server::Connected;
 
+use super::budget::{Budget, Held};
+use super::reply::Reply;
 use super::service::refused;
 use super::tls::Authority;
 use super::weigh::Weigher;
-use crate::access::Peer;
-use crate::app::Operations;
+use crate::access::needs::{self, Need};
+use crate::access::{Caller, Peer, Reach};
+use crate::app::{App, Operations};
 use crate::places::ClientPlace;
 
 /// Bytes that a request may take without a permit.
 const SMALL: usize = 64 << 10;
-/// Bytes of the budget that one permit stands for.
-const UNIT: usize = 64 << 10;
 /// Bytes that all requests together may take at one time, as they come and decoded: one of the
 /// largest, and many others.
 pub(super) const BYTES_AT_ONCE: usize = 1280 << 20;
+/// Of these, tenths that one client's may take: of one who may change all, so that the largest has
+/// room; and of another one.
+const TENTHS: usize = 9;
+const TENTHS_OF_PART: usize = 3;
+/// Bytes that an answer may take without a permit, and that all together may take that their
+/// clients have not read; the half of it may be one client's.
+const REPLY_SMALL: usize = 64 << 10;
+pub(super) const REPLIES_AT_ONCE: usize = 1280 << 20;
+/// Tenths of it that one client's answers may take.
+pub(super) const REPLY_TENTHS: usize = 5;
 /// How long a request may take to arrive as a whole.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The header by which a client says that its request may be answered before it is durable, since
@@ -45,74 +55,18 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub const DURABLE: &str = "butterfly-durable";
 const SOON: &str = "soon";
 
-/// Memory for requests in work, shared by all connections. Cheap to clone.
-#[derive(Clone)]
-pub struct Budget(Arc<Semaphore>);
-
-impl Default for Budget {
-    fn default() -> Budget {
-        Budget::of(BYTES_AT_ONCE)
-    }
+/// Memory for requests in work.
+pub fn requests() -> Budget {
+    Budget::of("requests that are in work", BYTES_AT_ONCE, SMALL)
 }
 
-impl Budget {
-    fn of(bytes: usize) -> Budget {
-        Budget(Arc::new(Semaphore::new(bytes / UNIT)))
-    }
-}
-
-/// What one request has of it, until it is answered.
-struct Held {
-    budget: Budget,
-    bytes: usize,
-    units: usize,
-    permits: Option<OwnedSemaphorePermit>,
-}
-
-impl Held {
-    fn new(budget: Budget) -> Held {
-        Held {
-            budget,
-            bytes: 0,
-            units: 0,
-            permits: None,
-        }
-    }
-
-    fn add(&mut self, bytes: usize) -> Result<(), Status> {
-        self.bytes += bytes;
-        let units = self.bytes.saturating_sub(SMALL).div_ceil(UNIT);
-        let more = units - self.units;
-        if more == 0 {
-            return Ok(());
-        }
-        let more = u32::try_from(more).unwrap_or(u32::MAX);
-        let Ok(permits) = self.budget.0.clone().try_acquire_many_owned(more) else {
-            tracing::warn!(
-                "a v1 request is refused: those in work hold all memory that there is for them"
-            );
-            return Err(Status::resource_exhausted(
-                "requests that are in work hold all memory that there is for them: try again",
-            ));
-        };
-        match &mut self.permits {
-            Some(held) => held.merge(permits),
-            None => self.permits = Some(permits),
-        }
-        self.units = units;
-        Ok(())
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        // What a large one took goes back to the system, and does not stay for the next one.
-        if self.permits.take().is_some()
-            && let Ok(runtime) = tokio::runtime::Handle::try_current()
-        {
-            drop(runtime.spawn_blocking(sys::trim_memory));
-        }
-    }
+/// Memory for answers that are not read yet.
+pub fn replies() -> Budget {
+    Budget::of(
+        "answers that are not read yet",
+        REPLIES_AT_ONCE,
+        REPLY_SMALL,
+    )
 }
 
 /// A request's body that is counted as it comes, and before anything of it is decoded.
@@ -155,15 +109,17 @@ impl Stream for Metered {
 pub struct Bounded<S> {
     service: S,
     budget: Budget,
+    replies: Budget,
     operations: Arc<Operations>,
 }
 
 impl<S> Bounded<S> {
-    pub fn new(service: S, budget: Budget, operations: Arc<Operations>) -> Bounded<S> {
+    pub fn new(service: S, budget: Budget, app: &App) -> Bounded<S> {
         Bounded {
             service,
             budget,
-            operations,
+            replies: app.replies.clone(),
+            operations: app.operations.clone(),
         }
     }
 }
@@ -189,7 +145,14 @@ where
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
         let asking = Asking::begin(&request);
-        let held = Arc::new(Mutex::new(Held::new(self.budget.clone())));
+        let caller = request.extensions().get::<Caller>();
+        let changes = needs::of_path(request.uri().path()).is_some_and(Need::is_change);
+        let tenths = match caller.is_some_and(|caller| *caller.reach() == Reach::Whole) && changes {
+            true => TENTHS,
+            false => TENTHS_OF_PART,
+        };
+        let held = Arc::new(Mutex::new(self.budget.begin(caller, tenths)));
+        let reply = self.replies.begin(caller, REPLY_TENTHS);
         let metered = Metered {
             body: BodyStream::new(Body::empty()),
             weigher: Weigher::of_method(request.uri().path()),
@@ -210,26 +173,30 @@ where
         let operations = self.operations.clone();
         Box::pin(async move {
             let changing = operations.changing();
-            let answer = answer.await?;
+            let mut answer = answer.await?;
             drop(held);
             if soon {
                 changing.settle_soon();
             } else if let Err(why) = tokio::task::block_in_place(|| changing.settle()) {
                 return Ok(refused(why).into_http());
             }
+            let made_of = answer.extensions_mut().remove::<Arc<Held>>();
+            let (head, body) = answer.into_parts();
+            // A refusal: it has no body, and is to have none.
+            if body.is_end_stream() {
+                return Ok(http::Response::from_parts(head, body));
+            }
             // A stream goes on for as long as its body does.
-            Ok(answer.map(|body| {
-                Body::new(body.map_frame(move |frame| {
-                    let _ = &asking;
-                    frame
-                }))
-            }))
+            Ok(match Reply::begin(body, reply, made_of, asking).await {
+                Ok(reply) => http::Response::from_parts(head, Body::new(reply)),
+                Err(status) => status.into_http(),
+            })
         })
     }
 }
 
 /// A client that is being answered.
-struct Asking(Option<Arc<ClientPlace>>);
+pub(super) struct Asking(Option<Arc<ClientPlace>>);
 
 impl Asking {
     fn begin<B>(request: &http::Request<B>) -> Asking {
@@ -239,6 +206,20 @@ impl Asking {
             place.begin();
         }
         Asking(place)
+    }
+
+    pub(super) fn place(&self) -> Option<Arc<ClientPlace>> {
+        self.0.clone()
+    }
+
+    #[cfg(test)]
+    pub(super) fn nobody() -> Asking {
+        Asking(None)
+    }
+
+    #[cfg(test)]
+    pub(super) fn of(place: Arc<ClientPlace>) -> Asking {
+        Asking(Some(place))
     }
 }
 
@@ -391,34 +372,13 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_budget_is_shared_and_given_back() {
-        let budget = Budget::of(4 * UNIT);
-        let (mut one, mut other) = (Held::new(budget.clone()), Held::new(budget.clone()));
-        one.add(SMALL).unwrap();
-        assert_eq!(one.units, 0, "a little is for nothing");
-        one.add(1).unwrap();
-        one.add(2 * UNIT).unwrap();
-        assert_eq!(one.units, 3);
-        other.add(SMALL + UNIT).unwrap();
-        assert_eq!(
-            other.add(1).unwrap_err().code(),
-            tonic::Code::ResourceExhausted
-        );
-        Held::new(budget.clone()).add(SMALL).unwrap();
-        drop(one);
-        other.add(1).unwrap();
-        drop(other);
-        assert_eq!(budget.0.available_permits(), 4);
-    }
-
     #[tokio::test(start_paused = true)]
     async fn a_body_that_does_not_come_is_not_waited_for() {
         let endless = tokio_stream::pending::<<BodyStream<Body> as Stream>::Item>();
         let mut metered = Metered {
             body: BodyStream::new(Body::new(StreamBody::new(endless))),
             weigher: None,
-            held: Arc::new(Mutex::new(Held::new(Budget::default()))),
+            held: Arc::new(Mutex::new(requests().begin(None, TENTHS))),
             deadline: Box::pin(tokio::time::sleep(PATIENCE)),
         };
         let start = tokio::time::Instant::now();

@@ -1,6 +1,6 @@
 //! Connections that are asked for: which are meant, and how they are shown.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -13,6 +13,8 @@ use ipnet::IpNet;
 use tokio::sync::mpsc::Receiver;
 use tonic::Status;
 
+use super::budget::Held;
+use super::service::refused;
 use super::{observe, render};
 use crate::access::{Permitted, Refusal};
 use crate::app::App;
@@ -22,42 +24,85 @@ use crate::flow_log::Watching;
 /// Values of one kind in a filter.
 const VALUES_MAX: usize = 16;
 
-/// The connections that a request means, as they are shown.
-pub fn list(control: &Permitted, request: &v1::ListFlowsRequest) -> Result<Vec<v1::Flow>, Refusal> {
+/// Connections, each shown when it is its turn: as they are shown they take several times as much.
+pub struct Listed {
+    flows: std::vec::IntoIter<FlowInfo>,
+    asked: Option<NicId>,
+    names: BTreeMap<PortUid, NicId>,
+    rules: Rules,
+}
+
+impl Iterator for Listed {
+    type Item = Result<v1::Flow, Status>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let flow = self.flows.next()?;
+        let mut shown = observe::flow(&flow, self.asked.as_ref(), &self.names);
+        let [egress, ingress] = [flow.egress_rule, flow.ingress_rule].map(|slot| {
+            let named = self.rules.0.get(&slot?)?;
+            named.clone()
+        });
+        (shown.egress_rule, shown.ingress_rule) = (egress, ingress);
+        Some(Ok(shown))
+    }
+}
+
+/// The connections that a request means, and room for them.
+pub fn list(
+    control: &Permitted,
+    request: &v1::ListFlowsRequest,
+    mut held: Held,
+) -> Result<(Listed, Held), Status> {
     let asked = asked_nic(&request.nic)?;
     let most = match request.most {
         0 => usize::MAX,
         most => most as usize,
     };
-    let flows = selected(control, asked.as_ref(), request.filter.as_ref(), most)?;
+    let filter = request.filter.as_ref();
+    let flows = selected(control, asked.as_ref(), filter, most, &mut held)?;
     let names = control.nics_by_uid();
     let mut rules = Rules::default();
-    let shown = flows.iter().map(|flow| {
-        let mut shown = observe::flow(flow, asked.as_ref(), &names);
+    for flow in &flows {
         let ends = [
             (&flow.initiator, flow.egress_rule),
             (&flow.responder, flow.ingress_rule),
         ];
-        let [egress, ingress] = ends.map(|(end, slot)| {
-            let nic = names.get(&end.uid)?;
-            rules.name(control, nic, slot?)
-        });
-        (shown.egress_rule, shown.ingress_rule) = (egress, ingress);
-        shown
-    });
-    Ok(shown.collect())
+        for (end, slot) in ends {
+            if let (Some(nic), Some(slot)) = (names.get(&end.uid), slot) {
+                rules.learn(control, nic, slot);
+            }
+        }
+    }
+    let flows = flows.into_iter();
+    let listed = Listed {
+        flows,
+        asked,
+        names,
+        rules,
+    };
+    Ok((listed, held))
 }
 
 /// Forgets the connections that a request means; gives back how many.
-pub fn delete(control: &mut Permitted, request: &v1::DeleteFlowsRequest) -> Result<usize, Refusal> {
+pub fn delete(
+    control: &mut Permitted,
+    request: &v1::DeleteFlowsRequest,
+    mut held: Held,
+) -> Result<usize, Status> {
     let asked = asked_nic(&request.nic)?;
     let filter = request.filter.clone().unwrap_or_default();
     if asked.is_none() && filter == v1::FlowFilter::default() {
         let why = "says neither a NIC nor a filter: all connections are not forgotten at once";
-        return Err(Error::Invalid(format!("the request {why}")).into());
+        return Err(refused(Error::Invalid(format!("the request {why}"))));
     }
-    let flows = selected(control, asked.as_ref(), Some(&filter), usize::MAX)?;
-    control.remove_flows(&flows)
+    let flows = selected(
+        control,
+        asked.as_ref(),
+        Some(&filter),
+        usize::MAX,
+        &mut held,
+    )?;
+    Ok(control.remove_flows(&flows)?)
 }
 
 /// What a watcher is told, until the daemon stops.
@@ -83,13 +128,22 @@ fn selected(
     nic: Option<&NicId>,
     filter: Option<&v1::FlowFilter>,
     most: usize,
-) -> Result<Vec<FlowInfo>, Refusal> {
+    held: &mut Held,
+) -> Result<Vec<FlowInfo>, Status> {
     let filter = filter
         .map(|filter| Filter::new(control, filter))
         .transpose()?;
-    let mut flows = Vec::new();
+    let mut flows: Vec<FlowInfo> = Vec::new();
+    let mut room = Ok(());
     control.each_flow(nic, |flow| {
         if filter.as_ref().is_none_or(|filter| filter.fits(&flow)) {
+            if flows.len() == flows.capacity() {
+                // It is about to be twice as large.
+                room = held.set(2 * size_of_val(flows.as_slice()));
+                if room.is_err() {
+                    return ControlFlow::Break(());
+                }
+            }
             flows.push(flow);
         }
         match flows.len() < most {
@@ -97,7 +151,7 @@ fn selected(
             false => ControlFlow::Break(()),
         }
     })?;
-    Ok(flows)
+    room.map(|()| flows)
 }
 
 /// Which connections are meant: all that is given holds.
@@ -186,15 +240,14 @@ struct Rules(HashMap<RuleSlot, Option<v1::FlowRule>>);
 
 impl Rules {
     /// The rule of one of a NIC's groups.
-    fn name(&mut self, control: &Permitted, nic: &NicId, slot: RuleSlot) -> Option<v1::FlowRule> {
-        let found = self.0.entry(slot).or_insert_with(|| {
+    fn learn(&mut self, control: &Permitted, nic: &NicId, slot: RuleSlot) {
+        self.0.entry(slot).or_insert_with(|| {
             let (group, rule) = control.rule_of(nic, slot)?;
             Some(v1::FlowRule {
                 group: group.to_string(),
                 rule: Some(render::rule(&rule)),
             })
         });
-        found.clone()
     }
 }
 

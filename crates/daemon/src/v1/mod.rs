@@ -9,6 +9,7 @@
 //! what clients can take of the daemon; [`weigh`] tells what a request takes before it is decoded.
 
 pub mod bounds;
+pub mod budget;
 mod capture;
 pub mod convert;
 mod declare;
@@ -19,6 +20,7 @@ pub mod interface;
 mod observe;
 mod overlay;
 pub mod render;
+mod reply;
 pub mod server;
 pub mod service;
 pub mod tls;

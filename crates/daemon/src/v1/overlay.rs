@@ -3,9 +3,11 @@
 use api::v1;
 use control::Error;
 use control::model::{BindingKey, NetworkOptions};
+use prost::Message;
 use tonic::Status;
 use wire::Vni;
 
+use super::budget::{self, Held};
 use super::convert::overlay as convert;
 use super::render;
 use super::service::refused;
@@ -15,8 +17,14 @@ use crate::app::App;
 /// A stream of which every item is there already.
 pub type Items<T> = tokio_stream::Iter<std::vec::IntoIter<Result<T, Status>>>;
 
-fn items<T>(all: impl Iterator<Item = T>) -> Items<T> {
-    tokio_stream::iter(all.map(Ok).collect::<Vec<_>>())
+/// With what they take, which `held` has room for.
+fn items<T: Message>(all: impl Iterator<Item = T>, held: Held) -> Result<(Items<T>, Held), Status> {
+    let memory = |item: &Result<T, Status>| {
+        let heap = item.as_ref().map_or(0, Message::encoded_len);
+        size_of::<Result<T, Status>>() + heap
+    };
+    let (items, held) = budget::collect(all.map(Ok), memory, held)?;
+    Ok((tokio_stream::iter(items), held))
 }
 
 /// All hosts.
@@ -62,12 +70,15 @@ pub fn delete_host(
 }
 
 /// Every network that is spoken of.
-pub fn networks(control: &Permitted) -> Items<v1::NetworkStatus> {
+pub fn networks(
+    control: &Permitted,
+    held: Held,
+) -> Result<(Items<v1::NetworkStatus>, Held), Status> {
     let ipv6 = control.settings().underlay_ipv6;
+    let networks = control.networks();
     items(
-        control
-            .networks()
-            .map(|status| render::network_status(&status, ipv6)),
+        networks.map(|status| render::network_status(&status, ipv6)),
+        held,
     )
 }
 
@@ -110,14 +121,15 @@ fn shown(control: &Permitted, vni: Vni) -> Result<v1::NetworkStatus, Refusal> {
 pub fn bindings(
     control: &Permitted,
     request: &v1::ListBindingsRequest,
-) -> Result<Items<v1::Binding>, Refusal> {
-    let vni = request.vni.map(convert::vni).transpose()?;
+    held: Held,
+) -> Result<(Items<v1::Binding>, Held), Status> {
+    let vni = request.vni.map(convert::vni).transpose().map_err(refused)?;
     let host = match request.endpoint.as_str() {
         "" => None,
-        text => Some(convert::host_address(text)?),
+        text => Some(convert::host_address(text).map_err(refused)?),
     };
     let all = control.bindings(vni, host)?;
-    Ok(items(all.map(|binding| render::binding(&binding))))
+    items(all.map(|binding| render::binding(&binding)), held)
 }
 
 pub fn binding(control: &Permitted, key: &v1::BindingKey) -> Result<v1::Binding, Refusal> {

@@ -17,7 +17,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::service::Routes;
 use tonic::transport::Server;
 
-use super::bounds::{Bounded, Budget, Guarded, Identified};
+use super::bounds::{self, Bounded, Guarded, Identified};
 use super::service::Service;
 use super::tls::Certificates;
 use crate::access::{Access, Admitted, Gate, Peer, Who};
@@ -147,11 +147,11 @@ pub async fn services(app: &Arc<App>, gate: &Gate) -> Routes {
         .max_encoding_message_size(REPLY_MAX);
     let health = super::health::service(&app.health).await;
     // The gate is in front of all: what it refuses takes nothing of what others share.
-    let (budget, operations) = (Budget::default(), &app.operations);
-    let service = Bounded::new(service, budget.clone(), operations.clone());
-    let balancer = Bounded::new(balancer, budget.clone(), operations.clone());
-    let router = Bounded::new(router, budget.clone(), operations.clone());
-    let health = Bounded::new(health, budget, operations.clone());
+    let budget = bounds::requests();
+    let service = Bounded::new(service, budget.clone(), app);
+    let balancer = Bounded::new(balancer, budget.clone(), app);
+    let router = Bounded::new(router, budget.clone(), app);
+    let health = Bounded::new(health, budget, app);
     Routes::new(Admitted::new(service, gate.clone()))
         .add_service(Admitted::new(balancer, gate.clone()))
         .add_service(Admitted::new(router, gate.clone()))
@@ -266,7 +266,7 @@ mod tests {
     use prost::Message as _;
 
     use super::*;
-    use crate::v1::bounds::BYTES_AT_ONCE;
+    use crate::v1::bounds::{BYTES_AT_ONCE, REPLIES_AT_ONCE};
     use crate::v1::weigh::{DECODED_MAX, DECODED_SMALL_MAX};
 
     /// What so many elements of a configuration take: bytes on the wire, and memory.
@@ -375,6 +375,10 @@ mod tests {
             format!("| a v1 request once it is decoded | {decoded} MiB |"),
             format!(
                 "| the same of one that brings no document, bindings or connections | {small} MiB |"
+            ),
+            format!(
+                "| answers of v1 that their clients have not read, bytes above 64 KiB each, of all | {} MiB |",
+                REPLIES_AT_ONCE >> 20
             ),
             format!("| a v1 reply, and each message of a stream | {reply} MiB |"),
             format!(

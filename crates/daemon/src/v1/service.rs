@@ -10,6 +10,8 @@ use control::{Error, ErrorKind};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
+use super::bounds::REPLY_TENTHS;
+use super::budget::Held;
 use super::{
     capture, convert, declare, flows, history, observe, overlay, render, trace, uplinks, watch,
     workers,
@@ -74,6 +76,11 @@ impl Service {
         answer(wait).await.map(drop)
     }
 
+    /// Room for an answer to a caller, of which nothing is taken yet.
+    fn reply(&self, caller: &Caller) -> Held {
+        self.app.replies.begin(Some(caller), REPLY_TENTHS)
+    }
+
     /// Runs an operation that needs the controller alone.
     async fn control<T: Send + 'static>(
         &self,
@@ -85,6 +92,14 @@ impl Service {
         })
         .await
     }
+}
+
+/// An answer with what it is made of, which it holds until it is over.
+fn made_of<T>(answer: Response<(T, Held)>) -> Response<T> {
+    let (answer, held) = answer.into_inner();
+    let mut answer = Response::new(answer);
+    answer.extensions_mut().insert(Arc::new(held));
+    answer
 }
 
 /// Runs what may wait, and answers with what comes of it.
@@ -429,8 +444,9 @@ impl Butterfly for Service {
         request: Request<v1::ListNetworksRequest>,
     ) -> Answer<Self::ListNetworksStream> {
         let (caller, _) = taken(request)?;
-        self.control(caller, |control| Ok(overlay::networks(control)))
-            .await
+        let held = self.reply(&caller);
+        let networks = move |_: &App, control: &mut Permitted| overlay::networks(control, held);
+        self.operate(caller, networks).await.map(made_of)
     }
 
     async fn get_network(
@@ -490,8 +506,10 @@ impl Butterfly for Service {
         request: Request<v1::ListBindingsRequest>,
     ) -> Answer<Self::ListBindingsStream> {
         let (caller, request) = taken(request)?;
-        self.control(caller, move |control| overlay::bindings(control, &request))
-            .await
+        let held = self.reply(&caller);
+        let bindings =
+            move |_: &App, control: &mut Permitted| overlay::bindings(control, &request, held);
+        self.operate(caller, bindings).await.map(made_of)
     }
 
     async fn get_binding(&self, request: Request<v1::BindingKey>) -> Answer<v1::Binding> {
@@ -631,7 +649,7 @@ impl Butterfly for Service {
         .await
     }
 
-    type ListFlowsStream = tokio_stream::Iter<std::vec::IntoIter<Result<v1::Flow, Status>>>;
+    type ListFlowsStream = tokio_stream::Iter<flows::Listed>;
 
     async fn list_flows(
         &self,
@@ -639,14 +657,12 @@ impl Butterfly for Service {
     ) -> Answer<Self::ListFlowsStream> {
         let (caller, request) = taken(request)?;
         self.connections_are_there().await?;
-        self.control(caller, move |control| {
-            let flows: Vec<_> = flows::list(control, &request)?
-                .into_iter()
-                .map(Ok)
-                .collect();
-            Ok(tokio_stream::iter(flows))
-        })
-        .await
+        let held = self.reply(&caller);
+        let flows = move |_: &App, control: &mut Permitted| {
+            let (flows, held) = flows::list(control, &request, held)?;
+            Ok((tokio_stream::iter(flows), held))
+        };
+        self.operate(caller, flows).await.map(made_of)
     }
 
     async fn delete_flows(
@@ -655,8 +671,9 @@ impl Butterfly for Service {
     ) -> Answer<v1::DeleteFlowsResponse> {
         let (caller, request) = taken(request)?;
         self.connections_are_there().await?;
-        self.control(caller, move |control| {
-            let flows = flows::delete(control, &request)? as u64;
+        let held = self.reply(&caller);
+        self.operate(caller, move |_, control| {
+            let flows = flows::delete(control, &request, held)? as u64;
             tracing::info!(
                 flows,
                 "connections are forgotten since a client asked for it"
