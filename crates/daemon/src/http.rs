@@ -165,7 +165,10 @@ impl Listener {
         let desk = Desk {
             served: self.served,
             answers,
-            places: ClientPlaces::new(self.served.name, CLIENTS_MAX),
+            places: match &self.socket {
+                Socket::Unix(_) => ClientPlaces::local(self.served.name, CLIENTS_MAX),
+                _ => ClientPlaces::new(self.served.name, CLIENTS_MAX),
+            },
         };
         tokio::select! {
             () = app.stopping() => (),
@@ -232,7 +235,11 @@ struct Desk<A> {
 impl<A: Answers> Desk<A> {
     /// Gives a client a place; without one the connection is closed.
     fn take<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(&self, stream: S, origin: Origin) {
-        if let Some(place) = self.places.take() {
+        let place = match &origin {
+            Origin::Unix(peer) => self.places.take_for(peer),
+            _ => self.places.take(),
+        };
+        if let Some(place) = place {
             let stream = Guarded::new(stream, place);
             let place = stream.place();
             tokio::spawn(self.clone().converse(stream, Client { place, origin }));
@@ -254,6 +261,9 @@ impl<A: Answers> Desk<A> {
                         who: Who::Certificate { names },
                         address: Some(address.to_string()),
                     };
+                    if !place.is_of(&peer) {
+                        return;
+                    }
                     let origin = Origin::Tls(peer, authority);
                     desk.converse(stream, Client { place, origin }).await;
                 }

@@ -4,6 +4,9 @@
 //! deadline would only be a reason for them to connect again. But a client that is silent keeps no
 //! other one out: who comes when all places are taken gets that of the client that has been silent
 //! longest, first among those that have never been answered. Who is being answered keeps its place.
+//!
+//! One user of this host, or certificate, has a quarter of them at most: beyond it he makes room for
+//! himself, or is turned away. On a unix socket a sixteenth is for root and the daemon's own user.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,6 +14,8 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::Instant;
+
+use crate::access::{Peer, Who};
 
 /// Clients that lost their place are told of once in this time.
 const TOLD_EVERY: Duration = Duration::from_secs(60);
@@ -23,6 +28,8 @@ struct Taken {
     /// The API that the clients are of, for the log.
     api: &'static str,
     most: usize,
+    /// Of these, those for root and the daemon's own user.
+    kept: usize,
     next: u64,
     clients: BTreeMap<u64, Client>,
     told: Option<Instant>,
@@ -30,12 +37,35 @@ struct Taken {
 }
 
 struct Client {
+    holder: Holder,
     /// Since when nothing was asked: since it came, or was answered.
     since: Instant,
     was_answered: bool,
     /// Requests that are not answered yet, streams that go on among them.
     asking: usize,
     displaced: Arc<Notify>,
+}
+
+/// Whose a place is.
+#[derive(Clone, PartialEq, Eq)]
+enum Holder {
+    /// Root's, or the daemon's own user's.
+    Ours,
+    /// Of somebody who is one of many by this name.
+    Named(Arc<str>),
+    /// It is not known, or is what many clients have in common.
+    Anybody,
+}
+
+impl Holder {
+    fn of(peer: &Peer) -> Holder {
+        match &peer.who {
+            Who::Local(user) if user.is_ours() => Holder::Ours,
+            Who::Local(_) => Holder::Named(peer.shown().into()),
+            Who::Certificate { names } if !names.is_empty() => Holder::Named(peer.shown().into()),
+            Who::Certificate { .. } | Who::V0Tcp | Who::PageToken | Who::Unknown => Holder::Anybody,
+        }
+    }
 }
 
 /// One client's place, given back when this is dropped.
@@ -47,9 +77,19 @@ pub struct ClientPlace {
 
 impl ClientPlaces {
     pub fn new(api: &'static str, most: usize) -> ClientPlaces {
+        ClientPlaces::keeping(api, most, 0)
+    }
+
+    /// Of a unix socket, where users of this host are known as soon as they connect.
+    pub fn local(api: &'static str, most: usize) -> ClientPlaces {
+        ClientPlaces::keeping(api, most, most.div_ceil(16))
+    }
+
+    fn keeping(api: &'static str, most: usize, kept: usize) -> ClientPlaces {
         ClientPlaces(Arc::new(Mutex::new(Taken {
             api,
             most,
+            kept,
             next: 0,
             clients: BTreeMap::new(),
             told: None,
@@ -57,23 +97,27 @@ impl ClientPlaces {
         })))
     }
 
-    /// A place for who comes; `None` when all who have one are being answered.
+    /// A place for who comes, of whom nothing is known yet; `None` when all who have one are being
+    /// answered.
     pub fn take(&self) -> Option<ClientPlace> {
+        self.take_as(Holder::Anybody)
+    }
+
+    /// A place for who is known; `None` also when he has as many as one may, and is being answered
+    /// on all of them.
+    pub fn take_for(&self, peer: &Peer) -> Option<ClientPlace> {
+        self.take_as(Holder::of(peer))
+    }
+
+    fn take_as(&self, holder: Holder) -> Option<ClientPlace> {
         let mut taken = self.lock();
-        if taken.clients.len() >= taken.most {
-            let silent = taken
-                .clients
-                .iter()
-                .filter(|(_, client)| client.asking == 0);
-            let longest = silent.min_by_key(|(_, client)| (client.was_answered, client.since));
-            let longest = longest.map(|(number, _)| *number);
-            taken.warn_full(longest.is_some());
-            let client = taken.clients.remove(&longest?)?;
-            client.displaced.notify_one();
+        if !taken.make_room_of_own(&holder, None) || !taken.make_room(&holder) {
+            return None;
         }
         let (number, displaced) = (taken.next, Arc::new(Notify::new()));
         taken.next += 1;
         let client = Client {
+            holder,
             since: Instant::now(),
             was_answered: false,
             asking: 0,
@@ -93,19 +137,75 @@ impl ClientPlaces {
 }
 
 impl Taken {
+    /// One user has a quarter of the places. False: he is being answered on all of them. `new`: his
+    /// that is not to make room itself.
+    fn make_room_of_own(&mut self, holder: &Holder, new: Option<u64>) -> bool {
+        let Holder::Named(who) = holder else {
+            return true;
+        };
+        let own = |number: u64, client: &Client| client.holder == *holder && Some(number) != new;
+        let each = self.most.div_ceil(4);
+        let clients = self.clients.iter();
+        if clients
+            .filter(|(number, client)| own(**number, client))
+            .count()
+            < each
+        {
+            return true;
+        }
+        let displaced = self.displace(own);
+        self.warn_full(
+            &format!("{who} has {each} places, which one may have"),
+            displaced,
+        );
+        displaced
+    }
+
+    /// False: all who could make room are being answered.
+    fn make_room(&mut self, holder: &Holder) -> bool {
+        let other = |_: u64, client: &Client| client.holder != Holder::Ours;
+        let others = self.clients.values();
+        let others = others.filter(|client| other(0, client)).count();
+        let has_room = *holder == Holder::Ours || others < self.most - self.kept;
+        let is_full = self.clients.len() >= self.most;
+        if has_room && !is_full {
+            return true;
+        }
+        // Ours give way where they have more than is kept for them.
+        let displaced = self.displace(other) || has_room && self.displace(|_, _| true);
+        let full = match is_full {
+            true => format!("all {} places are taken", self.most),
+            false => format!("all {others} places of others than root are taken"),
+        };
+        self.warn_full(&full, displaced);
+        displaced
+    }
+
+    /// Takes the place of the one that is silent longest, of these.
+    fn displace(&mut self, of: impl Fn(u64, &Client) -> bool) -> bool {
+        let silent = self.clients.iter();
+        let silent = silent.filter(|(number, client)| client.asking == 0 && of(**number, client));
+        let longest = silent.min_by_key(|(_, client)| (client.was_answered, client.since));
+        let longest = longest.map(|(number, _)| *number);
+        let client = longest.and_then(|number| self.clients.remove(&number));
+        if let Some(client) = &client {
+            client.displaced.notify_one();
+        }
+        client.is_some()
+    }
+
     /// Logs that all places are taken, at most once in [`TOLD_EVERY`].
-    fn warn_full(&mut self, displaced: bool) {
+    fn warn_full(&mut self, full: &str, displaced: bool) {
         self.untold += 1;
         if self.told.is_some_and(|told| told.elapsed() < TOLD_EVERY) {
             return;
         }
         let what = match displaced {
             true => "the one that has been silent longest gives way to a new one",
-            false => "all of them are being answered, a new one is turned away",
+            false => "all of these are being answered, a new one is turned away",
         };
         tracing::warn!(
-            "all {} places of {} clients are taken: {what} ({} times since this was last said)",
-            self.most,
+            "{} clients: {full}: {what} ({} times since this was last said)",
             self.api,
             self.untold
         );
@@ -114,6 +214,17 @@ impl Taken {
 }
 
 impl ClientPlace {
+    /// Its client is known now. False: it has lost the place, or has as many as one may.
+    pub fn is_of(&self, peer: &Peer) -> bool {
+        let holder = Holder::of(peer);
+        let mut taken = self.places.lock();
+        match taken.clients.get_mut(&self.number) {
+            Some(client) => client.holder = holder.clone(),
+            None => return false,
+        }
+        taken.make_room_of_own(&holder, Some(self.number))
+    }
+
     /// Its client asks, and keeps its place until as many calls of [`end`](Self::end). False when
     /// it has lost it.
     pub fn begin(&self) -> bool {
@@ -192,5 +303,60 @@ mod tests {
         drop((silent, late, after, another));
         let free = places.take().unwrap();
         assert!(!is_displaced(&next).await && !is_displaced(&free).await);
+    }
+
+    fn user(uid: u32) -> Peer {
+        match Who::local(uid, 9) {
+            Who::Local(user) => Peer::local(user),
+            _ => unreachable!(),
+        }
+    }
+
+    /// One user holds streams on all the connections that are to be had.
+    #[tokio::test(start_paused = true)]
+    async fn one_user_locks_nobody_out_and_many_lock_root_not_out() {
+        let places = ClientPlaces::local("test", 32);
+        let ask = |place: ClientPlace| {
+            assert!(place.begin());
+            place
+        };
+        let all = |uid| std::iter::from_fn(move || places.take_for(&user(uid)).map(ask));
+        let first: Vec<_> = all.clone()(60_001).take(100).collect();
+        assert_eq!(first.len(), 8, "a quarter");
+        let rest: Vec<_> = (60_002..60_010)
+            .flat_map(|uid| all.clone()(uid).take(100))
+            .collect();
+        assert_eq!(rest.len(), 32 - 2 - 8, "but for root's");
+        let of_root: Vec<_> = all.clone()(0).take(100).collect();
+        assert_eq!(of_root.len(), 2);
+        // Who is silent on one of his makes room for himself, and for nobody else's sake.
+        first[3].end();
+        assert!(all.clone()(60_001).next().is_some());
+        assert!(is_displaced(&first[3]).await);
+    }
+
+    /// Over TLS a client is known only when it has its place.
+    #[tokio::test(start_paused = true)]
+    async fn a_certificate_has_a_quarter_of_the_places_as_a_user_has() {
+        let places = ClientPlaces::new("test", 16);
+        let blue = Peer {
+            who: Who::Certificate {
+                names: vec!["blue.test".into()],
+            },
+            address: None,
+        };
+        let mut held = Vec::new();
+        for number in 0..6 {
+            let place = places.take().unwrap();
+            assert_eq!(place.is_of(&blue), number < 4, "{number}");
+            if number < 4 {
+                assert!(place.begin());
+                held.push(place);
+            }
+        }
+        held[0].end();
+        let place = places.take().unwrap();
+        assert!(place.is_of(&blue) && is_displaced(&held[0]).await);
+        assert!(places.take().unwrap().is_of(&user(60_001)));
     }
 }

@@ -162,7 +162,7 @@ async fn silent_clients_keep_no_place_from_those_that_ask() {
     assert!(closed(silent.swap_remove(0)), "the first of them made room");
     let said = daemon
         .log()
-        .matches("all 256 places of v0 clients are taken")
+        .matches("v0 clients: all 256 places are taken")
         .count();
     assert_eq!(said, 1, "{}", daemon.log());
 }
@@ -194,7 +194,7 @@ async fn silent_v1_clients_keep_no_place_from_those_that_ask() {
     within(events.message()).await.unwrap().unwrap();
     let said = daemon
         .log()
-        .matches("all 256 places of v1 clients are taken")
+        .matches("v1 clients: all 256 places are taken")
         .count();
     assert_eq!(said, 1, "{}", daemon.log());
 }

@@ -110,7 +110,10 @@ impl Listener {
         let desk = Desk {
             handler: Handler::behind(self.policy.gate.clone(), app.operations.clone(), self.key),
             app: app.clone(),
-            places: ClientPlaces::new("v0", CLIENTS_MAX),
+            places: match &self.socket {
+                Socket::Ipc(_) => ClientPlaces::local("v0", CLIENTS_MAX),
+                Socket::Tcp(_) => ClientPlaces::new("v0", CLIENTS_MAX),
+            },
             room: Room::default(),
             turns: Arc::new(Semaphore::new(ANSWERED_AT_ONCE)),
         };
@@ -184,7 +187,7 @@ async fn accept(socket: &Socket, policy: &Policy, desk: &Desk) {
 
 /// Gives the client a place; without one the connection is closed.
 fn admit<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(stream: S, peer: Peer, desk: &Desk) {
-    let Some(place) = desk.places.take() else {
+    let Some(place) = desk.places.take_for(&peer) else {
         return;
     };
     let desk = desk.clone();

@@ -106,11 +106,11 @@ impl Listener {
         let services = services(&app, &gate).await;
         let stopping = app.clone();
         let stopping = async move { stopping.stopping().await };
-        let places = ClientPlaces::new("v1", CLIENTS_MAX);
         let builder = Server::builder().max_concurrent_streams(STREAMS_MAX);
         let served = match self {
             Listener::Unix(socket) => {
                 let services = { builder }.add_routes(services);
+                let places = ClientPlaces::local("v1", CLIENTS_MAX);
                 let clients = local_clients(socket, places, app, access, gate);
                 services
                     .serve_with_incoming_shutdown(clients, stopping)
@@ -122,6 +122,7 @@ impl Listener {
             } => {
                 let mut builder = builder.http2_keepalive_interval(Some(KEEPALIVE));
                 let services = builder.add_routes(services);
+                let places = ClientPlaces::new("v1", CLIENTS_MAX);
                 let clients = remote_clients(listener, certificates, places, app);
                 services
                     .serve_with_incoming_shutdown(clients, stopping)
@@ -180,10 +181,13 @@ fn local_clients(
                     }
                 };
                 // Without a place the connection is closed.
-                let Some(place) = places.take() else { continue };
+                let peer = Peer::local(user);
+                let Some(place) = places.take_for(&peer) else {
+                    continue;
+                };
                 let stream = Guarded::new(stream, place);
                 let place = stream.place();
-                let client = Identified::new(stream, place, Peer::local(user), None);
+                let client = Identified::new(stream, place, peer, None);
                 if sender.send(Ok(client)).await.is_err() {
                     return;
                 }
@@ -249,6 +253,10 @@ async fn greet(
         who: Who::Certificate { names },
         address: Some(address.to_string()),
     };
+    if !place.is_of(&peer) {
+        let why = format!("{} has as many places as one may", peer.shown());
+        return Err(std::io::Error::other(why));
+    }
     Ok(Identified::new(stream, place, peer, Some(authority)))
 }
 
