@@ -20,6 +20,8 @@ use crate::message::{Message, Verb, receive, send};
 
 /// How long a client may take no answer.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a client may say nothing at first: less than a daemon waits for the keeper.
+const SPEAKS_WITHIN: Duration = Duration::from_secs(1);
 
 /// How long a keeper that is to end when nothing is held waits for its first client, who has
 /// started it and comes at once: it ends all the same where that was killed before it came, or
@@ -63,13 +65,13 @@ pub fn serve(listener: &OwnedFd, until_idle: bool) -> io::Result<()> {
     }
 }
 
-/// Somebody connects within this time.
-fn is_called(listener: &OwnedFd, within: Duration) -> io::Result<bool> {
+/// There is somebody who connects, or something that is said, within this time.
+fn is_called(socket: &OwnedFd, within: Duration) -> io::Result<bool> {
     let until = Instant::now() + within;
     loop {
         let left = until.saturating_duration_since(Instant::now());
         let left = Timespec::try_from(left).map_err(io::Error::other)?;
-        match poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&left)) {
+        match poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&left)) {
             Ok(count) => return Ok(count > 0),
             Err(rustix::io::Errno::INTR) => (),
             Err(e) => return Err(e.into()),
@@ -93,13 +95,24 @@ fn serve_all(listener: &OwnedFd, until_idle: bool) -> io::Result<()> {
         if !socket_peercred(&client).is_ok_and(|peer| ours.contains(&peer.uid.as_raw())) {
             continue;
         }
-        set_socket_timeout(&client, Timeout::Send, Some(PATIENCE))?;
+        // Without that a client could stop all others; one that goes on is given up.
+        if set_socket_timeout(&client, Timeout::Send, Some(PATIENCE)).is_err()
+            || !is_spoken_to(&client)
+        {
+            continue;
+        }
         // Whatever ends it, what it has given stays.
         let _ = attend(&client, &mut all);
         if until_idle && all.is_empty() {
             return Ok(());
         }
     }
+}
+
+/// A daemon asks what is held as soon as it has connected, and may then be silent as long as it
+/// likes. Who says nothing at all would keep the next daemon waiting.
+fn is_spoken_to(client: &OwnedFd) -> bool {
+    is_called(client, SPEAKS_WITHIN).unwrap_or(false)
 }
 
 /// Does what one client says until it is gone, with nothing held before: what a keeper does with

@@ -193,6 +193,25 @@ fn a_client_that_talks_nonsense_loses_nothing() {
     keeper.join().unwrap();
 }
 
+/// One that connects, and neither speaks nor goes.
+#[test]
+fn a_client_that_says_nothing_keeps_no_daemon_waiting() {
+    let fixture = Fixture::new();
+    let keeper = fixture.start();
+    let silent = client(&fixture.socket());
+    let daemon = fixture.daemon();
+    let (reader, fd) = held();
+    daemon.hold("a", b"", &[fd.as_fd()]).unwrap();
+    drop(fd);
+    assert!(is_open(&reader));
+    // The daemon may be silent for longer than who has said nothing at all.
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    daemon.release("a").unwrap();
+    assert!(!is_open(&reader));
+    drop((silent, daemon));
+    keeper.join().unwrap();
+}
+
 fn client(path: &Path) -> OwnedFd {
     let flags = SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
