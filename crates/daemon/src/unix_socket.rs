@@ -2,7 +2,7 @@
 //! removed at the end; and who may connect.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use control::model::{Nic, SocketAccess};
 use io::vhost::SocketFile;
 use nix::unistd::{Gid, Group, Uid, User as Account, getgroups};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::thread::CapabilitySet;
@@ -299,11 +300,22 @@ impl ApiSocket {
     }
 }
 
-/// Gives a socket's file to who may connect.
+/// Gives a socket's file to who may connect. What else is there by that name, as a link that leads
+/// elsewhere, is given to nobody: the file is opened once, and what is opened is changed.
 pub fn open_to(path: &Path, access: &Access) -> std::io::Result<()> {
     let (group, mode) = access.socket();
-    std::os::unix::fs::chown(path, None, group.map(Gid::as_raw))?;
-    std::fs::set_permissions(path, PermissionsExt::from_mode(mode))
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::empty())?;
+    let found = rustix::fs::fstat(&file)?;
+    let is_ours = found.st_uid == Uid::effective().as_raw();
+    if FileType::from_raw_mode(found.st_mode) != FileType::Socket || !is_ours {
+        return Err(std::io::Error::other("what is there is no socket of ours"));
+    }
+    let group = group.map(|gid| rustix::fs::Gid::from_raw(gid.as_raw()));
+    rustix::fs::chownat(&file, "", None, group, AtFlags::EMPTY_PATH)?;
+    // chmod(2) takes no such descriptor but by this name, which is no link to the path.
+    let by_number = format!("/proc/self/fd/{}", file.as_raw_fd());
+    std::fs::set_permissions(by_number, PermissionsExt::from_mode(mode))
 }
 
 impl Drop for ApiSocket {
@@ -431,6 +443,31 @@ mod tests {
         assert!(error.contains(&owner), "{error}");
         drop(socket);
         assert!(!path.exists());
+    }
+
+    /// Who may write to the folder puts a link to a file of root's in the socket's place, and has
+    /// the daemon read its files again.
+    #[tokio::test]
+    async fn a_link_in_the_socket_s_place_gives_nothing_away() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, precious) = (dir.path().join("api"), dir.path().join("precious"));
+        std::fs::write(&precious, "precious").unwrap();
+        let only_ours = PermissionsExt::from_mode(0o640);
+        std::fs::set_permissions(&precious, only_ours).unwrap();
+        let access = Access::new(None, None).unwrap();
+        let socket = ApiSocket::bind(&path, &access).unwrap();
+        open_to(&path, &access).unwrap();
+        for is_hard in [false, true] {
+            std::fs::remove_file(&path).unwrap();
+            match is_hard {
+                false => std::os::unix::fs::symlink(&precious, &path).unwrap(),
+                true => std::fs::hard_link(&precious, &path).unwrap(),
+            }
+            open_to(&path, &access).unwrap_err();
+            let mode = std::fs::metadata(&precious).unwrap().permissions().mode();
+            assert_eq!(mode & 0o7777, 0o640);
+        }
+        drop(socket);
     }
 
     #[tokio::test]
