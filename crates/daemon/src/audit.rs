@@ -5,6 +5,7 @@
 //! is before the client has its answer: also where the client went away and the change was made all
 //! the same.
 
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -24,9 +25,14 @@ use crate::v1::render;
 pub const ARGUMENTS_MAX: usize = 64 << 10;
 /// Changes of a request that are listed.
 const LISTED: usize = 1000;
-/// Refused attempts that are recorded in [`WINDOW`]: whoever may not do anything must not fill the
-/// disk either.
+/// Refused attempts of one peer that are recorded in [`WINDOW`], by role, by part, or since they
+/// cannot be: whoever may not do anything must not fill the disk either, or keep those of others
+/// out of it.
 const REFUSED_MAX: u32 = 120;
+/// Peers that are told apart by that in one window; the others are counted as one.
+const PEERS_MAX: usize = 1024;
+/// Bytes of a refused request's arguments that are recorded.
+const REFUSED_ARGUMENTS_MAX: usize = 4 << 10;
 const WINDOW: Duration = Duration::from_secs(60);
 
 /// Where records go. Cheap to clone.
@@ -45,8 +51,30 @@ struct State {
     lost: u64,
     lost_unsaid: u64,
     window: Option<Instant>,
-    refused: u32,
+    /// What each peer was refused in it; the empty name is all others.
+    refused: BTreeMap<String, u32>,
     refused_unsaid: u64,
+}
+
+impl State {
+    /// Whether another refusal of a peer's is recorded; how many were not, before it.
+    fn records_refusal(&mut self, peer: &Peer) -> Option<u64> {
+        let now = Instant::now();
+        if self.window.is_none_or(|begun| now - begun >= WINDOW) {
+            (self.window, self.refused) = (Some(now), BTreeMap::new());
+        }
+        let mut name = peer.shown();
+        if self.refused.len() >= PEERS_MAX && !self.refused.contains_key(&name) {
+            name = String::new();
+        }
+        let count = self.refused.entry(name).or_default();
+        if *count >= REFUSED_MAX {
+            self.refused_unsaid += 1;
+            return None;
+        }
+        *count += 1;
+        Some(std::mem::take(&mut self.refused_unsaid))
+    }
 }
 
 impl Audit {
@@ -99,18 +127,8 @@ impl Audit {
 
     /// An attempt that was refused by who asked.
     pub fn refused(&self, api: &'static str, peer: &Peer, request: &str, why: &str) {
-        let unsaid = {
-            let mut state = self.lock();
-            let now = Instant::now();
-            if state.window.is_none_or(|begun| now - begun >= WINDOW) {
-                (state.window, state.refused) = (Some(now), 0);
-            }
-            if state.refused >= REFUSED_MAX {
-                state.refused_unsaid += 1;
-                return;
-            }
-            state.refused += 1;
-            std::mem::take(&mut state.refused_unsaid)
+        let Some(unsaid) = self.lock().records_refusal(peer) else {
+            return;
         };
         self.write(&Line {
             request: request.to_owned(),
@@ -236,8 +254,17 @@ impl Record {
 impl Drop for Record {
     fn drop(&mut self) {
         let line = self.line.get_mut();
-        self.audit
-            .write(line.unwrap_or_else(PoisonError::into_inner));
+        let line = line.unwrap_or_else(PoisonError::into_inner);
+        if line.is_refusal() {
+            let Some(unsaid) = self.audit.lock().records_refusal(&line.peer) else {
+                return;
+            };
+            line.unsaid = unsaid;
+            if line.arguments_bytes > REFUSED_ARGUMENTS_MAX {
+                line.arguments = None;
+            }
+        }
+        self.audit.write(line);
     }
 }
 
@@ -256,6 +283,15 @@ impl Line {
             why: String::new(),
             unsaid: 0,
         }
+    }
+
+    /// It was answered by a refusal, and nothing was changed.
+    fn is_refusal(&self) -> bool {
+        let ended = self.result.as_deref();
+        ended.is_some_and(|result| result != "ok")
+            && self.changes.is_empty()
+            && self.removed.is_empty()
+            && self.more == 0
     }
 
     fn value(&self) -> Value {
@@ -383,6 +419,37 @@ mod tests {
         assert_eq!(
             (&last["unsaid"], &last["result"]),
             (&json!(50), &json!("refused"))
+        );
+    }
+
+    /// One who is let in, and asks for what cannot be or is not his.
+    #[test]
+    fn requests_that_are_refused_are_bounded_as_those_that_are_not_let_in() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("audit.json");
+        let audit = Audit::open(Some(path.clone())).unwrap();
+        let ask = |peer: &Peer, result: &str| {
+            let record = audit.begin("v1", peer, "PutNic");
+            let arguments = "x".repeat(ARGUMENTS_MAX - 100);
+            record.arguments(Some(json!(arguments)), arguments.len());
+            record.ended(result, "not yours");
+        };
+        for _ in 0..2 * REFUSED_MAX {
+            ask(&peer(), "PERMISSION_DENIED");
+        }
+        let size = std::fs::metadata(&path).unwrap().len();
+        assert_eq!(lines(&path).len(), REFUSED_MAX as usize);
+        assert!(size < 100 << 10, "{size}");
+        assert_eq!(lines(&path)[0]["arguments_bytes"], ARGUMENTS_MAX - 100);
+        // What another one was refused is recorded all the same, and what one has changed.
+        let other = Peer::unknown();
+        audit.refused("v1", &other, "Shutdown", "needs admin");
+        assert_eq!(lines(&path).pop().unwrap()["unsaid"], REFUSED_MAX);
+        ask(&peer(), "ok");
+        let last = lines(&path).pop().unwrap();
+        assert_eq!(
+            (&last["result"], last["arguments"].is_string()),
+            (&json!("ok"), true)
         );
     }
 
