@@ -17,14 +17,22 @@ use crate::logging::LogControl;
 use crate::reload::Reload;
 use crate::router;
 use crate::sflow::Sflow;
+use crate::shares::Shares;
 use crate::stored::Stored;
 use crate::unix_socket::Names;
 use crate::upgrade::Upgrade;
 use crate::uplinks;
 use crate::v1::bounds;
 use crate::v1::budget::Budget;
+use crate::v1::capture;
 use crate::watchdog::Health;
 use crate::worker_thread::WorkerThreads;
+
+/// Streams of events of one client, and of all: each asks for the controller once an event.
+const WATCHING_EACH: usize = 16;
+const WATCHING_ALL: usize = 128;
+/// Captures and live traces of one client but root.
+const CAPTURING_EACH: usize = 4;
 
 /// What operations need, and no more: no socket, no worker.
 pub struct Operations {
@@ -187,6 +195,9 @@ pub struct App {
     pub upgrade: Upgrade,
     /// Memory for answers.
     pub replies: Budget,
+    /// Streams of events, and captures and live traces.
+    pub watching: Shares,
+    pub capturing: Shares,
     stop: watch::Sender<bool>,
 }
 
@@ -220,6 +231,8 @@ impl App {
             sflow: Sflow::default(),
             upgrade: features.upgrade,
             replies: bounds::replies(),
+            watching: Shares::new("streams of Watch", WATCHING_EACH, WATCHING_ALL),
+            capturing: Shares::new("captures and live traces", CAPTURING_EACH, capture::AT_ONCE),
             stop: watch::Sender::new(false),
         }
     }

@@ -152,6 +152,15 @@ fn nic(id: &str, vni: u32, last: u8) -> v1::Nic {
     }
 }
 
+/// A NIC as a tenant may make it.
+fn guest(id: &str, vni: u32, last: u8) -> v1::Nic {
+    v1::Nic {
+        kind: v1::NicKind::VhostUser.into(),
+        bench: None,
+        ..nic(id, vni, last)
+    }
+}
+
 fn mirror_to(address: &str) -> v1::Mirror {
     v1::Mirror {
         address: address.into(),
@@ -330,6 +339,9 @@ async fn a_tenant_sees_and_changes_its_own_networks_and_groups_alone() {
         (status.nics, status.groups, status.graph_dot.as_str()),
         (2, 1, "")
     );
+    let said = [&status.uplink, &status.router];
+    assert!(said.iter().all(|said| said.is_empty()), "{status:?}");
+    assert!(status.workers.is_empty() && status.warnings.is_empty());
     let mut networks = within(blue.list_networks(v1::ListNetworksRequest {}))
         .await
         .unwrap()
@@ -486,6 +498,34 @@ async fn a_tenant_sees_and_changes_its_own_networks_and_groups_alone() {
                 ..nic("blue4", 42, 8)
             },
         ),
+        ("type", nic("blue4", 42, 8)),
+        (
+            "type",
+            v1::Nic {
+                kind: v1::NicKind::Tap.into(),
+                ..guest("blue4", 42, 8)
+            },
+        ),
+        (
+            "limit_out",
+            v1::Nic {
+                limit_out: Some(v1::Limits {
+                    bits: Some(v1::Limit {
+                        rate: 1 << 40,
+                        ..Default::default()
+                    }),
+                    ..Default::default()
+                }),
+                ..guest("blue4", 42, 8)
+            },
+        ),
+        (
+            "packet_trace",
+            v1::Nic {
+                packet_trace: Some(true),
+                ..guest("blue4", 42, 8)
+            },
+        ),
         // What the host's operators put it in, it stays in.
         (
             "group 'quarantine'",
@@ -570,9 +610,22 @@ async fn a_tenant_sees_and_changes_its_own_networks_and_groups_alone() {
         }),
     };
     denied(within(blue.put_network(network)).await, "VNI 7");
+    // Frames of a guest's own making to whoever has joined a group of the underlay's.
+    let network = v1::PutNetworkRequest {
+        network: Some(v1::Network {
+            vni: 42,
+            flood: v1::Flood::Multicast.into(),
+            multicast_group: "239.1.1.1".into(),
+            ..Default::default()
+        }),
+    };
+    denied(
+        within(blue.put_network(network)).await,
+        "multicast group 239.1.1.1",
+    );
 
     // What is its own it has.
-    within(blue.put_nic(put(nic("blue3", 199, 4))))
+    within(blue.put_nic(put(guest("blue3", 199, 4))))
         .await
         .unwrap();
     let join = v1::UpdateNicRequest {
@@ -800,7 +853,7 @@ fn users_of_this_host_have_their_roles_over_both_apis() {
                 .await
                 .map(drop);
             let last = (uid - 60_000) as u8;
-            let made = within(client.put_nic(put(nic("mine", 42, last))))
+            let made = within(client.put_nic(put(guest("mine", 42, last))))
                 .await
                 .map(drop);
             (seen, made)
@@ -873,7 +926,7 @@ fn users_of_this_host_have_their_roles_over_both_apis() {
 async fn every_change_is_in_the_audit_log_with_what_it_was_before() {
     let host = Host::start();
     let mut blue = host.by("blue.test").await;
-    within(blue.put_nic(put(nic("blue1", 42, 2))))
+    within(blue.put_nic(put(guest("blue1", 42, 2))))
         .await
         .unwrap();
     let update = v1::UpdateNicRequest {
@@ -892,14 +945,14 @@ async fn every_change_is_in_the_audit_log_with_what_it_was_before() {
         .unwrap();
     let bad = v1::Nic {
         mac: "nonsense".into(),
-        ..nic("blue1", 42, 2)
+        ..guest("blue1", 42, 2)
     };
     within(blue.put_nic(put(bad))).await.unwrap_err();
     let add = r#"messages { revision: 6 message_0 { request { sg_add { id: "g" } } } }"#;
     host.daemon.v0().await.ask_text(add).await;
     let huge = v1::Nic {
         id: "x".repeat(100_000),
-        ..nic("blue1", 42, 2)
+        ..guest("blue1", 42, 2)
     };
     within(blue.put_nic(put(huge))).await.unwrap_err();
 
@@ -1065,6 +1118,38 @@ async fn who_opens_stream_after_stream_takes_none_of_another_s() {
     assert!(refused.message().contains("viewer.test has 8 streams"));
     let mut blue = host.by("blue.test").await;
     within(blue.watch_flows(nothing.clone())).await.unwrap();
+    let (mut count, mut streams) = (0, Vec::new());
+    let watch = v1::WatchRequest { snapshot: false };
+    let mut viewer = host.by("viewer.test").await;
+    let refused = loop {
+        match within(viewer.watch(watch)).await {
+            Ok(stream) => streams.push(stream),
+            Err(status) => break status,
+        }
+        count += 1;
+        assert!(count < 100, "nobody is refused");
+    };
+    assert_eq!((count, refused.code()), (16, Code::ResourceExhausted));
+    within(blue.watch(watch)).await.unwrap();
+    // A tenant's captures leave the operators some.
+    let mut admin = host.by("admin.test").await;
+    within(admin.put_nic(put(nic("blue1", 42, 2))))
+        .await
+        .unwrap();
+    let capture = v1::CaptureFramesRequest {
+        nics: vec!["blue1".into()],
+        ..Default::default()
+    };
+    let mut captures = Vec::new();
+    let refused = loop {
+        match within(blue.capture_frames(capture.clone())).await {
+            Ok(stream) => captures.push(stream),
+            Err(status) => break status,
+        }
+    };
+    assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+    assert_eq!(captures.len(), 4);
+    within(admin.capture_frames(capture)).await.unwrap();
     // One that ends makes room for the next one.
     drop(held.pop());
     let mut viewer = host.by("viewer.test").await;

@@ -290,8 +290,22 @@ impl NetworkOptions {
                     why,
                 ))
             }
+            Some(Flood::Multicast(Some(group))) if is_of_one_link(group) => {
+                let why = "is of one link, where routers and hosts speak to each other \
+                           (224.0.0.0/24, ff01::/16, ff02::/16)";
+                let group = group.to_string();
+                Err(Error::value(&owner, "multicast group", &group, why))
+            }
             _ => Ok(self),
         }
+    }
+}
+
+/// Groups that no router forwards to (RFC 5771, section 4; RFC 4291, section 2.7).
+fn is_of_one_link(group: IpAddr) -> bool {
+    match group {
+        IpAddr::V4(group) => group.octets()[..3] == [224, 0, 0],
+        IpAddr::V6(group) => matches!(group.segments()[0] & 0xff0f, 0xff01 | 0xff02),
     }
 }
 
@@ -322,6 +336,30 @@ mod tests {
             (text(false).as_str(), text(true).as_str()),
             ("230.10.11.12", "ff00::a:b0c")
         );
+    }
+
+    #[test]
+    fn a_network_floods_to_no_protocol_of_the_link() {
+        let flooding = |group: &str| NetworkOptions {
+            flood: Some(Flood::Multicast(Some(group.parse().unwrap()))),
+            ..NetworkOptions::new(vni(42))
+        };
+        for group in ["224.0.0.5", "224.0.0.255", "ff02::5", "ff12::1", "ff01::1"] {
+            let error = flooding(group).normalised().unwrap_err().to_string();
+            assert!(
+                error.contains(group) && error.contains("one link"),
+                "{error}"
+            );
+        }
+        for group in [
+            "224.0.1.0",
+            "230.0.0.42",
+            "239.1.1.1",
+            "ff00::2a",
+            "ff05::1",
+        ] {
+            flooding(group).normalised().unwrap();
+        }
     }
 
     #[test]

@@ -10,8 +10,8 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use control::model::{
-    Binding, BindingKey, Group, GroupId, NetworkOptions, Nic, NicId, NicKind, NicUpdate,
-    Peer as RulePeer, Removal, Rule,
+    Binding, BindingKey, Flood, Group, GroupId, Limits, NetworkOptions, Nic, NicId, NicKind,
+    NicUpdate, Peer as RulePeer, Removal, Rule,
 };
 use control::{
     Controller, Diff, Error, GroupStats, GroupVerdict, HostSettings, NetworkStatus, NicStats,
@@ -57,6 +57,11 @@ impl Drop for Permitted<'_> {
     }
 }
 
+/// What a NIC is limited to; none where nothing is said.
+fn limits(limits: Limits) -> Option<String> {
+    (limits != Limits::default()).then(|| format!("{limits:?}"))
+}
+
 /// The controller, for one operation of one caller.
 pub struct Permitted<'a> {
     control: &'a mut Controller,
@@ -68,6 +73,11 @@ impl<'a> Permitted<'a> {
         // Of an operation before that nobody kept a record of.
         let _ = control.take_changed();
         Permitted { control, caller }
+    }
+
+    /// Who asks.
+    pub fn caller(&self) -> &Caller {
+        self.caller
     }
 
     fn reach(&self) -> &Reach {
@@ -241,7 +251,7 @@ impl<'a> Permitted<'a> {
             Some(old) => of(old) == of(new),
             None => of(new).is_none(),
         };
-        let beyond: [(&str, Field); 10] = [
+        let beyond: [(&str, Field); 13] = [
             ("path", |nic| nic.path.clone()),
             ("netns", |nic| match &nic.kind {
                 NicKind::Veth(veth) => Some(format!("{} {}", veth.netns, veth.ifname)),
@@ -262,7 +272,21 @@ impl<'a> Permitted<'a> {
             ("sniff_target", |nic| {
                 nic.sniff_target.as_ref().map(NicId::to_string)
             }),
+            // A TAP device is the host's own, and a bench sends as much as a core can.
+            ("type", |nic| match &nic.kind {
+                NicKind::Tap => Some("tap".to_owned()),
+                NicKind::Bench(bench) => Some(format!("{bench:?}")),
+                NicKind::VhostUser | NicKind::Veth(_) | NicKind::VmTap(_) => None,
+            }),
+            ("limit_in", |nic| limits(nic.limit_in)),
+            ("limit_out", |nic| limits(nic.limit_out)),
         ];
+        // A trace is a file of the host's that grows without end.
+        let traced = old.map_or(self.settings().trace_default, |old| old.packet_trace);
+        if new.packet_trace && !traced {
+            let what = format!("the packet_trace of NIC '{id}', which is the whole host's");
+            return Err(self.not_ours(&what));
+        }
         match beyond.into_iter().find(|(_, of)| !same(*of)) {
             Some((field, _)) => Err(self.not_ours(&format!(
                 "the {field} of NIC '{id}', which is the whole host's"
@@ -393,6 +417,19 @@ impl<'a> Permitted<'a> {
 
     pub fn put_network(&mut self, options: NetworkOptions) -> Done<Diff> {
         self.has_network(options.vni)?;
+        // What is flooded goes by a group to all networks of the underlay that are in it.
+        let group = |options: &NetworkOptions| match options.flood {
+            Some(Flood::Multicast(group)) => group,
+            _ => None,
+        };
+        let chosen = group(&options).filter(|_| !self.is_whole());
+        let now = self.control.network(options.vni).options;
+        if let Some(chosen) = chosen.filter(|chosen| group(&now) != Some(*chosen)) {
+            let vni = options.vni;
+            let what =
+                format!("the multicast group {chosen} of VNI {vni}, which is the whole host's");
+            return Err(self.not_ours(&what));
+        }
         Ok(self.control.put_network(options)?)
     }
 

@@ -20,11 +20,12 @@ use wire::pcapng::{self, Direction, PacketBlock};
 use crate::access::Permitted;
 use crate::app::App;
 use crate::events;
+use crate::shares::Share;
 
 /// NICs and uplinks of one capture.
 const TAPS_MAX: usize = 64;
 /// Captures and live traces of all clients at one time: each may hold 8 MiB of frames.
-pub(super) const AT_ONCE: usize = 16;
+pub(crate) const AT_ONCE: usize = 16;
 /// A part is sent when it has so many bytes, or nothing more is there.
 const PART_BYTES: usize = 256 << 10;
 /// Parts on their way to the reader.
@@ -39,6 +40,7 @@ const APPLICATION: &str = concat!("butterfly ", env!("CARGO_PKG_VERSION"));
 
 /// A capture that the workers know of; it ends when this is dropped.
 pub struct Begun {
+    _share: Share,
     switch: Arc<dataplane::Switch>,
     capture: Arc<Capture>,
     frames: Receiver<Caught>,
@@ -62,6 +64,7 @@ pub fn begin(
     request: &v1::CaptureFramesRequest,
 ) -> Result<Begun, Status> {
     let (names, taps) = taps(app, control, request)?;
+    let share = app.capturing.take(control.caller())?;
     let filter = filter(&request.filter)?;
     let direction = match request.direction() {
         v1::Direction::Unspecified => None,
@@ -98,6 +101,7 @@ pub fn begin(
         })?;
     let whole = |seconds: u32| Duration::from_secs(seconds.into());
     Ok(Begun {
+        _share: share,
         switch: switch.clone(),
         capture,
         frames,

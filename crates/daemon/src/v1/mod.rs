@@ -10,7 +10,7 @@
 
 pub mod bounds;
 pub mod budget;
-mod capture;
+pub mod capture;
 pub mod convert;
 mod declare;
 mod flows;

@@ -196,7 +196,10 @@ pub fn flow(
 
 /// The daemon at a glance. What is in it of others is left out for who sees a part.
 pub fn status(app: &App, control: &Permitted, router: String) -> Result<v1::Status, Status> {
-    let workers = workers::statuses(&app.workers)?;
+    let workers = match control.sees_all() {
+        true => workers::statuses(&app.workers)?,
+        false => Vec::new(),
+    };
     Ok(v1::Status {
         workers,
         graph_dot: control
@@ -210,6 +213,7 @@ pub fn status(app: &App, control: &Permitted, router: String) -> Result<v1::Stat
 pub fn brief(app: &App, control: &Permitted, router: String) -> v1::Status {
     let status = control.status();
     let now = app.operations.unix_secs();
+    let all = control.sees_all();
     v1::Status {
         version: api::VERSION.into(),
         pid: std::process::id(),
@@ -228,13 +232,12 @@ pub fn brief(app: &App, control: &Permitted, router: String) -> v1::Status {
         endpoints: app.endpoints.clone(),
         log_level: app.operations.log.level().to_string(),
         audit_lines_lost: app.reload.audit().lost(),
-        uplink: app
-            .uplinks
-            .running()
-            .map(Uplinks::summary)
-            .unwrap_or_default(),
-        router,
-        warnings: warnings(app),
+        uplink: match app.uplinks.running() {
+            Some(uplinks) if all => uplinks.summary(),
+            _ => String::new(),
+        },
+        router: if all { router } else { String::new() },
+        warnings: if all { warnings(app) } else { Vec::new() },
         ..v1::Status::default()
     }
 }

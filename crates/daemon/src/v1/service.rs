@@ -601,7 +601,7 @@ impl Butterfly for Service {
 
     async fn watch(&self, request: Request<v1::WatchRequest>) -> Answer<Self::WatchStream> {
         let (caller, request) = taken(request)?;
-        let events = watch::stream(self.app.clone(), caller, request);
+        let events = watch::stream(self.app.clone(), caller, request)?;
         Ok(Response::new(ReceiverStream::new(events)))
     }
 

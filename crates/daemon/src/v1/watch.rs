@@ -26,8 +26,13 @@ pub fn stream(
     app: Arc<App>,
     caller: Caller,
     request: v1::WatchRequest,
-) -> mpsc::Receiver<Result<v1::Event, Status>> {
-    events::stream(app.clone(), |sender| forward(app, caller, request, sender))
+) -> Result<mpsc::Receiver<Result<v1::Event, Status>>, Status> {
+    let share = app.watching.take(&caller)?;
+    Ok(events::stream(app.clone(), |sender| async move {
+        let told = forward(app, caller, request, sender).await;
+        drop(share);
+        told
+    }))
 }
 
 type Sender = mpsc::Sender<Result<v1::Event, Status>>;

@@ -23,6 +23,7 @@ use wire::pcapng::Direction;
 use super::packet;
 use crate::access::{Caller, Permitted};
 use crate::app::App;
+use crate::shares::Share;
 use crate::v1::capture::{AT_ONCE, filter, written};
 use crate::v1::refused;
 
@@ -38,6 +39,7 @@ const STEP: Duration = Duration::from_millis(100);
 
 /// A live trace that the workers know of; it ends when this is dropped.
 pub struct Begun {
+    _share: Share,
     switch: Arc<dataplane::Switch>,
     nic: NicId,
     live: Arc<Live>,
@@ -81,6 +83,7 @@ pub fn begin(
             "{AT_ONCE} captures and live traces run already, which is the limit"
         )));
     }
+    let share = app.capturing.take(control.caller())?;
     let (live, sent) = Live::new(filter.clone());
     let (capture, entering) = Capture::new(Wanted {
         filter,
@@ -96,6 +99,7 @@ pub fn begin(
         )));
     }
     let begun = Begun {
+        _share: share,
         switch: switch.clone(),
         nic: id,
         live,
