@@ -286,8 +286,9 @@ fn a_namespace_that_goes_breaks_the_nic_and_heals_it_when_it_returns() -> Result
     Ok(())
 }
 
-/// A process that leaves its namespace for a new one, in which nobody else is: the old one goes, and
-/// the interface with it. The line that has made it, once more, makes it where the process is now.
+/// A process that leaves its namespace for a new one, in which nobody else is: the old one goes,
+/// and the interface with it. The line that has made it, once more, makes it where the process is
+/// now.
 fn the_same_nic_add_heals_a_process_that_has_another_namespace() -> Result<()> {
     let other = Namespace::new()?;
     let daemon = Daemon::start(&[])?;

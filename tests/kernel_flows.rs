@@ -44,6 +44,9 @@ fn main() {
     ])
 }
 
+/// Frames that a NIC sends at once, each with what is left to do in it.
+type Batch = (usize, Vec<(Vec<u8>, Offload)>);
+
 const VNI: u32 = 7;
 /// The container with a short MTU.
 const SHORT: usize = 3;
@@ -800,7 +803,7 @@ fn the_same_with_both(
         } else {
             let index = dice.roll(flows.len());
             let flow = &mut flows[index];
-            let mut batches: Vec<(usize, Vec<(Vec<u8>, Offload)>)> = Vec::new();
+            let mut batches: Vec<Batch> = Vec::new();
             let done = |frame| (frame, Offload::default());
             match dice.roll(8) {
                 0 => {
@@ -1134,7 +1137,7 @@ fn who_has_been_silent_for_its_time_is_decided_anew() -> Result<()> {
     check(world.reaches(1, 2, &frame)?, "its rule lets it in")?;
     assert_eq!(world.kernel_frames(1)?, before, "the path has judged it");
     let flows = world.api.borrow_mut().flows()?;
-    let ages: Vec<u64> = flows.iter().map(|flow| flow.age_secs.into()).collect();
+    let ages: Vec<u64> = flows.iter().map(|flow| flow.age_secs).collect();
     check(
         ages.len() == 2 && ages.iter().any(|age| *age < 10),
         &format!("one is new of {flows:?}"),

@@ -5,8 +5,9 @@
 //! other one out: who comes when all places are taken gets that of the client that has been silent
 //! longest, first among those that have never been answered. Who is being answered keeps its place.
 //!
-//! One user of this host, or certificate, has a quarter of them at most: beyond it he makes room for
-//! himself, or is turned away. On a unix socket a sixteenth is for root and the daemon's own user.
+//! One user of this host, or certificate, has a quarter of them at most: beyond it the user makes
+//! room by own connections, or is turned away. On a unix socket a sixteenth is for root and the
+//! daemon's own user.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

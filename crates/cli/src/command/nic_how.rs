@@ -18,8 +18,8 @@ pub fn lines(status: &v1::NicStatus) -> String {
             for ip in &nic.addresses {
                 text += &format!("ip -n NAME addr add {ip}/LENGTH dev eth0\n");
             }
-            text += "# QEMU or Firecracker: butterflyd has this device open, and no other can open it. \
-                     One\n# that they open is of nic add --type vm-tap, with --how\n";
+            text += "# QEMU or Firecracker: butterflyd has this device open, and no other can open \
+                     it. One\n# that they open is of nic add --type vm-tap, with --how\n";
             text
         }
         v1::NicKind::Veth => {
@@ -56,7 +56,8 @@ fn vm_tap(nic: &v1::Nic, path: &str) -> String {
     };
     let qemu = |vhost: &str| {
         format!(
-            "-netdev tap,id=net-{id},ifname={path},script=no,downscript=no,vhost={vhost}{queues} \\\n\
+            "-netdev tap,id=net-{id},ifname={path},script=no,downscript=no,vhost={vhost}{queues} \
+             \\\n\
              -device virtio-net-pci,netdev=net-{id},mac={mac}{mq}{mtu}\n"
         )
     };

@@ -385,7 +385,8 @@ mod tests {
                 "| the same of one that brings no document, bindings or connections | {small} MiB |"
             ),
             format!(
-                "| answers of v1 that their clients have not read, bytes above 64 KiB each, of all | {} MiB |",
+                "| answers of v1 that their clients have not read, bytes above 64 KiB each, of \
+                 all | {} MiB |",
                 REPLIES_AT_ONCE >> 20
             ),
             format!("| a v1 reply, and each message of a stream | {reply} MiB |"),

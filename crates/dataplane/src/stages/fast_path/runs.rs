@@ -221,7 +221,7 @@ impl Runs {
         }
     }
 
-    /// Follows the remaining runs, of the first of them from one of its frames on, which changes its
+    /// Follows the remaining runs, the first of them from one of its frames on, which changes its
     /// flow's state or is to be left.
     #[inline(never)]
     fn follow_rest(
