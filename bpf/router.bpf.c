@@ -518,8 +518,10 @@ static __always_inline int send(context *ctx, struct transit *t)
 		return leave(ctx, t, COUNT_BEYOND);
 #ifdef BUTTERFLY_TC
 	// Out of memory, and the packet is no longer what it was.
-	if ((t->packet.tags || tags_of(t->hop)) && fit_tags(ctx, t) < 0)
+	if ((t->packet.tags || tags_of(t->hop)) && fit_tags(ctx, t) < 0) {
+		count(t->counters, t->v6, COUNT_UNSENT, 1);
 		return VERDICT_ABORT;
+	}
 #endif
 	if (rewrite(ctx, t) < 0)
 		return leave(ctx, t, COUNT_BEYOND);

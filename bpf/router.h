@@ -400,6 +400,7 @@ enum router_counter {
 	COUNT_BEGUN,          /* a checksum that is only begun, where the program runs in XDP */
 	COUNT_HUNG,           /* nobody follows the kernel's routes any more */
 	COUNT_DENIED,         /* dropped by the access list */
+	COUNT_UNSENT,         /* dropped: what it was to leave by is gone, or memory is short */
 	ROUTER_COUNTERS,
 };
 
@@ -425,4 +426,4 @@ _Static_assert(sizeof(struct acl_row) == 4 * LINE_WORDS, "a line");
 _Static_assert(sizeof(struct acl_interface) == 16, "no holes");
 _Static_assert(ROUTER_INTERFACES <= 1 << (CACHE_EPOCH_SHIFT - CACHE_SLOT_SHIFT),
 	       "a slot has its bits");
-_Static_assert(ROUTER_COUNTERS == 27, "layout.rs has as many");
+_Static_assert(ROUTER_COUNTERS == 28, "layout.rs has as many");

@@ -49,8 +49,10 @@ static __always_inline int hand_over(const struct hop *hop, struct counters *in,
 	struct counters *out = bpf_map_lookup_elem(&counters, &hop->slot);
 	int verdict = redirect(hop);
 
-	if (verdict != VERDICT_REDIRECT)
+	if (verdict != VERDICT_REDIRECT) {
+		count(in, v6, COUNT_UNSENT, 1);
 		return verdict;
+	}
 	count(in, v6, COUNT_FORWARDED, 1);
 	count(in, v6, COUNT_FORWARDED_BYTES, size);
 	count(out, v6, COUNT_SENT, 1);

@@ -24,7 +24,7 @@ use crate::layout::INTERFACES;
 use crate::router::{Options, Router};
 
 /// Of what is handed over: another one for whatever is changed in it, or in a counter's meaning.
-const VERSION: &str = "router 1";
+const VERSION: &str = "router 2";
 /// The map that both processes count in.
 const COUNTERS: &str = "counters";
 /// The map with the timer of `bpf/router_watch.bpf.c`.

@@ -298,11 +298,13 @@ pub enum Counter {
     Hung,
     /// Dropped by the access list.
     Denied,
+    /// Dropped: the interface that it was to leave by has just gone, or memory is short.
+    Unsent,
 }
 
 impl Counter {
     /// All, in the order of the program's.
-    pub const ALL: [Counter; 27] = [
+    pub const ALL: [Counter; 28] = [
         Counter::Forwarded,
         Counter::ForwardedBytes,
         Counter::Sent,
@@ -330,6 +332,7 @@ impl Counter {
         Counter::Begun,
         Counter::Hung,
         Counter::Denied,
+        Counter::Unsent,
     ];
 
     /// Its name, as it is printed and as docs/router.md lists it.
@@ -362,6 +365,7 @@ impl Counter {
             Counter::Begun => "begun",
             Counter::Hung => "hung",
             Counter::Denied => "denied",
+            Counter::Unsent => "unsent",
         }
     }
 }
@@ -384,7 +388,7 @@ impl Counter {
             Counter::Forwarded | Counter::ForwardedBytes | Counter::Sent | Counter::Known => {
                 Fate::Forwarded
             }
-            Counter::Blackhole | Counter::Denied => Fate::Dropped,
+            Counter::Blackhole | Counter::Denied | Counter::Unsent => Fate::Dropped,
             _ => Fate::Kernel,
         }
     }
@@ -428,6 +432,9 @@ impl Counter {
             }
             Counter::Hung => "the router has hung for five seconds and follows no route",
             Counter::Denied => "dropped by a rule of the access list, or by its default",
+            Counter::Unsent => {
+                "dropped: the interface that it was to leave by has just gone, or memory is short"
+            }
         }
     }
 }
@@ -524,7 +531,7 @@ const _: () = assert!(size_of::<Interface>() == 16);
 const _: () = assert!(size_of::<Near>() == 32);
 const _: () = assert!(size_of::<Egress>() == 24);
 const _: () = assert!(size_of::<Config>() == 20);
-const _: () = assert!(Counter::Denied as usize + 1 == Counter::ALL.len());
+const _: () = assert!(Counter::Unsent as usize + 1 == Counter::ALL.len());
 
 #[cfg(test)]
 mod tests {

@@ -113,6 +113,25 @@ fn way_down(lab: &mut Lab, ours: &Ours) -> bool {
     ours.count(Counter::Forwarded) > before
 }
 
+/// An interface goes, and before that is known here a packet is to leave by it.
+#[test]
+fn what_cannot_be_sent_is_counted() {
+    story("", async |namespace, mut lab| {
+        let ours = Ours::start(&SMALL).await;
+        for dst in ["203.0.113.7", "2001:db8:f::7"] {
+            assert!(way(&mut lab, &ours, dst).1);
+        }
+        ip(namespace, "link del west");
+        for (count, dst) in [(1, "203.0.113.7"), (2, "2001:db8:f::7")] {
+            let forwarded = ours.count(Counter::Forwarded);
+            lab.east
+                .send(&to(dst).udp(1000, 2000).payload(b"too late").build());
+            assert_eq!(ours.count(Counter::Unsent), count);
+            assert_eq!(ours.count(Counter::Forwarded), forwarded);
+        }
+    });
+}
+
 #[test]
 fn flows_spread_by_weight_and_stay() {
     let setup = "ip route add 192.0.2.0/24 nexthop via 10.2.0.2 weight 1 nexthop via 10.2.0.3 \
