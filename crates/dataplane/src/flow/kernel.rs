@@ -390,6 +390,8 @@ pub(crate) struct Ask {
     /// Destination and source.
     macs: [Mac; 2],
     wire: Option<Wire>,
+    /// The NIC whose connection it is.
+    charged: PortSlot,
 }
 
 /// How a direction goes to another host.
@@ -510,6 +512,7 @@ impl KernelPart {
             devices,
             macs: [offer.to.1, offer.from.1],
             wire: offer.to.0.wire(),
+            charged: entry.charged(),
         };
         if self.asks.try_send(ask).is_ok() {
             entry.sides[side].asked.set(asked);
@@ -773,6 +776,8 @@ pub struct KernelFlowTable {
     flows: HashMap<[u64; Key::WORDS], u32, RandomState>,
     entries: HashMap<KernelKey, (u32, Side), RandomState>,
     records: Vec<Record>,
+    /// Places by the NIC whose connections have them.
+    held: HashMap<PortSlot, u32, RandomState>,
 }
 
 /// What is entered of one place.
@@ -780,6 +785,8 @@ pub struct KernelFlowTable {
 struct Record {
     flow: [u64; Key::WORDS],
     keys: [Option<KernelKey>; 2],
+    /// `None`: the place is free.
+    charged: Option<PortSlot>,
 }
 
 impl KernelFlowTable {
@@ -810,6 +817,7 @@ impl KernelFlowTable {
             flows: HashMap::default(),
             entries: HashMap::default(),
             records: vec![Record::default(); shared.max() as usize],
+            held: HashMap::default(),
         };
         (table, parts)
     }
@@ -875,6 +883,14 @@ impl KernelFlowTable {
         if self.flows.get(&record.flow) == Some(&place) {
             self.flows.remove(&record.flow);
         }
+        if let Some(charged) = record.charged
+            && let Some(held) = self.held.get_mut(&charged)
+        {
+            *held -= 1;
+            if *held == 0 {
+                self.held.remove(&charged);
+            }
+        }
         self.shared.phases[place as usize].store(FREE, Ordering::Release);
         self.free.push_back(place);
     }
@@ -891,7 +907,7 @@ impl KernelFlowTable {
     fn enter(&mut self, ask: &Ask, map: &mut impl KernelMap) -> Option<Entered> {
         let place = match self.flows.get(&ask.key.words) {
             Some(place) => *place,
-            None => self.choose(&ask.key)?,
+            None => self.choose(ask)?,
         };
         let (from, to) = ((ask.devices >> 32) as u32, ask.devices as u32);
         let to = ask.wire.map_or(to, |wire| wire.device);
@@ -943,10 +959,19 @@ impl KernelFlowTable {
         })
     }
 
-    fn choose(&mut self, key: &Key) -> Option<u32> {
+    /// A place for a connection. A NIC has three times as many as are free at the most, so that
+    /// each other one finds some however many connections one has for however long: three quarters
+    /// of all where it is alone.
+    fn choose(&mut self, ask: &Ask) -> Option<u32> {
+        let held = self.held.get(&ask.charged).copied().unwrap_or(0);
+        if held as usize >= 3 * self.free.len() {
+            return None;
+        }
         let place = self.free.pop_front()?;
-        self.flows.insert(key.words, place);
-        self.records[place as usize].flow = key.words;
+        *self.held.entry(ask.charged).or_default() += 1;
+        self.flows.insert(ask.key.words, place);
+        self.records[place as usize].flow = ask.key.words;
+        self.records[place as usize].charged = Some(ask.charged);
         // No two uses of a place have the same; 0 is none.
         let tag = &self.shared.connections[place as usize].tag;
         tag.store(
@@ -1005,6 +1030,7 @@ mod tests {
             devices: pair(7 + side as u32, 8 - side as u32),
             macs: [Mac([2; 6]), Mac([4; 6])],
             wire: None,
+            charged: PortSlot(uids.0),
         }
     }
 
@@ -1079,6 +1105,23 @@ mod tests {
         let next = table.enter(&ask((1, 2), 1001, 0), &mut map).unwrap();
         assert_eq!(next.place, 0);
         assert_ne!(tag(0), before, "nothing of before fits it");
+    }
+
+    /// A NIC asks for all places, and keeps them.
+    #[test]
+    fn one_nic_leaves_places_to_others() {
+        let shared = shared(64);
+        let (mut table, _) = KernelFlowTable::new(&shared, [Arc::default()].into_iter());
+        let mut map = Map(HashMap::new(), 1000);
+        let mut count = |nic: u32| {
+            let asks = (1000..1100).map(|port| ask((nic, 9), port, 0));
+            asks.filter(|ask| table.enter(ask, &mut map).is_some())
+                .count()
+        };
+        assert_eq!(count(1), 48);
+        assert_eq!(count(2), 12);
+        assert_eq!(count(3), 3);
+        assert_eq!(count(1), 48, "those that it has");
     }
 
     #[test]
