@@ -32,18 +32,12 @@ impl Programs {
             format!("{} cannot hold programs of checks: {why}", folder.display())
         };
         let real = folder.canonicalize().map_err(|e| told(&e))?;
-        // Who can write to a folder above could put another one in its place.
-        for above in real.ancestors() {
-            let meta = above.metadata().map_err(|e| told(&e))?;
-            // In a sticky folder, as /tmp, nobody can replace what is another's.
-            let sticky = above != real && meta.mode() & 0o1000 != 0;
-            if !meta.is_dir() {
-                return Err(told(&"it is no folder"));
-            }
-            if !sticky {
-                ours(&meta).map_err(|why| told(&format!("{} {why}", above.display())))?;
-            }
+        let meta = real.metadata().map_err(|e| told(&e))?;
+        if !meta.is_dir() {
+            return Err(told(&"it is no folder"));
         }
+        ours(&meta).map_err(|why| told(&format!("{} {why}", real.display())))?;
+        nobody_else_replaces(&real).map_err(|why| told(&why))?;
         Ok(Programs { folder: Some(real) })
     }
 
@@ -71,6 +65,25 @@ impl Programs {
         ours(&meta).map_err(|why| refused(why.into()))?;
         Ok(real)
     }
+}
+
+/// Whether nobody but root and this process's user can put something else in the place of a file or
+/// folder: who can write to a folder above it could. The path is absolute, and has no links.
+///
+/// # Errors
+/// The end of a sentence that names the folder.
+pub fn nobody_else_replaces(path: &Path) -> Result<(), String> {
+    for above in path.ancestors().skip(1) {
+        let told = |why: &dyn std::fmt::Display| format!("{} {why}", above.display());
+        let meta = above
+            .metadata()
+            .map_err(|e| told(&format!("cannot be read: {e}")))?;
+        // In a sticky folder, as /tmp, nobody can replace what is another's.
+        if meta.mode() & 0o1000 == 0 {
+            ours(&meta).map_err(|why| told(&why))?;
+        }
+    }
+    Ok(())
 }
 
 /// Nobody but root and ourselves can change it.

@@ -178,7 +178,7 @@ impl Upgrade {
             return Err(why);
         }
         let program = match program {
-            Some(program) => program.to_owned(),
+            Some(program) => named_program(program)?,
             None => own_program()?,
         };
         may_be_run(&program)?;
@@ -605,12 +605,23 @@ pub fn was_replaced() -> bool {
     }
 }
 
+/// The file that a client names. It is there still when it is run: whoever could put another one in
+/// its place would be the daemon.
+fn named_program(named: &Path) -> Result<PathBuf, String> {
+    let shown = named.display();
+    if !named.is_absolute() {
+        return Err(format!("{shown} is no absolute path"));
+    }
+    let real = named
+        .canonicalize()
+        .map_err(|e| format!("{shown} cannot be executed: {e}"))?;
+    health::nobody_else_replaces(&real).map_err(|why| format!("{shown} is not run: {why}"))?;
+    Ok(real)
+}
+
 /// Whoever may write to it would be the daemon.
 fn may_be_run(program: &Path) -> Result<(), String> {
     let shown = program.display();
-    if !program.is_absolute() {
-        return Err(format!("{shown} is no absolute path"));
-    }
     let file =
         std::fs::metadata(program).map_err(|e| format!("{shown} cannot be executed: {e}"))?;
     if !file.is_file() {

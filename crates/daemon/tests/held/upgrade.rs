@@ -295,6 +295,18 @@ p.wait()
         refused.message().contains("nobody else may write"),
         "{refused}"
     );
+    // Others may put another one in its place, also behind a link that they cannot change.
+    let folder = guests.store.path().join("open");
+    std::fs::create_dir(&folder).unwrap();
+    let program = other_program::write(&folder, "program", "#!/bin/sh\n").unwrap();
+    std::fs::set_permissions(&folder, PermissionsExt::from_mode(0o777)).unwrap();
+    let link = guests.store.path().join("link");
+    std::os::unix::fs::symlink(&program, &link).unwrap();
+    for path in [program.as_str(), link.to_str().unwrap()] {
+        let refused = upgrade(daemon, path).await.unwrap_err();
+        let why = format!("is not run: {} can be written by others", folder.display());
+        assert!(refused.message().contains(&why), "{refused}");
+    }
     let refused = upgrade(daemon, "butterflyd").await.unwrap_err();
     assert!(refused.message().contains("no absolute path"), "{refused}");
     guests.upgraded("");
