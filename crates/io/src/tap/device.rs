@@ -371,8 +371,17 @@ fn set_up(socket: &OwnedFd, name: &str) -> io::Result<()> {
 }
 
 /// A guest of the same network is not to set routes of this host. No IPv6 here: nothing to refuse.
+/// Under the shipped systemd unit the setting cannot be written.
 fn refuse_router_advertisements(name: &str) {
-    let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{name}/accept_ra"), "0");
+    let path = format!("/proc/sys/net/ipv6/conf/{name}/accept_ra");
+    if let Err(e) = std::fs::write(&path, "0")
+        && e.kind() != io::ErrorKind::NotFound
+    {
+        tracing::warn!(
+            "{path} cannot be set to 0 ({e}): until the interface is moved, this host may take \
+             routes from a machine of its network that may send router advertisements"
+        );
+    }
 }
 
 /// An `ifreq` that names the interface, everything else zero.
