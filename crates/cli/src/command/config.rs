@@ -65,16 +65,9 @@ impl ApplyArgs {
         let client = session.client().await?;
         if !self.dry_run && !self.prune {
             let planned = client.apply(config.clone(), true).await?.changes;
-            if planned
-                .iter()
-                .any(|change| change.action() == Action::Delete)
-            {
+            if planned.iter().any(takes_away) {
                 let now = client.config().await?;
-                if let Some(loss) = too_much(&planned, &now, &config) {
-                    return Err(Error::Usage(format!(
-                        "{file} would delete {loss}: --dry-run shows what, --prune does it"
-                    )));
-                }
+                refuse_too_much(&file, &planned, &now, Some(&config))?;
             }
         }
         let applied = session.client().await?.apply(config, self.dry_run).await?;
@@ -136,6 +129,41 @@ fn healed_line(healed: &v1::Healed, dry_run: bool) -> String {
 /// Things of one kind that may be deleted without being asked for, however few there are.
 const FEW: usize = 10;
 
+/// It deletes something, or rules of a group.
+pub fn takes_away(change: &v1::Change) -> bool {
+    change.action() == Action::Delete || rules_gone(change) > 0
+}
+
+/// By how many rules a group which stays would have less.
+fn rules_gone(change: &v1::Change) -> usize {
+    match (change.action(), &change.subject) {
+        (Action::Update, Some(Subject::Group(_))) => {
+            let count = |sign: &str| {
+                let lines = change.details.iter();
+                lines.filter(|line| line.starts_with(sign)).count()
+            };
+            count("- rule ").saturating_sub(count("+ rule "))
+        }
+        _ => 0,
+    }
+}
+
+/// Refuses what deletes more than a slip should; `what` would do so. `new`: what is to be, where
+/// that is known.
+pub fn refuse_too_much(
+    what: &str,
+    planned: &[v1::Change],
+    now: &v1::Config,
+    new: Option<&v1::Config>,
+) -> Result<(), Error> {
+    match too_much(planned, now, new.unwrap_or(now)) {
+        None => Ok(()),
+        Some(loss) => Err(Error::Usage(format!(
+            "{what} would delete {loss}: --dry-run shows what, --prune does it"
+        ))),
+    }
+}
+
 /// What is more than a slip should delete, in words. `None`: it is not too much.
 fn too_much(planned: &[v1::Change], now: &v1::Config, new: &v1::Config) -> Option<String> {
     let deleted = |of: fn(&Subject) -> bool| {
@@ -172,6 +200,11 @@ fn too_much(planned: &[v1::Change], now: &v1::Config, new: &v1::Config) -> Optio
             "groups",
             deleted(|s| matches!(s, Subject::Group(_))),
             now.groups.len(),
+        ),
+        (
+            "rules of groups that stay",
+            planned.iter().map(rules_gone).sum(),
+            now.groups.iter().map(|group| group.rules.len()).sum(),
         ),
         (
             "hosts",
@@ -329,6 +362,43 @@ mod tests {
             Some("1 of 1 NICs")
         );
         assert_eq!(too_much(&[], &empty, &empty), None);
+    }
+
+    /// A document whose groups have lost their rules, and nothing else.
+    #[test]
+    fn groups_that_are_emptied_are_a_loss() {
+        let group = |rules: usize| v1::Config {
+            groups: vec![v1::Group {
+                id: "web".into(),
+                rules: vec![Default::default(); rules],
+                ..Default::default()
+            }],
+            ..Default::default()
+        };
+        let emptied = |rules: usize| v1::Change {
+            action: Action::Update.into(),
+            subject: Some(Subject::Group("web".into())),
+            details: vec!["- rule ingress tcp 80 from anybody".into(); rules],
+        };
+        let mut replaced = emptied(40);
+        let new = vec!["+ rule ingress tcp 443 from anybody".into(); 40];
+        replaced.details.extend::<Vec<String>>(new);
+        assert!(!takes_away(&replaced));
+        let says = |of: usize, gone: usize| {
+            let change = emptied(gone);
+            assert_eq!(takes_away(&change), gone > 0);
+            too_much(&[change], &group(of), &group(of - gone))
+        };
+        let said = says(40, 40);
+        assert_eq!(said.as_deref(), Some("40 of 40 rules of groups that stay"));
+        assert_eq!(says(40, 10), None);
+        assert_eq!(says(400, 20), None);
+        let refused = refuse_too_much("revision 3", &[emptied(40)], &group(40), None);
+        let refused = refused.unwrap_err().to_string();
+        assert!(
+            refused.contains("revision 3 would delete 40 of 40 rules"),
+            "{refused}"
+        );
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! `butterfly config`: what the configuration is, was, and is to be again.
 
+use api::v1;
 use clap::{Args, Subcommand};
 use serde_json::json;
 
@@ -71,6 +72,9 @@ pub struct RollbackArgs {
     /// Compare only
     #[arg(short = 'n', long)]
     dry_run: bool,
+    /// Delete as much as going back does
+    #[arg(long, visible_alias = "yes")]
+    prune: bool,
 }
 
 fn range(text: &str) -> Result<(u64, Option<u64>), String> {
@@ -145,6 +149,17 @@ impl DiffArgs {
 impl RollbackArgs {
     async fn run(self, session: &mut Session) -> Result<(), Error> {
         let client = session.client().await?.only_v1("config rollback")?;
+        if !self.dry_run && !self.prune {
+            let planned = client.roll_back(self.revision, true).await?.changes;
+            if planned.iter().any(config::takes_away) {
+                let now = client.config().await?;
+                let what = format!("going back to revision {}", self.revision);
+                // Revision 0 has nothing.
+                let empty = v1::Config::default();
+                let new = (self.revision == 0).then_some(&empty);
+                config::refuse_too_much(&what, &planned, &now, new)?;
+            }
+        }
         let applied = client.roll_back(self.revision, self.dry_run).await?;
         config::show(session, &applied, self.dry_run)
     }
