@@ -299,6 +299,23 @@ impl World {
         Ok(())
     }
 
+    /// A frame in which something is left undone arrives as `wanted`, and the kernel forwarded it.
+    fn forwards_undone(
+        &mut self,
+        (from, to): (usize, usize),
+        frame: (Vec<u8>, Offload),
+        wanted: &[u8],
+    ) -> Result<()> {
+        let before = self.kernel_frames(from)?;
+        self.send_undone(from, &[frame])?;
+        wait_closely("the frame to arrive", PATIENCE, || {
+            let came = self.arrived()?.swap_remove(to - 1);
+            Ok(came.contains(&hex(wanted)).then_some(()))
+        })?;
+        assert_eq!(self.kernel_frames(from)?, before + 1);
+        Ok(())
+    }
+
     /// What has come to each container.
     fn arrived(&mut self) -> Result<Vec<Vec<String>>> {
         let mut all = Vec::new();
@@ -1071,12 +1088,7 @@ fn a_checksum_that_is_begun_changes_nothing_that_was_judged() -> Result<()> {
         base.partial_checksum().build_with_offload(),
     );
     // Its own is completed, and its frame the kernel's to forward.
-    let before = world.kernel_frames(1)?;
-    world.send_undone(1, &[(own.clone(), offload)])?;
-    wait_closely("the frame, complete", PATIENCE, || {
-        Ok(world.arrived()?[1].contains(&hex(&whole)).then_some(()))
-    })?;
-    assert_eq!(world.kernel_frames(1)?, before + 1);
+    world.forwards_undone((1, 2), (own.clone(), offload), &whole)?;
     // To a port that no rule has.
     let mut aimed = own.clone();
     aimed[40..42].fill(0);
@@ -1112,12 +1124,7 @@ fn a_checksum_that_is_begun_changes_nothing_that_was_judged() -> Result<()> {
         let large = flow.frame(1).tcp(7_000, 30_001, ACK).seq(flow.next[1]);
         let large = large.ack(flow.next[0]).window(1000).payload(&[1; 3000]);
         let (frame, offload) = large.gso(1000).build_with_offload();
-        let before = world.kernel_frames(2)?;
-        world.send_undone(2, &[(frame.clone(), offload)])?;
-        wait_closely("the large one to arrive", PATIENCE, || {
-            Ok(world.arrived()?[0].contains(&hex(&frame)).then_some(()))
-        })?;
-        assert_eq!(world.kernel_frames(2)?, before + 1);
+        world.forwards_undone((2, 1), (frame.clone(), offload), &frame)?;
     }
     Ok(())
 }

@@ -61,7 +61,7 @@ enum Holder {
 impl Holder {
     fn of(peer: &Peer) -> Holder {
         match &peer.who {
-            Who::Local(user) if user.is_ours() => Holder::Ours,
+            _ if peer.is_ours() => Holder::Ours,
             Who::Local(_) => Holder::Named(peer.shown().into()),
             Who::Certificate { names } if !names.is_empty() => Holder::Named(peer.shown().into()),
             Who::Certificate { .. } | Who::V0Tcp | Who::PageToken | Who::Unknown => Holder::Anybody,
