@@ -282,20 +282,6 @@ impl Daemon {
     pub fn is_running(&mut self) -> bool {
         self.process.ended().is_none()
     }
-
-    /// Keepers of its folder: two, where a daemon was killed between starting one and calling it.
-    fn keepers(&self) -> Vec<u32> {
-        let socket = self.dir.path().join("keeper");
-        let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-        let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        let is_keeper = |pid: &u32| {
-            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
-            let socket = socket.to_str().map(str::as_bytes);
-            words.contains(&&b"--as-keeper"[..]) && socket.is_some_and(|at| words.contains(&at))
-        };
-        pids.filter(is_keeper).collect()
-    }
 }
 
 /// What outlives the process: who has taken its place, and a keeper of its folder (`--keeper
@@ -304,7 +290,9 @@ impl Drop for Daemon {
     fn drop(&mut self) {
         self.process.kill();
         let successor = self.successor.into_iter();
-        for pid in successor.chain(self.keepers()) {
+        // Two, where a daemon was killed between starting one and calling it.
+        let keepers = process::keepers_of(&self.dir.path().join("keeper"));
+        for pid in successor.chain(keepers) {
             // It may be gone already.
             let _ = process::run(&["kill", "-9", &pid.to_string()]);
         }

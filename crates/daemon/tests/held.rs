@@ -20,12 +20,12 @@ use std::time::{Duration, Instant};
 
 use api::v1;
 use api::v1::butterfly_client::ButterflyClient;
-use common::{Daemon, PATIENCE, end_keepers, keepers_of, within};
+use common::{Daemon, PATIENCE, end_keepers, within};
 use io::vhost::features::{IN_ORDER, LOG_ALL, PROTOCOL_FEATURES, RING_PACKED};
 use io::vhost::request::{GET_FEATURES, SET_FEATURES, SET_LOG_BASE};
 use rustix::process::{Pid, Signal, kill_process};
 use testkit::netns::Namespace;
-use testkit::process::Process;
+use testkit::process::{Process, keepers_of};
 use testkit::ring_driver::{Guest, GuestOptions, Shape};
 use testkit::vhost_frontend::Frontend;
 use testkit::wait_for;

@@ -163,3 +163,17 @@ pub fn run_within(words: &[&str], timeout: Duration, log: &Path) -> Result<Strin
         process.log()
     ))
 }
+
+/// The processes that are keepers (`butterflyd --as-keeper`) on this socket: none that cannot be
+/// told.
+pub fn keepers_of(socket: &Path) -> Vec<u32> {
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let is_keeper = |pid: &u32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
+        words.contains(&&b"--as-keeper"[..])
+            && words.contains(&socket.as_os_str().as_encoded_bytes())
+    };
+    pids.filter(is_keeper).collect()
+}

@@ -15,6 +15,7 @@ use io::vhost::features::{EVENT_IDX, MRG_RXBUF, PROTOCOL_FEATURES, VERSION_1};
 use prost::Message;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
+use testkit::process::keepers_of;
 use testkit::ring_driver::{Guest, GuestOptions};
 use testkit::vhost_frontend::Frontend;
 use tonic::transport::{Channel, Endpoint};
@@ -442,18 +443,4 @@ pub fn end_keepers(folder: &Path) {
         // It may be gone already.
         let _ = kill_process(pid, Signal::KILL);
     }
-}
-
-/// The processes that are keepers on this socket.
-pub fn keepers_of(socket: &Path) -> Vec<u32> {
-    let wanted = socket.to_str().unwrap();
-    let processes = std::fs::read_dir("/proc").unwrap().flatten();
-    processes
-        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .filter(|pid| {
-            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
-            words.contains(&&b"--as-keeper"[..]) && words.contains(&wanted.as_bytes())
-        })
-        .collect()
 }
