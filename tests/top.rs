@@ -1,6 +1,8 @@
 //! `butterfly top` as somebody at a terminal sees it: tmux is the terminal, bench NICs in the
 //! daemon make what moves.
 
+use std::path::PathBuf;
+
 use butterfly_tests::Daemon;
 use butterfly_tests::lab::check;
 use butterfly_tests::trials;
@@ -44,9 +46,13 @@ impl Terminal {
                 .map_or(program, |dir| dir.join("butterfly")),
             Err(_) => program,
         };
-        // In a shell, since tmux does not always see how what it runs itself has ended.
-        let (program, endpoint) = (program.display(), daemon.endpoint());
-        let command = format!("sh -c '{program} -e {endpoint} {words}; exit $?'");
+        // The shell notes how it ended: tmux forgets it now and then.
+        let (program, endpoint, status) = (
+            program.display(),
+            daemon.endpoint(),
+            terminal.status().display().to_string(),
+        );
+        let command = format!("sh -c '{program} -e {endpoint} {words}; echo $? >{status}'");
         terminal.tmux(&[
             "-f",
             "/dev/null",
@@ -60,8 +66,12 @@ impl Terminal {
             "30",
             &command,
         ])?;
-        terminal.tmux(&["set-option", "-g", "remain-on-exit", "on"])?;
         Ok(terminal)
+    }
+
+    /// The file with the exit status, once it has ended.
+    fn status(&self) -> PathBuf {
+        self.dir.path().join("status")
     }
 
     fn tmux(&self, words: &[&str]) -> Result<String> {
@@ -129,14 +139,12 @@ fn a_terminal() -> Result<()> {
     top.shows("flows", |screen| screen.contains("[2 flows]"))?;
     top.key("q")?;
     wait_for("the end", PATIENCE, || {
-        let dead = top.tmux(&[
-            "list-panes",
-            "-t",
-            "t",
-            "-F",
-            "#{pane_dead} #{pane_dead_status}",
-        ])?;
-        Ok((dead.trim() == "1 0").then_some(()))
+        let status = std::fs::read_to_string(top.status()).unwrap_or_default();
+        match status.trim() {
+            "" => Ok(None),
+            "0" => Ok(Some(())),
+            status => Err(format!("it ended with {status}")),
+        }
     })
 }
 
