@@ -24,19 +24,39 @@ pub struct Revision {
 /// Objects as they are to be, by kind and key; `None`: not there.
 pub type Patch = BTreeMap<(Kind, Vec<u8>), Option<Vec<u8>>>;
 
+/// How large the history was behind a revision. It is not in the file: a program that writes there
+/// and does not know it, another process and a disk that fails all make another newest revision.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Size {
+    pub revision: u64,
+    /// Keys and values of [`BEFORE`].
+    bytes: u64,
+}
+
 /// Writes a change and what it replaces, and forgets the oldest revisions that are too many.
 pub(crate) fn append(
     transaction: &WriteTransaction,
     signed: Signed,
     puts: &[Put],
     keep: Keep,
-) -> Result<u64, redb::Error> {
+    known: Option<Size>,
+) -> Result<Size, redb::Error> {
     let mut meta = transaction.open_table(META)?;
     let mut objects = transaction.open_table(OBJECTS)?;
     let mut revisions = transaction.open_table(REVISIONS)?;
     let mut before = transaction.open_table(BEFORE)?;
-    let number = meta.get(NEWEST_KEY)?.map_or(0, |newest| newest.value()) + 1;
+    let newest = meta.get(NEWEST_KEY)?.map_or(0, |newest| newest.value());
+    let number = newest + 1;
     let mut history = meta.get(HISTORY_KEY)?.map_or(0, |count| count.value());
+    let row_bytes =
+        |key: &[u8], image: Option<&[u8]>| (key.len() + image.map_or(0, <[u8]>::len)) as u64;
+    let mut bytes = match known.filter(|known| known.revision == newest) {
+        Some(known) => known.bytes,
+        None => before.iter()?.try_fold(0, |bytes, row| {
+            let (key, image) = row?;
+            Ok::<_, redb::Error>(bytes + row_bytes(key.value().2, image.value()))
+        })?,
+    };
     for put in puts {
         let key = (put.kind as u8, put.key.as_slice());
         let old = match &put.value {
@@ -44,6 +64,7 @@ pub(crate) fn append(
             None => objects.remove(key)?,
         };
         let old = old.as_ref().map(|old| old.value());
+        bytes += row_bytes(key.1, old);
         before.insert((number, key.0, key.1), old)?;
     }
     let count = puts.len() as u64;
@@ -51,7 +72,9 @@ pub(crate) fn append(
     meta.insert(NEWEST_KEY, number)?;
     history += count;
     while revisions.len()? > 1
-        && (revisions.len()? > keep.revisions.max(1) || history > keep.objects)
+        && (revisions.len()? > keep.revisions.max(1)
+            || history > keep.objects
+            || bytes > keep.bytes)
     {
         let Some((oldest, objects)) = revisions
             .pop_first()?
@@ -60,11 +83,17 @@ pub(crate) fn append(
             break;
         };
         let bounds = (oldest, 0, &[][..])..(oldest + 1, 0, &[][..]);
-        before.retain_in(bounds, |_, _| false)?;
+        before.retain_in(bounds, |(_, _, key), image| {
+            bytes = bytes.saturating_sub(row_bytes(key, image));
+            false
+        })?;
         history = history.saturating_sub(objects);
     }
     meta.insert(HISTORY_KEY, history)?;
-    Ok(number)
+    Ok(Size {
+        revision: number,
+        bytes,
+    })
 }
 
 /// Undoes and forgets all revisions behind this one.

@@ -41,7 +41,7 @@ pub use sync::Announced;
 use redb::{Database, Durability, ReadableDatabase, ReadableTable, TableError, WriteTransaction};
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use layout::{BEFORE, META, OBJECTS, REVISIONS};
 
@@ -80,13 +80,15 @@ pub struct Signed<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct Ticket(u64);
 
-/// How much history is kept: the newest revisions, as many as meet both bounds, and always one.
+/// How much history is kept: the newest revisions, as many as meet all bounds, and always one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Keep {
     /// Revisions.
     pub revisions: u64,
     /// Objects in all of them.
     pub objects: u64,
+    /// Bytes of what they replaced. A change of a group with 10,000 rules replaces some 400 KB.
+    pub bytes: u64,
 }
 
 impl Default for Keep {
@@ -94,6 +96,7 @@ impl Default for Keep {
         Keep {
             revisions: 1_000,
             objects: 1 << 18,
+            bytes: 64 << 20,
         }
     }
 }
@@ -129,6 +132,7 @@ pub struct Store {
     reopen: Reopen,
     database: RwLock<Opened>,
     sync: sync::State,
+    history: Mutex<Option<history::Size>>,
 }
 
 impl Store {
@@ -186,6 +190,7 @@ impl Store {
                 whose: Whose::Ours,
             }),
             sync: sync::State::default(),
+            history: Mutex::default(),
         })
     }
 
@@ -268,10 +273,14 @@ impl Store {
     /// Writes a change, all or nothing, as a revision of its own. It is there for whoever reads,
     /// and outlives a crash once it is synced.
     pub fn write(&self, signed: Signed, puts: &[Put]) -> Result<Ticket, Error> {
-        let write =
-            |transaction: &WriteTransaction| history::append(transaction, signed, puts, self.keep);
-        self.transact(Durability::None, write, |revision| {
-            self.sync.written(revision)
+        let size = || self.history.lock().unwrap_or_else(PoisonError::into_inner);
+        let write = |transaction: &WriteTransaction| {
+            let known = *size();
+            history::append(transaction, signed, puts, self.keep, known)
+        };
+        self.transact(Durability::None, write, |now| {
+            *size() = Some(now);
+            self.sync.written(now.revision)
         })
     }
 

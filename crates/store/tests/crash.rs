@@ -113,6 +113,7 @@ impl Disk {
         let keep = Keep {
             revisions: 8,
             objects: 100,
+            ..Keep::default()
         };
         Store::on("the disk", keep, move || disk.clone())
     }

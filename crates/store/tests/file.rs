@@ -58,6 +58,7 @@ fn history_goes_back_as_far_as_it_is_kept() {
     let keep = Keep {
         revisions: 3,
         objects: 100,
+        ..Keep::default()
     };
     let store = Store::open(dir.path(), keep).unwrap();
     write(&store, "one", &[put("a", Some("1"))]);
@@ -100,6 +101,40 @@ fn history_goes_back_as_far_as_it_is_kept() {
     write(&store, "five", &many);
     assert_eq!(authors(&store), [(5, "five".into(), 200)]);
     assert_eq!(store.back_to(4).unwrap().len(), 200);
+}
+
+/// Of a large object each change is as large: what was replaced is bounded by its bytes, and what
+/// an earlier process wrote counts.
+#[test]
+fn history_of_large_objects_is_shorter() {
+    let dir = tempfile::tempdir().unwrap();
+    let keep = Keep {
+        bytes: 5_000,
+        ..Keep::default()
+    };
+    let large = "x".repeat(1_000);
+    let kept = |store: &Store| store.history().unwrap().len();
+    let store = Store::open(dir.path(), keep).unwrap();
+    for _ in 0..4 {
+        write(&store, "somebody", &[put("a", Some(&large))]);
+    }
+    assert_eq!(kept(&store), 4);
+    drop(store);
+    let store = Store::open(dir.path(), keep).unwrap();
+    for _ in 0..9 {
+        write(&store, "somebody", &[put("a", Some(&large))]);
+        assert!(kept(&store) <= 5);
+    }
+    // The first replaced nothing; each of the others is 1,001 bytes.
+    assert_eq!(kept(&store), 4);
+    let small = [put("b", Some("1"))];
+    write(&store, "somebody", &small);
+    write(&store, "somebody", &[put("b", Some("2"))]);
+    assert_eq!(kept(&store), 6, "small changes are kept beside");
+    let whole = "x".repeat(10_000);
+    write(&store, "somebody", &[put("a", Some(&whole))]);
+    write(&store, "somebody", &[put("a", None)]);
+    assert_eq!(kept(&store), 1, "the newest always is");
 }
 
 #[test]
