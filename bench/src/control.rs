@@ -132,6 +132,7 @@ pub async fn add_rule(
     grpc.add_rule(v1::RuleRequest {
         group: GROUP.to_owned(),
         rule: Some(rule),
+        brief: true,
     })
     .await?;
     Ok(start.elapsed().as_secs_f64())

@@ -89,6 +89,7 @@ async fn populate(daemon: &Daemon) {
     let add = v1::RuleRequest {
         group: "we\"b\\s".into(),
         rule: Some(rule),
+        brief: false,
     };
     within(client.add_rule(add)).await.unwrap();
     // Refused, and counted as that.

@@ -583,11 +583,13 @@ async fn a_tenant_sees_and_changes_its_own_networks_and_groups_alone() {
             peer: Some(v1::rule::Peer::Group("red-web".into())),
             ..Default::default()
         }),
+        brief: false,
     };
     denied(within(blue.add_rule(peer)).await, "group 'red-web'");
     let red = v1::MemberRequest {
         group: "red-web".into(),
         member: "10.0.0.2".into(),
+        brief: false,
     };
     denied(within(blue.add_member(red)).await, "group 'red-web'");
     denied(

@@ -290,6 +290,7 @@ async fn a_group_s_settings_change_and_its_rules_stay() {
     let rule = v1::RuleRequest {
         group: "web".into(),
         rule: Some(http("0.0.0.0/0")),
+        brief: false,
     };
     let with_rule = within(client.add_rule(rule)).await.unwrap().into_inner();
     let same = within(client.update_group(update(None, None)))
@@ -340,10 +341,12 @@ async fn a_group_s_life() {
     let request = |rule| v1::RuleRequest {
         group: "web".into(),
         rule: Some(rule),
+        brief: false,
     };
     let member = |member: &str| v1::MemberRequest {
         group: "web".into(),
         member: member.into(),
+        brief: false,
     };
 
     let after = within(client.add_rule(request(http("10.1.2.3/8"))))
@@ -364,6 +367,15 @@ async fn a_group_s_life() {
             .into_inner(),
         after
     );
+    let brief = within(client.add_rule(v1::RuleRequest {
+        brief: true,
+        ..request(http("10.1.2.3/8"))
+    }));
+    let name_alone = v1::Group {
+        id: "web".into(),
+        ..Default::default()
+    };
+    assert_eq!(brief.await.unwrap().into_inner(), name_alone);
     let after = within(client.add_member(member("FE80:0::1")))
         .await
         .unwrap()
@@ -552,6 +564,7 @@ async fn errors_have_codes_and_change_nothing() {
     let undirected = v1::RuleRequest {
         group: "g".into(),
         rule: Some(v1::Rule::default()),
+        brief: false,
     };
     assert_eq!(
         within(client.add_rule(undirected))
@@ -725,6 +738,7 @@ async fn a_watcher_sees_what_is_and_every_change() {
     within(client.add_member(v1::MemberRequest {
         group: "g".into(),
         member: "10.0.0.1".into(),
+        brief: false,
     }))
     .await
     .unwrap();
@@ -891,6 +905,7 @@ async fn bench_nics_talk_and_are_counted() {
             protocol: Some(1),
             ..Default::default()
         }),
+        brief: false,
     }))
     .await
     .unwrap();
@@ -962,6 +977,7 @@ async fn bench_nics_talk_and_are_counted() {
     within(client.delete_rule(v1::RuleRequest {
         group: "ping".into(),
         rule,
+        brief: false,
     }))
     .await
     .unwrap();

@@ -162,6 +162,7 @@ impl V1 {
         let request = proto::RuleRequest {
             group: group.into(),
             rule: Some(rule),
+            brief: true,
         };
         self.ask("AddRule", request, async |grpc, request| {
             grpc.add_rule(request).await
@@ -174,6 +175,7 @@ impl V1 {
         let request = proto::RuleRequest {
             group: group.into(),
             rule: Some(rule),
+            brief: true,
         };
         self.ask("DeleteRule", request, async |grpc, request| {
             grpc.delete_rule(request).await
@@ -186,6 +188,7 @@ impl V1 {
         let request = proto::MemberRequest {
             group: group.into(),
             member: member.into(),
+            brief: true,
         };
         self.ask("AddMember", request, async |grpc, request| {
             grpc.add_member(request).await
@@ -198,6 +201,7 @@ impl V1 {
         let request = proto::MemberRequest {
             group: group.into(),
             member: member.into(),
+            brief: true,
         };
         self.ask("DeleteMember", request, async |grpc, request| {
             grpc.delete_member(request).await

@@ -148,8 +148,14 @@ fn group_to_make(control: &Permitted, id: &str) -> Result<GroupId, Refusal> {
     Ok(id)
 }
 
-/// A group after an operation on it; an empty one where there is none.
-fn group_after(control: &Permitted, id: &GroupId) -> v1::Group {
+/// A group after an operation on it; an empty one where there is none. Brief: its id alone.
+fn group_after(control: &Permitted, id: &GroupId, brief: bool) -> v1::Group {
+    if brief {
+        return v1::Group {
+            id: id.to_string(),
+            ..Default::default()
+        };
+    }
     match control.group(id) {
         Ok(group) => render::group(&group),
         Err(_) => render::group(&control::model::Group::new(id.clone())),
@@ -321,7 +327,7 @@ impl Butterfly for Service {
             let group = convert::group(group)?;
             let id = group_to_make(control, group.id.as_str())?;
             control.put_group(group)?;
-            Ok(group_after(control, &id))
+            Ok(group_after(control, &id, false))
         })
         .await
     }
@@ -337,7 +343,7 @@ impl Butterfly for Service {
                 .transpose()?;
             let (allow, silent) = (update.allow_midstream, update.silent_midstream);
             control.update_group(&id, removal, allow, silent)?;
-            Ok(group_after(control, &id))
+            Ok(group_after(control, &id, false))
         })
         .await
     }
@@ -361,7 +367,7 @@ impl Butterfly for Service {
         self.control(caller, move |control| {
             let id = group_to_make(control, &request.group)?;
             control.add_rule(&id, convert::rule(&rule)?)?;
-            Ok(group_after(control, &id))
+            Ok(group_after(control, &id, request.brief))
         })
         .await
     }
@@ -372,7 +378,7 @@ impl Butterfly for Service {
         self.control(caller, move |control| {
             let id = GroupId::new(&request.group)?;
             control.delete_rule(&id, &convert::rule(&rule)?)?;
-            Ok(group_after(control, &id))
+            Ok(group_after(control, &id, request.brief))
         })
         .await
     }
@@ -382,7 +388,7 @@ impl Butterfly for Service {
         self.control(caller, move |control| {
             let id = group_to_make(control, &request.group)?;
             control.add_member(&id, convert::member(&request.group, &request.member)?)?;
-            Ok(group_after(control, &id))
+            Ok(group_after(control, &id, request.brief))
         })
         .await
     }
@@ -392,7 +398,7 @@ impl Butterfly for Service {
         self.control(caller, move |control| {
             let id = GroupId::new(&request.group)?;
             control.delete_member(&id, convert::member(&request.group, &request.member)?)?;
-            Ok(group_after(control, &id))
+            Ok(group_after(control, &id, request.brief))
         })
         .await
     }
