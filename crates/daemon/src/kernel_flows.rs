@@ -20,7 +20,8 @@ use rustix::time::{ClockId, clock_gettime};
 use xdp::Table;
 
 /// How often workers are asked what they want entered, for a second after the last time that they
-/// wanted anything, and else.
+/// wanted anything. Then one that wants something says so, and it is only looked whether something
+/// is over.
 const SOON: Duration = Duration::from_millis(5);
 const LATER: Duration = Duration::from_millis(200);
 const LATER_AFTER_NS: u64 = 1_000_000_000;
@@ -52,16 +53,21 @@ fn look_after(switch: &Switch, shared: &KernelFlows, mut table: KernelFlowTable,
     loop {
         let now_ns = monotonic_ns();
         shared.extend(now_ns + GOOD_FOR_NS);
-        match switch.update_kernel_flow_table(&mut table, &mut map) {
-            Ok(0) => {}
-            Ok(_) => wanted_ns = now_ns,
+        let rests = now_ns.saturating_sub(wanted_ns) >= LATER_AFTER_NS;
+        if rests {
+            shared.rest();
+        }
+        let count = match switch.update_kernel_flow_table(&mut table, &mut map) {
+            Ok(count) => count,
             // Nothing is switched any more.
             Err(_) => break,
-        }
-        let wait = match now_ns.saturating_sub(wanted_ns) < LATER_AFTER_NS {
-            true => SOON,
-            false => LATER,
         };
+        if count > 0 {
+            wanted_ns = now_ns;
+        } else if rests {
+            std::thread::park_timeout(LATER);
+        }
+        let wait = if rests { Duration::ZERO } else { SOON };
         if switch.wait_stopping(wait) {
             break;
         }

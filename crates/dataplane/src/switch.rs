@@ -757,6 +757,9 @@ impl Switch {
         self.workers.iter().for_each(WorkerHandle::stop);
         *self.stopping.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.stopped.notify_all();
+        if let Some(kernel) = self.kernel.get() {
+            kernel.wake();
+        }
     }
 
     /// Waits so long, or until [`stop`](Self::stop). True when it was that.

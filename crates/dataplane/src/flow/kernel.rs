@@ -35,12 +35,13 @@
 //! the last packet, and how far each side of TCP has come. Else that is done twice a second, and
 //! whenever flows are listed.
 //!
-//! **Who does what.** Workers make no system call for it. A worker asks, through a ring of its own
-//! that may be full, for a direction that has sent [`ENOUGH`] frames to be entered; a thread of the
-//! daemon, which owns the [`KernelFlowTable`], chooses a place and enters it in the kernel's map
-//! ([`KernelMap`]), and tells the worker. A flow that ends marks its place; the thread takes it
-//! out of the map and gives the place to others. All places taken, a full map or a full ring cost
-//! speed alone.
+//! **Who does what.** A worker asks, through a ring of its own that may be full, for a direction
+//! that has sent [`ENOUGH`] frames to be entered; a thread of the daemon, which owns the
+//! [`KernelFlowTable`], chooses a place and enters it in the kernel's map ([`KernelMap`]), and
+//! tells the worker. A flow that ends marks its place; the thread takes it out of the map and gives
+//! the place to others. All places taken, a full map or a full ring cost speed alone. Workers make
+//! no system call for any of it but one: who asks while the thread [rests](KernelFlows::rest),
+//! since nobody has asked for a while, wakes it.
 //!
 //! **Idle.** A direction that was silent for as long as the shortest timeout comes up, as one does
 //! that may be over: the path knows its timeout, and permits it again or begins another flow.
@@ -53,9 +54,10 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, OnceLock};
+use std::thread::Thread;
 
 use bytemuck::allocation::zeroed_slice_box;
 use foldhash::fast::RandomState;
@@ -143,6 +145,9 @@ pub struct KernelFlows {
     devices: Box<[AtomicU32]>,
     held: AtomicU32,
     refused: AtomicU64,
+    /// The thread that enters directions, and whether it rests.
+    thread: OnceLock<Thread>,
+    rests: AtomicBool,
 }
 
 /// The connection that has a place: what is known of it beside its states.
@@ -198,7 +203,29 @@ impl KernelFlows {
             devices: zeroed_slice_box(MAX_PORTS),
             held: AtomicU32::new(0),
             refused: AtomicU64::new(0),
+            thread: OnceLock::new(),
+            rests: AtomicBool::new(false),
         })
+    }
+
+    /// Said by the thread that updates the [`KernelFlowTable`], always the same one, before an
+    /// update behind which it is going to park: the next worker that asks for something, also
+    /// meanwhile, unparks it, and no other one does.
+    pub fn rest(&self) {
+        self.thread.get_or_init(std::thread::current);
+        self.rests.store(true, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Unparks that thread if it [rests](Self::rest).
+    pub(crate) fn wake(&self) {
+        fence(Ordering::SeqCst);
+        if self.rests.load(Ordering::Relaxed)
+            && self.rests.swap(false, Ordering::SeqCst)
+            && let Some(thread) = self.thread.get()
+        {
+            thread.unpark();
+        }
     }
 
     /// How many connections there is room for.
@@ -514,9 +541,16 @@ impl KernelPart {
             wire: offer.to.0.wire(),
             charged: entry.charged(),
         };
-        if self.asks.try_send(ask).is_ok() {
-            entry.sides[side].asked.set(asked);
+        self.ask(ask).then(|| entry.sides[side].asked.set(asked));
+    }
+
+    /// False: the ring is full.
+    fn ask(&self, ask: Ask) -> bool {
+        let is_taken = self.asks.try_send(ask).is_ok();
+        if is_taken {
+            self.shared.wake();
         }
+        is_taken
     }
 
     /// Another worker may change the flow's state or end it meanwhile: it takes the mark away
@@ -985,6 +1019,8 @@ impl KernelFlowTable {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::flow::info::Party;
     use crate::ids::PortUid;
@@ -1105,6 +1141,43 @@ mod tests {
         let next = table.enter(&ask((1, 2), 1001, 0), &mut map).unwrap();
         assert_eq!(next.place, 0);
         assert_ne!(tag(0), before, "nothing of before fits it");
+    }
+
+    /// Who rests is woken by the first that asks, and by nobody when it does not rest.
+    #[test]
+    fn who_asks_wakes_the_thread_that_rests() {
+        const LONG: Duration = Duration::from_secs(60);
+        const SHORT: Duration = Duration::from_millis(20);
+        let shared = shared(64);
+        let (mut table, mut parts) = KernelFlowTable::new(&shared, [Arc::default()].into_iter());
+        let part = parts.pop().unwrap();
+        let (said, hears) = sync_channel(0);
+        let of_thread = shared.clone();
+        let thread = std::thread::spawn(move || {
+            for rests in [true, true, false] {
+                if rests {
+                    of_thread.rest();
+                }
+                // What comes before it parks wakes it as well.
+                said.send("parks").unwrap();
+                std::thread::park();
+                said.send("is awake").unwrap();
+            }
+        });
+        let mut map = Map(HashMap::new(), 1000);
+        for port in [1000, 1002] {
+            assert_eq!(hears.recv_timeout(LONG), Ok("parks"));
+            assert!(part.ask(ask((1, 9), port, 0)) && part.ask(ask((1, 9), port + 1, 0)));
+            assert_eq!(hears.recv_timeout(LONG), Ok("is awake"));
+            let update = table.update(&mut map, |_, _| Ok::<_, ()>(Vec::new()));
+            assert_eq!(update, Ok(2));
+        }
+        assert_eq!(hears.recv_timeout(LONG), Ok("parks"));
+        assert!(part.ask(ask((1, 9), 1004, 0)));
+        assert!(hears.recv_timeout(SHORT).is_err(), "it has not said so");
+        thread.thread().unpark();
+        assert_eq!(hears.recv_timeout(LONG), Ok("is awake"));
+        thread.join().unwrap();
     }
 
     /// A NIC asks for all places, and keeps them.
