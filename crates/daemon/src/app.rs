@@ -7,6 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use control::model::SocketAccess;
 use control::{Author, Controller};
+use io::trace::Folder;
 use io::vhost::Server;
 use rustix::time::{ClockId, clock_gettime};
 use store::{Announced, Ticket};
@@ -185,6 +186,8 @@ pub struct App {
     pub uplinks: Arc<uplinks::Control>,
     pub balancer: Arc<balancer::Engine>,
     pub router: Arc<router::Control>,
+    /// Of NICs' packets.
+    pub traces: Folder,
     /// What is told to those who ask for it.
     pub health: Health,
     /// What can be read again.
@@ -206,6 +209,7 @@ pub struct Features {
     pub uplinks: Arc<uplinks::Control>,
     pub balancer: Arc<balancer::Engine>,
     pub router: Arc<router::Control>,
+    pub traces: Folder,
     pub reload: Reload,
     pub upgrade: Upgrade,
 }
@@ -226,6 +230,7 @@ impl App {
             uplinks: features.uplinks,
             balancer: features.balancer,
             router: features.router,
+            traces: features.traces,
             health: Health::default(),
             reload: features.reload,
             sflow: Sflow::default(),

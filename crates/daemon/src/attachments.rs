@@ -6,7 +6,7 @@ pub mod veths;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -17,8 +17,8 @@ use io::bench::{BenchMode, BenchPort};
 use io::guest_memory::MissingPages;
 use io::port::Port;
 use io::tap::{TapOptions, TapPort};
-use io::trace::Trace;
 use io::trace::capture::Tap;
+use io::trace::{Folder, Trace};
 use io::vhost::{MAX_PAIRS, NicOptions, PortKey, PortSink, PortState, Server, SessionKeeper};
 
 use crate::bench_report;
@@ -48,7 +48,7 @@ pub struct HostAttachments {
     workers: Arc<StartGate>,
     switch: Arc<Switch>,
     states: PortStates,
-    trace_dir: PathBuf,
+    traces: Folder,
     sockets: NicSockets,
     missing_pages: MissingPages,
     veths: VethNics,
@@ -115,12 +115,12 @@ fn cable(name: &str) -> String {
 
 impl HostAttachments {
     /// Starts the vhost-user server; `workers` is where all ports wait until it is opened. Packet
-    /// traces are written beneath `trace_dir` alone; no other daemon has `socket_dir`. The kernel
+    /// traces are written beneath `traces` alone; no other daemon has `socket_dir`. The kernel
     /// may forward so many flows between containers itself.
     pub fn start(
         workers: Arc<StartGate>,
         states: PortStates,
-        trace_dir: PathBuf,
+        traces: Folder,
         sockets: NicSockets,
         socket_dir: &Path,
         others: Others,
@@ -154,7 +154,7 @@ impl HostAttachments {
             workers,
             switch,
             states,
-            trace_dir,
+            traces,
             sockets,
             missing_pages: MissingPages::Made,
             removals: Removals::new(held.clone()),
@@ -469,7 +469,7 @@ impl Attachments for HostAttachments {
     }
 
     fn trace(&mut self, nic: &Nic, path: &str) -> Result<Option<Trace>, AttachError> {
-        let trace = Trace::open(&self.trace_dir, Path::new(path), nic.id.as_str());
+        let trace = Trace::open(&self.traces, Path::new(path), nic.id.as_str());
         trace
             .map(Some)
             .map_err(|e| AttachError(format!("packet trace {path}: {e}")))

@@ -11,7 +11,7 @@ use clap::ValueEnum;
 
 use crate::cores::{Cores, count};
 use crate::logging::Level;
-use crate::options::{DSCP_MAX, OuterChecksum, mode, mtu, sflow_rate};
+use crate::options::{DSCP_MAX, OuterChecksum, mode, mtu, sflow_rate, size};
 
 /// What the file says; `None` where it says nothing.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -34,6 +34,7 @@ pub struct Ini {
     pub vxlan_dscp: Option<u8>,
     pub vxlan_checksum: Option<OuterChecksum>,
     pub trace_dir: Option<PathBuf>,
+    pub trace_dir_max: Option<u64>,
     pub api_group: Option<String>,
     pub vhost_owner: Option<String>,
     pub vhost_group: Option<String>,
@@ -111,6 +112,9 @@ fn set(ini: &mut Ini, section: &str, key: &str, value: &str) -> Result<(), Strin
         ("general", "store") => ini.store = Some(value.into()),
         ("general", "keeper") => ini.keeper = Some(value.into()),
         ("general", "trace-dir") => ini.trace_dir = Some(value.into()),
+        ("general", "trace-dir-max") => {
+            ini.trace_dir_max = Some(size(value).map_err(|e| format!("{name}: {e}"))?)
+        }
         ("general", "api-group") => ini.api_group = Some(value.to_owned()),
         ("general", "vhost-owner") => ini.vhost_owner = Some(value.to_owned()),
         ("general", "vhost-group") => ini.vhost_group = Some(value.to_owned()),
@@ -196,6 +200,7 @@ fn known(section: &str, key: &str) -> bool {
                 | "graph-cpu-core"
                 | "graph-core-id"
                 | "trace-dir"
+                | "trace-dir-max"
                 | "workers"
                 | "dpdk-args"
                 | "nic-mtu"
@@ -262,6 +267,7 @@ socket-dir = /run/b
 graph-cpu-core = 2,4-5
 graph-core-id = 6
 trace-dir = /t
+trace-dir-max = 2G
 api-group = a
 vhost-owner = o
 vhost-group = g
@@ -315,6 +321,7 @@ audit = /var/log/butterfly/audit.json
             vxlan_dscp: Some(46),
             vxlan_checksum: Some(OuterChecksum::On),
             trace_dir: Some("/t".into()),
+            trace_dir_max: Some(2 << 30),
             api_group: Some("a".into()),
             vhost_owner: Some("o".into()),
             vhost_group: Some("g".into()),
@@ -434,6 +441,7 @@ audit = /var/log/butterfly/audit.json
             vxlan_dscp: Some(_),
             vxlan_checksum: Some(_),
             trace_dir: Some(_),
+            trace_dir_max: Some(_),
             api_group: Some(_),
             vhost_owner: Some(_),
             vhost_group: Some(_),

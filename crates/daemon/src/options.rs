@@ -66,6 +66,11 @@ pub struct Options {
     /// wrote them; of the systemd service /var/lib/butterfly/traces]
     #[arg(long, value_name = "DIR")]
     pub(crate) trace_dir: Option<PathBuf>,
+    /// Bytes that all packet traces there may have together, those of before among them: 500M, 16G.
+    /// Beyond it they record nothing more, and none is deleted [default: a quarter of the file
+    /// system, 16G at the most]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) trace_dir_max: Option<u64>,
     /// Keep what is declared in this folder, so that it outlives the daemon; none: nothing does
     /// [default: none; of the systemd service /var/lib/butterfly]
     #[arg(long, value_name = "DIR")]
@@ -344,6 +349,8 @@ pub struct Settings {
     pub(crate) packet_trace: bool,
     /// Beneath which packet traces are written, absolute.
     pub(crate) trace_dir: PathBuf,
+    /// Bytes that they may have together; `None`: a part of the disk.
+    pub(crate) trace_dir_max: Option<u64>,
     /// Where the store is; `None`: nothing outlives the daemon.
     pub(crate) store: Option<PathBuf>,
     /// The socket of who has TAP devices outlive the daemon.
@@ -550,6 +557,13 @@ impl Settings {
             )
             .or_else(|| traces_of(options.state_directory.as_deref()?))
             .unwrap_or_else(|| TRACE_DIR.into());
+        let trace_dir_max = said.one(
+            "--trace-dir-max",
+            "trace-dir-max",
+            options.trace_dir_max,
+            ini.trace_dir_max,
+            u64::to_string,
+        );
         let store = said
             .one("--store", "store", options.store, ini.store, path)
             .or_else(|| first_of(options.state_directory.as_deref()?))
@@ -755,6 +769,7 @@ impl Settings {
             packet_trace: options.packet_trace,
             trace_dir: std::path::absolute(&trace_dir)
                 .map_err(|e| format!("the folder of traces {}: {e}", trace_dir.display()))?,
+            trace_dir_max,
             store,
             keeper,
             store_revisions: options.store_revisions,
@@ -975,6 +990,21 @@ pub fn sflow_rate(text: &str) -> Result<u32, String> {
         .ok_or_else(|| format!("'{text}' is not a number within 0 and {most}"))
 }
 
+/// A number of bytes as `--trace-dir-max` and `trace-dir-max` take it, or of KiB, MiB, GiB or TiB.
+pub fn size(text: &str) -> Result<u64, String> {
+    let (number, shift) = match text.char_indices().last() {
+        Some((at, 'K')) => (&text[..at], 10),
+        Some((at, 'M')) => (&text[..at], 20),
+        Some((at, 'G')) => (&text[..at], 30),
+        Some((at, 'T')) => (&text[..at], 40),
+        _ => (text, 0),
+    };
+    let digits = number.bytes().all(|byte| byte.is_ascii_digit());
+    let number = number.parse::<u64>().ok().filter(|_| digits);
+    let bytes = number.and_then(|number| number.checked_mul(1 << shift));
+    bytes.ok_or_else(|| format!("'{text}' is no number of bytes, as 500M or 16G"))
+}
+
 /// An MTU as `-m` and `nic-mtu` take it.
 pub fn mtu(text: &str) -> Result<u16, String> {
     match text {
@@ -1051,6 +1081,7 @@ mod tests {
             mtu: None,
             packet_trace: false,
             trace_dir: "/tmp".into(),
+            trace_dir_max: None,
             store: None,
             keeper: None,
             store_revisions: 1000,
@@ -1128,6 +1159,9 @@ mod tests {
             (&["-t", "--packet-trace"], &|s| s.packet_trace = true),
             (&["--trace-dir /var/lib/butterfly/traces"], &|s| {
                 s.trace_dir = "/var/lib/butterfly/traces".into();
+            }),
+            (&["--trace-dir-max 500M"], &|s| {
+                s.trace_dir_max = Some(500 << 20);
             }),
             (&["--store /var/lib/butterfly"], &|s| {
                 s.store = Some("/var/lib/butterfly".into());

@@ -13,6 +13,7 @@ use control::model::{Config, Feature, Interface, NicKind};
 use control::{Controller, NicState, Reach};
 use dataplane::Switch;
 use dataplane::flow::FlowMemory;
+use io::trace::Folder;
 use io::vhost::{PortKey, Server};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sd_notify::NotifyState;
@@ -340,10 +341,11 @@ async fn serve(
         )
     };
     let uplinks = Arc::new(uplinks::Control::start(setup, broken).await?);
+    let traces = Folder::new(&settings.trace_dir, settings.trace_dir_max);
     let attachments = HostAttachments::start(
         start_gate.clone(),
         states.clone(),
-        settings.trace_dir.clone(),
+        traces.clone(),
         sockets,
         &settings.socket_dir,
         Others {
@@ -495,6 +497,7 @@ async fn serve(
             uplinks,
             balancer: engine.clone(),
             router,
+            traces,
             reload: Reload::new(
                 access.clone(),
                 audit,

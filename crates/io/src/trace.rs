@@ -3,21 +3,24 @@
 //! A worker puts copies of frames into a bounded queue; a thread of the trace's own writes them.
 //! When the disk is slower than the traffic the queue is full and frames are lost to the trace,
 //! never to the guest: they are counted, and the count ends up in a pcapng file's interface
-//! statistics. The thread ends, and the file is complete, when the last [`Trace`] is dropped.
-//! Directions are the guest's: what it sent is outbound.
+//! statistics. All traces of a [`Folder`] have so much of the disk together. The thread ends, and
+//! the file is complete, when the last [`Trace`] is dropped. Directions are the guest's: what it
+//! sent is outbound.
 
 pub mod capture;
 mod file;
+mod folder;
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 
 use capture::Tap;
 use file::Format;
+pub use folder::Folder;
 use tracing::warn;
 use wire::pcap;
 pub use wire::pcapng::Direction;
@@ -67,25 +70,28 @@ struct Counts {
     waiting_bytes: AtomicUsize,
     /// Frames that are not in the file: the queue or the file was full, or writing failed.
     lost: AtomicU64,
+    /// There is no room in the folder for what comes.
+    no_room: AtomicBool,
 }
 
 impl Trace {
     /// Makes the file, readable by its owner alone, and starts its thread. `path` must be beneath
-    /// the folder `dir`, by no link. One that is there is gone on with when it is a trace of our
-    /// own; anything else is refused and stays as it is. A name that ends in `.pcap` makes a pcap
-    /// file, any other a pcapng one.
-    pub fn open(dir: &Path, path: &Path, nic: &str) -> io::Result<Trace> {
+    /// the folder, by no link. Where that is full a trace is begun, and records nothing. One that
+    /// is there is gone on with when it is a trace of our own; anything else is refused and stays
+    /// as it is. A name that ends in `.pcap` makes a pcap file, any other a pcapng one.
+    pub fn open(folder: &Folder, path: &Path, nic: &str) -> io::Result<Trace> {
         let format = Format::of(path);
-        let (file, before) = file::open(dir, path, format)?;
+        let (file, before) = file::open(folder.path(), path, format)?;
         let mut head = Vec::new();
         format.begin(&mut head, nic, before == 0);
         let mut out = BufWriter::with_capacity(1 << 16, file);
         out.write_all(&head)?;
         out.flush()?;
-        Self::start(out, path, before + head.len() as u64, format)
+        Self::start(folder, out, path, before + head.len() as u64, format)
     }
 
     fn start(
+        folder: &Folder,
         out: BufWriter<File>,
         path: &Path,
         file_len: u64,
@@ -93,7 +99,13 @@ impl Trace {
     ) -> io::Result<Trace> {
         let (queue, entries) = sync_channel(QUEUE_FRAMES);
         let counts = Arc::new(Counts::default());
+        folder.begin(&counts);
         let writer = Writer {
+            room: Room {
+                folder: folder.clone(),
+                counts: counts.clone(),
+                left: 0,
+            },
             out,
             path: path.to_owned(),
             format,
@@ -222,8 +234,35 @@ impl ToFile {
     }
 }
 
+/// What a trace may write of its folder's.
+struct Room {
+    folder: Folder,
+    counts: Arc<Counts>,
+    /// Bytes that were asked for and are not written.
+    left: u64,
+}
+
+impl Room {
+    fn take(&mut self, bytes: u64) -> Result<(), String> {
+        while self.left < bytes {
+            let piece = bytes.max(folder::PIECE);
+            self.folder.take(piece)?;
+            self.left += piece;
+        }
+        self.left -= bytes;
+        Ok(())
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.folder.end(&self.counts, self.left);
+    }
+}
+
 /// The thread's side.
 struct Writer {
+    room: Room,
     out: BufWriter<File>,
     path: PathBuf,
     format: Format,
@@ -278,6 +317,12 @@ impl Writer {
             );
         }
         if self.full || self.failed {
+            return self.count_unwritten();
+        }
+        if let Err(why) = self.room.take(self.block.len() as u64) {
+            self.full = true;
+            self.counts.no_room.store(true, Ordering::Relaxed);
+            warn!("trace '{}' ends: {why}", self.path.display());
             return self.count_unwritten();
         }
         match self.out.write_all(&self.block) {

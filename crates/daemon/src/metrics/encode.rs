@@ -493,6 +493,7 @@ impl Scrape {
         page.whole(&of::API_REQUESTS, &self.requests.counts)?;
         page.whole(&of::API_DURATION, &self.requests.durations)?;
         page.one(&of::AUDIT_LOST, self.audit_lines_lost)?;
+        page.one(&of::TRACE_LOST, self.trace_frames_lost)?;
         page.family(&of::FLOW_RECORDS, |rows| {
             let mut all = flow_log::KINDS.iter().zip(self.flow_records);
             all.try_for_each(|(kind, count)| rows.add(&[kind], count))

@@ -195,6 +195,9 @@ families! {
         "From a request to its answer, or to the first of a stream. A change is in force by then.";
     AUDIT_LOST = Counter "butterfly_audit_lost_lines" ()
         "Lines that could not be written to the audit file.";
+    TRACE_LOST = Counter "butterfly_packet_trace_lost_frames" ()
+        "Frames that are missing in packet traces: the disk was too slow, or a file or the folder \
+         is full (--trace-dir-max).";
     FLOW_RECORDS = Counter "butterfly_flow_log_records" ("kind")
         "Connections that began and ended, and sums of refused packets, that the flow log has told \
          (docs/flows.md).";

@@ -41,6 +41,7 @@ pub struct Scrape {
     pub router: Option<v1::RouterStatus>,
     pub requests: Requests,
     pub audit_lines_lost: u64,
+    pub trace_frames_lost: u64,
     /// By the names of [`flow_log`](crate::flow_log).
     pub flow_records: [u64; 3],
     pub flow_records_lost: [u64; 4],
@@ -121,6 +122,7 @@ fn read(app: &App, requests: Requests, router: Option<v1::RouterStatus>) -> Resu
         router,
         requests,
         audit_lines_lost: app.reload.audit().lost(),
+        trace_frames_lost: app.traces.lost(),
         flow_records: app.reload.flow_log().counts().told(),
         flow_records_lost: app.reload.flow_log().counts().lost(),
         samples: app.sflow.counts().sent(),

@@ -242,7 +242,8 @@ pub fn brief(app: &App, control: &Permitted, router: String) -> v1::Status {
     }
 }
 
-/// What keeps frames from passing while the daemon itself works, a sentence each.
+/// What keeps frames from passing, or from being recorded, while the daemon itself works, a
+/// sentence each.
 fn warnings(app: &App) -> Vec<String> {
     let mut warnings = app
         .uplinks
@@ -251,5 +252,6 @@ fn warnings(app: &App) -> Vec<String> {
         .unwrap_or_default();
     let losing = app.balancer.losing();
     warnings.extend(losing.iter().map(|name| balancer::loss(name)));
+    warnings.extend(app.traces.warning());
     warnings
 }

@@ -5,6 +5,7 @@ use dataplane::DropReason::*;
 use dataplane::overlay::{Flood, HostIdx};
 use dataplane::underlay::Hop;
 use dataplane::{Simulation, Trace, WorkerConfig};
+use io::trace::Folder;
 use wire::parse::TcpFlags;
 use wire::{Mac, build};
 
@@ -435,7 +436,7 @@ fn a_trace_has_a_frame_that_has_waited_once() {
     let folder = tempfile::tempdir().unwrap();
     let (mut host, a, b) = strangers();
     let path = folder.path().join("a.pcapng");
-    let trace = Trace::open(folder.path(), &path, "a").unwrap();
+    let trace = Trace::open(&Folder::new(folder.path(), None), &path, "a").unwrap();
     host.lab
         .configure(a, |config| config.trace = Some(trace.clone()));
     host.waits(a, &[udp(a, b.nic, Family::V4, 1, 2)]);

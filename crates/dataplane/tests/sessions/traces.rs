@@ -6,6 +6,7 @@ use std::sync::Arc;
 use dataplane::limits::{Limit, Limits, Meters};
 use dataplane::trial::{By, Outcome, Stage};
 use dataplane::{DropReason, RuleSlot, Trace};
+use io::trace::Folder;
 use wire::offload::Offload;
 
 use crate::lab::*;
@@ -33,8 +34,8 @@ fn a_trace_holds_what_passed_and_what_did_not() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     let (mut lab, a, b) = Lab::pair(vec![allow_in(UDP, 53)]);
-    let trace_a = Trace::open(folder.path(), &path("a"), "a").unwrap();
-    let trace_b = Trace::open(folder.path(), &path("b"), "b").unwrap();
+    let trace_a = Trace::open(&Folder::new(folder.path(), None), &path("a"), "a").unwrap();
+    let trace_b = Trace::open(&Folder::new(folder.path(), None), &path("b"), "b").unwrap();
     lab.configure(a, |config| config.trace = Some(trace_a.clone()));
     lab.configure(b, |config| config.trace = Some(trace_b.clone()));
     let asked = udp(a, b, Family::V4, 1, 53);
@@ -68,7 +69,7 @@ fn a_receivers_trace_and_a_trial_know_what_began_on_the_fast_path() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("b");
     let (mut lab, a, b) = Lab::pair(vec![allow_in(UDP, 53)]);
-    let trace = Trace::open(folder.path(), &path, "b").unwrap();
+    let trace = Trace::open(&Folder::new(folder.path(), None), &path, "b").unwrap();
     let connections = Some(Limit { rate: 1, burst: 1 });
     let limits = Limits {
         connections,

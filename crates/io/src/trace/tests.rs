@@ -5,6 +5,11 @@ use wire::offload::Offload;
 
 use super::*;
 
+/// A folder that has room.
+fn folder(path: &Path) -> Folder {
+    Folder::new(path, Some(u64::MAX))
+}
+
 /// The file once it has as many bytes.
 fn of_length(path: &Path, length: usize) -> Vec<u8> {
     let deadline = Instant::now() + Duration::from_secs(20);
@@ -54,7 +59,7 @@ fn statistics(bytes: &[u8]) -> (u64, u64) {
 fn a_file_holds_the_frames_in_order_with_direction_and_reason() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("nic.pcapng");
-    let trace = Trace::open(dir.path(), &path, "nic-1").unwrap();
+    let trace = Trace::open(&folder(dir.path()), &path, "nic-1").unwrap();
     assert_eq!(
         std::fs::metadata(&path).unwrap().permissions().mode() & 0o777,
         0o600
@@ -103,7 +108,7 @@ fn a_file_holds_the_frames_in_order_with_direction_and_reason() {
     assert_eq!(of_length(&path, expected.len()), expected);
 
     // Switched on again it goes on behind: another section, and nothing was written at "off".
-    let again = Trace::open(dir.path(), &path, "nic-1").unwrap();
+    let again = Trace::open(&folder(dir.path()), &path, "nic-1").unwrap();
     again.record_bytes(
         Direction::Inbound,
         &[7; 60],
@@ -121,13 +126,15 @@ fn a_file_holds_the_frames_in_order_with_direction_and_reason() {
 fn a_file_has_one_writer() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.pcap");
-    let first = Trace::open(dir.path(), &path, "a").unwrap();
-    let error = Trace::open(dir.path(), &path, "b").unwrap_err().to_string();
+    let first = Trace::open(&folder(dir.path()), &path, "a").unwrap();
+    let error = Trace::open(&folder(dir.path()), &path, "b")
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("is written by another trace"), "{error}");
     // One that is ended is waited for.
     first.record_bytes(Direction::Inbound, &[7; 60], None, 0);
     drop(first);
-    drop(Trace::open(dir.path(), &path, "a").unwrap());
+    drop(Trace::open(&folder(dir.path()), &path, "a").unwrap());
     let whole = wire::pcap::HEADER_LEN + 16 + 60;
     assert_eq!(of_length(&path, whole).len(), whole);
 }
@@ -139,14 +146,14 @@ fn a_pcap_goes_on_in_its_file_as_the_original_s() {
     let mut expected = Vec::new();
     pcap::header(&mut expected);
     for frame in [[1; 60], [2; 60], [3; 60]] {
-        let trace = Trace::open(dir.path(), &path, "nic-1").unwrap();
+        let trace = Trace::open(&folder(dir.path()), &path, "nic-1").unwrap();
         trace.record_bytes(Direction::Outbound, &frame, Some("no_rule"), 5_000_001_000);
         drop(trace);
         pcap::packet(&mut expected, 5_000_001_000, &frame);
         assert_eq!(of_length(&path, expected.len()), expected);
     }
     // On and off again: nothing is added.
-    drop(Trace::open(dir.path(), &path, "nic-1").unwrap());
+    drop(Trace::open(&folder(dir.path()), &path, "nic-1").unwrap());
     assert_eq!(std::fs::read(&path).unwrap(), expected);
 }
 
@@ -168,7 +175,7 @@ fn statistics_golden_bytes() {
 fn frames_that_find_no_room_are_counted_in_the_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("busy.pcapng");
-    let trace = Trace::open(dir.path(), &path, "busy").unwrap();
+    let trace = Trace::open(&folder(dir.path()), &path, "busy").unwrap();
     let frame = vec![1; 60_000];
     // Faster than any disk, though not while others have the processor: 16 MiB wait at most.
     let mut count = 0;
@@ -192,7 +199,7 @@ fn frames_that_find_no_room_are_counted_in_the_file() {
 fn only_a_trace_of_our_own_in_the_folder_is_gone_on_with_and_no_link_is_followed() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
-    let open = |name: &str| Trace::open(dir.path(), &at(name), "nic");
+    let open = |name: &str| Trace::open(&folder(dir.path()), &at(name), "nic");
     let refused = |name: &str| open(name).unwrap_err().to_string();
     // Anything that is no trace stays as it is: a text, the other format, a trace that was cut.
     std::fs::write(at("text.pcap"), "keep me").unwrap();
@@ -241,7 +248,7 @@ fn only_a_trace_of_our_own_in_the_folder_is_gone_on_with_and_no_link_is_followed
         at("../x.pcap"),
         at("folder/../../x.pcap"),
     ] {
-        let error = Trace::open(dir.path(), &path, "nic").unwrap_err();
+        let error = Trace::open(&folder(dir.path()), &path, "nic").unwrap_err();
         assert!(error.to_string().contains("is not beneath"), "{error}");
     }
 }
@@ -254,6 +261,7 @@ fn a_full_disk_ends_the_trace_and_nothing_else() {
         .open("/dev/full")
         .unwrap();
     let trace = Trace::start(
+        &folder(Path::new("/dev")),
         BufWriter::new(full),
         Path::new("/dev/full"),
         0,
@@ -282,7 +290,7 @@ fn a_pcap_whose_last_packet_was_cut_goes_on_behind_the_whole_ones() {
     for cut in whole.len()..=two.len() {
         let path = dir.path().join(format!("cut-{cut}.pcap"));
         std::fs::write(&path, &two[..cut]).unwrap();
-        let trace = Trace::open(dir.path(), &path, "nic-1").unwrap();
+        let trace = Trace::open(&folder(dir.path()), &path, "nic-1").unwrap();
         trace.record_bytes(Direction::Inbound, &[3; 60], None, 3_000_000_000);
         drop(trace);
         let mut expected = if cut == two.len() {
@@ -298,10 +306,83 @@ fn a_pcap_whose_last_packet_was_cut_goes_on_behind_the_whole_ones() {
     let mut broken = two.clone();
     broken[whole.len() - 76 + 10] = 0xff;
     std::fs::write(&path, &broken).unwrap();
-    let error = Trace::open(dir.path(), &path, "nic-1").err().unwrap();
+    let error = Trace::open(&folder(dir.path()), &path, "nic-1")
+        .err()
+        .unwrap();
     assert!(
         error.to_string().contains("has a packet that is broken"),
         "{error}"
     );
     assert_eq!(std::fs::read(&path).unwrap(), broken);
+}
+
+fn size_of(dir: &Path) -> u64 {
+    let files = std::fs::read_dir(dir).unwrap();
+    files
+        .map(|file| file.unwrap().metadata().unwrap().len())
+        .sum()
+}
+
+/// Waits until a trace's file has all that is to come, and its statistics.
+fn ended(trace: Trace, path: &Path) {
+    drop(trace);
+    // Its file is free for the next one when its thread has ended.
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        let file = File::open(path).unwrap();
+        if rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_ok() {
+            return;
+        }
+        assert!(Instant::now() < deadline, "the trace does not end");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// NICs whose guests send on and on, and a daemon that is started again and again.
+#[test]
+fn traces_take_no_more_of_the_disk_than_their_folder_may_and_nothing_is_deleted() {
+    const MOST: u64 = 1 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    // What is no trace does not count.
+    std::fs::write(at("another"), vec![7; 4 << 20]).unwrap();
+    let others = size_of(dir.path());
+    let fill = |folder: &Folder, name: &str| {
+        let trace = Trace::open(folder, &at(name), "nic").unwrap();
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while folder.warning().is_none() {
+            trace.record_bytes(Direction::Inbound, &[1; 1000], None, 1);
+            assert!(Instant::now() < deadline, "it is never full");
+        }
+        let warning = folder.warning().unwrap();
+        assert!(warning.contains("--trace-dir-max): 1;"), "{warning}");
+        let lost = folder.lost();
+        assert!(lost > 0);
+        ended(trace, &at(name));
+        assert_eq!(folder.warning(), None);
+        assert!(folder.lost() >= lost, "what was lost is not forgotten");
+    };
+    let folder = Folder::new(dir.path(), Some(MOST));
+    fill(&folder, "first.pcap");
+    let first = std::fs::read(at("first.pcap")).unwrap();
+    // All but a piece, and no more than there may be.
+    let taken = size_of(dir.path()) - others;
+    assert!(
+        taken <= MOST + 200 && taken > MOST - 3 * folder::PIECE,
+        "{taken}"
+    );
+    // Neither another NIC's nor the next daemon's, and by no other name.
+    fill(&folder, "second.pcapng");
+    for name in ["second.pcapng", "third.pcap", "fourth"] {
+        fill(&Folder::new(dir.path(), Some(MOST)), name);
+    }
+    let taken = size_of(dir.path()) - others;
+    assert!(taken <= MOST + 2000, "{taken}");
+    assert_eq!(std::fs::read(at("first.pcap")).unwrap(), first);
+    // Where somebody has moved some away there is room again.
+    std::fs::remove_file(at("first.pcap")).unwrap();
+    let folder = Folder::new(dir.path(), Some(MOST));
+    fill(&folder, "fifth.pcapng");
+    let taken = size_of(dir.path()) - others;
+    assert!(taken <= MOST + 2000 && taken > MOST / 2, "{taken}");
 }
