@@ -8,6 +8,7 @@ mod heal;
 mod interfaces;
 mod nics;
 mod overlay;
+mod parts;
 mod read;
 mod record;
 mod services;
@@ -30,7 +31,7 @@ use crate::event::{EventKind, Events, NicState};
 use crate::features::{Features, InterfaceStatus, NoFeatures};
 use crate::journal::{Author, Journal};
 use crate::limits;
-use crate::model::{Config, Feature, GroupId, Nic, NicKind, ServiceKey};
+use crate::model::{Config, Feature, GroupId, Nic, NicKind, Part, ServiceKey};
 use crate::services::Checks;
 use crate::stage::{Change, Staged};
 use crate::state::{NicEntry, State};
@@ -48,6 +49,8 @@ pub struct Controller {
     journal: Option<Box<dyn Journal>>,
     /// Who makes the next change.
     author: Author,
+    /// What the author may change, with how much may be there; none: all.
+    parts: Vec<Part>,
     state: State,
     checks: Checks,
     events: Events,
@@ -174,6 +177,7 @@ impl Controller {
             features: Box::new(NoFeatures),
             journal: None,
             author: Author::Daemon,
+            parts: Vec::new(),
             state: State::new(),
             checks: Checks::default(),
             events: Events::new(limits::EVENTS),
@@ -198,6 +202,12 @@ impl Controller {
     /// Who makes the changes from now on.
     pub fn set_author(&mut self, author: Author) {
         self.author = author;
+    }
+
+    /// What of it the author may change: a change that leaves more in a part than may be there is
+    /// refused. None: all. Whether a change is in a part is for the caller to look at.
+    pub fn set_parts(&mut self, parts: Vec<Part>) {
+        self.parts = parts;
     }
 
     /// What operations changed since this was last asked; of several the last one.
@@ -252,6 +262,7 @@ impl Controller {
     fn commit(&mut self, changes: Vec<Change>, dry_run: bool) -> Result<Diff, Error> {
         let mut next = self.state.clone();
         let staged = next.stage(changes, &self.settings, &*self.dataplane)?;
+        parts::check(&self.parts, &self.author, &self.state, &next, &staged)?;
         self.check_paths(&staged)?;
         self.admit(&staged.diff)?;
         if dry_run || staged.diff.is_empty() {

@@ -12,6 +12,7 @@ mod mirror;
 mod nic;
 mod overlay;
 mod parse;
+mod part;
 mod rule;
 mod service;
 mod socket_access;
@@ -34,6 +35,7 @@ pub use overlay::{
 pub use parse::{
     parse_address, parse_addresses, parse_cidr, parse_groups, parse_mac, parse_masked, parse_vni,
 };
+pub use part::{GroupPattern, Part, PartLimits};
 pub use rule::{Direction, Icmp, Peer, Ports, Rule, RuleMatch};
 pub(crate) use service::validate;
 pub use service::{Server, Service, Services, service_key};

@@ -660,6 +660,168 @@ async fn a_tenant_sees_and_changes_its_own_networks_and_groups_alone() {
     assert_eq!(config.endpoints.len(), 1);
 }
 
+/// It takes one after the other, by either API, until it is told that there are no more for it.
+#[tokio::test]
+async fn a_tenant_takes_no_more_of_the_host_than_its_limits_say() {
+    let host = Host::start();
+    let limited = |limits: &str| {
+        let part = "security_groups = [\"blue-*\"]\n";
+        ACCESS.replace(part, &format!("{part}limits = {limits}\n"))
+    };
+    let limits = "{ nics = 3, security_groups = 2, rules = 1, members = 1, bindings = 1 }";
+    write(&host.file("access.toml"), &limited(limits));
+    host.hang_up();
+    let (mut admin, mut blue) = (host.by("admin.test").await, host.by("blue.test").await);
+    #[track_caller]
+    fn full<T>(answer: Result<T, Status>, what: &str) {
+        let status = answer.err().unwrap_or_else(|| panic!("{what}: let in"));
+        assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
+        let said = format!("the part of the certificate of blue.test would have {what}");
+        assert_eq!(status.message(), said);
+    }
+    // What the operators have put there is in its part, and what is elsewhere is not.
+    for (id, vni, last) in [("of-root", 42, 1), ("red", 7, 2)] {
+        within(admin.put_nic(put(nic(id, vni, last))))
+            .await
+            .unwrap();
+    }
+    for (id, vni, last) in [("b1", 42, 3), ("b2", 150, 4)] {
+        within(blue.put_nic(put(guest(id, vni, last))))
+            .await
+            .unwrap();
+    }
+    let one_more = || put(guest("b3", 199, 5));
+    full(
+        within(blue.put_nic(one_more())).await,
+        "4 NICs, the limit is 3",
+    );
+    // As often as it asks, and with the same again nothing is asked for.
+    full(
+        within(blue.put_nic(one_more())).await,
+        "4 NICs, the limit is 3",
+    );
+    within(blue.put_nic(put(guest("b2", 151, 4))))
+        .await
+        .unwrap();
+
+    let rule = |group: &str, port| v1::RuleRequest {
+        group: group.into(),
+        rule: Some(v1::Rule {
+            direction: v1::Direction::Ingress.into(),
+            protocol: Some(6),
+            r#match: Some(v1::rule::Match::Ports(v1::PortRange {
+                start: port,
+                end: port,
+            })),
+            ..Default::default()
+        }),
+        brief: false,
+    };
+    let member = |group: &str, last: u8| v1::MemberRequest {
+        group: group.into(),
+        member: format!("10.0.0.{last}"),
+        brief: false,
+    };
+    within(blue.add_rule(rule("blue-a", 1))).await.unwrap();
+    within(blue.add_member(member("blue-b", 1))).await.unwrap();
+    full(
+        within(blue.put_group(group("blue-c"))).await,
+        "3 groups, the limit is 2",
+    );
+    full(
+        within(blue.add_member(member("blue-c", 1))).await,
+        "3 groups, the limit is 2",
+    );
+    full(
+        within(blue.add_rule(rule("blue-b", 2))).await,
+        "2 rules, the limit is 1",
+    );
+    full(
+        within(blue.add_member(member("blue-a", 2))).await,
+        "2 members, the limit is 1",
+    );
+    let many = v1::PutGroupRequest {
+        group: Some(v1::Group {
+            rules: (2..4).filter_map(|port| rule("", port).rule).collect(),
+            ..group("blue-b").group.unwrap()
+        }),
+    };
+    full(
+        within(blue.put_group(many)).await,
+        "3 rules, the limit is 1",
+    );
+
+    let endpoint = v1::PutEndpointRequest {
+        endpoint: Some(v1::Endpoint {
+            address: "192.0.2.1".into(),
+            ..Default::default()
+        }),
+    };
+    within(admin.put_endpoint(endpoint)).await.unwrap();
+    let bindings = |lasts: std::ops::Range<u8>| v1::PutBindingsRequest {
+        bindings: lasts
+            .map(|last| v1::Binding {
+                vni: 42,
+                mac: format!("52:54:00:00:00:{last:02x}"),
+                addresses: vec![],
+                endpoint: "192.0.2.1".into(),
+            })
+            .collect(),
+    };
+    // None of two that are too many is there.
+    full(
+        within(blue.put_bindings(bindings(1..3))).await,
+        "2 bindings, the limit is 1",
+    );
+    within(blue.put_bindings(bindings(1..2))).await.unwrap();
+
+    if geteuid().is_root() {
+        let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(host.daemon.dir.path(), open).unwrap();
+        for (text, what) in [
+            (
+                r#"nic_add { id: "b3" mac: "52:54:00:12:34:99" vni: 42 }"#,
+                "4 NICs",
+            ),
+            (r#"sg_add { id: "blue-c" }"#, "3 groups"),
+        ] {
+            let address = host.daemon.v0.clone();
+            let answer = as_user(TENANT, async move || {
+                let request =
+                    format!("messages {{ revision: 6 message_0 {{ request {{ {text} }} }} }}");
+                common::connect_v0(&address).await.ask_text(&request).await
+            });
+            let said = format!("the part of uid {TENANT} would have {what}");
+            assert!(answer.contains("status: false"), "{answer}");
+            assert!(answer.contains(&said), "{answer}");
+        }
+    }
+
+    // What is given back can be taken again, and what is granted anew counts at once.
+    let gone = v1::DeleteNicRequest { id: "b1".into() };
+    within(blue.delete_nic(gone)).await.unwrap();
+    within(blue.put_nic(one_more())).await.unwrap();
+    full(
+        within(blue.put_nic(put(guest("b4", 42, 6)))).await,
+        "4 NICs, the limit is 3",
+    );
+    write(&host.file("access.toml"), &limited("{ nics = 4 }"));
+    within(admin.reload(v1::ReloadRequest {})).await.unwrap();
+    within(blue.put_nic(put(guest("b4", 42, 6)))).await.unwrap();
+    // The host's own operators are not bound by it, nor are other networks.
+    for (id, vni, last) in [("r1", 42, 11), ("r2", 42, 12), ("r3", 7, 13)] {
+        within(admin.put_nic(put(nic(id, vni, last))))
+            .await
+            .unwrap();
+    }
+    let config = within(admin.get_config(v1::GetConfigRequest {}))
+        .await
+        .unwrap();
+    let config = config.into_inner();
+    assert_eq!((config.nics.len(), config.groups.len()), (8, 2));
+    assert_eq!(config.bindings.len(), 1);
+}
+
 #[tokio::test]
 async fn a_state_that_was_made_up_says_nothing_of_other_nics() {
     let host = Host::start();

@@ -153,7 +153,7 @@ impl Gate {
                     peer.shown()
                 )
             }
-            Reach::Part(_) if !need.by_part => format!(
+            Reach::Parts(_) if !need.by_part => format!(
                 "{} is for the whole host, and {} has the role {} for a part of its networks",
                 need.request,
                 peer.shown(),
@@ -182,7 +182,7 @@ impl Gate {
 
     /// Whether somebody may see something still as when that began.
     fn still(&self, peer: &Peer, role: Role, reach: &Reach) -> bool {
-        self.rights(peer).reach(role) == *reach
+        self.rights(peer).reach(role).seen() == reach.seen()
     }
 
     fn generation(&self) -> u64 {

@@ -9,10 +9,11 @@ use std::ops::RangeInclusive;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use control::model::{GroupPattern, PartLimits};
 use nix::unistd::{Group, Uid, User};
 use serde::Deserialize;
 
-use super::policy::{Grant, GroupPattern, Part, Policy, Reach, Role};
+use super::policy::{Grant, Part, Policy, Reach, Role};
 
 /// The largest file that is read, in bytes.
 const SIZE_MAX: u64 = 1 << 20;
@@ -43,6 +44,44 @@ struct Given {
     /// Absent together with `security_groups`: the whole host.
     networks: Option<Vec<NumberOrRange>>,
     security_groups: Option<Vec<String>>,
+    limits: Option<GivenLimits>,
+}
+
+/// How much there may be in the part; what is left out is as [`PartLimits`] has it.
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields)]
+struct GivenLimits {
+    nics: Option<u32>,
+    networks: Option<u32>,
+    bindings: Option<u32>,
+    binding_addresses: Option<u32>,
+    security_groups: Option<u32>,
+    rules: Option<u32>,
+    members: Option<u32>,
+}
+
+impl GivenLimits {
+    fn limits(self) -> PartLimits {
+        let or = |given: Option<u32>, limit| given.map_or(limit, |given| given as usize);
+        let PartLimits {
+            nics,
+            networks,
+            bindings,
+            binding_addresses,
+            groups,
+            rules,
+            members,
+        } = PartLimits::default();
+        PartLimits {
+            nics: or(self.nics, nics),
+            networks: or(self.networks, networks),
+            bindings: or(self.bindings, bindings),
+            binding_addresses: or(self.binding_addresses, binding_addresses),
+            groups: or(self.security_groups, groups),
+            rules: or(self.rules, rules),
+            members: or(self.members, members),
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -119,7 +158,17 @@ fn grant(given: Given, names: &Names) -> Result<Grant, String> {
             .map(|given| id(given, kind, of))
             .collect::<Result<Vec<u32>, String>>()
     };
+    if given.limits.is_some() && given.role == Role::View {
+        return Err("limits are for the role operate: who has the role view makes nothing".into());
+    }
     let reach = match (given.networks, given.security_groups) {
+        (None, None) if given.limits.is_some() => {
+            return Err(
+                "limits are for a part of the networks: the grant has neither networks nor \
+                 security_groups"
+                    .into(),
+            );
+        }
         (None, None) => Reach::Whole,
         (networks, groups) => {
             if given.role == Role::Admin {
@@ -131,13 +180,14 @@ fn grant(given: Given, names: &Names) -> Result<Grant, String> {
             }
             let networks = networks.unwrap_or_default();
             let groups = groups.unwrap_or_default();
-            Reach::Part(Part {
+            Reach::Parts(vec![Part {
                 networks: networks.iter().map(range).collect::<Result<_, _>>()?,
                 groups: groups
                     .iter()
                     .map(|id| pattern(id))
                     .collect::<Result<_, _>>()?,
-            })
+                limits: given.limits.unwrap_or_default().limits(),
+            }])
         }
     };
     let grant = Grant {
@@ -244,6 +294,10 @@ mod tests {
         let vni = |id| wire::Vni::new(id).unwrap();
         assert!(rights.reach(Role::Operate).has_network(vni(150)));
         assert!(!rights.reach(Role::View).has_network(vni(200)));
+        let Reach::Parts(parts) = rights.reach(Role::Operate) else {
+            panic!("{rights:?}");
+        };
+        assert_eq!((parts[0].limits.nics, parts[0].limits.groups), (100, 20));
     }
 
     #[test]
@@ -295,9 +349,62 @@ mod tests {
                 "[[grant]]\nrole = \"view\"\nusers = [1]\nsecurity_groups = [\"\"]",
                 "''",
             ),
+            (
+                "[[grant]]\nrole = \"operate\"\nusers = [1]\nlimits = { nics = 1 }",
+                "grant 1: limits are for a part of the networks",
+            ),
+            (
+                "[[grant]]\nrole = \"view\"\nusers = [1]\nnetworks = [1]\nlimits = { nics = 1 }",
+                "the role operate",
+            ),
+            (
+                "[[grant]]\nrole = \"operate\"\nusers = [1]\nnetworks = [1]\nlimits = { nic = 1 }",
+                "unknown field `nic`",
+            ),
+            (
+                "[[grant]]\nrole = \"operate\"\nusers = [1]\nnetworks = [1]\nlimits = {rules=-1}",
+                "-1",
+            ),
         ] {
             let error = parse(text, &OF_HOST).unwrap_err();
             assert!(error.contains(said), "{text}: {error}");
+        }
+    }
+
+    /// The table of the manual says what a part may have of which nothing is said.
+    #[test]
+    fn limits_that_are_left_out_are_those_of_the_manual() {
+        let manual = include_str!("../../../../docs/access.md");
+        let of = |limits: &str| {
+            let text =
+                format!("[[grant]]\nrole = \"operate\"\nusers = [1]\nnetworks = [1]\n{limits}\n");
+            match parse(&text, &OF_HOST)
+                .unwrap()
+                .rights(&Who::local(1, 1))
+                .reach(Role::Operate)
+            {
+                Reach::Parts(parts) => parts[0].limits,
+                other => panic!("{other:?}"),
+            }
+        };
+        let default = of("");
+        assert_eq!(default, of("limits = {}"));
+        type Field = fn(&mut PartLimits) -> &mut usize;
+        let fields: [(&str, Field); 7] = [
+            ("nics", |limits| &mut limits.nics),
+            ("networks", |limits| &mut limits.networks),
+            ("bindings", |limits| &mut limits.bindings),
+            ("binding_addresses", |limits| &mut limits.binding_addresses),
+            ("security_groups", |limits| &mut limits.groups),
+            ("rules", |limits| &mut limits.rules),
+            ("members", |limits| &mut limits.members),
+        ];
+        for (name, field) in fields {
+            let row = format!("| `{name}` | {} |", field(&mut default.clone()));
+            assert!(manual.contains(&row), "docs/access.md does not say '{row}'");
+            let mut expected = default;
+            *field(&mut expected) = 5;
+            assert_eq!(of(&format!("limits = {{ {name} = 5 }}")), expected);
         }
     }
 

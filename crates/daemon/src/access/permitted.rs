@@ -48,9 +48,10 @@ impl From<Refusal> for Status {
 
 type Done<T> = Result<T, Refusal>;
 
-/// The record is told what was changed.
+/// The record is told what was changed; who comes next has limits of his own.
 impl Drop for Permitted<'_> {
     fn drop(&mut self) {
+        self.control.set_parts(Vec::new());
         if let (Some(changed), Some(record)) = (self.control.take_changed(), &self.caller.record) {
             record.changed(&changed);
         }
@@ -72,6 +73,9 @@ impl<'a> Permitted<'a> {
     pub fn new(control: &'a mut Controller, caller: &'a Caller) -> Permitted<'a> {
         // Of an operation before that nobody kept a record of.
         let _ = control.take_changed();
+        if let Reach::Parts(parts) = &caller.reach {
+            control.set_parts(parts.clone());
+        }
         Permitted { control, caller }
     }
 

@@ -1,9 +1,11 @@
 //! Roles, what they reach, and grants that add up.
 
 use std::fmt;
+#[cfg(test)]
 use std::ops::RangeInclusive;
 
-use control::model::{GroupId, Nic};
+pub use control::model::Part;
+use control::model::{GroupId, Nic, PartLimits};
 use wire::Vni;
 
 use super::peer::{User, Who};
@@ -35,7 +37,8 @@ impl fmt::Display for Role {
 pub enum Reach {
     #[default]
     Nothing,
-    Part(Part),
+    /// Those of one grant each.
+    Parts(Vec<Part>),
     Whole,
 }
 
@@ -50,43 +53,20 @@ pub enum Reaches {
     Whole,
 }
 
-/// Some networks and some security groups.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Part {
-    pub networks: Vec<RangeInclusive<u32>>,
-    pub groups: Vec<GroupPattern>,
-}
-
 /// Networks without a group.
 #[cfg(test)]
-pub fn part(networks: RangeInclusive<u32>) -> Part {
-    Part {
+pub fn part(networks: RangeInclusive<u32>) -> Reach {
+    Reach::Parts(vec![Part {
         networks: vec![networks],
-        groups: vec![],
-    }
-}
-
-/// The id of a group, or how ids begin.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum GroupPattern {
-    Id(String),
-    Prefix(String),
-}
-
-impl GroupPattern {
-    fn matches(&self, id: &str) -> bool {
-        match self {
-            GroupPattern::Id(own) => own == id,
-            GroupPattern::Prefix(prefix) => id.starts_with(prefix),
-        }
-    }
+        ..Part::default()
+    }])
 }
 
 impl Reach {
     pub fn has_network(&self, vni: Vni) -> bool {
         match self {
             Reach::Nothing => false,
-            Reach::Part(part) => part.networks.iter().any(|vnis| vnis.contains(&vni.id())),
+            Reach::Parts(parts) => parts.iter().any(|part| part.has_network(vni)),
             Reach::Whole => true,
         }
     }
@@ -94,7 +74,7 @@ impl Reach {
     pub fn has_group(&self, id: &GroupId) -> bool {
         match self {
             Reach::Nothing => false,
-            Reach::Part(part) => part.groups.iter().any(|group| group.matches(id.as_str())),
+            Reach::Parts(parts) => parts.iter().any(|part| part.has_group(id)),
             Reach::Whole => true,
         }
     }
@@ -107,11 +87,19 @@ impl Reach {
         match (&mut *self, more) {
             (Reach::Whole, _) | (_, Reach::Nothing) => (),
             (Reach::Nothing, _) | (_, Reach::Whole) => *self = more.clone(),
-            (Reach::Part(own), Reach::Part(more)) => {
-                own.networks.extend(more.networks.iter().cloned());
-                own.groups.extend(more.groups.iter().cloned());
+            (Reach::Parts(own), Reach::Parts(more)) => own.extend(more.iter().cloned()),
+        }
+    }
+
+    /// The same to be seen alone, which has no limits.
+    pub(super) fn seen(&self) -> Reach {
+        let mut seen = self.clone();
+        if let Reach::Parts(parts) = &mut seen {
+            for part in parts {
+                part.limits = PartLimits::default();
             }
         }
+        seen
     }
 }
 
@@ -153,7 +141,7 @@ impl Rights {
     pub fn reaches(&self) -> [Reaches; 3] {
         [Role::View, Role::Operate, Role::Admin].map(|role| match self.reach(role) {
             Reach::Nothing => Reaches::Nothing,
-            Reach::Part(_) => Reaches::Part,
+            Reach::Parts(_) => Reaches::Part,
             Reach::Whole => Reaches::Whole,
         })
     }
@@ -167,7 +155,7 @@ impl Rights {
     }
 
     fn add(&mut self, role: Role, reach: &Reach) {
-        self.view.add(reach);
+        self.view.add(&reach.seen());
         if role >= Role::Operate {
             self.operate.add(reach);
         }
@@ -241,13 +229,6 @@ impl Policy {
 mod tests {
     use super::*;
 
-    fn part(networks: &[RangeInclusive<u32>], groups: &[GroupPattern]) -> Reach {
-        Reach::Part(Part {
-            networks: networks.to_vec(),
-            groups: groups.to_vec(),
-        })
-    }
-
     fn grant(role: Role, reach: Reach, uid: u32) -> Grant {
         Grant {
             role,
@@ -274,8 +255,8 @@ mod tests {
         let vni = |id| Vni::new(id).unwrap();
         let policy = Policy::new(vec![
             grant(Role::View, Reach::Whole, 1),
-            grant(Role::Operate, part(&[42..=42], &[]), 1),
-            grant(Role::Operate, part(&[100..=199], &[]), 1),
+            grant(Role::Operate, part(42..=42), 1),
+            grant(Role::Operate, part(100..=199), 1),
             grant(Role::Admin, Reach::Whole, 2),
         ]);
         let rights = policy.rights(&user(1));
@@ -311,7 +292,7 @@ mod tests {
         let by_name = Grant {
             users: vec![],
             certificates: vec!["blue.example.com".into()],
-            ..grant(Role::Operate, part(&[7..=7], &[]), 0)
+            ..grant(Role::Operate, part(7..=7), 0)
         };
         let policy = Policy::new(vec![by_group, by_name]);
         assert_eq!(policy.rights(&user(5)).role(), Some(Role::View));
@@ -321,26 +302,5 @@ mod tests {
         let rights = policy.rights(&named("blue.example.com"));
         assert_eq!(rights.role(), Some(Role::Operate));
         assert_eq!(policy.rights(&named("blue.example.com.evil")).role(), None);
-    }
-
-    #[test]
-    fn a_part_has_groups_by_id_and_by_how_they_begin() {
-        let id = |text| GroupId::new(text).unwrap();
-        let reach = part(
-            &[],
-            &[
-                GroupPattern::Id("web".into()),
-                GroupPattern::Prefix("blue-".into()),
-            ],
-        );
-        for (group, reached) in [
-            ("web", true),
-            ("web2", false),
-            ("blue-db", true),
-            ("blue", false),
-            ("xblue-db", false),
-        ] {
-            assert_eq!(reach.has_group(&id(group)), reached, "{group}");
-        }
     }
 }

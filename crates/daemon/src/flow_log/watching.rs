@@ -294,7 +294,7 @@ mod tests {
     #[tokio::test]
     async fn what_is_another_s_is_neither_told_nor_lost() {
         let watchers = Watchers::default();
-        let blue = Reach::Part(crate::access::part(42..=42));
+        let blue = crate::access::part(42..=42);
         let blue = watchers.add(blue, String::new(), share());
         let red = flood(7);
         while watchers.lock().first == 0 {

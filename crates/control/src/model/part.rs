@@ -1,0 +1,131 @@
+//! A part of what is declared: some networks and some security groups, for somebody who may see or
+//! change these alone, and how much there may be in them.
+
+use super::GroupId;
+use crate::limits;
+use std::ops::RangeInclusive;
+use wire::Vni;
+
+/// Some networks and some security groups.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Part {
+    /// VNIs; ranges may overlap.
+    pub networks: Vec<RangeInclusive<u32>>,
+    /// Ids; patterns may overlap.
+    pub groups: Vec<GroupPattern>,
+    /// What there may be in them.
+    pub limits: PartLimits,
+}
+
+/// The id of a group, or how ids begin.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum GroupPattern {
+    /// This one.
+    Id(String),
+    /// All that begin so.
+    Prefix(String),
+}
+
+/// What may be in a part of what is declared, whoever declares it. What is changed may stay beyond
+/// a limit, but comes no further.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PartLimits {
+    /// NICs in its networks.
+    pub nics: usize,
+    /// VNIs that anything is said of.
+    pub networks: usize,
+    /// MACs that are bound to hosts.
+    pub bindings: usize,
+    /// Addresses of these bindings together.
+    pub binding_addresses: usize,
+    /// Groups.
+    pub groups: usize,
+    /// Rules of these groups together.
+    pub rules: usize,
+    /// Addresses that are listed by hand in these groups together.
+    pub members: usize,
+}
+
+impl Part {
+    /// Whether the network is one of its.
+    pub fn has_network(&self, vni: Vni) -> bool {
+        has_network(&self.networks, vni)
+    }
+
+    /// Whether the group is one of its.
+    pub fn has_group(&self, id: &GroupId) -> bool {
+        has_group(&self.groups, id.as_str())
+    }
+
+    /// Its ranges, and whether a network of one is in none of those before it.
+    pub(crate) fn ranges(
+        &self,
+    ) -> impl Iterator<Item = (&RangeInclusive<u32>, impl Fn(Vni) -> bool)> {
+        let ranges = self.networks.iter().enumerate();
+        ranges.map(move |(at, range)| (range, move |vni| !has_network(&self.networks[..at], vni)))
+    }
+
+    /// Its patterns, and whether a group of one is none of those before it.
+    pub(crate) fn patterns(
+        &self,
+    ) -> impl Iterator<Item = (&GroupPattern, impl Fn(&GroupId) -> bool)> {
+        let patterns = self.groups.iter().enumerate();
+        patterns.map(move |(at, pattern)| {
+            let first = move |id: &GroupId| !has_group(&self.groups[..at], id.as_str());
+            (pattern, first)
+        })
+    }
+}
+
+fn has_network(ranges: &[RangeInclusive<u32>], vni: Vni) -> bool {
+    ranges.iter().any(|vnis| vnis.contains(&vni.id()))
+}
+
+fn has_group(patterns: &[GroupPattern], id: &str) -> bool {
+    patterns.iter().any(|pattern| match pattern {
+        GroupPattern::Id(own) => own == id,
+        GroupPattern::Prefix(prefix) => id.starts_with(prefix),
+    })
+}
+
+/// A quarter of what the host has, so that no part takes all places from the others.
+impl Default for PartLimits {
+    fn default() -> PartLimits {
+        PartLimits {
+            nics: limits::NICS / 4,
+            networks: limits::VNIS / 4,
+            bindings: limits::BINDINGS / 4,
+            binding_addresses: limits::BINDING_IPS / 4,
+            groups: limits::GROUPS / 4,
+            rules: limits::RULES / 4,
+            // Of the host's there is no number: as many as rules.
+            members: limits::RULES / 4,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_has_groups_by_id_and_by_how_they_begin() {
+        let part = Part {
+            groups: vec![
+                GroupPattern::Id("web".into()),
+                GroupPattern::Prefix("blue-".into()),
+            ],
+            ..Part::default()
+        };
+        for (group, is_its) in [
+            ("web", true),
+            ("web2", false),
+            ("blue-db", true),
+            ("blue", false),
+            ("xblue-db", false),
+        ] {
+            let id = GroupId::new(group).unwrap();
+            assert_eq!(part.has_group(&id), is_its, "{group}");
+        }
+    }
+}
