@@ -1,13 +1,15 @@
 //! Who may do what. Both APIs ask here, and nowhere else.
 //!
 //! [`policy`] knows roles and what each gives; [`file`](mod@file) reads them from the file of
-//! `--access`; [`peer`] is who asks, as the kernel or a certificate tells it; [`needs`] says of
-//! every request of both APIs which role it takes. The layer [`admit`] compares the two before a
-//! request of v1 reaches its method, v0's handler does so for its own. Who may see and change a
-//! part of the networks alone gets the controller as [`permitted::Permitted`], which has no other
-//! way to it. What was changed, and what was refused, is told to [`crate::audit`].
+//! `--access`; [`peer`] is who asks, as the kernel or a certificate tells it, and [`directory`]
+//! which groups that is in; [`needs`] says of every request of both APIs which role it takes. The
+//! layer [`admit`] compares the two before a request of v1 reaches its method, v0's handler does so
+//! for its own. Who may see and change a part of the networks alone gets the controller as
+//! [`permitted::Permitted`], which has no other way to it. What was changed, and what was refused,
+//! is told to [`crate::audit`].
 
 pub mod admit;
+mod directory;
 mod file;
 pub mod needs;
 pub mod peer;
@@ -21,6 +23,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use nix::unistd::{Gid, Group};
 
 pub use admit::{Admitted, Caller, Gate, taken};
+pub use directory::Directory;
 pub use file::{Names as Named, parse as policy_of};
 pub use peer::{Peer, User, Who};
 pub use permitted::{Permitted, Refusal};
@@ -40,6 +43,7 @@ struct Shared {
     policy: RwLock<Option<Arc<Policy>>>,
     /// How often that was read again.
     generation: AtomicU64,
+    directory: Directory,
 }
 
 impl Access {
@@ -69,7 +73,20 @@ impl Access {
             file,
             policy: RwLock::new(policy),
             generation: AtomicU64::new(0),
+            directory: Directory::of_host(),
         })))
+    }
+
+    /// One group, and another directory than the host's.
+    #[cfg(test)]
+    pub fn of_group(gid: u32, directory: Directory) -> Access {
+        Access(Arc::new(Shared {
+            group: Some(Gid::from_raw(gid)),
+            file: None,
+            policy: RwLock::new(None),
+            generation: AtomicU64::new(0),
+            directory,
+        }))
     }
 
     /// Reads the file again: what it says counts from the next request on, of connections that are
@@ -93,6 +110,28 @@ impl Access {
     /// Another number after every [`reload`](Self::reload).
     pub fn generation(&self) -> u64 {
         self.0.generation.load(Ordering::Acquire)
+    }
+
+    /// Whether it matters which groups a user is in that the kernel does not tell of.
+    pub fn asks_for_groups(&self, user: &User) -> bool {
+        let of_groups = match &*self.0.policy.read().unwrap_or_else(PoisonError::into_inner) {
+            Some(policy) => policy.names_groups(),
+            None => self.0.group.is_some(),
+        };
+        of_groups && self.rights(&Who::Local(user.clone())) != Rights::all()
+    }
+
+    /// A user with the groups that the system's database has it in. These are as they were when the
+    /// user connected: what it comes into later counts for its next connection. Why they are not
+    /// known is a sentence; the user is in its process's group alone then.
+    pub async fn with_groups(&self, mut user: User) -> (User, Option<String>) {
+        match self.0.directory.groups(user.uid).await {
+            Ok(groups) => {
+                user.groups.extend(groups);
+                (user, None)
+            }
+            Err(why) => (user, Some(why)),
+        }
     }
 
     /// What somebody may do now.

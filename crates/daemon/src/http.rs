@@ -161,7 +161,7 @@ impl Listener {
     }
 
     /// Serves until the daemon stops.
-    pub async fn serve(self, app: Arc<App>, access: Access, gate: Gate, answers: impl Answers) {
+    pub async fn serve(mut self, app: Arc<App>, access: Access, gate: Gate, answers: impl Answers) {
         let desk = Desk {
             served: self.served,
             answers,
@@ -176,10 +176,10 @@ impl Listener {
         }
     }
 
-    async fn accept(&self, desk: &Desk<impl Answers>, access: &Access, gate: &Gate) {
+    async fn accept(&mut self, desk: &Desk<impl Answers>, access: &Access, gate: &Gate) {
         let name = self.served.name;
         loop {
-            let accepted = match &self.socket {
+            let accepted = match &mut self.socket {
                 Socket::Unix(socket) => {
                     let accepted = socket.accept(name, access, gate).await;
                     accepted

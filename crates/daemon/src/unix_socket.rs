@@ -19,6 +19,7 @@ use rustix::thread::CapabilitySet;
 use sys::held_name;
 use sys::socket_file::{self, Listeners};
 use tokio::net::{UnixListener, UnixStream};
+use tokio::task::JoinSet;
 
 use crate::access::{Access, Gate, Peer, User, Who};
 use crate::lock;
@@ -222,7 +223,12 @@ fn may_give() -> bool {
 pub struct ApiSocket {
     path: PathBuf,
     listener: UnixListener,
+    /// Who has connected, and is asked for in the system's database.
+    asked: JoinSet<Connected>,
 }
+
+/// Who has connected, and why it is not known which groups that is in, where it is not.
+type Connected = (UnixStream, User, Option<String>);
 
 impl ApiSocket {
     /// Binds to `path`; makes the directory when missing. Needs a tokio runtime.
@@ -237,6 +243,7 @@ impl ApiSocket {
         let socket = ApiSocket {
             path: path.to_owned(),
             listener,
+            asked: JoinSet::new(),
         };
         // Until here the umask keeps others out; a peer's credentials are checked in any case.
         open_to(path, access).map_err(|e| failed(&e))?;
@@ -253,6 +260,7 @@ impl ApiSocket {
         Ok(ApiSocket {
             path: path.to_owned(),
             listener,
+            asked: JoinSet::new(),
         })
     }
 
@@ -273,29 +281,56 @@ impl ApiSocket {
         &self.path
     }
 
-    /// The next client that may do anything at all, and who it is; others are turned away.
+    /// The next client that may do anything at all, and who it is; others are turned away. One
+    /// whose groups take time to be found out keeps no other one waiting.
     pub async fn accept(
-        &self,
+        &mut self,
         api: &'static str,
         access: &Access,
         gate: &Gate,
     ) -> std::io::Result<(UnixStream, User)> {
+        let shown = self.path.display();
         loop {
-            let (stream, _) = self.listener.accept().await?;
-            let shown = self.path.display();
-            let user = match stream.peer_cred() {
-                Ok(peer) => User::of(&peer),
-                Err(e) => {
-                    tracing::warn!("turned a client of unknown identity away on {shown}: {e}");
-                    continue;
+            let (stream, user, unknown) = tokio::select! {
+                accepted = self.listener.accept() => {
+                    let (stream, _) = accepted?;
+                    let user = match stream.peer_cred() {
+                        Ok(peer) => User::of(&peer),
+                        Err(e) => {
+                            tracing::warn!(
+                                "turned a client of unknown identity away on {shown}: {e}"
+                            );
+                            continue;
+                        }
+                    };
+                    if access.asks_for_groups(&user) {
+                        let access = access.clone();
+                        self.asked.spawn(async move {
+                            let (user, unknown) = access.with_groups(user).await;
+                            (stream, user, unknown)
+                        });
+                        continue;
+                    }
+                    (stream, user, None)
                 }
+                Some(asked) = self.asked.join_next() => match asked {
+                    Ok(connected) => connected,
+                    Err(_) => continue,
+                },
             };
+            if let Some(why) = &unknown {
+                tracing::warn!("uid {} has no right by a group on {shown}: {why}", user.uid);
+            }
             let who = Who::Local(user.clone());
             if access.rights(&who).role().is_some() {
                 return Ok((stream, user));
             }
             tracing::warn!("turned away uid {} on {shown}", user.uid);
-            gate.turned_away(api, &Peer::local(user), "connect", "it has no role");
+            let why = match unknown {
+                None => "it has no role".to_owned(),
+                Some(why) => format!("it has no role of its own, and {why}"),
+            };
+            gate.turned_away(api, &Peer::local(user), "connect", &why);
         }
     }
 }
@@ -424,13 +459,14 @@ pub fn remove_nic_sockets(folder: &Path) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::access::Directory;
 
     #[tokio::test]
     async fn made_for_the_owner_and_removed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("sub/api.sock");
         let access = Access::new(None, None).unwrap();
-        let socket = ApiSocket::bind(&path, &access).unwrap();
+        let mut socket = ApiSocket::bind(&path, &access).unwrap();
         assert_eq!(
             std::fs::metadata(&path).unwrap().permissions().mode() & 0o777,
             0o600
@@ -443,6 +479,75 @@ mod tests {
         assert!(error.contains(&owner), "{error}");
         drop(socket);
         assert!(!path.exists());
+    }
+
+    /// A directory that hangs for one user: he connects again and again, and others come in.
+    #[tokio::test]
+    async fn who_is_asked_for_keeps_nobody_waiting_and_has_no_right_by_a_group_meanwhile() {
+        const HANGS: u32 = 60_003;
+        const MEMBER: u32 = 60_004;
+        const STRANGER: u32 = 60_005;
+        const GROUP: u32 = 77;
+        if !Uid::effective().is_root() {
+            eprintln!("skipped: to be another user takes root");
+            return;
+        }
+        let (let_go, hanging) = std::sync::mpsc::channel::<()>();
+        let hanging = Mutex::new(hanging);
+        let directory = Directory::by(Duration::from_secs(5), move |uid| {
+            if uid == HANGS {
+                let _ = hanging.lock().unwrap().recv();
+            }
+            Ok(if uid == STRANGER { vec![] } else { vec![GROUP] })
+        });
+        let access = Access::of_group(GROUP, directory);
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("api.sock");
+        let mut socket = ApiSocket::bind(&path, &access).unwrap();
+        for (path, mode) in [(dir.path(), 0o755), (&path, 0o666)] {
+            std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+        }
+        let connect = |id: u32| {
+            let path = path.clone();
+            let connecting = std::thread::spawn(move || {
+                let gid = rustix::fs::Gid::from_raw(id);
+                rustix::thread::set_thread_res_gid(gid, gid, gid).unwrap();
+                let uid = rustix::fs::Uid::from_raw(id);
+                rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
+                std::os::unix::net::UnixStream::connect(path).unwrap()
+            });
+            connecting.join().unwrap()
+        };
+        let gate = Gate::open();
+        let hanging: Vec<_> = (0..20).map(|_| connect(HANGS)).collect();
+        let (stranger, _member) = (connect(STRANGER), connect(MEMBER));
+        let (_root, began) = (connect(0), Instant::now());
+        let mut came = Vec::new();
+        for _ in 0..2 {
+            let (_, user) = socket.accept("v1", &access, &gate).await.unwrap();
+            came.push(user.uid);
+        }
+        came.sort();
+        assert_eq!(came, [0, MEMBER]);
+        assert!(
+            began.elapsed() < Duration::from_secs(4),
+            "{:?}",
+            began.elapsed()
+        );
+        // Whoever is in no group is hung up on, and he too whose groups nobody tells.
+        let turned_away = tokio::time::timeout(Duration::from_secs(7), async {
+            let _ = socket.accept("v1", &access, &gate).await;
+        });
+        turned_away.await.unwrap_err();
+        for stream in hanging.iter().chain([&stranger]) {
+            stream.set_nonblocking(true).unwrap();
+            let read = std::io::Read::read(&mut &*stream, &mut [0]);
+            assert_eq!(read.unwrap(), 0);
+        }
+        drop(let_go);
+        let _late = connect(HANGS);
+        let (_, user) = socket.accept("v1", &access, &gate).await.unwrap();
+        assert_eq!(user.uid, HANGS);
     }
 
     /// Who may write to the folder puts a link to a file of root's in the socket's place, and has

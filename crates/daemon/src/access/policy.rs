@@ -220,6 +220,10 @@ impl Policy {
         self.0.iter().any(local)
     }
 
+    pub fn names_groups(&self) -> bool {
+        self.0.iter().any(|grant| !grant.groups.is_empty())
+    }
+
     pub fn names_group(&self, gid: u32) -> bool {
         self.0.iter().any(|grant| grant.groups.contains(&gid))
     }

@@ -106,7 +106,7 @@ impl Listener {
     }
 
     /// Serves until the daemon stops.
-    pub async fn serve(self, app: Arc<App>) {
+    pub async fn serve(mut self, app: Arc<App>) {
         let desk = Desk {
             handler: Handler::behind(self.policy.gate.clone(), app.operations.clone(), self.key),
             app: app.clone(),
@@ -119,7 +119,7 @@ impl Listener {
         };
         tokio::select! {
             () = app.stopping() => (),
-            () = accept(&self.socket, &self.policy, &desk) => (),
+            () = accept(&mut self.socket, &self.policy, &desk) => (),
         }
     }
 }
@@ -161,7 +161,7 @@ struct Desk {
     turns: Arc<Semaphore>,
 }
 
-async fn accept(socket: &Socket, policy: &Policy, desk: &Desk) {
+async fn accept(socket: &mut Socket, policy: &Policy, desk: &Desk) {
     loop {
         let accepted = match socket {
             Socket::Tcp(listener) => listener.accept().await.map(|(stream, peer)| {

@@ -163,7 +163,7 @@ type Clients<S> = ReceiverStream<std::io::Result<Identified<S>>>;
 
 /// Who may connect and has a place, until the daemon stops; then the socket's file goes.
 fn local_clients(
-    socket: ApiSocket,
+    mut socket: ApiSocket,
     places: ClientPlaces,
     app: Arc<App>,
     access: Access,
