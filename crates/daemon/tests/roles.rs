@@ -918,6 +918,123 @@ async fn a_tenant_hears_of_its_own_alone() {
     assert_eq!(heard, ["blue0", "blue-web"]);
 }
 
+/// Who captured what guests say when he might goes on reading when he may not any more.
+#[tokio::test]
+async fn frames_are_seen_for_as_long_as_one_may() {
+    let host = Host::start();
+    let (mut admin, mut blue) = (host.by("admin.test").await, host.by("blue.test").await);
+    let sender = v1::Nic {
+        bench: Some(v1::Bench {
+            role: v1::bench::Role::IcmpSender.into(),
+            target_ip: "10.0.0.2".into(),
+            target_mac: "52:54:00:12:34:02".into(),
+        }),
+        ..nic("sender", 42, 1)
+    };
+    for nic in [sender, nic("receiver", 42, 2)] {
+        let nic = v1::Nic {
+            bypass_filtering: true,
+            ..nic
+        };
+        within(admin.put_nic(put(nic))).await.unwrap();
+    }
+    let capture = v1::CaptureFramesRequest {
+        nics: vec!["sender".into()],
+        ..Default::default()
+    };
+    let frames = within(blue.capture_frames(capture)).await.unwrap();
+    let mut frames = frames.into_inner();
+    let trace = v1::TraceFramesRequest {
+        nic: "sender".into(),
+        ..Default::default()
+    };
+    let traced = within(blue.trace_frames(trace)).await.unwrap();
+    let mut traced = traced.into_inner();
+    within(frames.message()).await.unwrap().unwrap();
+    within(traced.message()).await.unwrap().unwrap();
+
+    // Other limits take nothing away of what is seen.
+    let networks = "networks = [42, \"100-199\"]\n";
+    let limited = ACCESS.replace(networks, &format!("{networks}limits = {{ nics = 9 }}\n"));
+    write(&host.file("access.toml"), &limited);
+    within(admin.reload(v1::ReloadRequest {})).await.unwrap();
+    for _ in 0..3 {
+        within(frames.message()).await.unwrap().unwrap();
+        within(traced.message()).await.unwrap().unwrap();
+    }
+    let elsewhere = ACCESS.replace(networks, "networks = [43]\n");
+    write(&host.file("access.toml"), &elsewhere);
+    within(admin.reload(v1::ReloadRequest {})).await.unwrap();
+    let ends = async {
+        loop {
+            if let Err(status) = frames.message().await {
+                break status;
+            }
+        }
+    };
+    assert_eq!(within(ends).await.code(), Code::PermissionDenied);
+    let ends = async {
+        loop {
+            if let Err(status) = traced.message().await {
+                break status;
+            }
+        }
+    };
+    assert_eq!(within(ends).await.code(), Code::PermissionDenied);
+}
+
+/// What is refused, and what is counted, says nothing of what others have.
+#[tokio::test]
+async fn neither_refusals_nor_counters_tell_of_others() {
+    let host = Host::start();
+    let (mut admin, mut blue) = (host.by("admin.test").await, host.by("blue.test").await);
+    let status = within(admin.get_status(v1::GetStatusRequest::default())).await;
+    let folder = status.unwrap().into_inner().socket_dir;
+    let secret = v1::Nic {
+        path: format!("{folder}/qemu-vhost-blue9"),
+        ..guest("red-secret", 7, 1)
+    };
+    within(admin.put_nic(put(secret))).await.unwrap();
+    let refused = within(blue.put_nic(put(guest("blue9", 42, 9))))
+        .await
+        .unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+    assert!(refused.message().ends_with("is taken"), "{refused}");
+    assert!(!refused.message().contains("red"), "{refused}");
+    let status = within(blue.get_status(v1::GetStatusRequest::default())).await;
+    let status = status.unwrap().into_inner();
+    assert_eq!((status.requests, status.nics, status.bindings), (0, 0, 0));
+
+    // More bindings at once than are told one by one.
+    let mut events = within(blue.watch(v1::WatchRequest { snapshot: true }))
+        .await
+        .unwrap()
+        .into_inner();
+    let endpoint = v1::PutEndpointRequest {
+        endpoint: Some(v1::Endpoint {
+            address: "192.0.2.1".into(),
+            ..Default::default()
+        }),
+    };
+    within(admin.put_endpoint(endpoint)).await.unwrap();
+    let bindings = (0..2000_u32).map(|n| v1::Binding {
+        vni: 7,
+        mac: format!("52:54:00:00:{:02x}:{:02x}", n >> 8, n & 0xff),
+        addresses: vec![],
+        endpoint: "192.0.2.1".into(),
+    });
+    let bindings = v1::PutBindingsRequest {
+        bindings: bindings.collect(),
+    };
+    within(admin.put_bindings(bindings)).await.unwrap();
+    loop {
+        let event = within(events.message()).await.unwrap().unwrap();
+        if let v1::event::Kind::BindingsChanged(changed) = event.kind.unwrap() {
+            break assert_eq!(changed.count, 0);
+        }
+    }
+}
+
 #[tokio::test]
 async fn what_one_may_do_is_read_again_while_it_runs() {
     let host = Host::start();

@@ -256,14 +256,14 @@ where
             }
         };
         request.extensions_mut().insert(caller.clone());
+        let watched = Watched {
+            gate: self.gate.clone(),
+            peer,
+            role: need.role,
+            reach: caller.reach.clone(),
+            generation,
+        };
         if !need.is_change() {
-            let watched = Watched {
-                gate: self.gate.clone(),
-                peer,
-                role: need.role,
-                reach: caller.reach,
-                generation,
-            };
             let answer = self.service.call(request);
             return Box::pin(async move {
                 let answer = answer.await?;
@@ -302,7 +302,11 @@ where
                 }
                 _ => caller.ended("ok", ""),
             }
-            Ok(answer)
+            // What was done is told, whatever one may do by then.
+            match need.gives_frames() {
+                true => Ok(answer.map(|body| watched.body(body))),
+                false => Ok(answer),
+            }
         })
     }
 }

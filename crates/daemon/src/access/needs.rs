@@ -20,6 +20,11 @@ impl Need {
     pub fn is_change(self) -> bool {
         self.role > Role::View
     }
+
+    /// Whether what it gives out is a stream of frames: it goes on for as long as one may see it.
+    pub fn gives_frames(self) -> bool {
+        FRAMES.contains(&self.request)
+    }
 }
 
 const fn need(request: &'static str, role: Role, by_part: bool) -> Need {
@@ -34,6 +39,9 @@ use Role::{Admin, Operate, View};
 
 /// The method that has another program take the daemon's place.
 pub const UPGRADE: &str = "Upgrade";
+
+/// Methods that change nothing, and give out what guests say to each other.
+const FRAMES: [&str; 2] = ["CaptureFrames", "TraceFrames"];
 
 /// What reading the metrics takes, which no API serves.
 pub const METRICS: Need = need("metrics", View, false);
@@ -224,6 +232,9 @@ mod tests {
                     sees.iter().any(|verb| method.name().starts_with(verb)),
                     "{path}: what sees is for view, what changes is not"
                 );
+                // A stream that is for who may change something is nobody's who may not any more.
+                let need = (need.role > View && method.is_server_streaming(), need);
+                assert_eq!(need.0, need.1.gives_frames(), "{path}");
                 methods += 1;
             }
         }

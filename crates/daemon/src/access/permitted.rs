@@ -195,14 +195,27 @@ impl<'a> Permitted<'a> {
 
     pub fn put_nic(&mut self, nic: Nic) -> Done<NicStatus> {
         self.may_put(&nic)?;
-        Ok(self.control.put_nic(nic)?)
+        let put = self.control.put_nic(nic);
+        put.map_err(|error| self.told(error))
+    }
+
+    /// A refusal without the id of a NIC that is not the caller's.
+    fn told(&self, error: Error) -> Refusal {
+        Refusal::Control(match error {
+            Error::PathTaken { nic, path, other } if self.nic(&other).is_err() => Error::Attach {
+                nic,
+                why: format!("path '{path}' is taken"),
+            },
+            error => error,
+        })
     }
 
     /// As [`put_nic`](Self::put_nic), but a NIC of that id that has other values stays, and is an
     /// error.
     pub fn create_nic(&mut self, nic: Nic) -> Done<NicStatus> {
         self.may_put(&nic)?;
-        Ok(self.control.create_nic(nic)?)
+        let created = self.control.create_nic(nic);
+        created.map_err(|error| self.told(error))
     }
 
     pub fn update_nic(&mut self, id: &NicId, update: NicUpdate) -> Done<NicStatus> {
@@ -210,7 +223,8 @@ impl<'a> Permitted<'a> {
         if !self.is_whole() {
             self.may_put(&old.nic.updated(update.clone()))?;
         }
-        Ok(self.control.update_nic(id, update)?)
+        let updated = self.control.update_nic(id, update);
+        updated.map_err(|error| self.told(error))
     }
 
     pub fn delete_nic(&mut self, id: &NicId) -> Done<Diff> {
@@ -551,6 +565,8 @@ impl<'a> Permitted<'a> {
             return status;
         }
         control::Status {
+            // How busy others are is theirs.
+            requests: 0,
             nics: self.nics().count(),
             networks: self.networks().filter(|network| network.nics > 0).count(),
             groups: self.groups().count(),

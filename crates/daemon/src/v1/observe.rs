@@ -231,7 +231,7 @@ pub fn brief(app: &App, control: &Permitted, router: String) -> v1::Status {
         socket_dir: control.settings().socket_dir.clone(),
         endpoints: app.endpoints.clone(),
         log_level: app.operations.log.level().to_string(),
-        audit_lines_lost: app.reload.audit().lost(),
+        audit_lines_lost: if all { app.reload.audit().lost() } else { 0 },
         uplink: match app.uplinks.running() {
             Some(uplinks) if all => uplinks.summary(),
             _ => String::new(),

@@ -205,8 +205,9 @@ fn kind(control: &Permitted, seen: &mut BTreeSet<NicId>, kind: EventKind) -> Opt
             true => Kind::BindingDeleted(render::binding_key(key)),
             false => return None,
         },
+        // In whose networks is not known.
         EventKind::BindingsChanged(count) => Kind::BindingsChanged(v1::BindingsChanged {
-            count: count as u64,
+            count: if all { count as u64 } else { 0 },
         }),
         // Told by WatchBalancer and WatchRouter.
         EventKind::ServiceChanged(_)
