@@ -157,6 +157,7 @@ butterfly sg add friends
 for n in 1 2; do
     butterfly nic add --id c$n --vni 7 --mac 52:54:00:00:00:0$n --ip 10.0.0.$n --sg friends \\
         --type tap --path tap-c$n
+    test "$(cat /proc/sys/net/ipv6/conf/tap-c$n/accept_ra)" = 0
     ip netns list | grep -q "^c$n" || ip netns add c$n
     ip link set tap-c$n netns c$n
     ip -n c$n link set tap-c$n address 52:54:00:00:00:0$n up

@@ -371,7 +371,8 @@ fn set_up(socket: &OwnedFd, name: &str) -> io::Result<()> {
 }
 
 /// A guest of the same network is not to set routes of this host. No IPv6 here: nothing to refuse.
-/// Under the shipped systemd unit the setting cannot be written.
+/// No message of netlink says it (Linux' inet6_set_link_af() takes the token, and how addresses are
+/// made); the shipped systemd unit leaves these settings to be written.
 fn refuse_router_advertisements(name: &str) {
     let path = format!("/proc/sys/net/ipv6/conf/{name}/accept_ra");
     if let Err(e) = std::fs::write(&path, "0")
