@@ -12,12 +12,18 @@ use rustix::process::Signal;
 use testkit::process;
 use tonic::transport::Channel;
 
-/// So many TAP devices took 45 s when they went one after the other.
+/// So many TAP devices took 45 s when they went one after the other; they are to go within 3 s,
+/// and to end with the daemon within 2 s, while other requests take less than 50 ms.
 const MANY: u32 = 2000;
-/// What they may take here: CI is busy. Alone, in a debug build, it is 1 s.
-const MANY_WITHIN: Duration = Duration::from_secs(15);
-/// What another request may take meanwhile: it was as long as the removal.
-const OTHERS_WITHIN: Duration = Duration::from_secs(2);
+/// Where others have the machine all of it takes longer: compared is with what one device takes
+/// alone here, just before, which waits for the kernel and hardly for a core. One after the other
+/// would be as many times that and more, and is to be clearly missed. (With a core for itself, in a
+/// debug build, all go in 1 s, and one in 23 ms; with fifteen others at two cores in 7 s.)
+const BETTER_BY: u32 = 3;
+/// Nineteen of twenty other requests are answered within this: four times what is asked for.
+const OTHERS_WITHIN: Duration = Duration::from_millis(200);
+/// Behind this something hangs.
+const HANGS: Duration = Duration::from_secs(60);
 
 fn nic(id: String, number: u32, kind: v1::NicKind) -> v1::Nic {
     let [_, _, high, low] = number.to_be_bytes();
@@ -95,6 +101,15 @@ async fn many_interfaces_go_side_by_side_while_others_are_served() {
         let one = |n: u32| nic(format!("{prefix}{n}"), n, v1::NicKind::Tap);
         (0..MANY).map(one).collect::<Vec<_>>()
     };
+    let mut alone = Vec::new();
+    for _ in 0..5 {
+        apply(&mut client, all().into_iter().take(1).collect(), false).await;
+        let begun = Instant::now();
+        apply(&mut client, vec![], false).await;
+        alone.push(begun.elapsed());
+    }
+    alone.sort();
+    let many_within = (alone[2] * MANY / BETTER_BY).min(HANGS);
     apply(&mut client, all(), false).await;
     assert_eq!(devices(&prefix), MANY as usize);
 
@@ -102,33 +117,49 @@ async fn many_interfaces_go_side_by_side_while_others_are_served() {
     let over = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
     let is_over = over.clone();
     let asking = tokio::spawn(async move {
-        let (mut longest, mut asked) = (Duration::ZERO, 0);
+        let mut took = Vec::new();
         while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
             let begun = Instant::now();
             other.list_nics(ListNicsRequest {}).await.unwrap();
-            longest = longest.max(begun.elapsed());
-            asked += 1;
+            took.push(begun.elapsed());
+            // Asking without a pause takes the core that the removal needs.
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        (longest, asked)
+        took.sort();
+        took
     });
     let begun = Instant::now();
     apply(&mut client, vec![], false).await;
     let took = begun.elapsed();
     assert_eq!(devices(&prefix), 0, "the client has waited for all");
     over.store(true, std::sync::atomic::Ordering::Relaxed);
-    let (longest, asked) = asking.await.unwrap();
+    let others = asking.await.unwrap();
+    let (most, longest) = (others[others.len() * 19 / 20], others[others.len() - 1]);
     eprintln!(
-        "{MANY} devices went in {took:?}; of {asked} other requests the longest took {longest:?}"
+        "{MANY} devices went in {took:?}, one alone in {:?}; of {} other requests all but a \
+         twentieth took at most {most:?}, the longest {longest:?}",
+        alone[2],
+        others.len()
     );
-    assert!(took < MANY_WITHIN, "they took {took:?}");
-    assert!(longest < OTHERS_WITHIN, "another request took {longest:?}");
+    assert!(
+        took < many_within,
+        "they took {took:?}, not {many_within:?}"
+    );
+    assert!(most < OTHERS_WITHIN, "others took {most:?}");
+    // It was as long as the removal.
+    assert!(
+        longest < took / 2 + OTHERS_WITHIN,
+        "one took {longest:?} of {took:?}"
+    );
 
     // A name that has just gone is free, and a daemon that ends takes all with it.
     apply(&mut client, all(), false).await;
     let begun = Instant::now();
     daemon.signal(Signal::TERM);
-    daemon.wait_within(MANY_WITHIN);
-    eprintln!("it ended with them in {:?}", begun.elapsed());
+    daemon.wait_within(HANGS);
+    let took = begun.elapsed();
+    eprintln!("it ended with them in {took:?}");
+    assert!(took < many_within, "it took {took:?}, not {many_within:?}");
     assert_eq!(devices(&prefix), 0);
 }
 
