@@ -34,6 +34,8 @@ const WATCHING_EACH: usize = 16;
 const WATCHING_ALL: usize = 128;
 /// Captures and live traces of one client but root.
 const CAPTURING_EACH: usize = 4;
+/// The others are for root.
+const CAPTURING_ALL: usize = capture::AT_ONCE * 3 / 4;
 
 /// What operations need, and no more: no socket, no worker.
 pub struct Operations {
@@ -237,7 +239,7 @@ impl App {
             upgrade: features.upgrade,
             replies: bounds::replies(),
             watching: Shares::new("streams of Watch", WATCHING_EACH, WATCHING_ALL),
-            capturing: Shares::new("captures and live traces", CAPTURING_EACH, capture::AT_ONCE),
+            capturing: Shares::new("captures and live traces", CAPTURING_EACH, CAPTURING_ALL),
             stop: watch::Sender::new(false),
         }
     }

@@ -1,13 +1,13 @@
 //! What clients have of something that there is a stated number of, as streams of one kind: each
-//! of them a few, all together some more, and root or the daemon's own user as many again that
-//! nobody else can take.
+//! of them a few, all together some more, of which who has a part of the networks has half, and
+//! root or the daemon's own user as many again that nobody else can take.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tonic::Status;
 
-use crate::access::Caller;
+use crate::access::{Caller, Reach};
 
 /// Cheap to clone.
 #[derive(Clone)]
@@ -28,6 +28,8 @@ struct Taken {
     /// Of all but root and the daemon's own user, and of these.
     others: usize,
     ours: usize,
+    /// Of `others`, those of clients who may see or change a part alone.
+    of_parts: usize,
 }
 
 /// One of them; given back when this is dropped.
@@ -35,6 +37,7 @@ pub struct Share {
     shares: Shares,
     /// `None`: it is root's, or the daemon's own user's.
     who: Option<Arc<str>>,
+    of_part: bool,
 }
 
 impl Shares {
@@ -57,6 +60,7 @@ impl Shares {
             Err(Status::resource_exhausted(why))
         };
         let mut taken = self.lock();
+        let of_part = *caller.reach() != Reach::Whole && !caller.is_ours();
         let who = match caller.is_ours() {
             true if taken.ours >= *all => return refused("the daemon's own user", *all),
             true => {
@@ -73,7 +77,16 @@ impl Shares {
                     let why = format!("clients have {all} {what}, which is the limit of all");
                     return Err(Status::resource_exhausted(why));
                 }
+                if of_part && taken.of_parts >= all.div_ceil(2) {
+                    let why = format!(
+                        "clients of a part of the networks have {} {what}, which is the limit of \
+                         all of them",
+                        taken.of_parts
+                    );
+                    return Err(Status::resource_exhausted(why));
+                }
                 taken.others += 1;
+                taken.of_parts += usize::from(of_part);
                 taken.by.insert(who.clone(), theirs + 1);
                 Some(who.clone())
             }
@@ -81,6 +94,7 @@ impl Shares {
         Ok(Share {
             shares: self.clone(),
             who,
+            of_part,
         })
     }
 
@@ -98,6 +112,7 @@ impl Drop for Share {
             return;
         };
         taken.others -= 1;
+        taken.of_parts -= usize::from(self.of_part);
         if let Some(theirs) = taken.by.get_mut(who) {
             *theirs -= 1;
             if *theirs == 0 {
@@ -142,5 +157,25 @@ mod tests {
         drop((held, of_root));
         let taken = shares.lock();
         assert_eq!((taken.others, taken.ours, taken.by.len()), (0, 0, 0));
+    }
+
+    /// A tenant has as many users as he likes.
+    #[test]
+    fn many_clients_of_parts_leave_the_host_s_operators_some() {
+        let shares = Shares::new("captures", 2, 6);
+        let tenant = |uid| caller(uid).of_part(crate::access::part(42..=42));
+        let take = |uid| shares.take(&tenant(uid));
+        let held: Vec<Share> = (60_001..60_010).filter_map(|uid| take(uid).ok()).collect();
+        assert_eq!(held.len(), 3);
+        let refused = take(60_011).err().unwrap();
+        let said = "clients of a part of the networks have 3 captures";
+        assert!(refused.message().starts_with(said), "{refused}");
+        let operators: Vec<Share> = [1, 1, 2]
+            .map(|uid| shares.take(&caller(uid)).unwrap())
+            .into();
+        assert!(shares.take(&caller(3)).is_err(), "six is all");
+        drop((held, operators));
+        take(60_011).unwrap();
+        assert_eq!(shares.lock().of_parts, 0);
     }
 }

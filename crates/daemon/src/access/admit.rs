@@ -76,6 +76,12 @@ impl Caller {
         }
     }
 
+    /// The same with a part of it.
+    #[cfg(test)]
+    pub fn of_part(self, reach: Reach) -> Caller {
+        Caller { reach, ..self }
+    }
+
     /// What the caller may see or change.
     pub fn reach(&self) -> &Reach {
         &self.reach
