@@ -1,7 +1,7 @@
 //! A guest moves from one host to another and back while it runs: QEMU copies its memory, and the
 //! switch tells it what it has written there meanwhile. Its connections go along, with a neighbour
-//! that it leaves behind, with one that it comes to, and with one on a third host. Rings are split,
-//! and packed.
+//! that it leaves behind, with one that it comes to, and with one on a third host, and so does what
+//! its NIC has counted. Rings are split, and packed.
 //!
 //! While it moves it sends to the neighbour on the third host, which says how long after QEMU has
 //! let it run something of it arrives: what the network adds to its pause, and the guest itself
@@ -278,6 +278,7 @@ impl<'a> Stage<'a> {
     fn hand_over(&self, from: &Host, to: &Host, neighbour: &str) -> Result<()> {
         let [guest, left_behind] = ["guest", neighbour].map(|nic| state(from, nic));
         let (guest, left_behind) = (guest.display(), left_behind.display());
+        let counted = counts(from)?;
         from.daemon
             .cli(&format!("flows export guest --file {guest}"))?;
         from.daemon
@@ -291,10 +292,29 @@ impl<'a> Stage<'a> {
                 .is_ok_and(|taken: usize| taken >= NEIGHBOURS.len()),
             &format!("the streams' connections are taken up: {taken}"),
         )?;
+        self.counters_went(from, to, counted)?;
         self.put(from, WAITING)?;
         from.daemon
             .cli(&format!("flows import {neighbour} {left_behind}"))
             .map(drop)
+    }
+
+    /// The guest stands still: it has sent as much on the other host as on this one, also when it
+    /// was there before, and when its state comes there once more. Frames to it still come.
+    fn counters_went(&self, from: &Host, to: &Host, counted: Counts) -> Result<()> {
+        let state = state(from, "guest");
+        for _ in 0..2 {
+            let here = counts(to)?;
+            check(
+                here.sent == counted.sent
+                    && here.received == counted.received
+                    && here.dropped >= counted.dropped,
+                &format!("counters go along: {counted:?}, then {here:?}"),
+            )?;
+            let again = format!("flows import guest {}", state.display());
+            to.daemon.cli(&again)?;
+        }
+        Ok(())
     }
 
     /// The switch did not wait for all of the guest's memory, nor made any of it.
@@ -332,6 +352,25 @@ impl<'a> Stage<'a> {
             Ok((said.contains("LOG_ALL") == wanted).then_some(()))
         })
     }
+}
+
+/// What the guest's NIC has counted on a host.
+#[derive(Debug)]
+struct Counts {
+    /// Frames and bytes.
+    sent: [u64; 2],
+    received: [u64; 2],
+    /// Frames from it and to it.
+    dropped: u64,
+}
+
+fn counts(host: &Host) -> Result<Counts> {
+    let stat = |name| host.daemon.stat("guest", name);
+    Ok(Counts {
+        sent: [stat("egress_frames")?, stat("egress_bytes")?],
+        received: [stat("ingress_frames")?, stat("ingress_bytes")?],
+        dropped: stat("egress_drops")? + stat("ingress_drops")?,
+    })
 }
 
 fn state(host: &Host, nic: &str) -> PathBuf {

@@ -1,6 +1,9 @@
 //! Connections as bytes, a NIC's for its migration and all for a restart: identities of this daemon
 //! become ids of NICs on the way out, and identities of the other daemon on the way in. Those that
-//! a daemon which was killed has left in memory come in the same way.
+//! a daemon which was killed has left in memory come in the same way. With a NIC that migrates
+//! goes what it has counted.
+
+mod counters;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -22,7 +25,7 @@ const VERSION: u32 = 1;
 /// Connections that are taken up at once of those in memory.
 const AT_ONCE: usize = 1 << 14;
 
-/// The connections of a NIC.
+/// The connections of a NIC, and what it has counted.
 pub fn export(control: &Permitted, id: &NicId) -> Result<Vec<u8>, Refusal> {
     let nic = control.nic(id)?;
     let names = control.nics_by_uid();
@@ -36,13 +39,14 @@ pub fn export(control: &Permitted, id: &NicId) -> Result<Vec<u8>, Refusal> {
         nic: id.to_string(),
         vni: nic.nic.vni.id(),
         connections,
+        counters: Some(counters::outgoing(&control.nic_stats(id)?)),
     };
     Ok(exported.encode_to_vec())
 }
 
-/// Takes up what [`export`] gave elsewhere; gives back how many were taken. The other end of each
-/// connection is the NIC here that is called so, or else has the address, or else is on another
-/// host: who was a neighbour there is not one here, and the other way about.
+/// Takes up what [`export`] gave elsewhere; gives back how many connections were taken. The other
+/// end of each connection is the NIC here that is called so, or else has the address, or else is on
+/// another host: who was a neighbour there is not one here, and the other way about.
 pub fn import(control: &mut Permitted, id: &NicId, state: &[u8]) -> Result<usize, Refusal> {
     let nic = control.nic(id)?;
     let refuse = |why: String| Error::Value {
@@ -65,6 +69,11 @@ pub fn import(control: &mut Permitted, id: &NicId, state: &[u8]) -> Result<usize
         let why = format!("is of NIC '{of}' in VNI {}", exported.vni);
         return Err(refuse(why).into());
     }
+    // A daemon that is older says nothing of them.
+    let counted = exported.counters.map(|counted| {
+        counters::incoming(counted).ok_or_else(|| refuse("has counts that cannot be".into()))
+    });
+    let counted = counted.transpose()?;
     // Of its own network alone: a state that was made up says nothing of others.
     let mut here = Here {
         others: control.remotes().get(&nic.nic.vni).copied(),
@@ -91,7 +100,11 @@ pub fn import(control: &mut Permitted, id: &NicId, state: &[u8]) -> Result<usize
             flows.push(flow.between(initiator, responder));
         }
     }
-    control.import_flows(flows)
+    let taken = control.import_flows(flows)?;
+    if let Some(counted) = counted {
+        control.count_on(id, &counted)?;
+    }
+    Ok(taken)
 }
 
 /// Who is in a network, as this host sees it.

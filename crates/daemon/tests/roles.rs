@@ -849,6 +849,7 @@ async fn a_state_that_was_made_up_says_nothing_of_other_nics() {
                 timeout_secs: 60,
                 ..Default::default()
             }],
+            counters: None,
         }
         .encode_to_vec()
     };
@@ -865,6 +866,39 @@ async fn a_state_that_was_made_up_says_nothing_of_other_nics() {
         .await
         .unwrap();
     assert_eq!(taken.into_inner().flows, 0);
+    // A daemon that is older says nothing of counters, one that is newer something besides.
+    let with = |counters| {
+        let mut state = v1::ExportedConnections {
+            counters: Some(counters),
+            connections: vec![],
+            ..v1::ExportedConnections::decode(&*state("blue1", "red2")).unwrap()
+        }
+        .encode_to_vec();
+        state.extend(b"\x32\x03new");
+        state
+    };
+    let counted = v1::ExportedCounters {
+        frames_out: 100,
+        bytes_in: 7,
+        ..Default::default()
+    };
+    for _ in 0..2 {
+        within(blue.import_nic(import(with(counted.clone()))))
+            .await
+            .unwrap();
+        let asked = v1::GetNicStatsRequest { id: "blue1".into() };
+        let stats = within(blue.get_nic_stats(asked)).await.unwrap();
+        let stats = stats.into_inner();
+        assert_eq!((stats.egress_frames, stats.ingress_bytes), (100, 7));
+    }
+    let untrue = v1::ExportedCounters {
+        kernel_out: 101,
+        ..counted
+    };
+    let error = within(blue.import_nic(import(with(untrue))))
+        .await
+        .unwrap_err();
+    assert!(error.message().contains("counts that cannot be"), "{error}");
 }
 
 #[tokio::test]

@@ -34,6 +34,9 @@ pub(crate) const RULE_CELLS: usize = 3;
 pub(crate) const ALL_PORTS: usize = MAX_SLOTS * PORT_CELLS;
 pub(crate) const ALL_RULES: usize = MAX_RULES * RULE_CELLS;
 
+/// A counter beyond this was not written by a worker: none has come as far.
+pub const COUNT_MAX: u64 = 1 << 62;
+
 /// The counters of one worker.
 pub struct Counters {
     ports: Zeroed<AtomicU64>,
@@ -120,6 +123,18 @@ impl PortCounters {
     /// What was counted since a baseline.
     pub fn since(&self, baseline: &PortCounters) -> PortCounters {
         self.with(baseline, since)
+    }
+
+    /// Of each count the larger one.
+    pub fn most(&self, other: &PortCounters) -> PortCounters {
+        self.with(other, u64::max)
+    }
+
+    /// Whether a port can have counted this: no count is so large that it could not go on from it
+    /// for good, and no more frames were forwarded by the kernel than were received.
+    pub fn can_be(&self) -> bool {
+        let cells = self.cells();
+        cells.iter().all(|count| *count <= COUNT_MAX / 2) && self.kernel_frames <= self.rx_frames
     }
 
     /// Frames from and to this port that were dropped for `reason`.

@@ -9,7 +9,7 @@ use std::os::fd::BorrowedFd;
 use sys::shared_memory;
 use wire::{Mac, Vni};
 
-use crate::counters::{DROPS_FROM, MAX_RULES, PortCounters, RULE_CELLS, RuleCounters};
+use crate::counters::{COUNT_MAX, DROPS_FROM, MAX_RULES, PortCounters, RULE_CELLS, RuleCounters};
 use crate::drop_reason::{DropReason, REASONS};
 use crate::ids::{MAX_PORTS, PortUid};
 use crate::learned::{AGING_SECS, MAC_WORDS, MacRecord};
@@ -21,8 +21,6 @@ use crate::time::Now;
 
 /// MACs of one worker at the most.
 const MACS_MAX: u64 = 1 << 22;
-/// A counter beyond this was not written by a worker: none has come as far.
-const COUNT_MAX: u64 = 1 << 62;
 /// Bytes that are read at once, about.
 const AT_ONCE: usize = 1 << 18;
 

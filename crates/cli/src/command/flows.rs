@@ -58,9 +58,9 @@ enum FlowsWord {
     List(FlowsArgs),
     /// Forget connections, one or all that match
     Kill(KillArgs),
-    /// Write a NIC's connections, for the host its machine moves to
+    /// Write a NIC's connections and counters, for the host its machine moves to
     Export(ExportArgs),
-    /// Take up connections that `flows export` wrote elsewhere
+    /// Take up what `flows export` wrote elsewhere
     Import(ImportArgs),
 }
 

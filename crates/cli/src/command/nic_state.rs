@@ -1,5 +1,5 @@
-//! `butterfly flows export` and `flows import`: a NIC's connections, opaque bytes that follow a
-//! machine to its next host.
+//! `butterfly flows export` and `flows import`: a NIC's connections and counters, opaque bytes that
+//! follow a machine to its next host.
 
 use std::io::{self, IsTerminal, Read, Write};
 use std::path::PathBuf;

@@ -2,9 +2,11 @@
 //! counted.
 
 use super::Controller;
+use crate::Error;
 use crate::model::{GroupId, NicId, Rule};
 use crate::stage::Staged;
 use crate::state::{NicEntry, RuleCounter, State};
+use dataplane::counters::PortCounters;
 use dataplane::{Key, LeftCounts, StateMemory};
 use std::sync::Arc;
 
@@ -57,6 +59,21 @@ impl Controller {
                 }
             }
         }
+    }
+
+    /// A NIC goes on counting where it has ended on another host, if it has counted less here: of
+    /// each count it has the larger one, so that none falls, and none is counted twice that comes
+    /// twice, or comes back.
+    pub fn count_on(&mut self, id: &NicId, elsewhere: &PortCounters) -> Result<(), Error> {
+        let now = self.dataplane.port_counters(self.entry(id)?.slot);
+        let memory = self.dataplane.state_memory();
+        if let Some(entry) = self.state.nics.get_mut(id) {
+            let counted = now.since(&entry.baseline);
+            let more = counted.most(elsewhere).less(&counted);
+            entry.baseline = Arc::new(entry.baseline.less(&more));
+            memory.iter().for_each(|memory| note_nic(memory, entry));
+        }
+        Ok(())
     }
 
     /// NICs and rules go on counting where a process before has ended; how many of them.

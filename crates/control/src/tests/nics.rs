@@ -287,6 +287,52 @@ fn a_nic_counts_from_its_own_beginning() {
     );
 }
 
+/// A guest moves from one host to another and back, and what one has said is heard twice, and late.
+#[test]
+fn counts_of_another_host_are_gone_on_from_and_never_counted_twice() {
+    let hosts = [controller(), controller()];
+    let [(mut one, on_one), (mut other, on_other)] = hosts;
+    let id = nic_id("a");
+    let slot = one.put_nic(nic("a", 1, &[])).unwrap().slot.0;
+    assert_eq!(other.put_nic(nic("a", 1, &[])).unwrap().slot.0, slot);
+    let counts = |frames: u64, kernel: u64, drops: u64| {
+        let mut counted = PortCounters {
+            rx_frames: frames,
+            rx_bytes: 100 * frames,
+            kernel_frames: kernel,
+            ..Default::default()
+        };
+        counted.drops_to[DropReason::MacSpoofed as usize] = drops;
+        counted
+    };
+    let said = |controller: &crate::Controller| {
+        let stats = controller.nic_stats(&id).unwrap();
+        let drops: u64 = stats.drops_in.iter().map(|(_, frames)| frames).sum();
+        let kernel = stats.kernel_out;
+        assert_eq!(stats.bytes_out, 100 * stats.frames_out);
+        (stats.frames_out, kernel, drops)
+    };
+    on_one.world().ports.insert(slot, counts(100, 7, 1));
+    // What came for it where it waits.
+    on_other.world().ports.insert(slot, counts(0, 0, 3));
+    for _ in 0..2 {
+        other.count_on(&id, &counts(100, 7, 1)).unwrap();
+        assert_eq!(said(&other), (100, 7, 3), "of each the larger one");
+    }
+    on_other.world().ports.insert(slot, counts(50, 2, 4));
+    other.count_on(&id, &counts(100, 7, 1)).unwrap();
+    assert_eq!(said(&other), (150, 9, 4), "a late one is no new one");
+    // Back again: what it says has what was counted here in it.
+    for _ in 0..2 {
+        one.count_on(&id, &counts(150, 9, 4)).unwrap();
+        assert_eq!(said(&one), (150, 9, 4));
+    }
+    on_one.world().ports.insert(slot, counts(101, 7, 1));
+    assert_eq!(said(&one), (151, 9, 4));
+    let nobody = one.count_on(&nic_id("b"), &counts(1, 0, 0));
+    assert!(matches!(nobody, Err(crate::Error::NoNic(_))), "{nobody:?}");
+}
+
 #[test]
 fn lenient_nics_may_share_a_mac_and_have_addresses_that_are_no_host_s() {
     let (mut controller, shared) = controller();

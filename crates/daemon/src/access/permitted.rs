@@ -17,6 +17,7 @@ use control::{
     Controller, Diff, Error, GroupStats, GroupVerdict, HostSettings, NetworkStatus, NicStats,
     NicStatus,
 };
+use dataplane::counters::PortCounters;
 use dataplane::flow::FlowInfo;
 use dataplane::ruleset::Asked;
 use dataplane::{GroupAnswer, GroupIdx, PortSlot, PortUid, RuleSlot};
@@ -186,6 +187,12 @@ impl<'a> Permitted<'a> {
 
     pub fn import_flows(&mut self, flows: Vec<FlowInfo>) -> Done<usize> {
         Ok(self.control.import_flows(flows)?)
+    }
+
+    /// A NIC goes on counting where it has ended elsewhere.
+    pub fn count_on(&mut self, id: &NicId, elsewhere: &PortCounters) -> Done<()> {
+        self.nic(id)?;
+        Ok(self.control.count_on(id, elsewhere)?)
     }
 
     /// Forgets connections that [`each_flow`](Self::each_flow) gave.
