@@ -346,14 +346,17 @@ fn say_untrue(untrue: u64, what: &str) {
 }
 
 /// Becomes the keeper's client, which the daemon before was, and has this one's memory of
-/// connections and of counters held in the place of that one's.
-pub fn enter(held: &Held, switch: &Switch, left: Option<&LeftConnections>) {
+/// connections and of counters held in the place of that one's. `is_whole`: all is there that is
+/// stored; of what is not something may be left, for the next start.
+pub fn enter(held: &Held, switch: &Switch, left: Option<&LeftConnections>, is_whole: bool) {
     held.enter();
     hold(switch, held, left);
     if let Some(memory) = switch.state_memory() {
         held.hold_state(memory.descriptor());
     }
-    held.release_left();
+    if is_whole {
+        held.release_left();
+    }
 }
 
 fn take_left(controller: &Controller, left: &OwnedFd) -> Result<(usize, u64), String> {

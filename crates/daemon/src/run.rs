@@ -401,7 +401,7 @@ async fn serve(
         Ok::<_, String>(left_by.map_or_else(Vec::new, handover::learnt_hosts))
     });
     let learnt = learnt.await?;
-    let (controller, stored, counted, left_connections) = match &predecessor {
+    let (controller, stored, counted, left_connections, is_whole) = match &predecessor {
         None => {
             let stored = match opening {
                 Some(opening) => opening.await.map_err(|_| "opening the store panicked")??,
@@ -418,7 +418,7 @@ async fn serve(
             if let Some(next_hops) = &mut next_hops {
                 next_hops.prepare(controller.reach(), &learnt).await;
             }
-            (controller, stored, None, left)
+            (controller, stored, None, left, true)
         }
         Some(old) => {
             let (old, held, vhost) = (old.clone(), held.clone(), vhost.clone());
@@ -471,7 +471,7 @@ async fn serve(
         let left = left_connections.clone();
         let enter = move || {
             held.iter()
-                .for_each(|held| handover::enter(held, &switch, left.as_ref()));
+                .for_each(|held| handover::enter(held, &switch, left.as_ref(), is_whole));
         };
         drop(tokio::task::spawn_blocking(enter).await);
         vhost.begin();
@@ -857,12 +857,14 @@ fn no_upgrade(settings: &Settings) -> Option<String> {
 }
 
 /// What a daemon that takes another's place begins with: the controller, the store, and the memory
-/// of what that one has counted, and connections that are still to be taken up.
+/// of what that one has counted, connections that are still to be taken up, and whether all that is
+/// stored is there.
 type TakenOver = (
     Controller,
     Option<Arc<Stored>>,
     Option<OwnedFd>,
     Option<LeftConnections>,
+    bool,
 );
 
 /// Makes the controller what the daemon before has declared, and takes its place when that stands
@@ -890,6 +892,10 @@ fn take_over(
         .map_err(|e| format!("its memory of flows: {e}"))?;
     old.ready()?;
     let stored = open_store.map_or(Ok(None), |open| open())?;
+    let is_whole = match &stored {
+        Some(stored) => stored.is_whole(&controller)?,
+        None => true,
+    };
     let readable = flows.as_ref().map(handover::is_readable);
     if let Some(Err(why)) = &readable {
         tracing::info!("connections come in the API's format: of its memory of them, {why}");
@@ -938,7 +944,7 @@ fn take_over(
         Some(stored) => controller.with_journal(stored.journal()),
         None => controller,
     };
-    Ok((controller, stored, counted, connections))
+    Ok((controller, stored, counted, connections, is_whole))
 }
 
 /// Goes on with uplinks and the load balancer where the daemon before has left them, and has the

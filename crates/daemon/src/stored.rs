@@ -105,9 +105,32 @@ impl Stored {
         })
     }
 
-    /// All objects, for a daemon that this one gives way to: see [`load_packed`].
-    pub fn packed(&self) -> Result<Vec<u8>, String> {
-        self.objects().map(|objects| packed(&objects))
+    /// All objects that are there, for a daemon that this one gives way to: see [`load_packed`].
+    /// What could not be made here is no reason for that one not to begin, and no business of its
+    /// before the next start: it stays stored.
+    pub fn packed(&self, controller: &Controller) -> Result<Vec<u8>, String> {
+        let made = objects(&controller.config());
+        let mut stored = self.objects()?;
+        stored.retain(|key, _| made.contains_key(key));
+        Ok(packed(&stored))
+    }
+
+    /// Whether all that is stored is there; what is not is said.
+    pub fn is_whole(&self, controller: &Controller) -> Result<bool, String> {
+        let made = objects(&controller.config());
+        let mut whole = true;
+        for key in self
+            .objects()?
+            .keys()
+            .filter(|key| !made.contains_key(*key))
+        {
+            whole = false;
+            tracing::error!(
+                "this stays stored, and is not made, as in the daemon before: {}",
+                name_of(key)
+            );
+        }
+        Ok(whole)
     }
 
     /// Leaves the file to another daemon, with all that was changed in it.
@@ -325,8 +348,8 @@ fn read<'a>(
 ) -> Result<Config, String> {
     let path = path.display();
     let mut whole = v1::Config::default();
-    for ((kind, key), value) in objects {
-        let name = || format!("{kind:?} '{}'", String::from_utf8_lossy(key).escape_debug());
+    for (key, value) in objects {
+        let name = || name_of(key);
         let one = v1::Config::decode(value.as_slice())
             .map_err(|e| format!("the store {path} is damaged: {} is no object: {e}", name()))?;
         if one.encode_to_vec() != *value {
@@ -347,6 +370,11 @@ fn read<'a>(
     }
     config.router_acl.get_or_insert_default();
     Ok(config)
+}
+
+/// What an object is called in messages.
+fn name_of((kind, key): &(Kind, Vec<u8>)) -> String {
+    format!("{kind:?} '{}'", String::from_utf8_lossy(key).escape_debug())
 }
 
 fn unreadable(why: store::Error) -> Error {

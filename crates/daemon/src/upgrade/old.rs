@@ -249,13 +249,12 @@ impl Upgrade {
         given.still = self.announcing.get().map(Announcing::stand_still);
         self.changes.hold();
         // Who changes something now has begun before, and is done then.
-        drop(app.control());
+        let objects = stored.packed(&app.control())?;
         if self.number(app) != number {
             return Err("interfaces or services came or went meanwhile: ask again".into());
         }
         self.left_behind.settle();
         given.joined = true;
-        let objects = stored.packed()?;
         let failed = |e: std::io::Error| format!("nothing can be handed over: {e}");
         let objects = file_of(&objects).map_err(failed)?;
         next.say(Word::Item, "objects", b"", &[objects.as_fd()])?;

@@ -129,6 +129,58 @@ async fn connections_go_on_when_another_program_takes_over() {
     nothing_arrives(&pair);
 }
 
+/// Something has taken the name of a stored NIC's device while no daemon ran. It is not made, and
+/// is no reason to refuse another program, which takes it as it is; it is made when it can be.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_could_not_be_made_goes_along_as_it_is() {
+    let Some(mut pair) = Pair::new(false).await else {
+        return;
+    };
+    let host = |line: &str| {
+        let words: Vec<&str> = line.split(' ').collect();
+        let done = Command::new(words[0]).args(&words[1..]).status().unwrap();
+        assert!(done.success(), "{line}");
+    };
+    let third = v1::Nic {
+        id: "third".into(),
+        mac: mac(3),
+        vni: 7,
+        kind: v1::NicKind::Tap.into(),
+        path: pair.device(3),
+        ..Default::default()
+    };
+    let name = third.path.clone();
+    let put = v1::PutNicRequest {
+        nic: Some(third),
+        create_only: false,
+    };
+    within(pair.daemon().v1().await.put_nic(put)).await.unwrap();
+    let (dir, v0) = pair.daemon.take().unwrap().killed();
+    host(&format!("ip link del {name}"));
+    host(&format!("ip link add {name} type bridge"));
+    pair.daemon = Some(Daemon::start_in(dir, v0, &pair.args()));
+    let not_made = "this stays stored, and is not made";
+    assert!(pair.daemon().log().contains(not_made));
+    for turn in 1..3 {
+        let done = upgrade(pair.daemon.as_mut().unwrap(), "").await;
+        done.unwrap_or_else(|why| panic!("{why}: {}", pair.daemon().log()));
+        let said = format!("{not_made}, as in the daemon before: Nic 'third'");
+        let log = pair.daemon().log();
+        assert_eq!(log.matches(&said).count(), turn, "{log}");
+        assert_eq!(ids(&pair).await, ["l", "r"]);
+    }
+    host(&format!("ip link del {name}"));
+    pair.kill();
+    assert_eq!(ids(&pair).await, ["l", "r", "third"]);
+}
+
+async fn ids(pair: &Pair) -> Vec<String> {
+    let mut client = pair.daemon().v1().await;
+    let nics = within(client.list_nics(v1::ListNicsRequest {})).await;
+    let nics = nics.unwrap().into_inner().nics.into_iter();
+    nics.map(|status| status.nic.unwrap().id).collect()
+}
+
 impl Guests {
     /// Another program takes over while frames are sent; how long none came.
     pub fn upgraded(&mut self, program: &str) -> (Duration, Duration) {
