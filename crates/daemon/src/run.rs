@@ -329,9 +329,7 @@ async fn serve(
             .as_ref()
             .map(|old| old.apart())
             .unwrap_or_default(),
-        left: left_held
-            .map(|held| uplinks::left(held))
-            .unwrap_or_default(),
+        takes_left: left_held.is_some(),
         held: held.clone(),
         ..uplink_setup(
             settings,
@@ -547,6 +545,7 @@ async fn serve(
         &app,
         switch,
     ));
+    tasks.spawn(app.uplinks.clone().hold_those_that_come());
     let prober = balancer::Prober(engine);
     tasks.spawn(balancer::check(app.clone(), due, programs, prober));
     let hook = settings.balance_hook.as_deref().map(|program| {
@@ -708,7 +707,7 @@ fn uplink_setup(
         handed: Items::new(),
         apart: Arc::default(),
         held: None,
-        left: Items::new(),
+        takes_left: false,
     }
 }
 

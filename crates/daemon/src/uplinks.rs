@@ -5,7 +5,7 @@
 mod control;
 mod losses;
 
-pub use control::{Control, HELD, Setup, left};
+pub use control::{Control, HELD, Setup};
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

@@ -208,26 +208,44 @@ fn a_second_daemon_on_an_uplink_names_the_first() {
     let first = namespace
         .inside(|| Daemon::start(&["-i", "192.168.0.1"]))
         .unwrap();
-    let sentence = format!("the uplink eth0 is that of process {} already", first.pid());
-    for uplink in [&["-i", "192.168.0.1"], &["--uplink", "eth0"]] {
-        let dir = tempfile::tempdir().unwrap();
-        let api = format!("unix:{}", dir.path().join("v1.sock").display());
-        let line = [
-            &[
-                "--no-syslog",
-                "-s",
-                dir.path().to_str().unwrap(),
-                "--api",
-                &api,
-            ],
-            &uplink[..],
-        ]
-        .concat();
-        let second = namespace.inside(|| run(&line)).unwrap();
-        let errors = String::from_utf8(second.stderr).unwrap();
-        assert_eq!(second.status.code(), Some(1), "{errors}");
-        assert!(errors.contains(&sentence), "{errors}");
+    for uplink in [["-i", "192.168.0.1"], ["--uplink", "eth0"]] {
+        is_refused(&namespace, uplink, "eth0", &first);
     }
+}
+
+/// A daemon with this uplink is told that it is another one's.
+fn is_refused(namespace: &Namespace, uplink: [&str; 2], name: &str, first: &Daemon) {
+    let dir = tempfile::tempdir().unwrap();
+    let api = format!("unix:{}", dir.path().join("v1.sock").display());
+    let folder = dir.path().to_str().unwrap();
+    let line = [&["--no-syslog", "-s", folder, "--api", &api], &uplink[..]].concat();
+    let second = namespace.inside(|| run(&line)).unwrap();
+    let errors = String::from_utf8(second.stderr).unwrap();
+    assert_eq!(second.status.code(), Some(1), "{errors}");
+    let pid = first.pid();
+    let sentence = format!("the uplink {name} is that of process {pid} already");
+    assert!(errors.contains(&sentence), "{errors}");
+}
+
+/// As one that is there at the start.
+#[test]
+fn an_uplink_that_comes_later_is_no_other_daemon_s_either() {
+    let namespace = Namespace::new().unwrap();
+    let first = namespace
+        .inside(|| Daemon::start(&["-i", "192.168.0.1", "--uplink", "late0"]))
+        .unwrap();
+    namespace
+        .ok(
+            "ip link add late0 type veth peer name far0 && ip addr add 192.168.0.1/24 dev late0 \
+             && ip link set late0 up && ip link set far0 up",
+        )
+        .unwrap();
+    wait_for("the daemon to have it for itself", PATIENCE, || {
+        let names = namespace.ok("cat /proc/net/unix")?;
+        Ok(names.contains("butterflyd/uplink/late0").then_some(()))
+    })
+    .unwrap_or_else(|e| panic!("{e}: {}", first.log()));
+    is_refused(&namespace, ["--uplink", "late0"], "late0", &first);
 }
 
 #[tokio::test]

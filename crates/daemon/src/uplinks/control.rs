@@ -44,13 +44,8 @@ pub struct Setup {
     pub apart: Arc<AtomicBool>,
     /// Who has sockets outlive this daemon, if anybody does.
     pub held: Option<Arc<Held>>,
-    /// What a daemon that has ended had [held](left).
-    pub left: Items,
-}
-
-/// Takes up the sockets of uplinks that a daemon that has ended had held.
-pub fn left(held: &Held) -> Items {
-    held_kind().map_or_else(|_| Items::new(), |kind| held.left_items(&kind))
+    /// What a daemon that has ended had held is taken up.
+    pub takes_left: bool,
 }
 
 /// The uplinks of a host, whether there are any or not.
@@ -118,7 +113,10 @@ impl Control {
             tracing::error!("sockets of uplinks go with this daemon: {e}");
             None
         });
-        let left = std::mem::take(&mut setup.left);
+        let left = match (&setup.held, &kind) {
+            (Some(held), Some(kind)) if setup.takes_left => held.left_items(kind),
+            _ => Items::new(),
+        };
         let (locks, handed): (Items, Items) = handed
             .into_iter()
             .partition(|(name, _)| name.starts_with(&lock_of("")));
@@ -171,6 +169,37 @@ impl Control {
     pub async fn begun(&self) {
         // The sender is ours.
         let _ = self.begun.subscribe().wait_for(|begun| *begun).await;
+    }
+
+    /// Takes those for this daemon alone that come after the start, or came too late for it. Where
+    /// another daemon has one, that is said: both are joined by it by then.
+    pub async fn hold_those_that_come(self: Arc<Self>) {
+        self.begun().await;
+        let Some(mut facts) = self.running().map(Uplinks::watch) else {
+            return;
+        };
+        let mut said = Ok(());
+        loop {
+            facts.mark_unchanged();
+            let control = self.clone();
+            let hold = move || {
+                let mut named = control.named();
+                // As they are now: one that was left meanwhile is not held again.
+                let there = control.running().map(Uplinks::facts);
+                there.map_or(Ok(()), |there| named.hold(&there))
+            };
+            if let Ok(held) = tokio::task::spawn_blocking(hold).await
+                && held != said
+            {
+                if let Err(why) = &held {
+                    tracing::error!("{why}");
+                }
+                said = held;
+            }
+            if facts.changed().await.is_err() {
+                return;
+            }
+        }
     }
 
     /// Joins this host by an interface, now or when it comes. To be called where the kernel may be
