@@ -28,6 +28,7 @@ use dataplane::{HandedOverMac, Left, LeftFlows, LeftLocation, LeftState, Locatio
 use io::vhost::{PortKey, Server};
 use nix::unistd::Uid;
 
+use crate::forgotten::{self, What};
 use crate::held::Held;
 use crate::{connections, upgrade, worker_thread};
 
@@ -194,7 +195,10 @@ pub fn take_memory(
         for left in &all {
             match take_left(controller, left) {
                 Ok((taken, untrue)) => say_taken(taken, untrue),
-                Err(why) => failed(why),
+                Err(why) => {
+                    forgotten::count(What::Memory, 1);
+                    failed(why);
+                }
             }
         }
     }
@@ -218,7 +222,7 @@ fn say_taken(taken: usize, untrue: u64) {
     if taken > 0 {
         tracing::info!("{taken} connections go on");
     }
-    say_untrue(untrue, "connections");
+    say_untrue(untrue, What::Connection, "connections");
 }
 
 /// Takes up the connections in the memory of a daemon that gives way to this one and stands still,
@@ -321,7 +325,7 @@ pub fn take_macs(controller: &Controller, switch: &Switch, left: &OwnedFd) {
             if taken > 0 {
                 tracing::info!("{taken} MACs are known that the daemon before had learnt");
             }
-            say_untrue(untrue, "learnt MACs");
+            say_untrue(untrue, What::Mac, "learnt MACs");
         }
         Err(why) => tracing::warn!("MACs are to be learnt anew: {why}"),
     }
@@ -333,15 +337,19 @@ pub fn take_counts(controller: &mut Controller, left: &OwnedFd) {
     match counts {
         Ok(counts) => {
             controller.carry_counts(&counts);
-            say_untrue(counts.untrue, "counters");
+            say_untrue(counts.untrue, What::Counter, "counters");
         }
-        Err(why) => tracing::warn!("counters of NICs and rules begin anew: {why}"),
+        Err(why) => {
+            forgotten::count(What::Memory, 1);
+            tracing::warn!("counters of NICs and rules begin anew: {why}");
+        }
     }
 }
 
-fn say_untrue(untrue: u64, what: &str) {
+fn say_untrue(untrue: u64, what: What, named: &str) {
+    forgotten::count(what, untrue);
     if untrue > 0 {
-        tracing::warn!("{untrue} {what} that were left in memory cannot be: they are forgotten");
+        tracing::warn!("{untrue} {named} that were left in memory cannot be: they are forgotten");
     }
 }
 

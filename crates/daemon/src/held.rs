@@ -2,6 +2,8 @@
 //! flows is in: a keeper (the crate says what that is) has descriptors of each, and the next daemon
 //! takes them up. Also the keeper's own process, which is this program with `--as-keeper`.
 
+mod session_words;
+
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
@@ -9,7 +11,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use control::AttachError;
@@ -21,6 +23,9 @@ use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use sd_notify::NotifyState;
 use sys::handed::{Handed, Items, bytes_of, file_of, name_of_kind};
 
+use self::session_words::{Mark, SessionWords};
+use crate::forgotten::{self, What};
+use crate::upgrade::words;
 use crate::{deaths, uplinks};
 
 /// How long a keeper that was started may take until it listens.
@@ -32,6 +37,8 @@ const FLOWS: &str = "flows";
 const FLOWS_BEFORE: &str = "flows-before ";
 /// What the memory of counters and learnt MACs is held as.
 const STATE: &str = "state";
+/// What the words are held as that say which of what is held of sessions is valid.
+const WORDS: &str = "session-words";
 /// What the notes of daemons that have ended of themselves are held as.
 const DEATHS: &str = "deaths";
 
@@ -43,6 +50,9 @@ const AGAIN: Duration = Duration::from_millis(20);
 const MEND: Duration = Duration::from_secs(1);
 /// How long whoever else has started a keeper has to start the next one.
 const OTHERS_WITHIN: Duration = Duration::from_secs(5);
+
+/// What is held, and by which names.
+pub type Named = Vec<(String, keeper::Held)>;
 
 /// Runs a keeper on a socket; returns when it is idle, if that is asked for. The error is a
 /// sentence.
@@ -78,6 +88,16 @@ pub struct Held {
     child: Mutex<Option<Child>>,
     /// The daemon ends, and the next one is to find all.
     staying: AtomicBool,
+    sessions: Mutex<Sessions>,
+}
+
+/// Which of what is held of VMMs' sessions is valid.
+struct Sessions {
+    /// `None`: there are none yet, or none to be had.
+    words: Option<SessionWords>,
+    /// Another daemon is the keeper's client still, and it is that one's that is valid: of these
+    /// this one's will be.
+    apart: Option<BTreeMap<String, Mark>>,
 }
 
 impl Held {
@@ -108,14 +128,16 @@ impl Held {
                 Err(e) => return Err(e.to_string()),
             }
         };
-        Held::over(keeper, path, child)
+        let held = Held::over(keeper, path, child, None)?;
+        held.begin_words();
+        Ok(held)
     }
 
     /// Of a daemon that another one gives way to: what that one has held comes by [`leave_here`].
     ///
     /// [`leave_here`]: Held::leave_here
     pub fn handed(path: &Path) -> Result<Arc<Held>, String> {
-        Held::over(Keeper::handed(path), path, None)
+        Held::over(Keeper::handed(path), path, None, Some(BTreeMap::new()))
     }
 
     /// Something that the daemon before has held.
@@ -127,10 +149,15 @@ impl Held {
 
     /// The daemon before has left the keeper: it is this one's, with all that is here.
     pub fn enter(&self) {
+        let mut sessions = self.sessions();
+        let marks = sessions.apart.take().unwrap_or_default();
+        // Nothing is heard of VMMs meanwhile: what that daemon had held is as good.
+        sessions.say_of_all(&marks, SessionWords::offer);
         // Whose turn it is has the watching thread try again.
         if let Err(e) = self.keeper.enter() {
             tracing::error!("{e}");
         }
+        sessions.say_of_all(&marks, SessionWords::settle);
     }
 
     /// The keeper is another daemon's from now on, with all that is held.
@@ -140,11 +167,38 @@ impl Held {
     }
 
     /// All that is held whose name is such, by its name.
-    pub fn all(
-        &self,
-        which: impl Fn(&str) -> bool,
-    ) -> std::io::Result<Vec<(String, keeper::Held)>> {
+    pub fn all(&self, which: impl Fn(&str) -> bool) -> std::io::Result<Named> {
         self.keeper.all(which)
+    }
+
+    /// As [`all`](Self::all), of VMMs' sessions, for a daemon that this one gives way to: their
+    /// records, which every version reads, and in one piece which are valid, for
+    /// [`leave_sessions`](Self::leave_sessions).
+    pub fn all_sessions(&self) -> std::io::Result<(Named, Vec<u8>)> {
+        let mut all = self.all(Held::is_session)?;
+        let mut marks = Vec::new();
+        for (name, held) in &mut all {
+            if let (Some(mark), record) = Mark::of_note(&held.note) {
+                marks.push((name.clone(), mark.noted(&[])));
+                held.note = record.to_owned();
+            }
+        }
+        let parts = marks
+            .iter()
+            .flat_map(|(name, mark)| [name.as_bytes(), mark]);
+        Ok((all, words::pack(parts)))
+    }
+
+    /// What the daemon before has held of VMMs' sessions, and what it says is valid of them.
+    pub fn leave_sessions(&self, mut all: BTreeMap<String, keeper::Held>, marks: &[u8]) {
+        for part in words::unpack(marks).unwrap_or_default().chunks(2) {
+            if let [name, mark] = part
+                && let Some(held) = all.get_mut(&*String::from_utf8_lossy(name))
+            {
+                held.note = [mark, &*held.note].concat();
+            }
+        }
+        self.leave_here(all);
     }
 
     /// Whether something is held as a VMM's session.
@@ -152,12 +206,18 @@ impl Held {
         name.starts_with(SESSION)
     }
 
-    fn over(keeper: Keeper, path: &Path, child: Option<Child>) -> Result<Arc<Held>, String> {
+    fn over(
+        keeper: Keeper,
+        path: &Path,
+        child: Option<Child>,
+        apart: Option<BTreeMap<String, Mark>>,
+    ) -> Result<Arc<Held>, String> {
         let held = Arc::new(Held {
             keeper,
             path: path.to_owned(),
             child: Mutex::new(child),
             staying: AtomicBool::new(false),
+            sessions: Mutex::new(Sessions { words: None, apart }),
         });
         let watched = Arc::downgrade(&held);
         let watch = move || {
@@ -310,12 +370,79 @@ impl Held {
         Ok(notes)
     }
 
-    /// The session of a vhost-user NIC that a daemon before has left.
+    /// The session of a vhost-user NIC that a daemon before has left, unless it is known to be out
+    /// of date: then it is closed.
     pub fn session(&self, nic: &str) -> Option<LeftSession> {
-        let left = self.keeper.take(&session_name(nic));
+        let name = session_name(nic);
+        let left = self.keeper.take(&name);
         let left = left.inspect_err(|e| tracing::error!(nic, "its session is not taken up: {e}"));
         let keeper::Held { note, fds } = left.ok().flatten()?;
-        Some(LeftSession { record: note, fds })
+        let (mark, record) = Mark::of_note(&note);
+        // Daemons of before say nothing of that.
+        if let Some(mark) = mark
+            && !self.is_valid(nic, mark)
+        {
+            forgotten::count(What::OldSession, 1);
+            tracing::warn!(
+                nic,
+                "the session that the keeper has of it is out of date: it stood still when the \
+                 VMM went on; it is closed, and the VMM is to connect anew"
+            );
+            drop(fds);
+            say_held(nic, self.keeper.release(&name));
+            return None;
+        }
+        let record = record.to_owned();
+        Some(LeftSession { record, fds })
+    }
+
+    fn is_valid(&self, nic: &str, mark: Mark) -> bool {
+        let mut sessions = self.sessions();
+        if sessions.words.is_none() {
+            drop(sessions);
+            self.begin_words();
+            sessions = self.sessions();
+        }
+        let valid = sessions
+            .words
+            .as_mut()
+            .map(|words| words.is_valid(nic, mark));
+        let failed = |e: &std::io::Error| tracing::error!(nic, "{NO_WORDS}: {e}");
+        let valid = valid.map(|valid| valid.inspect_err(failed).unwrap_or(false));
+        valid.unwrap_or(false)
+    }
+
+    /// Takes up the words that say which of what is held of sessions is valid, or makes them.
+    fn begin_words(&self) {
+        let failed = |e: &std::io::Error| tracing::error!("{NO_WORDS}: {e}");
+        let left = self.keeper.take(WORDS).inspect_err(failed).ok().flatten();
+        let left = left.and_then(keeper::Held::into_first);
+        let left = left.and_then(|memory| {
+            let words = SessionWords::left(memory).inspect_err(failed);
+            words
+                .inspect_err(|_| forgotten::count(What::Memory, 1))
+                .ok()
+        });
+        let (is_new, mut refused) = (left.is_none(), false);
+        let mut words = left.or_else(|| SessionWords::new().inspect_err(failed).ok());
+        let mut sessions = self.sessions();
+        if let Some(words) = &mut words {
+            if sessions.apart.is_none() {
+                let notes = self.keeper.notes(Held::is_session);
+                let marks = notes.iter().filter_map(|note| Mark::of_note(note).0);
+                let _ = words.keep(&marks.collect::<Vec<_>>()).inspect_err(failed);
+            }
+            if is_new && let Err(e) = self.keeper.hold(WORDS, b"", &[words.descriptor()]) {
+                tracing::error!("{NO_WORDS}: {e}");
+                // One that is gone is told when it is there again.
+                refused = matches!(e, keeper::Error::Refused { .. });
+            }
+        }
+        sessions.words = words.filter(|_| !refused);
+    }
+
+    fn sessions(&self) -> MutexGuard<'_, Sessions> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The memory of connections that a daemon before has left, if it is not in a file.
@@ -452,9 +579,10 @@ impl Held {
     /// daemon is to find all; and the memory of connections, unless they are left in it.
     pub fn end_told(&self, left_in_memory: bool) {
         self.release_flows_before();
-        let state = (!self.is_staying()).then_some(STATE);
+        let gone = (!self.is_staying()).then_some([STATE, WORDS]);
         let flows = (!left_in_memory).then_some(FLOWS);
-        for name in [DEATHS].into_iter().chain(flows).chain(state) {
+        let gone = gone.into_iter().flatten();
+        for name in [DEATHS].into_iter().chain(flows).chain(gone) {
             if let Err(e) = self.keeper.release(name) {
                 tracing::error!("what is held as '{name}' may still be: {e}");
             }
@@ -484,7 +612,16 @@ impl Held {
 /// VMMs' connections outlive the daemon, too.
 impl SessionKeeper for Held {
     fn hold(&self, nic: &str, record: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
-        let held = self.keeper.hold(&session_name(nic), record, fds);
+        let mut sessions = self.sessions();
+        let mark = sessions.mark(nic);
+        let note = mark.map(|mark| mark.noted(record));
+        let note = note.as_deref().unwrap_or(record);
+        let held = self.keeper.hold(&session_name(nic), note, fds);
+        // Whether the keeper has heard it or not: what it had before is valid no more.
+        if let Some(mark) = mark {
+            sessions.say_of(nic, mark, SessionWords::settle);
+        }
+        drop(sessions);
         if let Err(e) = &held {
             tracing::error!(nic, "its VMM's connection goes with this daemon: {e}");
         }
@@ -493,15 +630,68 @@ impl SessionKeeper for Held {
     }
 
     fn release(&self, nic: &str) {
+        // A keeper that stands still hears it later, or never.
+        self.sessions().say(nic, |words| words.invalidate(nic));
         say_held(nic, self.keeper.release_soon(&session_name(nic)));
     }
 
     fn ended(&self, nic: &str) {
         if !self.is_staying() {
+            self.sessions().say(nic, |words| words.forget(nic));
             say_held(nic, self.keeper.release(&session_name(nic)));
         }
     }
+
+    fn closed(&self, _nic: &str) {
+        forgotten::count(What::Session, 1);
+    }
 }
+
+impl Sessions {
+    /// For what is about to be held of a session, which is valid then, beside what was.
+    fn mark(&mut self, nic: &str) -> Option<Mark> {
+        let mark = self.words.as_mut()?.mark(nic);
+        let failed = |e: &std::io::Error| tracing::error!(nic, "{NO_WORDS}: {e}");
+        let mark = mark.inspect_err(failed).ok()?;
+        self.say_of(nic, mark, SessionWords::offer);
+        Some(mark)
+    }
+
+    /// While another daemon is the keeper's client, the last one is for later.
+    fn say_of(
+        &mut self,
+        nic: &str,
+        mark: Mark,
+        say: impl Fn(&SessionWords, Mark) -> std::io::Result<()>,
+    ) {
+        match &mut self.apart {
+            Some(later) => drop(later.insert(nic.to_owned(), mark)),
+            None => self.say(nic, |words| say(words, mark)),
+        }
+    }
+
+    fn say_of_all(
+        &mut self,
+        marks: &BTreeMap<String, Mark>,
+        say: impl Fn(&SessionWords, Mark) -> std::io::Result<()>,
+    ) {
+        for (nic, mark) in marks {
+            self.say_of(nic, *mark, &say);
+        }
+    }
+
+    fn say(&mut self, nic: &str, say: impl FnOnce(&mut SessionWords) -> std::io::Result<()>) {
+        if self.apart.is_none()
+            && let Some(words) = &mut self.words
+            && let Err(e) = say(words)
+        {
+            tracing::error!(nic, "{NO_WORDS}: {e}");
+        }
+    }
+}
+
+/// What is then so.
+const NO_WORDS: &str = "which of what the keeper has of a VMM's session is the newest is not noted";
 
 fn say_held(nic: &str, released: Result<(), keeper::Error>) {
     if let Err(e) = released {

@@ -33,6 +33,7 @@ mod dpdk_args;
 mod events;
 mod features;
 mod flow_log;
+mod forgotten;
 mod handover;
 mod held;
 mod http;

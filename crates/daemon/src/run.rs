@@ -907,7 +907,8 @@ fn take_over(
         (None, None) => return Err("the daemon before has no memory of flows".into()),
     };
     let connections = taken.map_err(|e| format!("connections are not taken up: {e}"))?;
-    held.leave_here(old.take_all("held"));
+    let marks = old.bytes(words::MARKS)?.unwrap_or_default();
+    held.leave_sessions(old.take_all("held"), &marks);
     let left = controller.nics().filter_map(|status| {
         let is_vhost = status.nic.kind == NicKind::VhostUser;
         let left = is_vhost.then(|| held.session(status.nic.id.as_str()));

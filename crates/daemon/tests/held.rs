@@ -3,6 +3,8 @@
 //! iperf3 and ping are the guests, and rings in this process.
 
 mod common;
+#[path = "held/damaged.rs"]
+mod damaged;
 #[path = "held/post_copy.rs"]
 mod post_copy;
 #[path = "held/upgrade.rs"]

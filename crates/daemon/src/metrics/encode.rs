@@ -16,7 +16,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use super::families::{self as of, Family, Kind};
 use super::gather::{NIC_REASONS_MAX, Scrape};
-use crate::{flow_log, sflow};
+use crate::{flow_log, forgotten, sflow};
 
 const EGRESS: &str = "egress";
 const INGRESS: &str = "ingress";
@@ -494,6 +494,10 @@ impl Scrape {
         page.whole(&of::API_DURATION, &self.requests.durations)?;
         page.one(&of::AUDIT_LOST, self.audit_lines_lost)?;
         page.one(&of::TRACE_LOST, self.trace_frames_lost)?;
+        page.family(&of::FORGOTTEN, |rows| {
+            let mut all = forgotten::NAMES.iter().zip(self.forgotten);
+            all.try_for_each(|(what, count)| rows.add(&[what], count))
+        })?;
         page.family(&of::FLOW_RECORDS, |rows| {
             let mut all = flow_log::KINDS.iter().zip(self.flow_records);
             all.try_for_each(|(kind, count)| rows.add(&[kind], count))

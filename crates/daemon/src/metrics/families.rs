@@ -198,6 +198,9 @@ families! {
     TRACE_LOST = Counter "butterfly_packet_trace_lost_frames" ()
         "Frames that are missing in packet traces: the disk was too slow, or a file or the folder \
          is full (--trace-dir-max).";
+    FORGOTTEN = Counter "butterfly_left_forgotten" ("what")
+        "What a daemon before has left in memory and this one has forgotten, since it cannot be \
+         true or is out of date (docs/state.md).";
     FLOW_RECORDS = Counter "butterfly_flow_log_records" ("kind")
         "Connections that began and ended, and sums of refused packets, that the flow log has told \
          (docs/flows.md).";

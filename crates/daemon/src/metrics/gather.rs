@@ -13,7 +13,7 @@ use super::process::Process;
 use super::requests::Requests;
 use crate::app::App;
 use crate::balancer::status;
-use crate::{router, v1 as api_v1};
+use crate::{forgotten, router, v1 as api_v1};
 
 /// Rules that are told at most, in the order of their groups' ids.
 pub const RULES_MAX: usize = 10_000;
@@ -42,6 +42,8 @@ pub struct Scrape {
     pub requests: Requests,
     pub audit_lines_lost: u64,
     pub trace_frames_lost: u64,
+    /// By the names of [`forgotten`](crate::forgotten).
+    pub forgotten: [u64; forgotten::COUNT],
     /// By the names of [`flow_log`](crate::flow_log).
     pub flow_records: [u64; 3],
     pub flow_records_lost: [u64; 4],
@@ -123,6 +125,7 @@ fn read(app: &App, requests: Requests, router: Option<v1::RouterStatus>) -> Resu
         requests,
         audit_lines_lost: app.reload.audit().lost(),
         trace_frames_lost: app.traces.lost(),
+        forgotten: forgotten::counts(),
         flow_records: app.reload.flow_log().counts().told(),
         flow_records_lost: app.reload.flow_log().counts().lost(),
         samples: app.sflow.counts().sent(),

@@ -29,7 +29,7 @@ use crate::attachments::LeftBehind;
 use crate::balancer;
 use crate::balancer::announcing::{Announcing, Still};
 use crate::connections;
-use crate::held::Held;
+use crate::held::{Held, Named};
 use crate::unix_socket;
 use crate::watchdog::Pause;
 
@@ -268,7 +268,8 @@ impl Upgrade {
         for (name, fd) in self.left_behind.descriptors().map_err(failed)? {
             next.say(Word::Item, &name, b"", &[fd.as_fd()])?;
         }
-        give_held(next, held, |name| !Held::is_session(name))?;
+        let others = held.all(|name| !Held::is_session(name));
+        give_held(next, others.map_err(failed)?)?;
         if let Some(still) = &given.still {
             give_all(next, "announcing", still.hand_over()?)?;
         }
@@ -298,7 +299,10 @@ impl Upgrade {
             let file = file_of(&bytes).map_err(failed)?;
             next.say(Word::Item, "connections", b"", &[file.as_fd()])?;
         }
-        give_held(next, held, Held::is_session)?;
+        let (sessions, marks) = held.all_sessions().map_err(failed)?;
+        give_held(next, sessions)?;
+        let marks = file_of(&marks).map_err(failed)?;
+        next.say(Word::Item, words::MARKS, b"", &[marks.as_fd()])?;
         for (_, port) in &mut given.ports {
             if let Some(port) = port.as_xsk()
                 && let Some(left) = port.left()
@@ -402,9 +406,8 @@ fn give_all(next: &mut Next, kind: &str, items: Items) -> Result<(), String> {
 }
 
 /// Gives items that the keeper has.
-fn give_held(next: &mut Next, held: &Held, which: impl Fn(&str) -> bool) -> Result<(), String> {
-    let failed = |e: std::io::Error| format!("nothing can be handed over: {e}");
-    for (name, keeper::Held { note, fds }) in held.all(which).map_err(failed)? {
+fn give_held(next: &mut Next, all: Named) -> Result<(), String> {
+    for (name, keeper::Held { note, fds }) in all {
         let name = format!("held {name}");
         next.say(Word::Item, &name, &note, &words::borrowed(&fds))?;
     }

@@ -129,6 +129,10 @@ impl Line {
 /// What the points of interfaces that programs run at are handed over as, and held.
 pub const POINT: &str = "point";
 
+/// What is handed over that says which of what is held of VMMs' sessions is valid. Versions before
+/// do not ask for it.
+pub const MARKS: &str = "session-marks";
+
 /// Descriptors as they are said.
 pub fn borrowed(fds: &[OwnedFd]) -> Vec<BorrowedFd<'_>> {
     fds.iter().map(AsFd::as_fd).collect()

@@ -69,6 +69,10 @@ pub trait SessionKeeper: Send + Sync {
 
     /// The session of a NIC has ended here. A process that ends may leave it to the next one.
     fn ended(&self, nic: &str);
+
+    /// The session of a NIC that a process before has left is not gone on with, but closed: what
+    /// was left of it cannot be.
+    fn closed(&self, nic: &str);
 }
 
 /// What was held of a session: of this process's [`SessionKeeper`], or of another's.

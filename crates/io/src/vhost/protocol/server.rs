@@ -700,6 +700,7 @@ impl Thread {
                     nic = name,
                     "the session of the process before is closed: {why}"
                 );
+                self.keeper.iter().for_each(|keeper| keeper.closed(name));
                 self.release(key);
                 self.hang_up(key, Duration::ZERO);
             }

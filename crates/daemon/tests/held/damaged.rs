@@ -1,0 +1,180 @@
+//! What a daemon has left is not as it was, or not as it was last: it is forgotten, and counted.
+
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+
+use keeper::Keeper;
+use sys::huge::PAGE;
+
+use super::*;
+
+/// Guests of a daemon whose metrics are told.
+struct Told {
+    guests: Guests,
+    socket: String,
+    _folder: tempfile::TempDir,
+}
+
+impl Told {
+    async fn new() -> Told {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("metrics").to_str().unwrap().to_owned();
+        let endpoint = format!("unix:{socket}");
+        let mut guests = Guests::with(common::FEATURES, &["--metrics", &endpoint]).await;
+        guests.flow(100, "frames before");
+        Told {
+            guests,
+            socket,
+            _folder: folder,
+        }
+    }
+
+    fn keeper(&self) -> u32 {
+        let keepers = keepers_of(&self.guests.store.path().join("keeper"));
+        assert_eq!(keepers.len(), 1, "one keeper");
+        keepers[0]
+    }
+
+    /// The daemon is killed, something is done, and the next one is started.
+    fn killed_and(&mut self, damage: impl FnOnce(&Told)) {
+        let (dir, v0) = self.guests.daemon.take().unwrap().killed();
+        damage(self);
+        let args: Vec<&str> = self.guests.args.iter().map(String::as_str).collect();
+        self.guests.daemon = Some(Daemon::start_in(dir, v0, &args));
+    }
+
+    /// How much is forgotten of something.
+    fn forgotten(&self, what: &str) -> u64 {
+        let told = Command::new("curl")
+            .args(["-sS", "--max-time", "10", "--unix-socket", &self.socket])
+            .arg("http://localhost/metrics")
+            .output()
+            .unwrap();
+        let page = String::from_utf8(told.stdout).unwrap();
+        let series = format!("butterfly_left_forgotten_total{{what=\"{what}\"}} ");
+        let line = page.lines().find_map(|line| line.strip_prefix(&series));
+        line.unwrap_or_else(|| panic!("no {series} in {page}"))
+            .parse()
+            .unwrap()
+    }
+}
+
+/// Writes into memory that a keeper holds.
+fn write(keeper: u32, memory: &str, at: u64, bytes: &[u8]) {
+    let held = std::fs::read_dir(format!("/proc/{keeper}/fd")).unwrap();
+    let is = |path: &Path| {
+        let link = std::fs::read_link(path).unwrap_or_default();
+        link.to_string_lossy()
+            .starts_with(&format!("/memfd:{memory}"))
+    };
+    let paths = held.map(|one| one.unwrap().path());
+    let found = paths.filter(|path| is(path)).collect::<Vec<_>>();
+    assert_eq!(found.len(), 1, "one memory of {memory}");
+    let file = std::fs::File::options().write(true).open(&found[0]);
+    file.unwrap().write_all_at(bytes, at).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_of_what_was_left_is_forgotten_and_counted() {
+    let mut told = Told::new().await;
+    told.killed_and(|_| ());
+    for what in [
+        "connection",
+        "counter",
+        "mac",
+        "session",
+        "old_session",
+        "memory",
+    ] {
+        assert_eq!(told.forgotten(what), 0, "{what}");
+    }
+    let all_are_there = |told: &Told| {
+        wait_for(
+            "the daemon to have its own memory of connections",
+            PATIENCE,
+            || {
+                let held = std::fs::read_dir(format!("/proc/{}/fd", told.keeper())).unwrap();
+                let links = held.filter_map(|one| std::fs::read_link(one.unwrap().path()).ok());
+                let is =
+                    |link: &std::path::PathBuf| link.to_string_lossy().contains("butterfly-flows");
+                Ok((links.filter(is).count() == 1).then_some(()))
+            },
+        )
+        .unwrap();
+    };
+    all_are_there(&told);
+    told.killed_and(|told| {
+        let keeper = told.keeper();
+        // The first entries; what the first NIC had counted before; a number of regions.
+        write(keeper, "butterfly-flows", 4 * PAGE as u64, &[0xff; 4096]);
+        write(keeper, "butterfly-state", PAGE as u64 + 24, &[0x7f; 8]);
+        let keeper = Keeper::connect(&told.guests.store.path().join("keeper")).unwrap();
+        let keeper::Held { mut note, fds } = keeper.take("vhost:a").unwrap().unwrap();
+        note[24 + 8 * 6 + 1] = 1;
+        let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+        keeper.hold("vhost:a", &note, &fds).unwrap();
+    });
+    wait_for("connections to be counted", PATIENCE, || {
+        Ok((told.forgotten("connection") > 0).then_some(()))
+    })
+    .unwrap();
+    assert_eq!(told.forgotten("counter"), 1);
+    assert_eq!(told.forgotten("session"), 1);
+    assert_eq!(told.forgotten("old_session"), 0);
+    assert_eq!(told.forgotten("memory"), 0);
+    let log = told.guests.daemon.as_ref().unwrap().log();
+    assert!(
+        log.contains("has more regions or rings than there can be"),
+        "{log}"
+    );
+    // Of others all goes on.
+    assert!(told.guests.vmms[0].get(GET_FEATURES).is_err());
+    assert!(told.guests.vmms[1].get(GET_FEATURES).is_ok());
+    all_are_there(&told);
+    told.killed_and(|told| {
+        let keeper = told.keeper();
+        write(keeper, "butterfly-flows", 0, b"nonsense");
+        write(keeper, "butterfly-state", 0, b"nonsense");
+        write(keeper, "butterfly-sessions", 0, b"nonsense");
+    });
+    assert_eq!(told.forgotten("memory"), 3);
+    assert_eq!(
+        told.forgotten("old_session"),
+        1,
+        "nobody says that b's is not"
+    );
+}
+
+/// The keeper stands still while a VMM goes on, and hears again when the daemon is gone: the next
+/// one does not go on with what that session once was, and does with another one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_that_the_keeper_has_missed_is_not_gone_on_with() {
+    let mut told = Told::new().await;
+    let keeper = told.keeper();
+    let signal = |signal| {
+        let keeper = Pid::from_raw(keeper as i32).unwrap();
+        kill_process(keeper, signal).unwrap();
+    };
+    // As long as it hears, all go on.
+    told.guests.vmms[0].get(GET_FEATURES).unwrap();
+    told.killed_and(|_| ());
+    told.guests.flow(100, "frames behind a kill");
+    signal(Signal::STOP);
+    // The first is on its way to the keeper when that is given up, the next is not.
+    for _ in 0..2 {
+        let features = common::FEATURES | PROTOCOL_FEATURES;
+        told.guests.vmms[0].set(SET_FEATURES, features).unwrap();
+        told.guests.vmms[0].get(GET_FEATURES).unwrap();
+    }
+    told.guests
+        .flow(100, "frames while the keeper stands still");
+    told.killed_and(|_| signal(Signal::CONT));
+    let log = told.guests.daemon.as_ref().unwrap().log();
+    assert!(log.contains("is out of date"), "{log}");
+    let gone_on = log.matches("session of the process before goes on");
+    assert_eq!(gone_on.count(), 1, "{log}");
+    assert_eq!(told.forgotten("old_session"), 1);
+    assert!(told.guests.vmms[0].get(GET_FEATURES).is_err());
+    assert!(told.guests.vmms[1].get(GET_FEATURES).is_ok());
+    common::boot(told.guests.daemon.as_ref().unwrap(), "a");
+}
