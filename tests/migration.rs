@@ -152,6 +152,7 @@ impl<'a> Stage<'a> {
 
         if self.memory == Memory::First {
             self.is_called_off(&guest, &streams)?;
+            self.is_called_off_late(&guest, &streams)?;
         }
         let mut guest = guest;
         for [from, to] in [[0, 1], [1, 0]] {
@@ -218,6 +219,30 @@ impl<'a> Stage<'a> {
         guest.is_moved_until("cancelled")?;
         self.logs(&self.hosts[0], false)?;
         guest.monitor("migrate_set_parameter max-bandwidth 1G")?;
+        streams.iter().try_for_each(|stream| stream.goes_on(guest))
+    }
+
+    /// A move that is called off when all was handed over but the guest: that comes back first.
+    fn is_called_off_late(&self, guest: &Guest, streams: &[Stream]) -> Result<()> {
+        let [here, there] = [&self.hosts[0], &self.hosts[1]];
+        let other = Guest::to_be_moved_into(&self.image, &self.machine(there))?;
+        guest.move_to(&other, true)?;
+        guest.is_moved_until("pre-switchover")?;
+        let counted = counts(here)?;
+        self.hand_over(here, there, NAMES[0])?;
+        self.put(there, WAITING)?;
+        self.put(here, VNI)?;
+        let state = state(here, "guest");
+        let back = format!("flows import guest {}", state.display());
+        here.daemon.cli(&back)?;
+        let again = counts(here)?;
+        check(
+            again.sent == counted.sent && again.received == counted.received,
+            &format!("nothing is counted twice: {counted:?}, then {again:?}"),
+        )?;
+        guest.monitor("migrate_cancel")?;
+        guest.is_moved_until("cancelled")?;
+        self.logs(here, false)?;
         streams.iter().try_for_each(|stream| stream.goes_on(guest))
     }
 

@@ -14,7 +14,7 @@ mod versions;
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -970,6 +970,26 @@ async fn vmms_keep_their_connections_when_keeper_and_daemon_are_killed() {
     assert_eq!(guests.ended_whole("killed with its keeper").1, 0);
 }
 
+/// Bytes of a log with a bit for each page below 16 GiB.
+const LOG_BYTES: u64 = (16 << 30) / 4096 / 8;
+
+/// A VMM gives a log of written pages.
+fn log_of(vmm: &mut Frontend) -> OwnedFd {
+    let log = rustix::fs::memfd_create("log", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&log, LOG_BYTES).unwrap();
+    let spec = [LOG_BYTES.to_ne_bytes(), 0u64.to_ne_bytes()].concat();
+    vmm.send(SET_LOG_BASE, &spec, &[log.as_fd()]).unwrap();
+    vmm.reply(SET_LOG_BASE).unwrap();
+    log
+}
+
+/// Whether any page is noted in it.
+fn is_noted(log: &OwnedFd) -> bool {
+    let mut noted = vec![0; LOG_BYTES as usize];
+    rustix::io::pread(log, &mut noted, 0).unwrap();
+    noted.iter().any(|byte| *byte != 0)
+}
+
 /// While a VMM moves its guest its session goes with the daemon, which does not give way; when the
 /// move is called off, it outlives the daemon as before. The next daemon has no log of written
 /// pages, and waits for one before it writes what is to be noted.
@@ -978,19 +998,9 @@ async fn a_vmm_whose_move_was_called_off_keeps_its_connection() {
     let mut guests = Guests::new(common::FEATURES).await;
     guests.flow(100, "frames before");
     let features = common::FEATURES | PROTOCOL_FEATURES;
-    let begin = |vmm: &mut Frontend| {
-        // A bit for each page below 16 GiB.
-        let bytes: u64 = (16 << 30) / 4096 / 8;
-        let log = rustix::fs::memfd_create("log", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        rustix::fs::ftruncate(&log, bytes).unwrap();
-        let spec = [bytes.to_ne_bytes(), 0u64.to_ne_bytes()].concat();
-        vmm.send(SET_LOG_BASE, &spec, &[log.as_fd()]).unwrap();
-        vmm.reply(SET_LOG_BASE).unwrap();
-        log
-    };
     for vmm in &mut guests.vmms {
         vmm.take_everything().unwrap();
-        begin(vmm);
+        log_of(vmm);
         vmm.set(SET_FEATURES, features | LOG_ALL).unwrap();
     }
     guests.flow(100, "frames while it moves");
@@ -1012,11 +1022,9 @@ async fn a_vmm_whose_move_was_called_off_keeps_its_connection() {
     let before = guests.came.len();
     (0..50).for_each(|_| guests.turn());
     assert_eq!(guests.came.len(), before, "it would not be noted");
-    let log = begin(&mut guests.vmms[1]);
+    let log = log_of(&mut guests.vmms[1]);
     guests.flow(100, "frames when there is a log");
-    let mut noted = vec![0; (16 << 30) / 4096 / 8];
-    rustix::io::pread(&log, &mut noted, 0).unwrap();
-    assert!(noted.iter().any(|byte| *byte != 0));
+    assert!(is_noted(&log));
     guests.vmms[1].set(SET_FEATURES, features).unwrap();
     assert_eq!(guests.ended_whole("after a move that was called off").1, 0);
 }

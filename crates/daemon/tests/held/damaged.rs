@@ -178,3 +178,43 @@ async fn a_session_that_the_keeper_has_missed_is_not_gone_on_with() {
     assert!(told.guests.vmms[1].get(GET_FEATURES).is_ok());
     common::boot(told.guests.daemon.as_ref().unwrap(), "a");
 }
+
+/// A daemon is killed while a VMM sends its guest elsewhere: that VMM connects anew, with a log of
+/// written pages that it has from then on, and nothing is written that is not noted; others notice
+/// nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_daemon_is_killed_while_a_vmm_moves_its_guest() {
+    let mut guests = Guests::new(common::FEATURES).await;
+    guests.flow(100, "frames before");
+    let features = common::FEATURES | PROTOCOL_FEATURES | LOG_ALL;
+    guests.vmms[1].take_everything().unwrap();
+    log_of(&mut guests.vmms[1]);
+    guests.vmms[1].set(SET_FEATURES, features).unwrap();
+    guests.flow(100, "frames while it moves");
+    guests.killed();
+    assert!(guests.vmms[1].get(GET_FEATURES).is_err(), "it has ended");
+    assert!(guests.vmms[0].get(GET_FEATURES).is_ok());
+    // What is sent meanwhile is lost, and nothing of it comes.
+    guests.receive();
+    let before = guests.came.len();
+    (0..50).for_each(|_| guests.turn());
+    assert_eq!(guests.came.len(), before);
+    let path = guests.daemon.as_ref().unwrap().path("qemu-vhost-b");
+    let mut vmm = Frontend::connect(&path).unwrap();
+    vmm.negotiate(features).unwrap();
+    vmm.take_everything().unwrap();
+    let log = log_of(&mut vmm);
+    // QEMU goes on where the guest has seen that its rings are.
+    let bases = [&guests.to.receiveq, &guests.to.transmitq].map(|queue| queue.used_index());
+    vmm.start(&guests.to, bases).unwrap();
+    guests.vmms[1] = vmm;
+    guests.flow(100, "frames when it has connected anew");
+    assert!(is_noted(&log), "what was written is noted");
+    // It is called off, and is a session as any other.
+    let features = common::FEATURES | PROTOCOL_FEATURES;
+    guests.vmms[1].set(SET_FEATURES, features).unwrap();
+    guests.flow(100, "frames when it was called off");
+    guests.killed();
+    guests.flow(100, "frames behind another kill");
+    assert_eq!(guests.ended_whole("killed amid a move").1, 0);
+}
