@@ -88,6 +88,8 @@ pub struct Held {
     child: Mutex<Option<Child>>,
     /// The daemon ends, and the next one is to find all.
     staying: AtomicBool,
+    /// What is stored is being made: what goes of it is made again.
+    loading: AtomicBool,
     sessions: Mutex<Sessions>,
 }
 
@@ -217,6 +219,7 @@ impl Held {
             path: path.to_owned(),
             child: Mutex::new(child),
             staying: AtomicBool::new(false),
+            loading: AtomicBool::new(false),
             sessions: Mutex::new(Sessions { words: None, apart }),
         });
         let watched = Arc::downgrade(&held);
@@ -292,7 +295,7 @@ impl Held {
                 Err(e @ TapError::Removed(_)) => tracing::info!("{e} meanwhile; it is made anew"),
                 Err(e) => tracing::error!("{e}; it is made anew"),
             }
-            self.release(&options.name);
+            self.let_go(&options.name);
         }
         let tap = TapPort::open(options).map_err(|e| refuse(&e))?;
         self.hold(&tap, options);
@@ -316,9 +319,12 @@ impl Held {
 
     /// A device goes, unless the daemon does.
     pub fn release(&self, interface: &str) {
-        if self.is_staying() {
-            return;
+        if !self.stays() {
+            self.let_go(interface);
         }
+    }
+
+    fn let_go(&self, interface: &str) {
         if let Err(e) = self.keeper.release(&name(interface)) {
             tracing::error!("TAP interface '{interface}' may still be there: {e}");
         }
@@ -603,6 +609,28 @@ impl Held {
         self.staying.load(Ordering::Acquire)
     }
 
+    /// NICs that go leave what is held of them: to the next daemon, or to themselves.
+    pub fn stays(&self) -> bool {
+        self.is_staying() || self.loading.load(Ordering::Acquire)
+    }
+
+    /// Makes what is stored. What of it goes meanwhile, since something else cannot be made, has
+    /// its devices and sessions again when it is made again: it is told to
+    /// [`put_back`](Self::put_back) them.
+    pub fn while_loading<T>(&self, load: impl FnOnce() -> T) -> T {
+        self.loading.store(true, Ordering::Release);
+        let loaded = load();
+        self.loading.store(false, Ordering::Release);
+        loaded
+    }
+
+    /// Devices and VMMs' sessions are as they were left.
+    pub fn put_back(&self) {
+        let is_tap = |name: &str| name.starts_with(TAP);
+        self.keeper
+            .put_back(|name| is_tap(name) || Held::is_session(name));
+    }
+
     /// From now on nothing goes: the next daemon finds all as it is.
     pub fn stay(&self) {
         self.staying.store(true, Ordering::Release);
@@ -636,7 +664,7 @@ impl SessionKeeper for Held {
     }
 
     fn ended(&self, nic: &str) {
-        if !self.is_staying() {
+        if !self.stays() {
             self.sessions().say(nic, |words| words.forget(nic));
             say_held(nic, self.keeper.release(&session_name(nic)));
         }
@@ -738,8 +766,11 @@ fn start(path: &Path) -> Result<Child, String> {
         .map_err(|e| format!("the keeper {} cannot be started: {e}", path.display()))
 }
 
+/// What the names of TAP devices begin with.
+const TAP: &str = "tap:";
+
 fn name(interface: &str) -> String {
-    format!("tap:{interface}")
+    format!("{TAP}{interface}")
 }
 
 /// What a device was told to be; another note means that it is to be told anew.

@@ -1014,7 +1014,15 @@ async fn load(
     };
     let loading = tokio::task::spawn_blocking(move || {
         let start = Instant::now();
-        let loaded = stored.load(&mut controller)?;
+        let mut load = |held: Option<&Held>| {
+            stored.load(&mut controller, || {
+                held.iter().for_each(|held| held.put_back())
+            })
+        };
+        let loaded = match &held {
+            Some(held) => held.while_loading(|| load(Some(held))),
+            None => load(None),
+        }?;
         if loaded.objects > 0 {
             tracing::info!(
                 "{} objects are there again from the store, in {} ms",

@@ -77,8 +77,13 @@ impl Stored {
     }
 
     /// Makes the controller, which has nothing yet, what was stored. What this host cannot make now
-    /// is said, stays stored, and is tried again at the next start.
-    pub fn load(&self, controller: &mut Controller) -> Result<Loaded, String> {
+    /// is said, stays stored, and is tried again at the next start. `undone`: what was made is gone
+    /// again by then, since something else could not be.
+    pub fn load(
+        &self,
+        controller: &mut Controller,
+        undone: impl FnOnce(),
+    ) -> Result<Loaded, String> {
         let stored = self.objects()?;
         let whole = read(self.store.path(), stored.iter(), controller.settings())?;
         let count = stored.len();
@@ -89,6 +94,7 @@ impl Stored {
             });
         };
         tracing::error!("not all that is stored can be made at once: {why}");
+        undone();
         let mut made = Objects::new();
         for (key, value) in stored {
             let object = [(&key, &value)];

@@ -152,6 +152,14 @@ impl Keeper {
         Ok(Some(taken))
     }
 
+    /// What this daemon has taken up or had held of such names is as if it was left by the daemon
+    /// before: there is to be another taker. All stays held.
+    pub fn put_back(&self, which: impl Fn(&str) -> bool) {
+        let state = &mut *self.lock();
+        let back = state.ours.extract_if(.., |name, _| which(name));
+        state.left.extend(back);
+    }
+
     /// The names of what this daemon has held, of those that `which` takes.
     pub fn names(&self, which: impl Fn(&str) -> bool) -> Vec<String> {
         let state = self.lock();

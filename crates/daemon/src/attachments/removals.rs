@@ -178,7 +178,7 @@ impl Shared {
         // A daemon that ends leaves what the keeper holds to the next one.
         let stays = |one: &Removal| {
             let keeper = self.keeper.as_ref().filter(|_| one.held.is_some());
-            keeper.is_some_and(|keeper| keeper.is_staying())
+            keeper.is_some_and(|keeper| keeper.stays())
         };
         let mut here = Vec::new();
         let (mut elsewhere, mut gone) = (Vec::new(), Vec::new());

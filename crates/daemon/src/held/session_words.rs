@@ -120,7 +120,8 @@ impl SessionWords {
             return Ok(false);
         }
         let valid = self.valid(mark.place)?.contains(&mark.number);
-        let is_taken = self.places.values().any(|place| *place == mark.place);
+        let mut others = self.places.iter().filter(|(other, _)| *other != nic);
+        let is_taken = others.any(|(_, place)| *place == mark.place);
         if valid && !is_taken {
             self.places.insert(nic.to_owned(), mark.place);
             self.free.remove(&mark.place);
@@ -139,7 +140,8 @@ impl SessionWords {
         Ok(())
     }
 
-    /// For what is about to be noted of a session, which is not valid before [`offer`](Self::offer).
+    /// For what is about to be noted of a session, which is not valid before it is
+    /// [offered](Self::offer).
     pub fn mark(&mut self, nic: &str) -> io::Result<Mark> {
         let place = match self.places.get(nic) {
             Some(place) => *place,
@@ -242,7 +244,8 @@ mod tests {
         let marks = ["a", "b", "c"].map(|nic| words.mark(nic).unwrap());
         marks.iter().for_each(|mark| words.settle(*mark).unwrap());
         let mut next = again(&words);
-        assert!(next.is_valid("a", marks[0]).unwrap());
+        // Also when it is put back, and taken up once more.
+        (0..2).for_each(|_| assert!(next.is_valid("a", marks[0]).unwrap()));
         assert!(!next.is_valid("d", marks[0]).unwrap(), "it is a's");
         let new = next.mark("e").unwrap();
         assert!(marks.iter().all(|mark| mark.place != new.place));

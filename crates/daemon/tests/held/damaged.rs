@@ -145,6 +145,42 @@ async fn what_cannot_be_of_what_was_left_is_forgotten_and_counted() {
     );
 }
 
+/// Of what is stored one NIC cannot be made, behind others that are: the daemon makes them once
+/// more without it, and their VMMs do not notice.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_made_takes_no_session_along() {
+    let mut told = Told::new().await;
+    let put = v1::PutNicRequest {
+        nic: Some(v1::Nic {
+            id: "third".into(),
+            mac: mac(3),
+            vni: 8,
+            kind: v1::NicKind::Tap.into(),
+            path: "bfheldvm".into(),
+            ..Default::default()
+        }),
+        create_only: false,
+    };
+    let daemon = told.guests.daemon.as_ref().unwrap();
+    within(daemon.v1().await.put_nic(put)).await.unwrap();
+    let ip = |words: &[&str]| {
+        let done = Command::new("ip").args(words).status().unwrap();
+        assert!(done.success(), "{words:?}");
+    };
+    told.killed_and(|_| {
+        ip(&["link", "del", "bfheldvm"]);
+        ip(&["link", "add", "bfheldvm", "type", "bridge"]);
+    });
+    let log = told.guests.daemon.as_ref().unwrap().log();
+    assert!(log.contains("this stays stored, and is not made"), "{log}");
+    told.guests
+        .flow(100, "frames behind a start that was not whole");
+    told.killed_and(|_| ip(&["link", "del", "bfheldvm"]));
+    told.guests.flow(100, "frames behind one that was");
+    assert_eq!(told.forgotten("session") + told.forgotten("old_session"), 0);
+    assert_eq!(told.guests.ended_whole("not all made").1, 0);
+}
+
 /// The keeper stands still while a VMM goes on, and hears again when the daemon is gone: the next
 /// one does not go on with what that session once was, and does with another one.
 #[tokio::test(flavor = "multi_thread")]

@@ -155,12 +155,14 @@ async fn what_could_not_be_made_goes_along_as_it_is() {
         create_only: false,
     };
     within(pair.daemon().v1().await.put_nic(put)).await.unwrap();
+    let seen = pair.seen();
     let (dir, v0) = pair.daemon.take().unwrap().killed();
     host(&format!("ip link del {name}"));
     host(&format!("ip link add {name} type bridge"));
     pair.daemon = Some(Daemon::start_in(dir, v0, &pair.args()));
     let not_made = "this stays stored, and is not made";
     assert!(pair.daemon().log().contains(not_made));
+    assert_eq!(pair.seen(), seen, "others stay in their containers");
     for turn in 1..3 {
         let done = upgrade(pair.daemon.as_mut().unwrap(), "").await;
         done.unwrap_or_else(|why| panic!("{why}: {}", pair.daemon().log()));
@@ -169,6 +171,7 @@ async fn what_could_not_be_made_goes_along_as_it_is() {
         assert_eq!(log.matches(&said).count(), turn, "{log}");
         assert_eq!(ids(&pair).await, ["l", "r"]);
     }
+    assert_eq!(pair.seen(), seen);
     host(&format!("ip link del {name}"));
     pair.kill();
     assert_eq!(ids(&pair).await, ["l", "r", "third"]);
