@@ -257,7 +257,7 @@ impl HostAttachments {
         for _ in 0..LOOKS {
             for &slot in slots {
                 let ports = self.switch.ports(Some(slot)).unwrap_or_default();
-                let why = ports.into_iter().find_map(|(_, port)| port.ring?.broken);
+                let why = ports.into_iter().find_map(|(_, port)| port.info?.broken);
                 broken.extend(why.map(|why| (slot.0, why)));
             }
             std::thread::sleep(LOOK);

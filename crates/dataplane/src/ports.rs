@@ -293,7 +293,7 @@ impl Ports {
         }
         let pair = pick(on, steer);
         match self.peek(QueueId { slot: target, pair }) {
-            Some(attached) if attached.broken || !attached.port.ring_state().up => {
+            Some(attached) if attached.broken || !attached.port.info().up => {
                 Err(DropReason::TargetDown)
             }
             _ => Ok(()),

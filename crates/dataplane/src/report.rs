@@ -5,7 +5,7 @@
 //! two lines of that guest's memory; asked for all it says only who is here, so that a worker with
 //! thousands of ports answers in microseconds.
 
-use io::port::RingState;
+use io::port::PortInfo;
 
 use crate::ids::PortSlot;
 use crate::ports::{Attached, Ports};
@@ -23,7 +23,7 @@ pub struct PortReport {
     /// Since the peer's last frame, or since the port came: nanoseconds.
     pub quiet_ns: u64,
     /// Indices and counters; only when one NIC was asked for.
-    pub ring: Option<RingState>,
+    pub info: Option<PortInfo>,
 }
 
 /// The ports of one NIC with their rings, or all without.
@@ -33,7 +33,7 @@ pub(crate) fn ports(ports: &Ports, of: Option<PortSlot>, now_ns: u64) -> Vec<Por
         pair: queue.pair,
         polled: !attached.parked,
         quiet_ns: now_ns.saturating_sub(attached.heard_ns),
-        ring: of.map(|_| attached.port.ring_state()),
+        info: of.map(|_| attached.port.info()),
     };
     let wanted = |(queue, _): &(QueueId, &Attached)| of.is_none_or(|slot| queue.slot == slot);
     ports.all().filter(wanted).map(report).collect()

@@ -199,7 +199,7 @@ fn step(mut bench: Bench, input: &mut Input) -> Bench {
         }
         14 => return bench.again(input),
         _ => {
-            let _ = bench.port.ring_state();
+            let _ = bench.port.info();
             bench.deliver(
                 &vec![input.u8(); usize::from(input.u16())],
                 Offload::default(),

@@ -81,7 +81,7 @@ impl Switch {
             source.arm();
             source.kicked();
             source.disarm();
-            let _ = source.ring_state();
+            let _ = source.info();
         }
     }
 }

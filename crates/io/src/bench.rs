@@ -19,7 +19,7 @@ use wire::{Mac, build, checksum};
 use crate::deliver::Accepts;
 use crate::error::TransmitError;
 use crate::frame::Batch;
-use crate::ring_info::RingState;
+use crate::port_info::PortInfo;
 
 /// Echo requests on their way at most.
 pub const WINDOW: u16 = 64;
@@ -189,13 +189,13 @@ impl BenchPort {
         Accepts::ALL
     }
 
-    pub(crate) fn ring_state(&self) -> RingState {
-        RingState {
+    pub(crate) fn info(&self) -> PortInfo {
+        PortInfo {
             kind: "bench",
             up: true,
             frames_received: self.received,
             frames_transmitted: self.transmitted,
-            ..RingState::default()
+            ..PortInfo::default()
         }
     }
 
@@ -554,7 +554,7 @@ mod tests {
         ];
         give(&mut port, &not_ours);
         assert!(sent(&mut port).is_empty());
-        assert_eq!(port.ring_state().frames_transmitted, 10);
+        assert_eq!(port.info().frames_transmitted, 10);
     }
 
     #[test]

@@ -19,7 +19,7 @@ use crate::deliver::{Accepts, Piece};
 use crate::error::{PortError, TransmitError};
 use crate::frame::{Batch, FRAME_MAX, Frame, HEAD_MAX};
 use crate::outer::{self, OuterSink};
-use crate::ring_info::RingState;
+use crate::port_info::PortInfo;
 use crate::segment::Segment;
 use crate::tap::TapBeside;
 use crate::xsk::Link;
@@ -198,13 +198,13 @@ impl DpdkPort {
         Some(u16::try_from(self.link.mtu()).unwrap_or(u16::MAX))
     }
 
-    pub(crate) fn ring_state(&self) -> RingState {
-        RingState {
+    pub(crate) fn info(&self) -> PortInfo {
+        PortInfo {
             kind: "dpdk",
             up: self.is_up(),
             frames_received: self.received,
             frames_transmitted: self.transmitted,
-            ..RingState::default()
+            ..PortInfo::default()
         }
     }
 }

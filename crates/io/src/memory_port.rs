@@ -17,7 +17,7 @@ use crate::deliver::{self, Accepts, Piece, Sink};
 use crate::error::{PortError, TransmitError};
 use crate::frame::Batch;
 use crate::outer::{self, OuterSink};
-use crate::ring_info::RingState;
+use crate::port_info::PortInfo;
 
 /// Frames that wait in one direction at most, unless [`MemoryPeer::set_capacity`] says otherwise.
 pub const CAPACITY: usize = 1024;
@@ -155,15 +155,15 @@ impl MemoryPort {
         self.mtu
     }
 
-    pub(crate) fn ring_state(&self) -> RingState {
+    pub(crate) fn info(&self) -> PortInfo {
         let shared = lock(&self.shared);
-        RingState {
+        PortInfo {
             kind: "memory",
             up: shared.up && !shared.peer_gone,
             frames_received: self.received,
             frames_transmitted: self.transmitted,
             kicks: shared.kicks,
-            ..RingState::default()
+            ..PortInfo::default()
         }
     }
 }
@@ -313,10 +313,7 @@ mod tests {
         }
         assert_eq!((peer_b.receive(), peer_a.receive()), (None, None));
         assert_eq!(
-            (
-                a.ring_state().frames_received,
-                b.ring_state().frames_transmitted
-            ),
+            (a.info().frames_received, b.info().frames_transmitted),
             (4, 4)
         );
     }

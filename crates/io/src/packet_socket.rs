@@ -27,7 +27,7 @@ use crate::deliver::Piece;
 use crate::error::{PortError, TransmitError};
 use crate::frame::{Batch, FRAME_MAX};
 use crate::outer::{self, OuterSink};
-use crate::ring_info::RingState;
+use crate::port_info::PortInfo;
 use crate::xsk::Link;
 
 /// Bytes that may wait to be read: a few thousand frames.
@@ -164,14 +164,14 @@ impl PacketPort {
         Some(u16::try_from(self.link.mtu()).unwrap_or(u16::MAX))
     }
 
-    pub(crate) fn ring_state(&self) -> RingState {
-        RingState {
+    pub(crate) fn info(&self) -> PortInfo {
+        PortInfo {
             kind: "packet",
             up: self.is_up(),
             frames_received: self.received,
             frames_transmitted: self.transmitted,
             broken: self.broken.clone(),
-            ..RingState::default()
+            ..PortInfo::default()
         }
     }
 

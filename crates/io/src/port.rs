@@ -21,7 +21,7 @@ use sys::poll::Poller;
 
 pub use crate::deliver::Accepts;
 pub use crate::error::{PortError, TransmitError};
-pub use crate::ring_info::{QueueState, RingState};
+pub use crate::port_info::{PortInfo, QueueInfo};
 
 /// An attachment. A new kind is a new variant and an arm in each method below.
 #[derive(Debug)]
@@ -276,13 +276,13 @@ impl Port {
     }
 
     /// Indices and counters, for dumps.
-    pub fn ring_state(&self) -> RingState {
+    pub fn info(&self) -> PortInfo {
         match self {
-            Port::Vhost(port) => port.ring_state(),
-            Port::Memory(port) => port.ring_state(),
-            Port::Tap(port) => port.ring_state(),
-            Port::Bench(port) => port.ring_state(),
-            Port::Uplink(port) => port.ring_state(),
+            Port::Vhost(port) => port.info(),
+            Port::Memory(port) => port.info(),
+            Port::Tap(port) => port.info(),
+            Port::Bench(port) => port.info(),
+            Port::Uplink(port) => port.info(),
         }
     }
 }

@@ -28,7 +28,7 @@ use crate::deliver::{self, Accepts, Piece, Sink};
 use crate::error::{PortError, TransmitError};
 use crate::frame::{BATCH, Batch, Fault, HEAD_MAX};
 use crate::outer::{self, OuterSink};
-use crate::ring_info::RingState;
+use crate::port_info::PortInfo;
 
 /// Pieces of a frame that one write takes: header, head and this many body segments. A frame in
 /// more pieces (none of a sane guest) is copied together first.
@@ -218,14 +218,14 @@ impl TapPort {
         self.accepts
     }
 
-    pub(crate) fn ring_state(&self) -> RingState {
-        RingState {
+    pub(crate) fn info(&self) -> PortInfo {
+        PortInfo {
             kind: "tap",
             up: self.is_up(),
             frames_received: self.received,
             frames_transmitted: self.transmitted,
             broken: self.broken.clone(),
-            ..RingState::default()
+            ..PortInfo::default()
         }
     }
 

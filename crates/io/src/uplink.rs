@@ -15,7 +15,7 @@ use crate::error::{PortError, TransmitError};
 use crate::frame::Batch;
 use crate::outer;
 use crate::packet_socket::PacketPort;
-use crate::ring_info::RingState;
+use crate::port_info::PortInfo;
 use crate::tap::TapUplink;
 use crate::xsk::XskPort;
 
@@ -162,12 +162,12 @@ impl UplinkPort {
         }
     }
 
-    pub(crate) fn ring_state(&self) -> RingState {
+    pub(crate) fn info(&self) -> PortInfo {
         match self {
-            UplinkPort::Xsk(port) => port.ring_state(),
-            UplinkPort::Packet(port) => port.ring_state(),
-            UplinkPort::Tap(port) => port.ring_state(),
-            UplinkPort::Dpdk(port) => port.ring_state(),
+            UplinkPort::Xsk(port) => port.info(),
+            UplinkPort::Packet(port) => port.info(),
+            UplinkPort::Tap(port) => port.info(),
+            UplinkPort::Dpdk(port) => port.info(),
         }
     }
 }

@@ -51,7 +51,7 @@ use wire::vxlan;
 
 use crate::error::PortError;
 use crate::frame::{Batch, Fault};
-use crate::ring_info::RingState;
+use crate::port_info::PortInfo;
 use adopted::Cut;
 use queue::{Queue, QueueFault, Rings};
 use umem::Umem;
@@ -297,15 +297,15 @@ impl XskPort {
         Some(u16::try_from(self.link.mtu()).unwrap_or(u16::MAX))
     }
 
-    pub(crate) fn ring_state(&self) -> RingState {
-        RingState {
+    pub(crate) fn info(&self) -> PortInfo {
+        PortInfo {
             kind: "af_xdp",
             up: self.is_up(),
             frames_received: self.received,
             frames_transmitted: self.transmitted,
             calls: self.calls,
             broken: self.broken.clone(),
-            ..RingState::default()
+            ..PortInfo::default()
         }
     }
 

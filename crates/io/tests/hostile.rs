@@ -470,7 +470,7 @@ fn a_guest_that_lies_in_the_ring_it_transmits_on() {
         assert!(!pair.from_port.is_up() && !pair.from_port.arm());
         assert!(
             pair.from_port
-                .ring_state()
+                .info()
                 .broken
                 .is_some_and(|what| what.contains(case.message))
         );

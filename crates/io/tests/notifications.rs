@@ -181,7 +181,7 @@ every_ring! {
                             ready.collect::<Vec<_>>(),
                             [7],
                             "slept for 20 s after {seen} frames: {:?}",
-                            port.ring_state()
+                            port.info()
                         );
                         slept += 1;
                         port.kicked();
@@ -239,7 +239,7 @@ every_ring! {
                     assert_eq!(good.poll(), Turn::ok(4));
                     assert_eq!((good.from.reclaim(), good.to.receive().len()), (4, 4));
                 }
-                let calls = bad.from_port.ring_state().calls + bad.to_port.ring_state().calls;
+                let calls = bad.from_port.info().calls + bad.to_port.info().calls;
                 let _ = done.send(calls);
             })
         });

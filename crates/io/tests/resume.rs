@@ -6,7 +6,7 @@
 
 mod common;
 
-use butterfly_io::port::QueueState;
+use butterfly_io::port::QueueInfo;
 use butterfly_io::vhost::features::{IN_ORDER, RING_PACKED};
 use butterfly_io::vhost::queue::{Begin, Queue as Device, QueueParts};
 use common::*;
@@ -71,7 +71,7 @@ fn bits(slot: u16, wrap: bool) -> u16 {
     slot | u16::from(wrap) << 15
 }
 
-fn next(state: &QueueState) -> u16 {
+fn next(state: &QueueInfo) -> u16 {
     bits(state.next_avail, state.avail_wrap)
 }
 
@@ -116,8 +116,8 @@ fn killed_while_publishing(
     guest: &Guest,
     queue: &Queue,
     before: &[u8],
-    from: &QueueState,
-    to: &QueueState,
+    from: &QueueInfo,
+    to: &QueueInfo,
 ) -> Result<(), TestCaseError> {
     let after = ring(guest, queue);
     let size = queue.size;
@@ -205,12 +205,12 @@ fn run(story: &Story) -> Result<(), TestCaseError> {
             let _ = pair.to_port.transmit(&pair.batch, index);
         }
 
-        let state = |pair: &Pair| pair.to_port.ring_state().receiveq.unwrap();
+        let state = |pair: &Pair| pair.to_port.info().receiveq.unwrap();
         let (before, was) = (ring(&pair.to, &pair.to.receiveq), state(&pair));
         pair.to_port.flush().unwrap();
         killed_while_publishing(&pair.to, &pair.to.receiveq, &before, &was, &state(&pair))?;
 
-        let state = |pair: &Pair| pair.from_port.ring_state().transmitq.unwrap();
+        let state = |pair: &Pair| pair.from_port.info().transmitq.unwrap();
         let (before, was) = (ring(&pair.from, &pair.from.transmitq), state(&pair));
         let Pair {
             from_port, batch, ..
@@ -230,13 +230,9 @@ fn run(story: &Story) -> Result<(), TestCaseError> {
             (
                 &pair.from,
                 &pair.from.transmitq,
-                pair.from_port.ring_state().transmitq,
+                pair.from_port.info().transmitq,
             ),
-            (
-                &pair.to,
-                &pair.to.receiveq,
-                pair.to_port.ring_state().receiveq,
-            ),
+            (&pair.to, &pair.to.receiveq, pair.to_port.info().receiveq),
         ];
         for (guest, queue, state) in places {
             prop_assert_eq!(found(guest, queue), next(&state.unwrap()));

@@ -437,7 +437,7 @@ every_ring! {
         for port in [&mut single, &mut whole] {
             port.flush().unwrap();
         }
-        assert_eq!(whole.ring_state(), single.ring_state());
+        assert_eq!(whole.info(), single.info());
         let got = at_once.receive();
         assert_eq!(got, one_by_one.receive());
         let frames: Vec<_> = got.into_iter().map(|got| got.frame).collect();

@@ -186,7 +186,7 @@ impl Vmm {
         let Some(port) = inner.ports.get(&(KEY, 0)) else {
             return [false; 2];
         };
-        let state = port.ring_state();
+        let state = port.info();
         [state.receiveq.is_some(), state.transmitq.is_some()]
     }
 }
@@ -1335,7 +1335,7 @@ proptest! {
             let Some(outcome) =
                 vmm.try_say(&bytes, kinds.into_iter().map(fd).collect()) else { break };
             for port in vmm.switch.lock().ports.values() {
-                let state = port.ring_state();
+                let state = port.info();
                 prop_assert!(state.receiveq.is_some() || state.transmitq.is_some());
             }
             if outcome.close {

@@ -6,7 +6,7 @@ use api::v1;
 use control::{Controller, NicStatus};
 use dataplane::load::{STEPS, WorkerLoad};
 use dataplane::report::PortReport;
-use io::port::QueueState;
+use io::port::QueueInfo;
 use io::vhost::{PortKey, RingInfo, SessionInfo, features};
 use tonic::Status;
 
@@ -152,25 +152,25 @@ fn session(info: SessionInfo) -> v1::VhostSession {
 }
 
 fn pair(worker: usize, port: PortReport) -> v1::QueuePair {
-    let state = port.ring.unwrap_or_default();
+    let info = port.info.unwrap_or_default();
     v1::QueuePair {
         pair: port.pair.into(),
         worker: worker as u32,
-        backend: state.kind.into(),
-        up: state.up,
-        broken: state.broken.unwrap_or_default(),
+        backend: info.kind.into(),
+        up: info.up,
+        broken: info.broken.unwrap_or_default(),
         polled: port.polled,
         quiet_ns: port.quiet_ns,
-        frames_received: state.frames_received,
-        frames_transmitted: state.frames_transmitted,
-        kicks: state.kicks,
-        calls: state.calls,
-        transmitq: state.transmitq.as_ref().map(ring),
-        receiveq: state.receiveq.as_ref().map(ring),
+        frames_received: info.frames_received,
+        frames_transmitted: info.frames_transmitted,
+        kicks: info.kicks,
+        calls: info.calls,
+        transmitq: info.transmitq.as_ref().map(ring),
+        receiveq: info.receiveq.as_ref().map(ring),
     }
 }
 
-fn ring(queue: &QueueState) -> v1::Ring {
+fn ring(queue: &QueueInfo) -> v1::Ring {
     let waiting = queue.avail_index.wrapping_sub(queue.next_avail);
     v1::Ring {
         size: queue.size.into(),

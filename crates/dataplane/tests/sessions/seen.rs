@@ -48,21 +48,21 @@ fn a_worker_tells_which_ports_it_has_and_one_nic_s_rings() {
         pair: 0,
         polled: true,
         quiet_ns: quiet_us * 1000,
-        ring: None,
+        info: None,
     };
     // B has sent nothing since it came, at the same moment.
     let mut all = lab.sim.ports(None);
     all.iter_mut().for_each(|port| port.polled = true);
     assert_eq!(all, [quiet(a, 70), quiet(b, 70)]);
     let one = lab.sim.ports(Some(b.slot));
-    let ring = one[0].ring.clone().expect("one NIC's rings");
+    let info = one[0].info.clone().expect("one NIC's rings");
     assert_eq!(one.len(), 1);
     assert_eq!(
         (
-            ring.kind,
-            ring.up,
-            ring.frames_received,
-            ring.frames_transmitted
+            info.kind,
+            info.up,
+            info.frames_received,
+            info.frames_transmitted
         ),
         ("memory", true, 0, 1)
     );

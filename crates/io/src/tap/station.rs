@@ -20,7 +20,7 @@ use crate::deliver::Piece;
 use crate::error::{PortError, TransmitError};
 use crate::frame::Batch;
 use crate::outer::{self, OuterSink};
-use crate::ring_info::RingState;
+use crate::port_info::PortInfo;
 use crate::xsk::Link;
 
 /// What a frame from the interface is.
@@ -136,10 +136,10 @@ impl TapUplink {
         Some(u16::try_from(self.link.mtu()).unwrap_or(u16::MAX))
     }
 
-    pub(crate) fn ring_state(&self) -> RingState {
-        RingState {
+    pub(crate) fn info(&self) -> PortInfo {
+        PortInfo {
             up: self.is_up(),
-            ..self.tap.ring_state()
+            ..self.tap.info()
         }
     }
 }

@@ -129,7 +129,7 @@ fn carry<T>(ports: &mut [Port; 2], done: &mpsc::Receiver<T>) -> (T, usize) {
             Err(_) => assert!(
                 Instant::now() < deadline,
                 "nothing more happened: {:?}",
-                ports.each_ref().map(Port::ring_state)
+                ports.each_ref().map(Port::info)
             ),
         }
     }

@@ -66,7 +66,7 @@ impl Pair {
             self.rings.iter_mut().for_each(RingState::stop);
             return;
         };
-        let broken = port.ring_state().broken;
+        let broken = port.info().broken;
         let PortParts {
             receiveq,
             transmitq,

@@ -82,7 +82,7 @@ pub(in crate::vhost) struct RingState {
     misplaced: bool,
 }
 
-/// A ring at one moment, for dumps.
+/// What the VMM has said of a ring, and why it does not run, for dumps.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RingInfo {
     /// Entries; 0 before the VMM has said it.

@@ -32,7 +32,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use crate::copy;
 use crate::guest_memory::GuestMemory;
-use crate::ring_info::QueueState;
+use crate::port_info::QueueInfo;
 use crate::segment::Segment;
 use crate::vhost::dirty_log::RingLog;
 use crate::vhost::features;
@@ -353,9 +353,9 @@ impl PackedQueue {
     }
 
     /// See [`Queue::state`](crate::vhost::virtqueue::queue::Queue::state).
-    pub(in crate::vhost) fn state(&self) -> QueueState {
+    pub(in crate::vhost) fn info(&self) -> QueueInfo {
         let event = self.driver_event().load(Ordering::Relaxed);
-        QueueState {
+        QueueInfo {
             size: self.size,
             avail_index: self.next.slot,
             next_avail: self.next.slot,

@@ -13,7 +13,7 @@ use crate::error::{PortError, TransmitError};
 use crate::fault_guard;
 use crate::frame::{Batch, Fault};
 use crate::guest_memory::GuestMemory;
-use crate::ring_info::RingState;
+use crate::port_info::PortInfo;
 use crate::vhost::features;
 use crate::vhost::virtqueue::queue::Queue;
 use crate::vhost::virtqueue::transmit::{Framing, PutError};
@@ -244,10 +244,10 @@ impl VhostPort {
         self.accepts
     }
 
-    pub(crate) fn ring_state(&self) -> RingState {
-        let transmitq = self.parts.transmitq.as_ref().map(Queue::state);
-        let receiveq = self.parts.receiveq.as_ref().map(Queue::state);
-        RingState {
+    pub(crate) fn info(&self) -> PortInfo {
+        let transmitq = self.parts.transmitq.as_ref().map(Queue::info);
+        let receiveq = self.parts.receiveq.as_ref().map(Queue::info);
+        PortInfo {
             kind: "vhost-user",
             up: self.is_up(),
             frames_received: self.frames_received,

@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use crate::deliver::{Accepts, Piece};
 use crate::frame::Batch;
-use crate::ring_info::QueueState;
+use crate::port_info::QueueInfo;
 use crate::vhost::dirty_log::RingLog;
 use crate::vhost::features;
 use crate::vhost::virtqueue::fault::RingFault;
@@ -62,7 +62,7 @@ macro_rules! either {
 
 impl std::fmt::Debug for Queue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.state().fmt(f)
+        self.info().fmt(f)
     }
 }
 
@@ -165,8 +165,8 @@ impl Queue {
     }
 
     /// Indices at this moment.
-    pub fn state(&self) -> QueueState {
-        either!(self, ring => ring.state())
+    pub fn info(&self) -> QueueInfo {
+        either!(self, ring => ring.info())
     }
 
     /// See [`receive::receive`].

@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicU16, Ordering, fence};
 use crate::copy;
 use crate::frame::BATCH;
 use crate::guest_memory::GuestMemory;
-use crate::ring_info::QueueState;
+use crate::port_info::QueueInfo;
 use crate::segment::Segment;
 use crate::vhost::dirty_log::RingLog;
 use crate::vhost::features;
@@ -274,8 +274,8 @@ impl SplitQueue {
     }
 
     /// See [`Queue::state`](crate::vhost::virtqueue::queue::Queue::state).
-    pub(in crate::vhost) fn state(&self) -> QueueState {
-        QueueState {
+    pub(in crate::vhost) fn info(&self) -> QueueInfo {
+        QueueInfo {
             size: self.size,
             avail_index: self.avail_idx().load(Ordering::Relaxed),
             next_avail: self.next_avail,

@@ -2,7 +2,7 @@
 
 /// A port's indices and counters at one moment, for dumps.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct RingState {
+pub struct PortInfo {
     /// What is behind the port: `vhost-user`, `tap`, `memory`, `bench`, `af_xdp`, `packet`,
     /// `dpdk`.
     pub kind: &'static str,
@@ -17,16 +17,17 @@ pub struct RingState {
     /// Times we interrupted the peer.
     pub calls: u64,
     /// The ring the guest transmits on.
-    pub transmitq: Option<QueueState>,
+    pub transmitq: Option<QueueInfo>,
     /// The ring the guest receives from.
-    pub receiveq: Option<QueueState>,
+    pub receiveq: Option<QueueInfo>,
     /// Why the port was stopped.
     pub broken: Option<String>,
 }
 
-/// One ring at one moment.
+/// One ring of a port at one moment, as it stands in the guest's memory. What the VMM has said of
+/// it is [`crate::vhost::RingInfo`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct QueueState {
+pub struct QueueInfo {
     /// Entries.
     pub size: u16,
     /// It is a packed ring: indices are slots, each with a wrap counter.
