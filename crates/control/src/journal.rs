@@ -3,8 +3,8 @@
 
 use crate::error::Error;
 use crate::model::{
-    AccessList, Binding, BindingKey, Feature, Group, GroupId, Host, Interface, NetworkOptions, Nic,
-    NicId, Service, ServiceKey,
+    AccessList, Binding, BindingKey, DeclaredService, Feature, Group, GroupId, Host, Interface,
+    NetworkOptions, Nic, NicId, ServiceKey,
 };
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -52,7 +52,7 @@ pub enum ObjectChange {
     /// A binding.
     Binding(BindingKey, BeforeAfter<Binding>),
     /// A service of the load balancer.
-    Service(ServiceKey, BeforeAfter<Arc<Service>>),
+    Service(ServiceKey, BeforeAfter<Arc<DeclaredService>>),
     /// An interface of a feature, by its name.
     Interface(Feature, String, BeforeAfter<Interface>),
     /// What the router judges packets by.

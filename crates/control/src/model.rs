@@ -38,7 +38,7 @@ pub use parse::{
 pub use part::{GroupPattern, Part, PartLimits};
 pub use rule::{Direction, Icmp, Peer, Ports, Rule, RuleMatch};
 pub(crate) use service::validate;
-pub use service::{Server, Service, Services, service_key};
+pub use service::{DeclaredServer, DeclaredService, DeclaredServices, service_key};
 pub use socket_access::{SocketAccess, parse_mode};
 pub use veth::{IFNAME, Veth, VethRoute};
 pub use vm_tap::VmTap;

@@ -2,7 +2,7 @@
 //! from it. No I/O and no clock: the checks are made by whoever asks for them, and time is handed
 //! in. Owned by the controller, which declares services through it (`controller/services.rs`).
 
-use crate::model::{Server, Service, ServiceKey, Services, State};
+use crate::model::{DeclaredServer, DeclaredService, DeclaredServices, ServiceKey, State};
 use health::{Change, Health, Job, Kind, Monitor, Subject};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -62,7 +62,7 @@ pub(crate) struct Turned {
 }
 
 impl Checks {
-    pub fn standing(&self, service: &Service) -> Standing {
+    pub fn standing(&self, service: &DeclaredService) -> Standing {
         Standing {
             in_service: self.in_service.contains(&service.key),
             announced: self.is_announced(service.key.vip()),
@@ -71,7 +71,7 @@ impl Checks {
     }
 
     /// Healthy in a service without checks; unknown of a server that is down, which nobody asks.
-    pub fn health(&self, service: &Service, address: IpAddr) -> Health {
+    pub fn health(&self, service: &DeclaredService, address: IpAddr) -> Health {
         match self.state(&service.key, address) {
             Some(state) => state.health,
             None if service.check.is_none() => Health::Healthy,
@@ -105,7 +105,7 @@ impl Checks {
     }
 
     /// Goes on with what another one has found out of these services.
-    pub fn take_up(&mut self, now: Duration, known: KnownHealth, services: &Services) {
+    pub fn take_up(&mut self, now: Duration, known: KnownHealth, services: &DeclaredServices) {
         for (target, state, next) in known.servers {
             self.monitor.take_up(now, &target, state, next);
         }
@@ -120,7 +120,7 @@ impl Checks {
     }
 
     /// Checks to be made now; each has to come back by [`finish`](Checks::finish).
-    pub fn start(&mut self, now: Duration, services: &Services) -> Vec<Probe> {
+    pub fn start(&mut self, now: Duration, services: &DeclaredServices) -> Vec<Probe> {
         let jobs = self.monitor.start(now);
         let probe = |job: Job<Target>| {
             let (key, address) = &job.target;
@@ -154,7 +154,7 @@ impl Checks {
     /// servers first, if there are any: a packet amid a connection that is not remembered here
     /// belongs to the server that the whole set would have chosen, also where some of it do not
     /// work now.
-    pub fn open_known(&mut self, services: &Services) -> Option<::model::Services> {
+    pub fn open_known(&mut self, services: &DeclaredServices) -> Option<::model::Services> {
         let opened = self.newly_open(services, |service, address| self.health(service, address));
         self.open.extend(&opened);
         let whole = self.compile(services, &self.open, |service, address| {
@@ -167,7 +167,7 @@ impl Checks {
     }
 
     /// What the data plane is to be told as things are.
-    pub fn now(&self, services: &Services) -> ::model::Services {
+    pub fn now(&self, services: &DeclaredServices) -> ::model::Services {
         self.compile(services, &self.open, |service, address| {
             self.health(service, address)
         })
@@ -177,10 +177,10 @@ impl Checks {
     /// then.
     pub fn after(
         &self,
-        old: &Services,
-        new: &Services,
+        old: &DeclaredServices,
+        new: &DeclaredServices,
     ) -> (::model::Services, BTreeSet<ServiceKey>) {
-        let first = |service: &Service, address| self.first_health(old, service, address);
+        let first = |service: &DeclaredService, address| self.first_health(old, service, address);
         let mut open = self.open.clone();
         open.extend(self.newly_open(new, first));
         open.retain(|key| new.contains_key(key));
@@ -191,8 +191,8 @@ impl Checks {
     pub fn follow(
         &mut self,
         now: Duration,
-        old: &Services,
-        new: &Services,
+        old: &DeclaredServices,
+        new: &DeclaredServices,
         open: BTreeSet<ServiceKey>,
     ) {
         self.open = open;
@@ -218,9 +218,9 @@ impl Checks {
 
     /// Finds services and addresses that came into service or went out of it. They are told for
     /// routers: packets that come go to the servers that are left in either case.
-    pub fn settle(&mut self, services: &Services) -> Turned {
+    pub fn settle(&mut self, services: &DeclaredServices) -> Turned {
         let before = self.addresses();
-        let has_minimum = |service: &&Service| {
+        let has_minimum = |service: &&DeclaredService| {
             let healthy = healthy(service, |address| self.health(service, address));
             let open = self.open.contains(&service.key) || asked(service).next().is_none();
             open && healthy >= service.min_healthy as usize
@@ -241,10 +241,10 @@ impl Checks {
     /// them.
     fn newly_open(
         &self,
-        services: &Services,
-        health: impl Fn(&Service, IpAddr) -> Health,
+        services: &DeclaredServices,
+        health: impl Fn(&DeclaredService, IpAddr) -> Health,
     ) -> BTreeSet<ServiceKey> {
-        let is_known = |service: &Service| {
+        let is_known = |service: &DeclaredService| {
             let mut asked = asked(service).peekable();
             asked.peek().is_some()
                 && asked.all(|address| health(service, *address) != Health::Unknown)
@@ -260,11 +260,11 @@ impl Checks {
 
     fn compile(
         &self,
-        services: &Services,
+        services: &DeclaredServices,
         open: &BTreeSet<ServiceKey>,
-        health: impl Fn(&Service, IpAddr) -> Health,
+        health: impl Fn(&DeclaredService, IpAddr) -> Health,
     ) -> ::model::Services {
-        let compiled = |service: &Service| {
+        let compiled = |service: &DeclaredService| {
             let is_open = open.contains(&service.key);
             let health = |address| match is_open {
                 true => health(service, address),
@@ -294,8 +294,13 @@ impl Checks {
 
     /// A server that got flows before its service was checked gets them on until checks say
     /// otherwise; one that is new to a service with checks waits for the first.
-    fn first_health(&self, old: &Services, service: &Service, address: IpAddr) -> Health {
-        let served = |old: &Service| {
+    fn first_health(
+        &self,
+        old: &DeclaredServices,
+        service: &DeclaredService,
+        address: IpAddr,
+    ) -> Health {
+        let served = |old: &DeclaredService| {
             let server = old.servers.get(&address);
             server.is_some_and(|server| server.state != State::Down)
         };
@@ -309,7 +314,7 @@ impl Checks {
 }
 
 /// The servers that are not down by what was asked for.
-fn asked(service: &Service) -> impl Iterator<Item = &IpAddr> {
+fn asked(service: &DeclaredService) -> impl Iterator<Item = &IpAddr> {
     let up = service
         .servers
         .iter()
@@ -317,8 +322,8 @@ fn asked(service: &Service) -> impl Iterator<Item = &IpAddr> {
     up.map(|(address, _)| address)
 }
 
-fn healthy(service: &Service, health: impl Fn(IpAddr) -> Health) -> usize {
-    let fit = |(address, server): &(&IpAddr, &Server)| {
+fn healthy(service: &DeclaredService, health: impl Fn(IpAddr) -> Health) -> usize {
+    let fit = |(address, server): &(&IpAddr, &DeclaredServer)| {
         server.state == State::Up && health(**address) == Health::Healthy
     };
     service.servers.iter().filter(fit).count()

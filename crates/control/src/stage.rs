@@ -15,7 +15,7 @@ use crate::error::{Error, quota};
 use crate::event::NicState;
 use crate::limits;
 use crate::model::{
-    self, AccessList, Feature, Group, GroupId, Interface, Nic, NicId, Peer, Rule, Services,
+    self, AccessList, DeclaredServices, Feature, Group, GroupId, Interface, Nic, NicId, Peer, Rule,
 };
 use crate::state::{GroupEntry, NicEntry, RuleCounter, State};
 use dataplane::counters::RuleCounters;
@@ -36,7 +36,7 @@ pub(crate) enum Change {
     /// All that an operation changes of it: once in a list at the most.
     Overlay(Box<OverlayChanges>),
     /// All services.
-    Services(Services),
+    Services(DeclaredServices),
     /// All interfaces that a feature is to work on; a mode that is not asked for stays.
     Interfaces(Feature, Vec<Interface>),
     /// What the router is to judge packets by.

@@ -6,7 +6,7 @@ mod overlay;
 
 use crate::event::NicState;
 use crate::limits;
-use crate::model::{AccessList, Group, GroupId, Interfaces, Nic, NicId, Rule, Services};
+use crate::model::{AccessList, DeclaredServices, Group, GroupId, Interfaces, Nic, NicId, Rule};
 use crate::slots::Slots;
 use dataplane::counters::{PortCounters, RuleCounters};
 use dataplane::snapshot::{GroupIdx, NetworkIdx, PortSlot, PortUid, RuleSlot, Snapshot};
@@ -29,7 +29,7 @@ pub(crate) struct State {
     /// Other hosts, and what is behind them.
     pub overlay: Overlay,
     /// The load balancer's services.
-    pub services: Arc<Services>,
+    pub services: Arc<DeclaredServices>,
     /// The interfaces that features work on.
     pub interfaces: Arc<Interfaces>,
     /// What the router judges packets by.

@@ -489,7 +489,8 @@ fn put(change: &ObjectChange) -> Put {
         ObjectChange::Service(key, change) => {
             let after = change.after.iter();
             let services = after.map(|service| (*key, service.clone())).collect();
-            config.services = Some(services).filter(|it: &control::model::Services| !it.is_empty());
+            config.services =
+                Some(services).filter(|it: &control::model::DeclaredServices| !it.is_empty());
             (Kind::Service, format!("{key:#}"))
         }
         ObjectChange::Interface(feature, name, change) => {

@@ -1,10 +1,9 @@
-//! What is declared of load-balanced services, of interfaces and of the packets that are routed, as
-//! values: for `control`, which holds what is declared, and for the crates that make it true
-//! (`balancer`, `router`, `xdp`), so that they mean the same by the same type. Values that exist
-//! are valid.
+//! Load-balanced services, interfaces and packets that are routed, as values: for `control`, which
+//! holds what is declared, and for the crates that make it true (`balancer`, `router`, `xdp`), so
+//! that they mean the same by the same type. Values that exist are valid.
 //!
-//! Plain data: no I/O, no clock, no unsafe. What is declared of NICs, groups and other hosts nobody
-//! below `control` speaks of: it is in `control::model`.
+//! Plain data: no I/O, no clock, no unsafe. What is declared of NICs, groups, other hosts and
+//! checks of servers' health nobody below `control` speaks of: it is in `control::model`.
 
 pub mod acl;
 mod error;

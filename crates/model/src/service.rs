@@ -1,5 +1,6 @@
-//! What a user says: services, their servers, and how packets get to them. Values that exist are
-//! valid.
+//! Services as the balancer balances them: their servers, what each gets, and how packets get
+//! there. Values that exist are valid. Nothing here is asked for its health: what is declared to
+//! the daemon, with checks, is `control::model::DeclaredService`.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -4,7 +4,9 @@ use super::{Controller, of};
 use crate::diff::Diff;
 use crate::error::Error;
 use crate::event::EventKind;
-use crate::model::{Feature, Interface, Server, Service, ServiceKey, Services};
+use crate::model::{
+    DeclaredServer, DeclaredService, DeclaredServices, Feature, Interface, ServiceKey,
+};
 use crate::services::{KnownHealth, Probe, Standing, Target};
 use crate::stage::Change;
 use health::{Health, Job};
@@ -18,23 +20,23 @@ impl Controller {
     // reading
 
     /// All services, by key.
-    pub fn services(&self) -> &Services {
+    pub fn services(&self) -> &DeclaredServices {
         &self.state.services
     }
 
     /// One service.
-    pub fn service(&self, key: &ServiceKey) -> Result<&Arc<Service>, Error> {
+    pub fn service(&self, key: &ServiceKey) -> Result<&Arc<DeclaredService>, Error> {
         let found = self.state.services.get(key);
         found.ok_or(Error::NoService(*key))
     }
 
     /// How a service stands.
-    pub fn standing(&self, service: &Service) -> Standing {
+    pub fn standing(&self, service: &DeclaredService) -> Standing {
         self.checks.standing(service)
     }
 
     /// A server's health: healthy in a service without checks, unknown of a server that is down.
-    pub fn server_health(&self, service: &Service, address: IpAddr) -> Health {
+    pub fn server_health(&self, service: &DeclaredService, address: IpAddr) -> Health {
         self.checks.health(service, address)
     }
 
@@ -57,7 +59,11 @@ impl Controller {
     // operations
 
     /// Makes a service be as given, whole; with `create_only` it must not be there.
-    pub fn put_service(&mut self, service: Service, create_only: bool) -> Result<Diff, Error> {
+    pub fn put_service(
+        &mut self,
+        service: DeclaredService,
+        create_only: bool,
+    ) -> Result<Diff, Error> {
         service.validate()?;
         if create_only && self.state.services.contains_key(&service.key) {
             return Err(Error::ServiceExists(service.key));
@@ -78,7 +84,7 @@ impl Controller {
     pub fn put_server(
         &mut self,
         key: &ServiceKey,
-        (address, server): (IpAddr, Server),
+        (address, server): (IpAddr, DeclaredServer),
         create_only: bool,
     ) -> Result<Diff, Error> {
         let mut service = (**self.service(key)?).clone();
@@ -100,7 +106,7 @@ impl Controller {
     /// given. With `dry_run` only says what would change.
     pub fn apply_services(
         &mut self,
-        services: Services,
+        services: DeclaredServices,
         interfaces: Option<Vec<Interface>>,
         dry_run: bool,
     ) -> Result<Diff, Error> {

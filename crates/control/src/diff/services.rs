@@ -2,7 +2,7 @@
 
 use super::FieldChange;
 use super::overlay::lines;
-use crate::model::{Feature, Interface, Server, Service, Services};
+use crate::model::{DeclaredServer, DeclaredService, DeclaredServices, Feature, Interface};
 use ::model::{Mode, ServiceKey};
 use std::fmt::{self, Formatter};
 use std::sync::Arc;
@@ -13,9 +13,9 @@ pub struct ServiceChange {
     /// Which one.
     pub key: ServiceKey,
     /// Before.
-    pub from: Option<Arc<Service>>,
+    pub from: Option<Arc<DeclaredService>>,
     /// After.
-    pub to: Option<Arc<Service>>,
+    pub to: Option<Arc<DeclaredService>>,
 }
 
 /// What changes about one interface of a feature. `None`: the feature is not to work on it.
@@ -32,7 +32,7 @@ pub struct InterfaceChange {
 }
 
 /// What has to be done to `old` to make it `new`, by key.
-pub(crate) fn services(old: &Services, new: &Services) -> Vec<ServiceChange> {
+pub(crate) fn services(old: &DeclaredServices, new: &DeclaredServices) -> Vec<ServiceChange> {
     let mut keys: Vec<&ServiceKey> = old.keys().chain(new.keys()).collect();
     keys.sort_unstable();
     keys.dedup();
@@ -107,7 +107,7 @@ impl fmt::Display for InterfaceChange {
     }
 }
 
-fn details(old: &Service, new: &Service) -> Vec<FieldChange> {
+fn details(old: &DeclaredService, new: &DeclaredService) -> Vec<FieldChange> {
     let mut fields = Vec::new();
     let mut field = |name: String, from: String, to: String| {
         if from != to {
@@ -130,7 +130,7 @@ fn details(old: &Service, new: &Service) -> Vec<FieldChange> {
         old.min_healthy.to_string(),
         new.min_healthy.to_string(),
     );
-    let words = |service: &Service| match &service.check {
+    let words = |service: &DeclaredService| match &service.check {
         Some(check) => check.to_string(),
         None => "none".to_owned(),
     };
@@ -142,11 +142,11 @@ fn details(old: &Service, new: &Service) -> Vec<FieldChange> {
         match old.servers.get(address) {
             None => field(format!("server {address}"), "none".into(), summary(server)),
             Some(old) => {
-                let weight = |server: &Server| server.weight.get().to_string();
+                let weight = |server: &DeclaredServer| server.weight.get().to_string();
                 field(name("weight"), weight(old), weight(server));
-                let state = |server: &Server| server.state.to_string();
+                let state = |server: &DeclaredServer| server.state.to_string();
                 field(name("state"), state(old), state(server));
-                let port = |server: &Server| {
+                let port = |server: &DeclaredServer| {
                     let port = server.check_port;
                     port.map_or("none".into(), |port| port.to_string())
                 };
@@ -162,6 +162,6 @@ fn details(old: &Service, new: &Service) -> Vec<FieldChange> {
     fields
 }
 
-fn summary(server: &Server) -> String {
+fn summary(server: &DeclaredServer) -> String {
     format!("{} weight {}", server.state, server.weight.get())
 }

@@ -1,8 +1,8 @@
 //! A security group and the whole declared configuration.
 
 use super::{
-    AccessList, Binding, BindingKey, Feature, GroupId, Host, Interfaces, NetworkOptions, Nic,
-    NicId, Rule, Services,
+    AccessList, Binding, BindingKey, DeclaredServices, Feature, GroupId, Host, Interfaces,
+    NetworkOptions, Nic, NicId, Rule,
 };
 use crate::error::{Error, quota};
 use crate::limits;
@@ -121,7 +121,7 @@ pub struct Config {
     /// What is behind other hosts, by VNI and MAC.
     pub bindings: BTreeMap<BindingKey, Binding>,
     /// The load balancer's services by key; `None`: they stay as they are.
-    pub services: Option<Services>,
+    pub services: Option<DeclaredServices>,
     /// The interfaces that features work on; of a feature that is not named they stay.
     pub interfaces: Interfaces,
     /// What the router judges packets by, `Some(None)`: by nothing declared here; `None`: it stays
@@ -134,7 +134,7 @@ impl Config {
     /// list as they are.
     pub fn empty() -> Config {
         Config {
-            services: Some(Services::new()),
+            services: Some(DeclaredServices::new()),
             interfaces: Feature::ALL.map(|feature| (feature, vec![])).into(),
             router_acl: Some(None),
             ..Config::default()

@@ -1,6 +1,7 @@
 //! What is declared of the load balancer: services, their servers, and the check of their health.
-//! Valid by construction: [`Service::validate`] has seen everything that is kept, whichever way it
-//! came.
+//! Valid by construction: [`DeclaredService::validate`] has seen everything that is kept, whichever
+//! way it came. What the balancer gets of it is a [`::model::Service`] (`crate::services` compiles
+//! it): without checks, and with the state of each server that they came to.
 
 use crate::error::{Error, quota};
 use crate::limits;
@@ -13,7 +14,7 @@ use std::sync::Arc;
 
 /// A service and its servers.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Service {
+pub struct DeclaredService {
     /// What it is known by.
     pub key: ServiceKey,
     /// How packets reach the servers.
@@ -25,12 +26,12 @@ pub struct Service {
     /// How the servers' health is asked for; `None`: all are taken for healthy.
     pub check: Option<Check>,
     /// Its servers by address.
-    pub servers: BTreeMap<IpAddr, Server>,
+    pub servers: BTreeMap<IpAddr, DeclaredServer>,
 }
 
 /// A server of a service; its address is its key there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Server {
+pub struct DeclaredServer {
     /// Its share.
     pub weight: Weight,
     /// What is wanted of it.
@@ -40,7 +41,7 @@ pub struct Server {
 }
 
 /// All services, by key.
-pub type Services = BTreeMap<ServiceKey, Arc<Service>>;
+pub type DeclaredServices = BTreeMap<ServiceKey, Arc<DeclaredService>>;
 
 /// The key of a service: an address that packets can be sent to from far away, a protocol, and a
 /// port or all ports that no other service of the address has.
@@ -61,7 +62,7 @@ pub fn service_key(
     ServiceKey::new(vip, protocol, port).map_err(|e| refused(&e.to_string()))
 }
 
-impl Service {
+impl DeclaredService {
     /// The service in error messages.
     pub fn owner(&self) -> String {
         format!("service {:#}", self.key)
@@ -96,7 +97,7 @@ impl Service {
     }
 
     /// Where a server's health is asked for.
-    pub fn check_port(&self, server: &Server) -> Option<u16> {
+    pub fn check_port(&self, server: &DeclaredServer) -> Option<u16> {
         let check = self.check.as_ref();
         server
             .check_port
@@ -106,7 +107,7 @@ impl Service {
 }
 
 /// Refuses what is too much in all, beside what each service says of itself.
-pub(crate) fn validate(services: &Services) -> Result<(), Error> {
+pub(crate) fn validate(services: &DeclaredServices) -> Result<(), Error> {
     quota("the balancer", "services", services.len(), limits::SERVICES)?;
     let servers = services.values().map(|service| service.servers.len()).sum();
     quota("the balancer", "servers", servers, limits::SERVERS)

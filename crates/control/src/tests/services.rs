@@ -3,8 +3,8 @@
 
 use super::world::{self, Shared};
 use crate::model::{
-    AccessList, Config, Feature, Interface, Mode, Protocol, Server, Service, ServiceKey, Services,
-    State, Tunnel, Weight, service_key,
+    AccessList, Config, DeclaredServer, DeclaredService, DeclaredServices, Feature, Interface,
+    Mode, Protocol, ServiceKey, State, Tunnel, Weight, service_key,
 };
 use crate::*;
 use health::{Check, CheckError, Kind, Policy};
@@ -170,7 +170,7 @@ impl Session {
         }
     }
 
-    fn put(&mut self, service: Service) -> Result<(), Error> {
+    fn put(&mut self, service: DeclaredService) -> Result<(), Error> {
         self.controller.put_service(service, false).map(drop)
     }
 
@@ -253,16 +253,16 @@ fn key(port: u16) -> ServiceKey {
     service_key([192, 0, 2, 1].into(), Protocol::Tcp, NonZeroU16::new(port)).unwrap()
 }
 
-fn service(port: u16, servers: &[u8]) -> Service {
+fn service(port: u16, servers: &[u8]) -> DeclaredService {
     let server = |last: &u8| {
-        let server = Server {
+        let server = DeclaredServer {
             weight: Weight::ONE,
             state: State::Up,
             check_port: None,
         };
         (IpAddr::from([10, 0, 0, *last]), server)
     };
-    Service {
+    DeclaredService {
         key: key(port),
         tunnel: Tunnel::None,
         sticky: false,
@@ -272,13 +272,13 @@ fn service(port: u16, servers: &[u8]) -> Service {
     }
 }
 
-fn checked(port: u16, servers: &[u8]) -> Service {
+fn checked(port: u16, servers: &[u8]) -> DeclaredService {
     let check = Check {
         policy: Policy::default(),
         port: None,
         kind: Kind::Tcp,
     };
-    Service {
+    DeclaredService {
         check: Some(check),
         ..service(port, servers)
     }
@@ -314,7 +314,7 @@ fn without_checks_all_servers_are_healthy() {
 fn a_service_comes_and_goes_with_its_servers() {
     let mut session = Session::new();
     session
-        .put(Service {
+        .put(DeclaredService {
             min_healthy: 2,
             ..checked(80, &[1, 2, 3])
         })
@@ -406,7 +406,7 @@ fn another_controller_goes_on_with_what_is_known() {
     // Nobody has asked its server yet.
     before.put(checked(81, &[3])).unwrap();
     let (known, now) = (before.controller.known_health(), before.controller.now());
-    let after = |services: &[Service]| {
+    let after = |services: &[DeclaredService]| {
         let mut after = Session::new();
         after.host.plane().now = now;
         for service in services {
@@ -494,7 +494,7 @@ fn a_server_that_drains_or_is_down() {
     let key = key(80);
     let mut set = |last: u8, state| {
         let address = IpAddr::from([10, 0, 0, last]);
-        let server = Server {
+        let server = DeclaredServer {
             weight: Weight::ONE,
             state,
             check_port: None,
@@ -551,14 +551,14 @@ fn a_whole_configuration_at_once() {
     let mut session = Session::new();
     session.put(service(80, &[1])).unwrap();
     session.put(service(81, &[1])).unwrap();
-    let first = Service {
+    let first = DeclaredService {
         sticky: true,
         min_healthy: 0,
         ..service(80, &[2])
     };
     let wanted = [first, service(82, &[3])];
     let wanted = wanted.map(|service| (service.key, Arc::new(service)));
-    let wanted = Services::from(wanted);
+    let wanted = DeclaredServices::from(wanted);
     let words = |diff: Diff| -> Vec<String> {
         let detail = |field: &FieldChange| {
             let FieldChange { field, from, to } = field;
@@ -759,7 +759,7 @@ fn parts_that_are_not_given_stay() {
     );
     // What is given is exactly this.
     let empty = Config {
-        services: Some(Services::new()),
+        services: Some(DeclaredServices::new()),
         interfaces: [(Feature::Balancer, vec![])].into(),
         ..Config::default()
     };

@@ -11,7 +11,8 @@ use api::v1;
 use api::v1::health_check::Kind as ProtoKind;
 use control::Error;
 use control::model::{
-    Interface, Protocol, Server, Service, ServiceKey, Services, State, Tunnel, Weight, service_key,
+    DeclaredServer, DeclaredService, DeclaredServices, Interface, Protocol, ServiceKey, State,
+    Tunnel, Weight, service_key,
 };
 use health::{Check, Command, Dns, Http, Kind, Policy};
 
@@ -52,8 +53,10 @@ pub fn key(key: &v1::ServiceKey) -> Result<ServiceKey, Error> {
 }
 
 /// A configuration: every service valid, no two of one key; and the interfaces, if they are given.
-pub fn config(config: v1::BalancerConfig) -> Result<(Services, Option<Vec<Interface>>), Error> {
-    let mut services = Services::new();
+pub fn config(
+    config: v1::BalancerConfig,
+) -> Result<(DeclaredServices, Option<Vec<Interface>>), Error> {
+    let mut services = DeclaredServices::new();
     for message in config.services {
         let service = service(message)?;
         let key = service.key;
@@ -68,7 +71,7 @@ pub fn config(config: v1::BalancerConfig) -> Result<(Services, Option<Vec<Interf
     Ok((services, interfaces.transpose()?))
 }
 
-pub fn service(message: v1::Service) -> Result<Service, Error> {
+pub fn service(message: v1::Service) -> Result<DeclaredService, Error> {
     let key = key(&required(message.key, "service.key")?)?;
     let mut servers = BTreeMap::new();
     for message in &message.servers {
@@ -83,7 +86,7 @@ pub fn service(message: v1::Service) -> Result<Service, Error> {
             ));
         }
     }
-    let service = Service {
+    let service = DeclaredService {
         key,
         tunnel: tunnel(&key, message.encapsulation, message.tunnel_port)?,
         sticky: message.sticky,
@@ -99,7 +102,10 @@ pub fn service(message: v1::Service) -> Result<Service, Error> {
 }
 
 /// A service after an update of its values.
-pub fn updated(service: &Service, update: v1::UpdateServiceRequest) -> Result<Service, Error> {
+pub fn updated(
+    service: &DeclaredService,
+    update: v1::UpdateServiceRequest,
+) -> Result<DeclaredService, Error> {
     let key = service.key;
     let mut new = service.clone();
     match (update.encapsulation, update.tunnel_port) {
@@ -126,9 +132,9 @@ pub fn updated(service: &Service, update: v1::UpdateServiceRequest) -> Result<Se
     Ok(new)
 }
 
-pub fn server(key: &ServiceKey, message: &v1::Server) -> Result<(IpAddr, Server), Error> {
+pub fn server(key: &ServiceKey, message: &v1::Server) -> Result<(IpAddr, DeclaredServer), Error> {
     let address = server_address(key, &message.address)?;
-    let server = Server {
+    let server = DeclaredServer {
         weight: weight(key, address, message.weight.unwrap_or(1))?,
         state: state(key, address, message.state)?,
         check_port: check_port(key, address, message.check_port)?,
@@ -140,9 +146,9 @@ pub fn server(key: &ServiceKey, message: &v1::Server) -> Result<(IpAddr, Server)
 pub fn updated_server(
     key: &ServiceKey,
     address: IpAddr,
-    mut server: Server,
+    mut server: DeclaredServer,
     update: &v1::UpdateServerRequest,
-) -> Result<Server, Error> {
+) -> Result<DeclaredServer, Error> {
     if let Some(weight) = update.weight {
         server.weight = self::weight(key, address, weight)?;
     }

@@ -3,7 +3,9 @@
 use api::v1;
 use api::v1::health_check::Kind as ProtoKind;
 use control::ServiceChange;
-use control::model::{Interface, Server, Service, ServiceKey, Services, State, Tunnel};
+use control::model::{
+    DeclaredServer, DeclaredService, DeclaredServices, Interface, ServiceKey, State, Tunnel,
+};
 use health::{Check, Health, Kind};
 use std::net::IpAddr;
 use std::num::NonZeroU16;
@@ -21,7 +23,7 @@ pub fn key(key: &ServiceKey) -> v1::ServiceKey {
 }
 
 /// All that is declared of the balancer; of interfaces the mode that was asked for.
-pub fn config(services: &Services, interfaces: &[Interface]) -> v1::BalancerConfig {
+pub fn config(services: &DeclaredServices, interfaces: &[Interface]) -> v1::BalancerConfig {
     let interface = |one: &Interface| v1::BalancerInterface {
         name: one.name.clone(),
         mode: mode_of(one.mode).into(),
@@ -50,7 +52,7 @@ pub fn change(change: &ServiceChange) -> v1::ServiceChange {
     }
 }
 
-pub fn service(service: &Service) -> v1::Service {
+pub fn service(service: &DeclaredService) -> v1::Service {
     let (encapsulation, tunnel_port) = encapsulation(service.tunnel);
     let servers = service.servers.iter();
     v1::Service {
@@ -77,7 +79,7 @@ pub fn encapsulation(tunnel: Tunnel) -> (v1::Encapsulation, u16) {
     }
 }
 
-pub fn server(address: IpAddr, server: &Server) -> v1::Server {
+pub fn server(address: IpAddr, server: &DeclaredServer) -> v1::Server {
     let state = match server.state {
         State::Up => v1::ServerState::Up,
         State::Draining => v1::ServerState::Draining,

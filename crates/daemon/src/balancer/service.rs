@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use api::v1;
 use api::v1::balancer_server::Balancer;
-use control::model::{Feature, Service as Model, ServiceKey};
+use control::model::{DeclaredService, Feature, ServiceKey};
 use control::{Controller, Error};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
@@ -312,7 +312,7 @@ fn key_of(key: Option<v1::ServiceKey>) -> Result<ServiceKey, Status> {
     key.and_then(|key| convert::key(&key)).map_err(refused)
 }
 
-fn service_stats(service: &Model, stats: &Stats) -> v1::ServiceStats {
+fn service_stats(service: &DeclaredService, stats: &Stats) -> v1::ServiceStats {
     let mut total = Counters::default();
     let mut server = |address: &IpAddr| {
         let counters = stats.server(&(service.key, *address));

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use api::v1;
-use control::model::{Feature, Server, Service};
+use control::model::{DeclaredServer, DeclaredService, Feature};
 use control::{Controller, Error, InterfaceStatus, Target};
 
 use super::engine::{Engine, loss};
@@ -52,7 +52,11 @@ pub fn unavailable(why: String) -> Error {
     Error::Feature { feature, why }
 }
 
-pub fn service(control: &Controller, service: &Service, facts: &Facts) -> v1::ServiceStatus {
+pub fn service(
+    control: &Controller,
+    service: &DeclaredService,
+    facts: &Facts,
+) -> v1::ServiceStatus {
     let standing = control.standing(service);
     let now = control.now();
     let mut total = Counters::default();
@@ -74,8 +78,8 @@ pub fn service(control: &Controller, service: &Service, facts: &Facts) -> v1::Se
 
 fn server(
     control: &Controller,
-    service: &Service,
-    (address, server): (IpAddr, &Server),
+    service: &DeclaredService,
+    (address, server): (IpAddr, &DeclaredServer),
     facts: &Facts,
     now: Duration,
 ) -> v1::ServerStatus {
