@@ -56,4 +56,14 @@ impl<'a> Input<'a> {
     pub fn offload(&mut self) -> Offload {
         virtio_net::decode(&self.array()).unwrap_or_default()
     }
+
+    /// Changes up to three bytes of a frame, and of `spared` in `spared + 4` frames none.
+    pub fn corrupt(&mut self, frame: &mut [u8], spared: u8) {
+        for _ in 0..(self.u8() % (spared + 4)).saturating_sub(spared) {
+            let (at, with) = (usize::from(self.u8()), self.u8());
+            if let Some(byte) = frame.get_mut(at) {
+                *byte ^= with;
+            }
+        }
+    }
 }

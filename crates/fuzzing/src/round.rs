@@ -150,7 +150,7 @@ impl fixture::Lab for Lab {
                 };
                 pieces.truncate(32);
                 for piece in &mut pieces {
-                    bend(piece, input);
+                    input.corrupt(piece, 0);
                 }
                 self.send(
                     from,
@@ -225,7 +225,7 @@ impl Lab {
                     3 => build::router_advertisement(mac(from)),
                     _ => build::dhcp_request(mac(from), 1, 1),
                 };
-                bend(&mut frame, input);
+                input.corrupt(&mut frame, 0);
                 return (frame, input.offload());
             }
             5 => ip.icmp(128, 0, 0),
@@ -239,7 +239,7 @@ impl Lab {
         ip = ip.payload(&vec![0x55; len]);
         let (mut bytes, mut offload) = (ip.build(), Offload::default());
         if choice & 0x80 != 0 {
-            bend(&mut bytes, input);
+            input.corrupt(&mut bytes, 0);
             offload = input.offload();
         }
         (bytes, offload)
@@ -367,16 +367,6 @@ fn let_in(frame: &[u8], offload: &Offload) {
         L4::Sctp { .. } | L4::Other => false,
     };
     assert!(allowed, "B was sent {packet:?}");
-}
-
-/// Changes some bytes.
-fn bend(frame: &mut [u8], input: &mut Input) {
-    for _ in 0..input.u8() % 4 {
-        let (at, with) = (usize::from(input.u8()), input.u8());
-        if let Some(byte) = frame.get_mut(at) {
-            *byte ^= with;
-        }
-    }
 }
 
 fn snapshot(epoch: u64, open: bool) -> Snapshot {
