@@ -37,7 +37,7 @@ protocol bgp { local 10.1.2.1 as 65002; neighbor 10.1.2.3 as 65001; connect retr
 "#;
 
 /// By two BIRDs.
-pub fn by_bird(stage: &mut Stage) -> Result<()> {
+pub fn addresses_are_announced_by_bird(stage: &mut Stage) -> Result<()> {
     if !bird::is_here() {
         return Ok(());
     }
@@ -47,7 +47,7 @@ pub fn by_bird(stage: &mut Stage) -> Result<()> {
 }
 
 /// By two FRRs, the balancer's as packaging/balance-hook says it is to be set up.
-pub fn by_frr(stage: &mut Stage) -> Result<()> {
+pub fn addresses_are_announced_by_frr(stage: &mut Stage) -> Result<()> {
     if !frr::is_here() {
         eprintln!("skipped: there is no FRR here (tools/setup.sh installs Debian's)");
         return Ok(());
@@ -149,7 +149,7 @@ protocol bgp daemon { local 10.1.2.1 as 65002; neighbor 10.1.2.3 as 65001; passw
 
 /// A daemon with settings of BGP alone, to a router that is BIRD: from the first service to the
 /// death of the daemon.
-pub fn of_its_own_to_bird(stage: &mut Stage) -> Result<()> {
+pub fn the_daemon_s_own_bgp_tells_bird(stage: &mut Stage) -> Result<()> {
     if !bird::is_here() {
         return Ok(());
     }
@@ -268,7 +268,7 @@ fn over_an_upgrade(stage: &mut Stage, router: &Bird) -> Result<()> {
 
 /// The balancer's host says nothing any more, and closes nothing: BFD tells the router long before
 /// the hold time is over.
-pub fn is_missed_by_bfd(stage: &mut Stage) -> Result<()> {
+pub fn bfd_misses_a_host_that_says_nothing(stage: &mut Stage) -> Result<()> {
     if !bird::is_here() {
         return Ok(());
     }
@@ -288,7 +288,7 @@ pub fn is_missed_by_bfd(stage: &mut Stage) -> Result<()> {
 }
 
 /// Settings that cannot be are refused at the start, with a sentence.
-pub fn is_refused_with_a_sentence(stage: &mut Stage) -> Result<()> {
+pub fn settings_of_bgp_that_cannot_be_are_refused(stage: &mut Stage) -> Result<()> {
     let wrong = told(stage, &SETTINGS.replace("as = 65002", "as = 0"));
     let error = wrong.err().ok_or("a daemon with such settings starts")?;
     check(

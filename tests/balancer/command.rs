@@ -18,7 +18,7 @@ use crate::stage::{Stage, VIP};
 const SOCKET: &str = "/run/netns/balance.sock";
 
 /// In the foreground, with a table; the interface is given back however it ends.
-pub fn balances_without_a_daemon(stage: &mut Stage) -> Result<()> {
+pub fn one_command_balances_without_a_daemon(stage: &mut Stage) -> Result<()> {
     stage.daemon.cli("service interface del eth0")?;
     check(!taken(stage)?, "the interface is the kernel's")?;
     let command = format!(
@@ -85,7 +85,7 @@ pub fn balances_without_a_daemon(stage: &mut Stage) -> Result<()> {
 
 /// Two VIPs with two ports each, on two interfaces, for a time: as much as a sample command can be
 /// asked for.
-pub fn balances_several(stage: &mut Stage) -> Result<()> {
+pub fn one_command_balances_several_services(stage: &mut Stage) -> Result<()> {
     const OTHER: &str = "192.168.101.2";
     stage.daemon.cli("service interface del eth0")?;
     let mut more = Vec::new();
@@ -180,7 +180,7 @@ pub fn balances_several(stage: &mut Stage) -> Result<()> {
 
 /// With --stay it balances on when it ends, however it ends, and the next one goes on with its
 /// flows and counters, other servers or not.
-pub fn stays(stage: &mut Stage) -> Result<()> {
+pub fn one_command_goes_on_where_another_ended(stage: &mut Stage) -> Result<()> {
     stage.daemon.cli("service interface del eth0")?;
     let words = |servers: &str, more: &str| {
         format!("eth0 10.1.2.3 {VIP} {servers} --mode {} {more}", stage.mode)

@@ -7,7 +7,7 @@ use testkit::Result;
 use crate::stage::{SERVICE, Stage};
 
 /// Services are declared with the rest, in one step: all of a file or nothing of it.
-pub fn with_the_rest(stage: &mut Stage) -> Result<()> {
+pub fn the_configuration_is_declared(stage: &mut Stage) -> Result<()> {
     let keys = |stage: &Stage| -> Result<Vec<String>> {
         let services = stage.daemon.json("service show")?;
         let vip = |status: &Value| {

@@ -11,7 +11,7 @@ use crate::flood;
 use crate::stage::{SERVICE, Stage, VIP};
 
 /// By weight, exactly counted; a sticky client has one server.
-pub fn are_spread_and_counted(stage: &mut Stage) -> Result<()> {
+pub fn flows_are_spread_and_counted(stage: &mut Stage) -> Result<()> {
     stage.set_services(&format!(
         "service add {SERVICE} --server 10.1.2.10 10.1.2.11*3"
     ))?;
@@ -50,7 +50,7 @@ pub fn are_spread_and_counted(stage: &mut Stage) -> Result<()> {
 
 /// Servers join, drain, die and are taken out, and the client moves to another CPU each time: no
 /// flow whose server lives notices.
-pub fn ten_thousand_survive(stage: &mut Stage) -> Result<()> {
+pub fn ten_thousand_connections_survive(stage: &mut Stage) -> Result<()> {
     stage.set_services(&format!(
         "service add {SERVICE} --server 10.1.2.10 10.1.2.11 10.1.2.12"
     ))?;
@@ -140,7 +140,7 @@ fn asked_from(
 
 /// The daemon is stopped (SIGSTOP): flows stay with their servers, and new ones go to those that it
 /// has known to be well. Whom it finds sick when it goes on gets no more.
-pub fn go_on_while_the_daemon_stands_still(stage: &mut Stage) -> Result<()> {
+pub fn a_daemon_that_stands_still_balances_on(stage: &mut Stage) -> Result<()> {
     stage.set_services(&format!(
         "service add {SERVICE} --server 10.1.2.10 10.1.2.11 --check tcp --check-interval 500"
     ))?;
@@ -164,7 +164,7 @@ pub fn go_on_while_the_daemon_stands_still(stage: &mut Stage) -> Result<()> {
 
 /// A flood of SYNs while servers change and the table of flows is as small as it gets: connections
 /// go on, and new ones are made.
-pub fn are_not_displaced(stage: &mut Stage) -> Result<()> {
+pub fn a_flood_displaces_no_connection(stage: &mut Stage) -> Result<()> {
     // For 2,048 words. Some may be lost where veth's queues are short; five times the table is
     // enough.
     const FLOOD: u32 = 30_000;

@@ -32,7 +32,7 @@ fn router(stage: &Stage, more: &str) -> Result<Option<Speaker>> {
     Speaker::start(&stage.client, them, us, &format!("{SESSION}{more}")).map(Some)
 }
 
-pub fn is_told(stage: &mut Stage) -> Result<()> {
+pub fn the_daemon_s_own_bgp_tells_frr(stage: &mut Stage) -> Result<()> {
     let Some(router) = router(stage, "")? else {
         return Ok(());
     };
@@ -118,7 +118,7 @@ pub fn is_told(stage: &mut Stage) -> Result<()> {
 }
 
 /// The balancer's host says nothing any more, and closes nothing: BFD tells.
-pub fn misses_a_silent_host(stage: &mut Stage) -> Result<()> {
+pub fn a_silent_host_is_missed_by_frr(stage: &mut Stage) -> Result<()> {
     let Some(router) = router(stage, " neighbor 10.1.2.3 bfd\n")? else {
         return Ok(());
     };
@@ -133,7 +133,7 @@ pub fn misses_a_silent_host(stage: &mut Stage) -> Result<()> {
 }
 
 /// Without BFD the hold time does: of both sides' the shorter one.
-pub fn waits_for_the_hold_time(stage: &mut Stage) -> Result<()> {
+pub fn a_silent_host_is_missed_by_frr_without_bfd(stage: &mut Stage) -> Result<()> {
     let Some(_router) = router(stage, "")? else {
         return Ok(());
     };

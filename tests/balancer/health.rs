@@ -14,7 +14,7 @@ use crate::stage::{SERVICE, Server, Stage, VIP};
 
 /// Checks ask as a client does: a server without the address fails, and a service without servers
 /// is withdrawn.
-pub fn is_asked_through_the_vip(stage: &mut Stage) -> Result<()> {
+pub fn health_is_asked_through_the_vip(stage: &mut Stage) -> Result<()> {
     // The third server works, but has not got the address.
     stage.servers[2]
         .host
@@ -97,7 +97,7 @@ pub fn is_asked_through_the_vip(stage: &mut Stage) -> Result<()> {
 /// `butterfly service watch`, once it has told what is there. A daemon that is started again knows
 /// no connection, and its servers answer their first checks one after the other: nobody's packets
 /// go elsewhere meanwhile.
-pub fn keeps_connections_over_a_restart(stage: &mut Stage) -> Result<()> {
+pub fn checks_keep_connections_over_a_restart(stage: &mut Stage) -> Result<()> {
     let add = format!(
         "service add {SERVICE} --server 10.1.2.10 10.1.2.11 10.1.2.12 --check tcp --check-interval \
          500"
@@ -143,7 +143,7 @@ fn watch(stage: &Stage, dir: &Path) -> Result<Process> {
 
 /// HTTP, HTTPS, DNS by both transports and a program, each against a server that is well, one that
 /// listens and is ill, and one that is well and has not got the service's address.
-pub fn by_every_kind_of_check(stage: &mut Stage) -> Result<()> {
+pub fn every_kind_of_check_tells(stage: &mut Stage) -> Result<()> {
     let dir = tempfile::tempdir().map_err(|e| format!("cannot make a folder: {e}"))?;
     let [well, ill, without, _] = stage.servers.as_slice() else {
         return Err("the stage has four servers".into());

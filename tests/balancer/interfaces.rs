@@ -14,7 +14,7 @@ pub fn taken(stage: &Stage) -> Result<bool> {
 }
 
 /// One NIC for both, given back when asked for and when the daemon is killed.
-pub fn stay_the_kernel_s(stage: &mut Stage) -> Result<()> {
+pub fn the_interface_stays_the_kernel_s(stage: &mut Stage) -> Result<()> {
     stage.set_services(&format!("service add {SERVICE} --server 10.1.2.10"))?;
     let web = Web::serve(&stage.balancer, 8080, "kernel")?;
     let _connections = stage.open(10)?;
@@ -63,7 +63,7 @@ pub fn stay_the_kernel_s(stage: &mut Stage) -> Result<()> {
 }
 
 /// A mode that the driver refuses changes nothing: a bridge has no native XDP.
-pub fn keep_their_mode(stage: &mut Stage) -> Result<()> {
+pub fn a_refused_mode_changes_nothing(stage: &mut Stage) -> Result<()> {
     stage
         .balancer
         .ok("ip link add br0 type bridge && ip link set br0 up")?;
@@ -96,7 +96,7 @@ pub fn keep_their_mode(stage: &mut Stage) -> Result<()> {
 
 /// A check that finds a server well says nothing of the way that clients' packets take: what the
 /// driver loses of that is told beside it, when it begins and when it ends.
-pub fn tell_that_they_lose_frames(stage: &mut Stage) -> Result<()> {
+pub fn an_interface_that_loses_frames_is_told(stage: &mut Stage) -> Result<()> {
     stage.set_services(&format!(
         "service add {SERVICE} --server 10.1.2.10 --check tcp --check-interval 500"
     ))?;
@@ -152,7 +152,7 @@ pub fn tell_that_they_lose_frames(stage: &mut Stage) -> Result<()> {
 }
 
 /// Removed, and made anew under the same name: it is another one to the kernel.
-pub fn come_back(stage: &mut Stage) -> Result<()> {
+pub fn an_interface_that_comes_back_is_taken_again(stage: &mut Stage) -> Result<()> {
     stage.set_services(&format!(
         "service add {SERVICE} --server 10.1.2.10 10.1.2.11"
     ))?;

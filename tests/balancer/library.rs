@@ -22,7 +22,7 @@ pub fn run_if_asked() -> Result<bool> {
 }
 
 /// No daemon runs, and nothing is in PATH: no clang, no `ip`.
-pub fn balances_without_daemon_and_compiler(stage: &mut Stage) -> Result<()> {
+pub fn the_library_balances_without_daemon_and_compiler(stage: &mut Stage) -> Result<()> {
     stage.daemon.stop()?;
     check(!taken(stage)?, "the interface is the kernel's")?;
     // It runs in the driver.

@@ -12,7 +12,7 @@ use testkit::{PATIENCE, Result, wait_for};
 use crate::stage::{SERVICE, Stage, VIP};
 
 /// The service for clients of IPv6.
-pub fn of_ipv6(stage: &mut Stage) -> Result<()> {
+pub fn services_of_ipv6(stage: &mut Stage) -> Result<()> {
     const VIP6: &str = "fd99::1";
     let give = |host: &Namespace, address: &str| {
         host.ok(&format!("ip addr add {address}/64 dev eth0 nodad"))
@@ -63,7 +63,7 @@ pub fn of_ipv6(stage: &mut Stage) -> Result<()> {
 /// What programs send on interfaces as the kernel makes them: streams in packets of up to 64 KiB,
 /// datagrams, in both families and through the balancer in one direction, each byte compared by the
 /// server.
-pub fn of_sockets(stage: &mut Stage) -> Result<()> {
+pub fn sockets_on_interfaces_as_they_are(stage: &mut Stage) -> Result<()> {
     const VIP6: &str = "fd99::1";
     const BYTES: u64 = 20_000_000;
     let give = |host: &Namespace, address: &str| {
@@ -119,7 +119,7 @@ pub fn of_sockets(stage: &mut Stage) -> Result<()> {
 }
 
 /// The balancer's host has its address on a bridge, and the interface is a port of that.
-pub fn behind_a_bridge(stage: &mut Stage) -> Result<()> {
+pub fn a_balancer_behind_a_bridge(stage: &mut Stage) -> Result<()> {
     stage.balancer.ok(
         "ip addr del 10.1.2.3/24 dev eth0 && ip link add br0 address 02:00:00:00:00:b0 type bridge \
          && \
@@ -148,7 +148,7 @@ pub fn behind_a_bridge(stage: &mut Stage) -> Result<()> {
 }
 
 /// Datagrams in fragments come whole to one server, however many servers there are.
-pub fn of_fragments(stage: &mut Stage) -> Result<()> {
+pub fn datagrams_in_fragments(stage: &mut Stage) -> Result<()> {
     const LEN: usize = 4000;
     let sockets = stage
         .servers
@@ -198,7 +198,7 @@ pub fn of_fragments(stage: &mut Stage) -> Result<()> {
 
 /// A link behind the client's router takes less than the servers send: the router tells the
 /// service's address, and the server of each flow has to hear it.
-pub fn of_errors(stage: &mut Stage) -> Result<()> {
+pub fn errors_reach_the_server_of_their_flow(stage: &mut Stage) -> Result<()> {
     let far = Namespace::new()?;
     let router = &stage.client;
     router.ok(&format!(

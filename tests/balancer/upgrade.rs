@@ -26,13 +26,13 @@ const NONE: &str = "counter packets 0 bytes 0";
 /// echo requests: none is lost, none goes to another server, and none is left to the kernel.
 /// Neither when a program takes over, nor when one fails that has put its programs in place
 /// already.
-pub fn keeps_flows(stage: &mut Stage) -> Result<()> {
+pub fn an_upgrade_keeps_flows(stage: &mut Stage) -> Result<()> {
     stage.restart(&STAYS)?;
     flows_go_on(stage, upgrades)
 }
 
 /// Checks take a network namespace, which the systemd service's user may not make.
-pub fn of_a_service_keeps_flows(stage: &mut Stage) -> Result<()> {
+pub fn an_upgrade_of_a_service_keeps_flows(stage: &mut Stage) -> Result<()> {
     stage.restart_unprivileged(&STAYS)?;
     flows_go_on(stage, upgrades)?;
     // Who has taken over asks servers itself.
@@ -182,7 +182,7 @@ fn flows_go_on(
 /// Datagrams do not say that they begin a flow, and clients of a sticky service begin flows at any
 /// time: who has which server is remembered, and follows from nothing else. Each next process knows
 /// it as well, under questions all the time, and the last one while servers change.
-pub fn keeps_datagrams_and_sticky_clients(stage: &mut Stage) -> Result<()> {
+pub fn an_upgrade_keeps_datagrams_and_sticky_clients(stage: &mut Stage) -> Result<()> {
     const NAMES: &str = "192.168.101.1:5353";
     let datagrams = format!("{NAMES}/udp");
     let both = [datagrams.as_str(), SERVICE];

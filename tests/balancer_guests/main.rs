@@ -3,8 +3,9 @@
 
 mod tunnels;
 
+use butterfly_tests::trials;
 use butterfly_tests::trials::run_each;
 
 fn main() {
-    run_each([("every_tunnel_is_understood_by_linux", tunnels::every_one)])
+    run_each(trials![tunnels::every_tunnel_is_understood_by_linux])
 }

@@ -15,7 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A client reaches the server by each, and the server's kernel counts it at the tunnel that was
 /// meant.
-pub fn every_one() -> Result<()> {
+pub fn every_tunnel_is_understood_by_linux() -> Result<()> {
     let lan = Lan::new()?;
     let client = lan.host("client", &["10.1.2.1/24", "fd01::1/64"])?;
     client

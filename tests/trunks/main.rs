@@ -8,6 +8,7 @@ mod tunnels;
 mod world;
 
 use butterfly_tests::lab::{check, soon};
+use butterfly_tests::trials;
 use butterfly_tests::trials::run_trials;
 use stage::{Pair, Trunk};
 use testkit::Result;
@@ -15,28 +16,16 @@ use testkit::Result;
 fn main() {
     run_trials::<Pair>(
         &[],
-        &[
-            ("a_trunk_in_native_mode", a_trunk_in_native_mode),
-            ("a_trunk_in_generic_mode", a_trunk_in_generic_mode),
-            ("a_nic_that_takes_tags_out", a_nic_that_takes_tags_out),
-            (
-                "a_bond_with_a_backup_in_native_mode",
-                a_bond_with_a_backup_in_native_mode,
-            ),
-            (
-                "a_bond_with_a_backup_in_generic_mode",
-                a_bond_with_a_backup_in_generic_mode,
-            ),
-            (
-                "a_bond_by_lacp_in_native_mode",
-                a_bond_by_lacp_in_native_mode,
-            ),
-            (
-                "a_bond_by_lacp_in_generic_mode",
-                a_bond_by_lacp_in_generic_mode,
-            ),
-            ("several_interfaces_at_once", several_interfaces_at_once),
-            ("every_tunnel_over_a_vlan", tunnels::over_a_vlan),
+        &trials![
+            a_trunk_in_native_mode,
+            a_trunk_in_generic_mode,
+            a_nic_that_takes_tags_out,
+            a_bond_with_a_backup_in_native_mode,
+            a_bond_with_a_backup_in_generic_mode,
+            a_bond_by_lacp_in_native_mode,
+            a_bond_by_lacp_in_generic_mode,
+            several_interfaces_at_once,
+            tunnels::every_tunnel_over_a_vlan,
         ],
     );
 }

@@ -26,7 +26,7 @@ const HOSTS: &str = "
 
 /// Four tunnels, over IPv4 and IPv6, with IPv4 and IPv6 inside: checks and downloads through each,
 /// and Linux counts them where they come out.
-pub fn over_a_vlan(pair: &mut Pair) -> Result<()> {
+pub fn every_tunnel_over_a_vlan(pair: &mut Pair) -> Result<()> {
     pair.host.ok(HOST)?;
     pair.world.ok(&format!(
         "{}; {HOSTS}; {SERVER}; $in ip route add default via 10.1.2.3; \
