@@ -78,7 +78,7 @@ impl Daemon {
         // It may have been killed already.
         let _ = process::run(&["kill", "-9", &pid.to_string()]);
         wait_for("butterflyd to end", PATIENCE, || {
-            Ok(has_ended(pid).then_some(()))
+            Ok(process::has_ended(pid).then_some(()))
         })
     }
 
@@ -90,7 +90,7 @@ impl Daemon {
         kill_process(pid, Signal::STOP).map_err(|e| e.to_string())?;
         let still = Still(pid);
         wait_for("all threads to stand still", PATIENCE, || {
-            Ok((state(self.pid()) == Some(b'T')).then_some(()))
+            Ok((process::state(self.pid()) == Some(b'T')).then_some(()))
         })?;
         Ok(still)
     }
@@ -118,7 +118,7 @@ impl Daemon {
         wait_for("the daemon before to end", PATIENCE, || {
             // Of the first one somebody has to hear.
             self.process.ended();
-            Ok(has_ended(before).then_some(()))
+            Ok(process::has_ended(before).then_some(()))
         })
     }
 
@@ -268,7 +268,7 @@ impl Daemon {
             process::run(&["kill", "-TERM", &pid.to_string()])?;
             // Nobody here hears how.
             return wait_for("butterflyd to end", PATIENCE, || {
-                Ok(has_ended(pid).then_some(()))
+                Ok(process::has_ended(pid).then_some(()))
             });
         }
         let status = self.process.terminate(PATIENCE)?;
@@ -307,16 +307,6 @@ impl Drop for Still {
         // It may have been killed meanwhile.
         let _ = kill_process(self.0, Signal::CONT);
     }
-}
-
-fn has_ended(pid: u32) -> bool {
-    matches!(state(pid), None | Some(b'Z'))
-}
-
-/// What a process does, as proc(5) spells it. `None`: it is gone.
-fn state(pid: u32) -> Option<u8> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ").map(|(_, rest)| rest.as_bytes()[0])
 }
 
 /// 64-bit numbers are strings in protobuf's JSON.

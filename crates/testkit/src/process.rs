@@ -164,6 +164,17 @@ pub fn run_within(words: &[&str], timeout: Duration, log: &Path) -> Result<Strin
     ))
 }
 
+/// Whether a process has ended, which need not be a child of ours.
+pub fn has_ended(pid: u32) -> bool {
+    matches!(state(pid), None | Some(b'Z'))
+}
+
+/// What a process does, as proc(5) spells it. `None`: it is gone.
+pub fn state(pid: u32) -> Option<u8> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").map(|(_, rest)| rest.as_bytes()[0])
+}
+
 /// The processes that are keepers (`butterflyd --as-keeper`) on this socket: none that cannot be
 /// told.
 pub fn keepers_of(socket: &Path) -> Vec<u32> {

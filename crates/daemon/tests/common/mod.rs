@@ -15,7 +15,7 @@ use io::vhost::features::{EVENT_IDX, MRG_RXBUF, PROTOCOL_FEATURES, VERSION_1};
 use prost::Message;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
-use testkit::process::keepers_of;
+use testkit::process::{has_ended, keepers_of};
 use testkit::ring_driver::{Guest, GuestOptions};
 use testkit::vhost_frontend::Frontend;
 use tonic::transport::{Channel, Endpoint};
@@ -98,13 +98,6 @@ impl Drop for Running {
             }
         }
     }
-}
-
-/// Whether a process has ended, which may be nobody's child here.
-fn has_ended(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let state = stat.rsplit_once(") ").map(|(_, rest)| rest.as_bytes()[0]);
-    matches!(state, None | Some(b'Z'))
 }
 
 /// A running daemon.
