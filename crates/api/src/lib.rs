@@ -19,7 +19,12 @@ pub mod text_format;
 pub mod v0 {
     //! The v0 protocol. The envelope ([`Messages`], [`Message`], [`Error`]) is in the package
     //! `proto`, everything else ([`MessageV0`], [`Encrypted`]) in none.
-    #![allow(missing_docs, clippy::doc_markdown, clippy::large_enum_variant)]
+    #![allow(
+        missing_docs,
+        clippy::doc_markdown,
+        clippy::large_enum_variant,
+        reason = "generated code, whose comments are those of proto/"
+    )]
     include!(concat!(env!("OUT_DIR"), "/v0.rs"));
     pub use proto::{Error, Message, Messages};
 
@@ -33,7 +38,12 @@ pub mod v0 {
 
 pub mod v1 {
     //! The v1 protocol: messages, [`butterfly_client`] and [`butterfly_server`].
-    #![allow(missing_docs, clippy::doc_markdown, clippy::large_enum_variant)]
+    #![allow(
+        missing_docs,
+        clippy::doc_markdown,
+        clippy::large_enum_variant,
+        reason = "generated code, whose comments are those of proto/"
+    )]
     mod tree {
         include!(concat!(env!("OUT_DIR"), "/v1.rs"));
     }

@@ -8,7 +8,7 @@ mod sleep_flag;
 #[path = "../src/flow/spare.rs"]
 mod spare;
 #[path = "../src/flow/turns.rs"]
-#[allow(dead_code)] // these tests use a part of it
+#[allow(dead_code, reason = "these tests use a part of it")]
 mod turns;
 
 /// What the sources name as the crate's.

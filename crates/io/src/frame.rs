@@ -98,7 +98,10 @@ impl Frame {
 
     /// Length in bytes from the Ethernet header to the end, without the FCS.
     #[inline]
-    #[allow(clippy::len_without_is_empty)] // a frame of no bytes is not a frame
+    #[allow(
+        clippy::len_without_is_empty,
+        reason = "a frame of no bytes is not a frame"
+    )]
     pub fn len(&self) -> usize {
         self.len as usize
     }

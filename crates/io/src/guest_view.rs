@@ -37,7 +37,10 @@ impl GuestView {
     }
 
     /// How many bytes it shows.
-    #[allow(clippy::len_without_is_empty)] // a view of nothing is of no use
+    #[allow(
+        clippy::len_without_is_empty,
+        reason = "a view of nothing is of no use"
+    )]
     pub fn len(&self) -> usize {
         self.len
     }

@@ -20,8 +20,10 @@ use crate::tap::TapUplink;
 use crate::xsk::XskPort;
 
 /// How the queue is reached.
-// It is always in a box of its own: `Port::Uplink`.
-#[allow(clippy::large_enum_variant)]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "it is always in a box of its own: `Port::Uplink`"
+)]
 #[derive(Debug)]
 pub enum UplinkPort {
     /// An AF_XDP socket.

@@ -2,7 +2,7 @@
 //! neighbour.h, fib_rules.h, nexthop.h, netconf.h). They are ABI: they never change. `libc` has
 //! some of them only.
 
-#![allow(missing_docs)]
+#![allow(missing_docs, reason = "the kernel's headers describe them")]
 
 // struct nlmsghdr: message types and flags.
 pub const NLMSG_ERROR: u16 = 2;

@@ -425,8 +425,10 @@ fn a_service_without_servers_drops_and_says_so() {
 
 /// A balancer of this library and one of the Go library, with one configuration and seed, and of
 /// other histories: what they choose is the same.
-// Not of the benchmark's.
-#[allow(dead_code)]
+#[allow(
+    dead_code,
+    reason = "the benchmark, which has these rows too, has no Go"
+)]
 pub fn both_libraries_choose_alike() {
     let mut rust = stage();
     apply(&mut rust, [service(https(false), 9)]);

@@ -24,7 +24,10 @@ mod reach;
 pub mod stage;
 mod watch;
 
-#[allow(unused_imports)]
+#[allow(
+    unused_imports,
+    reason = "the benchmark, which has these rows too, has no Go"
+)]
 pub use flows::both_libraries_choose_alike;
 
 /// Its name and what it does. It panics where a row is not as it should be.

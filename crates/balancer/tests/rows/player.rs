@@ -29,8 +29,10 @@ thread_local! {
 }
 
 /// Plays rows on the Go library.
-// The benchmark, which has these rows too, times the Rust library alone.
-#[allow(dead_code)]
+#[allow(
+    dead_code,
+    reason = "the benchmark, which has these rows too, has no Go"
+)]
 pub fn in_go(play: impl FnOnce()) {
     IN_GO.set(true);
     play();
@@ -73,8 +75,6 @@ impl Balancer {
         }
     }
 
-    // Of what is not played in the benchmark.
-    #[allow(dead_code)]
     pub fn forget_interface(&mut self, ifindex: u32) -> Done<()> {
         match self {
             Balancer::Rust(own) => Ok(own.forget_interface(ifindex)?),
@@ -82,7 +82,10 @@ impl Balancer {
         }
     }
 
-    #[allow(dead_code)]
+    #[allow(
+        dead_code,
+        reason = "the benchmark, which has these rows too, attaches nothing"
+    )]
     pub fn attach(&mut self, interface: Interface, mode: Option<Mode>) -> Done<Mode> {
         const MODES: [Option<Mode>; 4] = [
             None,
@@ -403,7 +406,10 @@ const MODULE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../go/balancer");
 const OLDEST: u32 = 24;
 
 /// What a Go command is, if one is here that is young enough; else a line that says so.
-#[allow(dead_code)]
+#[allow(
+    dead_code,
+    reason = "the benchmark, which has these rows too, has no Go"
+)]
 pub fn is_here() -> bool {
     let is_here = go().is_some();
     if !is_here {

@@ -140,8 +140,10 @@ thread_local! {
 }
 
 /// Plays rows with the program for tc ingress.
-// The benchmark, which has these rows too, times the program in XDP alone.
-#[allow(dead_code)]
+#[allow(
+    dead_code,
+    reason = "the benchmark, which has these rows too, times XDP alone"
+)]
 pub fn at_tc(play: impl FnOnce()) {
     AT_TC.set(true);
     play();

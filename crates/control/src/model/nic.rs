@@ -141,7 +141,7 @@ pub struct Nic {
 
 /// Replaces the given values of a NIC and keeps the others. A list replaces the whole list.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-#[allow(missing_docs)] // the fields are those of `Nic`
+#[allow(missing_docs, reason = "the fields are those of `Nic`")]
 pub struct NicUpdate {
     pub ips: Option<Vec<IpAddr>>,
     pub security_groups: Option<Vec<GroupId>>,

@@ -1,6 +1,6 @@
 //! Two guests and the bare switch between them: what comes from one goes to the other, nothing is
 //! judged.
-#![allow(dead_code)] // each test binary uses its part
+#![allow(dead_code, reason = "each test file uses its part")]
 
 use std::cell::Cell;
 use std::ops::Range;

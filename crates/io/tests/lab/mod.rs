@@ -1,6 +1,6 @@
 //! A vhost-user server with real sockets, in server and in client mode; guests are rings in this
 //! process, behind a frontend of the testkit.
-#![allow(dead_code)] // each test binary uses its part
+#![allow(dead_code, reason = "each test file uses its part")]
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};

@@ -1,6 +1,6 @@
 //! The rest of the switch, as far as a vhost-user server needs it: ports are kept, and frames
 //! flooded, by hand.
-#![allow(dead_code)] // each test binary uses its part
+#![allow(dead_code, reason = "each test file uses its part")]
 
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard};

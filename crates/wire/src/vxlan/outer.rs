@@ -157,7 +157,10 @@ impl Outer {
 
     /// Bytes of all headers together.
     #[inline]
-    #[allow(clippy::len_without_is_empty)] // headers of no bytes do not exist
+    #[allow(
+        clippy::len_without_is_empty,
+        reason = "headers of no bytes do not exist"
+    )]
     pub fn len(&self) -> usize {
         usize::from(self.len)
     }

@@ -74,7 +74,7 @@ pub struct RingFd {
 
 /// A well-formed request.
 #[derive(Debug)]
-#[allow(missing_docs)] // named and described by the specification
+#[allow(missing_docs, reason = "named and described by the specification")]
 pub enum Request {
     GetFeatures,
     SetFeatures(u64),

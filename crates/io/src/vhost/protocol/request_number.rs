@@ -2,7 +2,10 @@
 
 macro_rules! requests {
     ($($name:ident = $number:literal),* $(,)?) => {
-        $(#[allow(missing_docs)] pub const $name: u32 = $number;)*
+        $(
+            #[allow(missing_docs, reason = "the specification describes them")]
+            pub const $name: u32 = $number;
+        )*
         /// The specification's name of a request number, without its prefix.
         pub fn name(number: u32) -> &'static str {
             match number {

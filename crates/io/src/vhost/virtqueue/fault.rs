@@ -8,7 +8,10 @@ use crate::vhost::limits::CHAIN_MAX;
 /// goes before it. `head` is the first descriptor of the chain: its index in the table of a split
 /// ring, its slot in a packed one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[allow(missing_docs)] // the fields are the values that the messages below name
+#[allow(
+    missing_docs,
+    reason = "the fields are the values that the messages below name"
+)]
 pub enum RingFault {
     /// More chains are offered than the queue has entries.
     AvailJump { avail: u16, taken: u16, size: u16 },
