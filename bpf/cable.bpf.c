@@ -248,7 +248,7 @@ static __always_inline int wrap4(context *ctx, const struct kernel_flow *flow,
 		       1 : 0;
 }
 
-// Likewise.
+// As wrap4(), by IPv6.
 static __always_inline int wrap6(context *ctx, const struct kernel_flow *flow,
 				 const struct kernel_key *key, __u8 tos)
 {

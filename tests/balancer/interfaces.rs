@@ -177,7 +177,7 @@ pub fn an_interface_that_comes_back_is_taken_again(stage: &mut Stage) -> Result<
     check(taken(stage)?, "the program runs on the new one")?;
     // It has another MAC, which the client would ask for some seconds later.
     stage.client.ok("ip neigh flush dev eth0")?;
-    stage.ways_are_known()?;
+    stage.servers_are_reached()?;
     let connections = stage.open(50)?;
     check(
         connections.to("s0") + connections.to("s1") == 50,

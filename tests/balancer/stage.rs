@@ -114,12 +114,12 @@ impl Stage {
     /// servers: those that are not reached yet get no flows.
     pub fn set_services(&self, line: &str) -> Result<()> {
         self.daemon.cli(line)?;
-        self.ways_are_known()
+        self.servers_are_reached()
     }
 
     /// Waits until all servers can be reached.
-    pub fn ways_are_known(&self) -> Result<()> {
-        wait_for("the ways to all servers", PATIENCE, || {
+    pub fn servers_are_reached(&self) -> Result<()> {
+        wait_for("all servers to be reached", PATIENCE, || {
             let services = self.daemon.json("service show")?;
             let services = services.as_array().ok_or("no list of services")?;
             let mut servers = services

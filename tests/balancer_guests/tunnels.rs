@@ -1,4 +1,4 @@
-//! Sixteen services, of each family by each way, and one server: a guest in which Linux itself
+//! Sixteen services, of each family by each tunnel, and one server: a guest in which Linux itself
 //! takes the tunnels off. Clients and the daemon are in namespaces of this machine.
 
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use butterfly_tests::Daemon;
 use butterfly_tests::lab::check;
 use butterfly_tests::lan::Lan;
-use butterfly_tests::tunnels::{SERVER, WAYS};
+use butterfly_tests::tunnels::{SERVER, TUNNELS};
 use testkit::image::Image;
 use testkit::qemu::{Guest, Machine, Nic};
 use testkit::{Result, wait_for};
@@ -30,7 +30,7 @@ pub fn every_tunnel_is_understood_by_linux() -> Result<()> {
     server.ok(&format!("in=; {SERVER}"))?;
     let daemon = Daemon::start_on(Some(balancer.pid()), &[])?;
     daemon.cli("service interface add eth0 --mode generic")?;
-    for (n, way) in (1..).zip(&WAYS) {
+    for (n, tunnel) in (1..).zip(&TUNNELS) {
         for (vip, port) in [
             (format!("192.168.101.{n}:80"), "5555"),
             (format!("[fd99::{n}]:80"), "5556"),
@@ -39,8 +39,8 @@ pub fn every_tunnel_is_understood_by_linux() -> Result<()> {
             daemon.cli(&format!(
                 "service add {vip} --server {} --encapsulation {} --check http --check-interval \
                  5000 --check-timeout 5000",
-                way.server,
-                way.options.replace('%', port),
+                tunnel.server,
+                tunnel.options.replace('%', port),
             ))?;
         }
     }
@@ -59,14 +59,14 @@ pub fn every_tunnel_is_understood_by_linux() -> Result<()> {
             daemon.dump()
         )
     })?;
-    for (n, way) in (1..).zip(&WAYS) {
+    for (n, tunnel) in (1..).zip(&TUNNELS) {
         for (url, device) in [format!("192.168.101.{n}"), format!("[fd99::{n}]")]
             .iter()
-            .zip(way.devices)
+            .zip(tunnel.devices)
         {
             let before = server.counter(device, "rx_packets")?;
             let page = client.ok(&format!("timeout 20 busybox wget -q -O - http://{url}/"))?;
-            let what = format!("{url} by {} to {}", way.options, way.server);
+            let what = format!("{url} by {} to {}", tunnel.options, tunnel.server);
             check(page == "served\n", &format!("{what}: {page:?}"))?;
             let packets = server.counter(device, "rx_packets")? - before;
             // SYN, ACK, request, FIN at least.

@@ -1,8 +1,8 @@
-//! Every way to a server through a tunnel, and how Linux takes them off: modules that this
+//! Every tunnel to a server, and how Linux takes it off: modules that this
 //! machine's kernel lacks, so the server is a guest, or a namespace in one.
 
-/// A way to the server.
-pub struct Way {
+/// A tunnel to the server.
+pub struct Tunnel {
     /// The options on the command line; `%` is the port that the server listens on for what is
     /// inside.
     pub options: &'static str,
@@ -16,43 +16,43 @@ const V4: &str = "10.1.2.10";
 const V6: &str = "fd01::10";
 
 /// All of them, over IPv4 and IPv6.
-pub const WAYS: [Way; 8] = [
-    Way {
+pub const TUNNELS: [Tunnel; 8] = [
+    Tunnel {
         options: "ipip",
         server: V4,
         devices: ["tunl0", "sit0"],
     },
-    Way {
+    Tunnel {
         options: "gre",
         server: V4,
         devices: ["gre0", "gre0"],
     },
-    Way {
+    Tunnel {
         options: "fou --tunnel-port %",
         server: V4,
         devices: ["tunl0", "sit0"],
     },
-    Way {
+    Tunnel {
         options: "gue",
         server: V4,
         devices: ["tunl0", "sit0"],
     },
-    Way {
+    Tunnel {
         options: "ipip",
         server: V6,
         devices: ["six", "six"],
     },
-    Way {
+    Tunnel {
         options: "gre",
         server: V6,
         devices: ["gre6", "gre6"],
     },
-    Way {
+    Tunnel {
         options: "fou --tunnel-port %",
         server: V6,
         devices: ["six", "six"],
     },
-    Way {
+    Tunnel {
         options: "gue",
         server: V6,
         devices: ["six", "six"],

@@ -1,7 +1,7 @@
 //! Every tunnel over a VLAN: clients in one, the server that takes them off in another.
 
 use butterfly_tests::lab::check;
-use butterfly_tests::tunnels::{SERVER, WAYS};
+use butterfly_tests::tunnels::{SERVER, TUNNELS};
 use serde_json::{Value, json};
 use testkit::Result;
 
@@ -37,7 +37,7 @@ pub fn every_tunnel_over_a_vlan(pair: &mut Pair) -> Result<()> {
         &["eth0"],
         "native",
         &services(),
-        &"1".repeat(2 * WAYS.len()),
+        &"1".repeat(2 * TUNNELS.len()),
     )?;
     let before = counted(pair)?;
     let vips = "for n in $(seq 8); do for vip in 192.168.101.$n [fd99::$n]; do";
@@ -46,7 +46,7 @@ pub fn every_tunnel_over_a_vlan(pair: &mut Pair) -> Result<()> {
          echo nothing from $vip; done; done"
     ))?;
     check(
-        pages == "served\n".repeat(2 * WAYS.len()),
+        pages == "served\n".repeat(2 * TUNNELS.len()),
         &format!("each is served: {pages}"),
     )?;
     let now = counted(pair)?;
@@ -63,20 +63,20 @@ pub fn every_tunnel_over_a_vlan(pair: &mut Pair) -> Result<()> {
 
 fn services() -> String {
     let mut services = Vec::new();
-    for (n, way) in (1..).zip(&WAYS) {
-        let tunnel = way.options.split(' ').next().unwrap_or_default();
+    for (n, tunnel) in (1..).zip(&TUNNELS) {
+        let kind = tunnel.options.split(' ').next().unwrap_or_default();
         for (vip, port) in [
             (format!("192.168.101.{n}"), 5555),
             (format!("fd99::{n}"), 5556),
         ] {
             let mut service = json!({
                 "key": { "vip": vip, "port": 80, "protocol": 6 },
-                "encapsulation": format!("ENCAPSULATION_{}", tunnel.to_uppercase()),
+                "encapsulation": format!("ENCAPSULATION_{}", kind.to_uppercase()),
                 "check": { "http": {}, "intervalMs": 5000, "timeoutMs": 5000 },
-                "servers": [{ "address": way.server }],
+                "servers": [{ "address": tunnel.server }],
             });
             // The port says what is inside.
-            if tunnel == "fou" {
+            if kind == "fou" {
                 service["tunnelPort"] = Value::from(port);
             }
             services.push(service);

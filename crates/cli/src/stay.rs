@@ -23,7 +23,7 @@ const POINTS: [&str; 3] = ["xdp ", "tc ", "chain "];
 
 /// What a command before has left, and what this one leaves.
 pub struct Stay {
-    kept: Kept,
+    pinned: Pinned,
     left: Items,
     names_left: BTreeSet<String>,
     is_settled: bool,
@@ -31,7 +31,7 @@ pub struct Stay {
 
 /// The folder, and the names of what this command has put there.
 #[derive(Clone)]
-struct Kept {
+struct Pinned {
     pins: Arc<Pins>,
     names: Arc<Mutex<BTreeSet<String>>>,
 }
@@ -45,7 +45,7 @@ impl Stay {
         Ok(Stay {
             names_left: left.keys().cloned().collect(),
             left,
-            kept: Kept {
+            pinned: Pinned {
                 pins: Arc::new(pins),
                 names: Arc::default(),
             },
@@ -70,26 +70,26 @@ impl Stay {
 
     /// Has something stay.
     pub fn hold(&self, name: &str, item: &Handed) -> Result<(), Error> {
-        let held = self.kept.set(name, Some(item));
+        let held = self.pinned.set(name, Some(item));
         held.map_err(|e| Error::Refused(format!("{name} cannot stay: {e}")))
     }
 
     /// Lets something go that was left.
     pub fn release(&self, name: &str) {
-        self.kept.set_or_say(name, None);
+        self.pinned.set_or_say(name, None);
     }
 
     /// To be called with each point that is to stay, or with its name alone when it goes.
     pub fn point_keeper(&self) -> impl Fn(&str, Option<Handed>) + Send + 'static {
-        let kept = self.kept.clone();
-        move |name, point| kept.set_or_say(name, point.as_ref())
+        let pinned = self.pinned.clone();
+        move |name, point| pinned.set_or_say(name, point.as_ref())
     }
 
     /// To be called with what is to stay by this name, each time in the place of the last; `None`:
     /// nothing.
     pub fn keeper(&self, name: &'static str) -> impl Fn(Option<Handed>) + Send + 'static {
-        let kept = self.kept.clone();
-        move |item| kept.set_or_say(name, item.as_ref())
+        let pinned = self.pinned.clone();
+        move |item| pinned.set_or_say(name, item.as_ref())
     }
 
     /// As [`keeper`](Self::keeper) of bytes.
@@ -104,7 +104,7 @@ impl Stay {
     /// All of this command's is in force: what it has not taken up of the one before's goes.
     pub fn settle(&mut self) {
         self.is_settled = true;
-        let names = lock(&self.kept.names).clone();
+        let names = lock(&self.pinned.names).clone();
         for name in self.names_left.difference(&names) {
             self.release(name);
         }
@@ -112,11 +112,11 @@ impl Stay {
 
     /// Where it stays.
     pub fn folder(&self) -> &Path {
-        self.kept.pins.folder()
+        self.pinned.pins.folder()
     }
 }
 
-impl Kept {
+impl Pinned {
     /// Has something stay, or lets it go.
     fn set(&self, name: &str, item: Option<&Handed>) -> Result<(), PinError> {
         match item {
@@ -146,13 +146,13 @@ impl Drop for Stay {
         if self.is_settled {
             return;
         }
-        let names = lock(&self.kept.names).clone();
+        let names = lock(&self.pinned.names).clone();
         for name in names.difference(&self.names_left) {
             self.release(name);
         }
         if self.names_left.is_empty() {
             // Nothing is left in it.
-            let _ = self.kept.pins.remove();
+            let _ = self.pinned.pins.remove();
         }
     }
 }

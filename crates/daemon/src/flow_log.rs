@@ -235,6 +235,6 @@ impl FlowLog {
             of_collectors.fetch_add(collector.send(records), Ordering::Relaxed);
         }
         drop(state);
-        of_watchers.fetch_add(self.0.watchers.tell(records), Ordering::Relaxed);
+        of_watchers.fetch_add(self.0.watchers.publish(records), Ordering::Relaxed);
     }
 }

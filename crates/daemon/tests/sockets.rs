@@ -102,9 +102,9 @@ except OSError as error:
 }
 
 /// A folder with the socket of a keeper, which outlives daemons and is not to outlive the test.
-struct Kept(tempfile::TempDir);
+struct KeeperDir(tempfile::TempDir);
 
-impl Drop for Kept {
+impl Drop for KeeperDir {
     fn drop(&mut self) {
         end_keepers(self.0.path());
     }
@@ -115,8 +115,8 @@ async fn a_socket_is_whose_its_nic_says_whenever_it_is_made() {
     if !is_root() {
         return;
     }
-    let kept = Kept(tempfile::tempdir().unwrap());
-    let at = |name: &str| kept.0.path().join(name).to_str().unwrap().to_owned();
+    let dir = KeeperDir(tempfile::tempdir().unwrap());
+    let at = |name: &str| dir.0.path().join(name).to_str().unwrap().to_owned();
     let (store, keeper) = (at("state"), at("keeper"));
     let options = [
         "--store",

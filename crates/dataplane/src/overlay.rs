@@ -87,9 +87,9 @@ pub enum Flood {
     Group(IpAddr),
 }
 
-/// Where a frame from the wire has come from.
+/// Where a frame out of a tunnel has come from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Arrival {
+pub(crate) struct TunnelSource {
     pub network: NetworkIdx,
     pub host: IpAddr,
 }

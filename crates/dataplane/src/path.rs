@@ -17,7 +17,7 @@ use crate::fragments::{Fragments, Held};
 use crate::ids::{NetworkIdx, PortSlot, PortUid};
 use crate::learned::LearnedMacs;
 use crate::limits::Meter;
-use crate::overlay::Arrival;
+use crate::overlay::TunnelSource;
 use crate::ports::Ports;
 use crate::queue::QueueId;
 use crate::replies::Replies;
@@ -67,7 +67,7 @@ enum Sender<'a> {
     Nic(QueueId),
     /// Machines of one network on other hosts, by this queue of an uplink; where each frame has
     /// come from.
-    Remote(QueueId, NetworkIdx, &'a [Arrival; BATCH]),
+    Remote(QueueId, NetworkIdx, &'a [TunnelSource; BATCH]),
 }
 
 /// Everything that judging frames needs, but for the ports.
@@ -392,7 +392,7 @@ impl Path {
         if self.sampler.is_some() {
             self.sample(from.slot, batch, false);
         }
-        let mut arrivals = [outer::NOWHERE; BATCH];
+        let mut sources = [outer::NOWHERE; BATCH];
         let counters = &self.counters;
         let raw = self.view.uplink_taps().arrived(from.slot, batch);
         let mut reasons = [None; BATCH];
@@ -401,7 +401,7 @@ impl Path {
             reasons[index % BATCH] = Some(reason);
         };
         let (view, underlay) = (&self.view, &self.underlay);
-        let mut left = outer::run(batch, view, underlay, &mut arrivals, dropped);
+        let mut left = outer::run(batch, view, underlay, &mut sources, dropped);
         if !raw.is_empty() {
             let taps = self.view.uplink_taps();
             taps.received(from.slot, &raw, &reasons, now);
@@ -414,8 +414,8 @@ impl Path {
         }
         self.clear();
         self.forget_moved();
-        let network_of = |frames: Bits| arrivals[frames.trailing_zeros() as usize % BATCH].network;
-        let all = Sender::Remote(from, network_of(left), &arrivals);
+        let network_of = |frames: Bits| sources[frames.trailing_zeros() as usize % BATCH].network;
+        let all = Sender::Remote(from, network_of(left), &sources);
         if let Some((fast_path, _, mut round)) = self.open(all, batch, now) {
             left = fast_path.run_arriving(&mut round, left);
             if !round.replies.batch.is_empty() {
@@ -428,15 +428,16 @@ impl Path {
         // The frames of each network keep their order; those of different ones have none.
         while left != 0 {
             let network = network_of(left);
-            let frames = (0..batch.len()).filter(|frame| arrivals[*frame].network == network);
+            let frames = (0..batch.len()).filter(|frame| sources[*frame].network == network);
             let mine = left & frames.fold(0, |bits, frame| bits | 1 << frame);
             left &= !mine;
             self.clear();
-            self.jobs.extend(self.passed.extract_if(.., |job| {
-                arrivals[usize::from(job.frame)].network == network
-            }));
+            self.jobs.extend(
+                self.passed
+                    .extract_if(.., |job| sources[usize::from(job.frame)].network == network),
+            );
             self.judge_arriving(
-                Sender::Remote(from, network, &arrivals),
+                Sender::Remote(from, network, &sources),
                 batch,
                 mine,
                 ports,
@@ -446,11 +447,11 @@ impl Path {
             self.give_back_room();
             while let Some(mut spare) = self.take_released() {
                 // They came from the same network as the one that released them.
-                let arrivals = [arrivals[mine.trailing_zeros() as usize % BATCH]; BATCH];
+                let sources = [sources[mine.trailing_zeros() as usize % BATCH]; BATCH];
                 let bits = io::frame::first_bits(spare.len());
                 self.clear();
                 self.judge_arriving(
-                    Sender::Remote(from, network, &arrivals),
+                    Sender::Remote(from, network, &sources),
                     &mut spare,
                     bits,
                     ports,
@@ -583,16 +584,16 @@ impl Path {
         batch: &'a Batch,
         now: Now,
     ) -> Option<(&'a mut FastPath, &'a mut Watch, Round<'a>)> {
-        let (nic, from, arrivals) = match from {
+        let (nic, from, sources) = match from {
             Sender::Nic(queue) => (self.view.port(queue.slot)?, queue, None),
-            Sender::Remote(queue, network, arrivals) => {
-                (self.view.remote(network)?, queue, Some(arrivals))
+            Sender::Remote(queue, network, sources) => {
+                (self.view.remote(network)?, queue, Some(sources))
             }
         };
         let round = Round {
             nic,
             from,
-            arrivals,
+            sources,
             view: &self.view,
             underlay: &self.underlay,
             wanted: &self.wanted,

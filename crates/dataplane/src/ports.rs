@@ -137,7 +137,7 @@ impl Ports {
         now_ns: u64,
     ) {
         let (is_on, accepts) = (port.takes_frames(), port.accepts());
-        *self.place(queue) = Some(Attached {
+        *self.entry(queue) = Some(Attached {
             port,
             touched: false,
             broken: false,
@@ -168,10 +168,10 @@ impl Ports {
     pub(crate) fn take(&mut self, queue: QueueId) -> Option<Attached> {
         self.find(queue)?;
         self.touched.retain(|other| *other != queue);
-        self.place(queue).take()
+        self.entry(queue).take()
     }
 
-    fn place(&mut self, queue: QueueId) -> &mut Option<Attached> {
+    fn entry(&mut self, queue: QueueId) -> &mut Option<Attached> {
         let slot = self.slot(queue.slot);
         let Some(other) = usize::from(queue.pair).checked_sub(1) else {
             return &mut slot.first;
@@ -183,7 +183,7 @@ impl Ports {
     }
 
     fn slot(&mut self, slot: PortSlot) -> &mut Slot {
-        let index = place(slot);
+        let index = index_of(slot);
         if index >= self.slots.len() {
             self.slots.resize_with(index + 1, Slot::default);
         }
@@ -205,7 +205,7 @@ impl Ports {
     }
 
     pub(crate) fn peek(&self, queue: QueueId) -> Option<&Attached> {
-        let slot = self.slots.get(place(queue.slot))?;
+        let slot = self.slots.get(index_of(queue.slot))?;
         match usize::from(queue.pair).checked_sub(1) {
             None => slot.first.as_ref(),
             Some(other) => slot.others.get(other)?.as_ref(),
@@ -366,7 +366,7 @@ impl Ports {
     /// The pairs of a slot that are here, a bit each.
     #[inline]
     fn mine(&self, slot: PortSlot) -> u64 {
-        let Some(slot) = self.slots.get(place(slot)) else {
+        let Some(slot) = self.slots.get(index_of(slot)) else {
             return 0;
         };
         let others = slot.others.iter().enumerate();
@@ -524,20 +524,20 @@ impl Ports {
 /// Where a slot is in [`Ports::slots`]: the uplinks, whose slots are behind all others, come first,
 /// so that the list need not be longer for them.
 #[inline(always)]
-fn place(slot: PortSlot) -> usize {
+fn index_of(slot: PortSlot) -> usize {
     let behind = slot.0 as usize + MAX_UPLINKS;
     behind.checked_sub(MAX_SLOTS).unwrap_or(behind)
 }
 
-/// The slot in a place.
-fn slot_at(place: u32) -> PortSlot {
-    let behind = place + MAX_PORTS as u32;
+/// The slot at that index.
+fn slot_at(index: u32) -> PortSlot {
+    let behind = index + MAX_PORTS as u32;
     PortSlot(behind.checked_sub(MAX_SLOTS as u32).unwrap_or(behind))
 }
 
 #[inline]
 fn find(slots: &mut [Slot], queue: QueueId) -> Option<&mut Attached> {
-    let slot = slots.get_mut(place(queue.slot))?;
+    let slot = slots.get_mut(index_of(queue.slot))?;
     match usize::from(queue.pair).checked_sub(1) {
         None => slot.first.as_mut(),
         Some(other) => slot.others.get_mut(other)?.as_mut(),

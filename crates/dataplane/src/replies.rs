@@ -12,7 +12,7 @@ use wire::Mac;
 use wire::offload::Offload;
 
 use crate::ids::{MAX_PORTS, NetworkIdx, PortSlot};
-use crate::overlay::Arrival;
+use crate::overlay::TunnelSource;
 use crate::time::Now;
 
 /// ICMP errors that a NIC gets in a second, of one worker.
@@ -47,7 +47,7 @@ pub(crate) struct Answered {
     pub index: u8,
     pub frame: u8,
     /// Where that has come from; `None`: from the round's NIC.
-    pub from: Option<Arrival>,
+    pub from: Option<TunnelSource>,
 }
 
 impl Replies {
@@ -58,7 +58,7 @@ impl Replies {
     }
 
     /// Adds the answer to a frame.
-    pub(crate) fn push(&mut self, frame: usize, from: Option<Arrival>, bytes: &[u8]) {
+    pub(crate) fn push(&mut self, frame: usize, from: Option<TunnelSource>, bytes: &[u8]) {
         // Cannot be refused: see above, and answers are short.
         if let Some(index) = self.batch.push_bytes(bytes, Offload::default()) {
             self.answered.push(Answered {

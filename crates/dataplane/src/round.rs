@@ -15,7 +15,7 @@ use crate::ids::PortSlot;
 use crate::judge::{self, Grant, Question};
 use crate::learned::LearnedMacs;
 use crate::left_flows::LeftFlows;
-use crate::overlay::Arrival;
+use crate::overlay::TunnelSource;
 use crate::queue::QueueId;
 use crate::replies::Replies;
 use crate::shaper::Shaper;
@@ -148,7 +148,7 @@ pub(crate) struct Round<'a> {
     /// dropped of the batch.
     pub from: QueueId,
     /// By frame, of a batch from the wire: where it has come from.
-    pub arrivals: Option<&'a [Arrival; BATCH]>,
+    pub sources: Option<&'a [TunnelSource; BATCH]>,
     pub view: &'a View,
     pub underlay: &'a Underlay,
     pub wanted: &'a Wanted,
@@ -207,13 +207,13 @@ impl Round<'_> {
     /// The batch is from the wire.
     #[inline]
     pub(crate) fn is_from_wire(&self) -> bool {
-        self.arrivals.is_some()
+        self.sources.is_some()
     }
 
     /// The host that has sent a frame; `None`: a NIC has.
     #[inline]
     pub(crate) fn host(&self, frame: usize) -> Option<IpAddr> {
-        Some(self.arrivals?.get(frame)?.host)
+        Some(self.sources?.get(frame)?.host)
     }
 
     /// The frame of an item.

@@ -23,7 +23,7 @@ impl Mode {
     }
 
     /// Its name in sentences.
-    pub fn place(self) -> &'static str {
+    pub fn words(self) -> &'static str {
         match self {
             Mode::Native => "native XDP",
             Mode::Generic => "generic XDP",
@@ -31,12 +31,12 @@ impl Mode {
         }
     }
 
-    /// Likewise, with what makes packets of the interface the kernel's buffers ("veth") where that
-    /// is the reason.
-    pub fn place_on(self, buffers: Option<&str>) -> String {
+    /// As [`Mode::words`], with what makes packets of the interface the kernel's buffers ("veth")
+    /// where that is the reason.
+    pub fn words_on(self, buffers: Option<&str>) -> String {
         match (self, buffers) {
-            (Mode::Tc, Some(kind)) => format!("{} ({kind})", self.place()),
-            _ => self.place().to_owned(),
+            (Mode::Tc, Some(kind)) => format!("{} ({kind})", self.words()),
+            _ => self.words().to_owned(),
         }
     }
 }

@@ -263,15 +263,15 @@ fn has_hops(other: &Route, route: &Route) -> bool {
         && route
             .hops
             .iter()
-            .all(|hop| other.hops.iter().any(|o| same_place(o, hop)))
+            .all(|hop| other.hops.iter().any(|o| same_next_hop(o, hop)))
 }
 
 fn same_hops(hop: &Hop, route: &Route) -> bool {
-    route.hops.iter().any(|gone| same_place(hop, gone))
+    route.hops.iter().any(|gone| same_next_hop(hop, gone))
 }
 
 /// A lone hop is told without its weight.
-fn same_place(a: &Hop, b: &Hop) -> bool {
+fn same_next_hop(a: &Hop, b: &Hop) -> bool {
     a.gateway == b.gateway && a.ifindex == b.ifindex
 }
 
@@ -316,7 +316,7 @@ mod tests {
     use crate::message::{Request, messages};
 
     /// Takes in that `to`/32 goes by 192.0.2.1.
-    fn tell(tables: &mut Tables, to: &str) {
+    fn add_route(tables: &mut Tables, to: &str) {
         let (family, static_route, global, unicast) = (2, 4, 0, 1);
         let fixed = [
             family,
@@ -345,12 +345,12 @@ mod tests {
     fn routes_of_a_dump_and_of_the_groups_meanwhile_are_stored_once() {
         let mut tables = Tables::default();
         let mut dump = tables.for_dump();
-        tell(&mut dump, "10.0.0.1");
-        tell(&mut dump, "10.0.0.2");
-        tell(&mut tables, "10.0.0.2");
+        add_route(&mut dump, "10.0.0.1");
+        add_route(&mut dump, "10.0.0.2");
+        add_route(&mut tables, "10.0.0.2");
         let routes = What::Routes(Family::V4);
         assert_eq!(tables.replace(routes, &dump), Kinds::ROUTES);
-        tell(&mut tables, "10.0.0.3");
+        add_route(&mut tables, "10.0.0.3");
         let sets: Vec<_> = tables.now.routes.values().collect();
         assert_eq!(sets.len(), 3);
         assert!(sets.iter().all(|set| Arc::ptr_eq(set, sets[0])));

@@ -77,11 +77,11 @@ impl AclInUse {
     /// Once a second.
     pub fn rest(&mut self) {
         self.is_untold |= self.loaded.rest();
-        self.tell();
+        self.hand_over();
     }
 
     /// Tells whoever is to know when something else is counted than was.
-    pub fn tell(&mut self) {
+    pub fn hand_over(&mut self) {
         let Some(KeepRules(keep)) = self.keep.as_mut().filter(|_| self.is_untold) else {
             return;
         };
@@ -168,7 +168,7 @@ impl Router {
         self.acl.keep = Some(KeepRules(Box::new(keep)));
         self.acl.is_untold = true;
         self.acl.loaded.taken_over();
-        self.acl.tell();
+        self.acl.hand_over();
     }
 
     /// Makes the list that is to be in use the one that is. The configuration is to be written

@@ -487,7 +487,7 @@ pub struct AclHeader {
     pub protocols: u32,
     /// By port, [`ACL_NO_PORT`] and what follows.
     pub source_ports: u32,
-    /// Likewise.
+    /// And by destination port, likewise.
     pub destination_ports: u32,
     /// Line of the interfaces' table.
     pub interfaces: u32,

@@ -406,7 +406,7 @@ impl Router {
                     .mode_of(interface.device)
                     .map(|mode| mode.to_string())
                     .unwrap_or_default(),
-                place: self.place_of(interface),
+                place: self.mode_words(interface),
                 counters: [
                     (0..count).map(sum).collect(),
                     (count..2 * count).map(sum).collect(),
@@ -428,9 +428,9 @@ impl Router {
         })
     }
 
-    fn place_of(&self, interface: &Interface) -> String {
+    fn mode_words(&self, interface: &Interface) -> String {
         let mode = self.mode_of(interface.device);
-        mode.map(|mode| mode.place_on(self.buffers_of(&interface.name)))
+        mode.map(|mode| mode.words_on(self.buffers_of(&interface.name)))
             .unwrap_or_default()
     }
 
@@ -569,7 +569,7 @@ impl Router {
         self.entries.write(entries)?;
         let acl = &self.acl;
         self.epochs.begin(|| acl.forget_flows());
-        self.acl.tell();
+        self.acl.hand_over();
         Ok(())
     }
 

@@ -1,4 +1,4 @@
-//! Rows of benchmarks by sockets: streams, datagrams and round trips over one way, by several who
+//! Rows of benchmarks by sockets: streams, datagrams and round trips over one path, by several who
 //! take it over in turn, in one run.
 
 use std::net::IpAddr;
@@ -14,7 +14,7 @@ const TRIPS: usize = 5000;
 
 /// Where packets go from and to.
 #[derive(Debug)]
-pub struct Way<'a> {
+pub struct Ends<'a> {
     /// Who sends.
     pub from: &'a Namespace,
     /// Who takes it.
@@ -28,21 +28,21 @@ type Row = (
     &'static str,
     &'static str,
     &'static str,
-    fn(&Way<'_>) -> Result<f64>,
+    fn(&Ends<'_>) -> Result<f64>,
 );
 
 const ROWS: [Row; 4] = [
-    ("TCP stream", "tcp", "Gbit/s", |way| {
-        Ok(traffic::stream_rate(way.from, way.to[0], TIME)? / 1e9)
+    ("TCP stream", "tcp", "Gbit/s", |ends| {
+        Ok(traffic::stream_rate(ends.from, ends.to[0], TIME)? / 1e9)
     }),
-    ("TCP stream, IPv6", "tcp6", "Gbit/s", |way| {
-        Ok(traffic::stream_rate(way.from, way.to[1], TIME)? / 1e9)
+    ("TCP stream, IPv6", "tcp6", "Gbit/s", |ends| {
+        Ok(traffic::stream_rate(ends.from, ends.to[1], TIME)? / 1e9)
     }),
-    ("UDP of 64 bytes", "udp", "kpackets/s", |way| {
-        Ok(traffic::datagram_rate(way.from, way.station, way.to[0], 64, TIME)? / 1e3)
+    ("UDP of 64 bytes", "udp", "kpackets/s", |ends| {
+        Ok(traffic::datagram_rate(ends.from, ends.station, ends.to[0], 64, TIME)? / 1e3)
     }),
-    ("TCP round trip", "round_trip", "ns", |way| {
-        traffic::stream_round_trip(way.from, way.to[0], TRIPS)
+    ("TCP round trip", "round_trip", "ns", |ends| {
+        traffic::stream_round_trip(ends.from, ends.to[0], TRIPS)
     }),
 ];
 
@@ -55,7 +55,7 @@ pub type Turn<'a> = &'a mut (dyn FnMut(&mut (dyn FnMut() + Send)) + 'a);
 pub fn measure(
     results: &mut Results,
     rounds: usize,
-    way: &Way<'_>,
+    ends: &Ends<'_>,
     turns: &mut [(&'static str, Turn<'_>)],
 ) -> Result<()> {
     let mut samples = ROWS.map(|_| vec![Vec::new(); turns.len()]);
@@ -64,7 +64,7 @@ pub fn measure(
         for (who, (name, turn)) in turns.iter_mut().enumerate() {
             turn(&mut || {
                 for ((what, _, _, once), samples) in ROWS.iter().zip(&mut samples) {
-                    match once(way) {
+                    match once(ends) {
                         Ok(sample) if round > 0 => samples[who].push(sample),
                         Ok(_) => {}
                         Err(why) => {

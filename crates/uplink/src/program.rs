@@ -184,7 +184,7 @@ impl Program {
     /// # Errors
     /// There is no such number, or the kernel refuses.
     pub fn add_interface(&self, ifindex: u32, number: u32) -> Result<(), ProgramError> {
-        let first = place(number, 0)?;
+        let first = socket_index(number, 0)?;
         Ok(self.interfaces(ifindex).set(&ifindex, &(first + 1))?)
     }
 
@@ -218,9 +218,9 @@ impl Program {
         queue: u32,
         socket: BorrowedFd<'_>,
     ) -> Result<(), ProgramError> {
-        let place = place(number, queue)?.to_ne_bytes();
+        let index = socket_index(number, queue)?.to_ne_bytes();
         let value = socket.as_raw_fd().to_ne_bytes();
-        let done = self.sockets.update(&place, &value, MapFlags::ANY);
+        let done = self.sockets.update(&index, &value, MapFlags::ANY);
         done.map_err(|source| ProgramError::Socket { queue, source })
     }
 
@@ -252,7 +252,7 @@ fn put(words: &[AtomicU32], near: &NearEndpoint) {
     bpf_array::put(words, &new, WORDS - 1);
 }
 
-fn place(number: u32, queue: u32) -> Result<u32, ProgramError> {
+fn socket_index(number: u32, queue: u32) -> Result<u32, ProgramError> {
     if number < UPLINKS && queue < QUEUES {
         Ok(number * QUEUES + queue)
     } else {

@@ -13,7 +13,7 @@ use std::sync::Mutex;
 use butterfly_balancer::{
     Balancer, Follower, Options, Protocol, Server, Service, ServiceKey, Services,
 };
-use testkit::beside::{self, Way};
+use testkit::beside::{self, Ends};
 use testkit::netns::Namespace;
 use testkit::results::Results;
 use testkit::routed_hosts::{RoutedHosts, WEST};
@@ -31,7 +31,7 @@ pub fn measure(results: &mut Results, rounds: usize) {
         .west
         .ok(&take.join(" && "))
         .expect("the server has the VIPs");
-    let way = Way {
+    let ends = Ends {
         from: &hosts.east,
         station: &station,
         to: VIPS.map(|vip| vip.parse().expect("an address")),
@@ -54,7 +54,7 @@ pub fn measure(results: &mut Results, rounds: usize) {
     let measured = beside::measure(
         results,
         rounds,
-        &way,
+        &ends,
         &mut [
             ("kernel", &mut kernel),
             ("nftables", &mut nftables),

@@ -185,7 +185,7 @@ pub fn run(balancer: &Balancer, frame: &[u8]) -> Run {
     seen(frame, tried.expect("the kernel tries it"))
 }
 
-/// Likewise; at tc as a packet that a NIC has summed, whose sum has to stay right. Kernels before
+/// As [`run`]; at tc as a packet that a NIC has summed, whose sum has to stay right. Kernels before
 /// Linux 6.11 cannot try that, and the Go library has no such trial.
 pub fn run_summed(balancer: &Balancer, frame: &[u8], row: &str) -> Run {
     let Balancer::Rust(own) = balancer else {

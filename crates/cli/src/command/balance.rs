@@ -229,8 +229,8 @@ impl BalanceArgs {
             let refused =
                 |e| Error::Refused(format!("{name}: {e}{}", self.stay.hint(Alone::Balance)));
             let mode = attached.map_err(refused)?;
-            let place = mode.place_on(follower.kind(name).as_deref());
-            taken.push(format!("{name}: {place}"));
+            let words = mode.words_on(follower.kind(name).as_deref());
+            taken.push(format!("{name}: {words}"));
             interfaces.push(v1::BalancerInterface {
                 name: name.to_owned(),
                 mode: router::messages::mode(Some(mode)).into(),

@@ -51,7 +51,7 @@ pub struct CaptureArgs {
     snap_len: u32,
     /// What enters the guest, or what leaves it [default: both]
     #[arg(long, value_name = "in|out")]
-    dir: Option<Way>,
+    dir: Option<Direction>,
     /// Only frames that are dropped
     #[arg(short, long)]
     dropped: bool,
@@ -64,7 +64,7 @@ pub struct CaptureArgs {
 }
 
 #[derive(clap::ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum Direction {
     In,
     Out,
 }
@@ -134,8 +134,8 @@ impl CaptureArgs {
         };
         let direction = match self.dir {
             None => v1::Direction::Unspecified,
-            Some(Way::In) => v1::Direction::Ingress,
-            Some(Way::Out) => v1::Direction::Egress,
+            Some(Direction::In) => v1::Direction::Ingress,
+            Some(Direction::Out) => v1::Direction::Egress,
         };
         Ok(v1::CaptureFramesRequest {
             nics,

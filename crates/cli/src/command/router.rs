@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 
 use super::router_status::StatusArgs;
 use super::router_watch::WatchArgs;
-use super::xdp_mode::{Mode, Names, mode_name, place};
+use super::xdp_mode::{Mode, Names, mode_name, mode_words};
 use crate::client::V1;
 use crate::error::Error;
 use crate::json;
@@ -101,10 +101,10 @@ impl AddArgs {
             session.out.value(&values.collect())?;
         } else {
             for interface in &added {
-                let place = place(interface.mode());
+                let words = mode_words(interface.mode());
                 session
                     .out
-                    .text(&format!("taking over {}: {place}", interface.name))?;
+                    .text(&format!("taking over {}: {words}", interface.name))?;
             }
         }
         refused.map_or(Ok(()), Err)

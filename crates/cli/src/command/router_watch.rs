@@ -8,7 +8,7 @@ use clap::Args;
 
 use super::events::{EventArgs, time};
 use super::repeat::seconds;
-use super::xdp_mode::{mode_name, place};
+use super::xdp_mode::{mode_name, mode_words};
 use crate::error::Error;
 use crate::session::Session;
 
@@ -59,7 +59,11 @@ pub fn line(event: &v1::RouterEvent) -> String {
     let what = match &event.kind {
         Some(Kind::Interface(interface)) => match mode_name(interface.mode()) {
             "" => format!("not routing on {}: {}", interface.name, interface.why),
-            _ => format!("routing on {}, {}", interface.name, place(interface.mode())),
+            _ => format!(
+                "routing on {}, {}",
+                interface.name,
+                mode_words(interface.mode())
+            ),
         },
         Some(Kind::InterfaceDeleted(name)) => format!("{name} is given back"),
         Some(Kind::NoteAdded(note)) => note.clone(),

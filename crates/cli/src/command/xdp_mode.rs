@@ -45,12 +45,12 @@ impl Mode {
 }
 
 /// Its name in sentences.
-pub fn place(mode: v1::XdpMode) -> &'static str {
+pub fn mode_words(mode: v1::XdpMode) -> &'static str {
     match mode {
         v1::XdpMode::Unspecified => "",
-        v1::XdpMode::Native => xdp::Mode::Native.place(),
-        v1::XdpMode::Generic => xdp::Mode::Generic.place(),
-        v1::XdpMode::Tc => xdp::Mode::Tc.place(),
+        v1::XdpMode::Native => xdp::Mode::Native.words(),
+        v1::XdpMode::Generic => xdp::Mode::Generic.words(),
+        v1::XdpMode::Tc => xdp::Mode::Tc.words(),
     }
 }
 

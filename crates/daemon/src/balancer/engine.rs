@@ -64,7 +64,7 @@ pub struct Running {
 impl Running {
     /// What is sent out of by programs in the drivers of interfaces: to servers, and back to
     /// clients.
-    fn native_ways(&self) -> BTreeSet<u32> {
+    fn native_outputs(&self) -> BTreeSet<u32> {
         let native = lock(&self.interfaces).native();
         if native.is_empty() {
             return native;
@@ -458,7 +458,7 @@ async fn follow_losses(running: Arc<Running>) {
     let mut failed = false;
     while looked.changed().await.is_ok() {
         // Who takes an interface holds what is asked for here, and waits for this runtime.
-        let ways = tokio::task::block_in_place(|| running.native_ways());
+        let ways = tokio::task::block_in_place(|| running.native_outputs());
         match running.follower.lose_frames(ways).await {
             Ok(losing) => running.note_losing(losing),
             Err(e) if !failed => {

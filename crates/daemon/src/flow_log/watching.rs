@@ -91,7 +91,7 @@ impl Watchers {
     }
 
     /// Gives how many records somebody has lost since it reads too slowly.
-    pub fn tell(&self, records: &[v1::FlowRecord]) -> u64 {
+    pub fn publish(&self, records: &[v1::FlowRecord]) -> u64 {
         let mut queue = self.lock();
         if queue.readers.is_empty() {
             return 0;
@@ -268,7 +268,7 @@ mod tests {
             if stalled.len() < 50 {
                 stalled.push(watchers.add(Reach::Whole, String::new(), share()));
             }
-            lost += watchers.tell(&part);
+            lost += watchers.publish(&part);
             parts += 1;
             let told = keen.next().await;
             assert_eq!((told.records.len() as u64, told.lost), (count, 0));
@@ -298,9 +298,9 @@ mod tests {
         let blue = watchers.add(blue, String::new(), share());
         let red = flood(7);
         while watchers.lock().first == 0 {
-            assert_eq!(watchers.tell(&red), 0);
+            assert_eq!(watchers.publish(&red), 0);
         }
-        watchers.tell(&flood(42));
+        watchers.publish(&flood(42));
         let told = blue.next().await;
         assert_eq!((told.records[0].vni, told.lost), (42, 0));
     }

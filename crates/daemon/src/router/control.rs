@@ -127,7 +127,7 @@ impl Control {
     pub async fn summary(&self) -> String {
         let members = self.look(|router| router.members()).await;
         let describe = |member: Member| match member.mode {
-            Some(mode) => format!("{}: {}", member.name, mode.place()),
+            Some(mode) => format!("{}: {}", member.name, mode.words()),
             None => format!("{}: not attached ({})", member.name, member.why),
         };
         let lines: Vec<String> = members

@@ -39,7 +39,7 @@ impl events::Kind for EventKind {
     fn log(&self) {
         match self {
             EventKind::Interface(member) => match member.mode {
-                Some(mode) => tracing::info!("routing on {}, {}", member.name, mode.place()),
+                Some(mode) => tracing::info!("routing on {}, {}", member.name, mode.words()),
                 None => tracing::warn!("not routing on {}: {}", member.name, member.why),
             },
             EventKind::Deleted(name) => tracing::info!("{name} is given back by the router"),

@@ -10,7 +10,7 @@ use wire::vxlan::{self, Outer, ecn};
 use crate::drop_reason::DropReason;
 use crate::ids::PortSlot;
 use crate::limits::{Meter, Meters};
-use crate::overlay::Arrival;
+use crate::overlay::TunnelSource;
 use crate::ports::{Handed, Ports, refusal};
 use crate::round::{Fate, Job, NO_CASE, Round, Verdict, drop_frame};
 use crate::shaper::Taken;
@@ -270,7 +270,7 @@ pub(crate) fn replies(round: &mut Round, ports: &mut Ports) {
     for answer in &round.replies.answered {
         match answer.from {
             None => reply_to_nic(round, ports, answer.index.into()),
-            Some(arrival) => reply_to_host(round, ports, answer.index, arrival),
+            Some(source) => reply_to_host(round, ports, answer.index, source),
         }
     }
 }
@@ -292,7 +292,7 @@ fn reply_to_nic(round: &Round, ports: &mut Ports, index: usize) {
 }
 
 /// Where no next hop is known at this moment, there is no answer.
-fn reply_to_host(round: &Round, ports: &mut Ports, index: u8, to: Arrival) {
+fn reply_to_host(round: &Round, ports: &mut Ports, index: u8, to: TunnelSource) {
     let (underlay, batch) = (round.underlay, &round.replies.batch);
     let frame = &batch.frames()[usize::from(index)];
     let Ok(packet) = parse::parse(frame.head(), frame.len()) else {

@@ -14,13 +14,13 @@ pub(crate) fn run(round: &mut Round) {
             && let Some(fragment) = ip.fragment
             && item.is_going()
         {
-            place(round, index, fragment);
+            judge_like_first(round, index, fragment);
         }
     }
 }
 
 #[cold]
-fn place(round: &mut Round, index: usize, fragment: Fragment) {
+fn judge_like_first(round: &mut Round, index: usize, fragment: Fragment) {
     // A NIC that is not filtered; other hosts' machines are, on their side, by whole packets.
     let unfiltered = round.nic.bypass && !round.is_from_wire();
     let item = &mut round.items[index];

@@ -9,13 +9,13 @@ use wire::vxlan::{self, OuterError, Received, ecn};
 
 use crate::drop_reason::DropReason;
 use crate::ids::NetworkIdx;
-use crate::overlay::Arrival;
 use crate::overlay::Flood;
+use crate::overlay::TunnelSource;
 use crate::underlay::Underlay;
 use crate::view::View;
 
 /// Stands for a frame that is not looked at.
-pub(crate) const NOWHERE: Arrival = Arrival {
+pub(crate) const NOWHERE: TunnelSource = TunnelSource {
     network: NetworkIdx(u32::MAX),
     host: IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED),
 };
@@ -26,14 +26,14 @@ pub(crate) fn run(
     batch: &mut Batch,
     view: &View,
     underlay: &Underlay,
-    arrivals: &mut [Arrival; BATCH],
+    sources: &mut [TunnelSource; BATCH],
     mut dropped: impl FnMut(usize, DropReason),
 ) -> Bits {
     let mut going = 0;
     let port = underlay.encapsulation().port;
     // Frames that follow each other are mostly of one pair of hosts and one network.
     let mut before: Option<(IpAddr, IpAddr, wire::Vni, NetworkIdx)> = None;
-    for (index, arrival) in arrivals.iter_mut().enumerate().take(batch.len()) {
+    for (index, source) in sources.iter_mut().enumerate().take(batch.len()) {
         let frame = &mut batch.frames_mut()[index];
         let received = match vxlan::parse(frame.head(), frame.len(), port) {
             Ok(received) => received,
@@ -48,7 +48,7 @@ pub(crate) fn run(
             {
                 network
             }
-            _ => match place(view, underlay, &received) {
+            _ => match network_of(view, underlay, &received) {
                 Ok(network) => network,
                 Err(reason) => {
                     dropped(index, reason);
@@ -78,7 +78,7 @@ pub(crate) fn run(
             dropped(index, DropReason::EcnNotCapable);
             continue;
         }
-        *arrival = Arrival {
+        *source = TunnelSource {
             network,
             host: received.src,
         };
@@ -88,7 +88,11 @@ pub(crate) fn run(
 }
 
 /// The network that a frame is for, if it is for us, and from who may send there.
-fn place(view: &View, underlay: &Underlay, received: &Received) -> Result<NetworkIdx, DropReason> {
+fn network_of(
+    view: &View,
+    underlay: &Underlay,
+    received: &Received,
+) -> Result<NetworkIdx, DropReason> {
     let to_group = received.dst.is_multicast();
     if !to_group && !underlay.is_ours(received.dst) {
         return Err(DropReason::NotOurs);

@@ -12,7 +12,7 @@ use wire::checksum;
 use wire::parse::{self, IpPacket, L4, TcpFlags, protocol};
 
 use crate::flow::What;
-use crate::overlay::Arrival;
+use crate::overlay::TunnelSource;
 use crate::round::Round;
 use crate::snapshot::UnknownTcp;
 use crate::stages::begin::First;
@@ -66,7 +66,7 @@ pub(crate) fn answer(round: &mut Round, first: &First, frame: usize) {
         .seq(ack)
         .window(0)
         .build();
-    let from = round.host(frame).map(|host| Arrival { network, host });
+    let from = round.host(frame).map(|host| TunnelSource { network, host });
     round.replies.push(frame, from, &reset);
 }
 

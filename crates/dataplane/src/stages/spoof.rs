@@ -10,7 +10,7 @@ use wire::{Mac, dhcp};
 
 use crate::drop_reason::DropReason;
 use crate::judge::{is_unspecified, owns, owns_mac};
-use crate::overlay::Arrival;
+use crate::overlay::TunnelSource;
 use crate::round::{Round, owns_source};
 use crate::stages::destination::{Learnt, learned};
 use crate::view::View;
@@ -45,7 +45,7 @@ fn check_remote(
     packet: &Packet,
     nd: Option<&Nd>,
 ) -> Result<(), DropReason> {
-    let from = Arrival {
+    let from = TunnelSource {
         network: round.nic.network,
         host,
     };
@@ -69,7 +69,11 @@ fn check_remote(
 }
 
 /// Whether a frame from this MAC address may come from there.
-pub(crate) fn check_remote_mac(view: &View, from: Arrival, mac: Mac) -> Result<(), DropReason> {
+pub(crate) fn check_remote_mac(
+    view: &View,
+    from: TunnelSource,
+    mac: Mac,
+) -> Result<(), DropReason> {
     let network = view
         .network(from.network)
         .ok_or(DropReason::RemoteSpoofed)?;
@@ -88,7 +92,7 @@ pub(crate) fn check_remote_mac(view: &View, from: Arrival, mac: Mac) -> Result<(
 /// Whether a frame from there may have, or claim, this IP address.
 pub(crate) fn check_remote_ip(
     view: &View,
-    from: Arrival,
+    from: TunnelSource,
     address: IpAddr,
 ) -> Result<(), DropReason> {
     if view.is_owned(from.network, address) {

@@ -6,7 +6,7 @@ use io::frame::{BATCH, Batch};
 use super::watch::Watcher;
 use super::{End, Report, Stage, Trial};
 use crate::ids::PortSlot;
-use crate::overlay::Arrival;
+use crate::overlay::TunnelSource;
 use crate::path::{Path, judge};
 use crate::ports::Ports;
 use crate::queue::QueueId;
@@ -55,21 +55,21 @@ fn from_wire(
     report: &mut Report,
     now: Now,
 ) {
-    let mut arrivals = [outer::NOWHERE; BATCH];
+    let mut sources = [outer::NOWHERE; BATCH];
     let mut refused = None;
     let refuse = |_, reason| refused = Some(reason);
-    let going = outer::run(batch, &path.view, &path.underlay, &mut arrivals, refuse);
+    let going = outer::run(batch, &path.view, &path.underlay, &mut sources, refuse);
     if let Some(reason) = refused {
         report.end = Some((Stage::Outer, End::Dropped(reason)));
     }
     if going == 0 {
         return;
     }
-    report.arrival = Some((arrivals[0].network, arrivals[0].host));
+    report.arrival = Some((sources[0].network, sources[0].host));
     report.frame = batch.to_bytes(0);
-    match path.view.remote(arrivals[0].network) {
+    match path.view.remote(sources[0].network) {
         Some(remote) => {
-            let sender = (remote, Some(&arrivals));
+            let sender = (remote, Some(&sources));
             judged(trial, path, ports, batch, sender, report, now);
         }
         None => report.end = Some((Stage::Parse, End::NoSender)),
@@ -81,7 +81,7 @@ fn judged(
     path: &Path,
     ports: &Ports,
     batch: &Batch,
-    (nic, arrivals): (&PortConfig, Option<&[Arrival; BATCH]>),
+    (nic, sources): (&PortConfig, Option<&[TunnelSource; BATCH]>),
     report: &mut Report,
     now: Now,
 ) {
@@ -90,7 +90,7 @@ fn judged(
     let mut round = Round {
         nic,
         from,
-        arrivals,
+        sources,
         view: &path.view,
         underlay: &path.underlay,
         wanted: &trial.wanted,

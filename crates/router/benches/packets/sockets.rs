@@ -4,7 +4,7 @@
 //! with checksums that are only begun.
 
 use butterfly_router::Options;
-use testkit::beside::{self, Way};
+use testkit::beside::{self, Ends};
 use testkit::results::Results;
 use testkit::routed_hosts::{RoutedHosts, WEST};
 use testkit::traffic::Station;
@@ -16,7 +16,7 @@ use crate::ours::Ours;
 pub fn measure(results: &mut Results, rounds: usize) {
     let hosts = RoutedHosts::with_default_offloads("east", "west").expect("the kernel forwards");
     let station = Station::new(&hosts.west).expect("a station");
-    let way = Way {
+    let ends = Ends {
         from: &hosts.east,
         station: &station,
         to: WEST.map(|address| address.parse().expect("an address")),
@@ -37,7 +37,7 @@ pub fn measure(results: &mut Results, rounds: usize) {
     let measured = beside::measure(
         results,
         rounds,
-        &way,
+        &ends,
         &mut [
             ("kernel", &mut kernel),
             ("cable", &mut cable),

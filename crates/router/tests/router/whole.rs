@@ -37,14 +37,14 @@ pub fn mac(of: &Namespace, device: &str) -> [u8; 6] {
 }
 
 /// One direction: who sends and who receives on each side of the router.
-struct Way {
+struct Direction {
     sends: [u8; 6],
     enters: [u8; 6],
     leaves: [u8; 6],
     receives: [u8; 6],
 }
 
-impl Way {
+impl Direction {
     /// Frames that a host sends to be forwarded, and those that another has got.
     fn of_both(&self, from: &[Vec<u8>], to: &[Vec<u8>]) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
         let between = |frames: &[Vec<u8>], source: [u8; 6], destination: [u8; 6]| {
@@ -103,7 +103,7 @@ fn counted(frames: impl IntoIterator<Item = Vec<u8>>) -> BTreeMap<Vec<u8>, usize
 
 /// What went in and came out both ways.
 struct Crossing {
-    ways: [Way; 2],
+    directions: [Direction; 2],
     seen: [Vec<Vec<u8>>; 2],
     captures: [Capture; 2],
 }
@@ -112,14 +112,17 @@ impl Crossing {
     fn watch(hosts: &RoutedHosts) -> Crossing {
         let [east, west] = [&hosts.east, &hosts.west].map(|host| mac(host, "eth0"));
         let [near, far] = ["east0", "west0"].map(|name| mac(&hosts.router, name));
-        let way = |sends, enters, leaves, receives| Way {
+        let direction = |sends, enters, leaves, receives| Direction {
             sends,
             enters,
             leaves,
             receives,
         };
         Crossing {
-            ways: [way(east, near, far, west), way(west, far, near, east)],
+            directions: [
+                direction(east, near, far, west),
+                direction(west, far, near, east),
+            ],
             seen: [Vec::new(), Vec::new()],
             captures: [&hosts.east, &hosts.west].map(Capture::new),
         }
@@ -132,16 +135,20 @@ impl Crossing {
     }
 
     /// What went in and came out, of both ways, once a condition holds for both.
-    fn until(&mut self, holds: impl Fn(&Way, &[Vec<u8>], &[Vec<u8>]) -> Result<(), String>) {
+    fn until(&mut self, holds: impl Fn(&Direction, &[Vec<u8>], &[Vec<u8>]) -> Result<(), String>) {
         let deadline = Instant::now() + Duration::from_secs(5);
         loop {
             self.look();
             let [east, west] = &self.seen;
             let both = [(east, west), (west, east)];
-            let mut judged = self.ways.iter().zip(both).map(|(way, (from, to))| {
-                let (sent, came) = way.of_both(from, to);
-                holds(way, &sent, &came)
-            });
+            let mut judged = self
+                .directions
+                .iter()
+                .zip(both)
+                .map(|(direction, (from, to))| {
+                    let (sent, came) = direction.of_both(from, to);
+                    holds(direction, &sent, &came)
+                });
             match judged.find_map(Result::err) {
                 None => return,
                 Some(_) if Instant::now() < deadline => {
@@ -154,8 +161,8 @@ impl Crossing {
 }
 
 /// Every frame came out once, changed as forwarding changes it and in nothing else.
-fn one_for_one(way: &Way, sent: &[Vec<u8>], came: &[Vec<u8>]) -> Result<(), String> {
-    let expected = counted(sent.iter().map(|frame| way.forwarded(frame)));
+fn one_for_one(direction: &Direction, sent: &[Vec<u8>], came: &[Vec<u8>]) -> Result<(), String> {
+    let expected = counted(sent.iter().map(|frame| direction.forwarded(frame)));
     let came = counted(came.iter().cloned());
     let differs = |a: &BTreeMap<Vec<u8>, usize>, b: &BTreeMap<Vec<u8>, usize>| {
         let mut only = a
@@ -174,15 +181,21 @@ fn one_for_one(way: &Way, sent: &[Vec<u8>], came: &[Vec<u8>]) -> Result<(), Stri
 
 /// Joined on the way or not, each stream's bytes came out in order under the headers that they were
 /// sent with.
-fn byte_for_byte(way: &Way, sent: &[Vec<u8>], came: &[Vec<u8>]) -> Result<(), String> {
-    let sent: Vec<Vec<u8>> = sent.iter().map(|frame| way.forwarded(frame)).collect();
+fn byte_for_byte(direction: &Direction, sent: &[Vec<u8>], came: &[Vec<u8>]) -> Result<(), String> {
+    let sent: Vec<Vec<u8>> = sent
+        .iter()
+        .map(|frame| direction.forwarded(frame))
+        .collect();
     let mut pieces: BTreeMap<(Vec<u8>, u32), Vec<&Vec<u8>>> = BTreeMap::new();
     for frame in &sent {
-        pieces.entry(place(frame)).or_default().push(frame);
+        pieces
+            .entry(flow_and_sequence(frame))
+            .or_default()
+            .push(frame);
     }
     let mut left: usize = sent.iter().map(|frame| payload(frame).len()).sum();
     for whole in came {
-        let (flow, mut sequence) = place(whole);
+        let (flow, mut sequence) = flow_and_sequence(whole);
         let mut rest = payload(whole);
         let mut first = true;
         loop {
@@ -221,7 +234,7 @@ fn is_tcp(frame: &[u8]) -> bool {
 }
 
 /// A frame's flow and its place in it: of a datagram, nothing but its flow.
-fn place(frame: &[u8]) -> (Vec<u8>, u32) {
+fn flow_and_sequence(frame: &[u8]) -> (Vec<u8>, u32) {
     let l4 = transport(frame);
     let addresses = if is_v6(frame) {
         &frame[22..l4]
@@ -310,12 +323,16 @@ fn frames_of_sockets_are_the_kernels() {
         ours.until(one_for_one);
         let forwarded = all(&report, Counter::Forwarded);
         assert!(forwarded > 100, "{modes:?}: {report:?}");
-        let (sent, _) = ours.ways[0].of_both(&ours.seen[0], &ours.seen[1]);
+        let (sent, _) = ours.directions[0].of_both(&ours.seen[0], &ours.seen[1]);
         assert!(sent.iter().any(|frame| is_begun(frame)), "begun checksums");
         if modes == [None, None] {
             // With a program in XDP the other end cuts its segments itself.
             assert!(sent.iter().any(|frame| frame.len() > 4000), "segments");
-            let crossed = sent.len() + ours.ways[1].of_both(&ours.seen[1], &ours.seen[0]).0.len();
+            let crossed = sent.len()
+                + ours.directions[1]
+                    .of_both(&ours.seen[1], &ours.seen[0])
+                    .0
+                    .len();
             assert_eq!(forwarded as usize, crossed, "none is left to the kernel");
         }
     }
@@ -344,7 +361,7 @@ fn what_is_joined_on_its_way_is_the_kernels() {
         all(&report, Counter::Forwarded),
         all(&report, Counter::ForwardedBytes),
     );
-    let (sent, _) = ours.ways[0].of_both(&ours.seen[0], &ours.seen[1]);
+    let (sent, _) = ours.directions[0].of_both(&ours.seen[0], &ours.seen[1]);
     assert!(sent.iter().all(|frame| frame.len() <= 1514), "one by one");
     assert!(
         bytes / forwarded > 1600,

@@ -176,7 +176,7 @@ impl TraceBuilder<'_, '_> {
         if let Some((mac, location)) = report.learns {
             say(
                 Stage::Destination,
-                format!("{mac} would be learnt {}", self.place(location)),
+                format!("{mac} would be learnt {}", self.location_words(location)),
             );
         }
         match report.end {
@@ -204,7 +204,7 @@ impl TraceBuilder<'_, '_> {
         steps
     }
 
-    fn place(&self, location: Location) -> String {
+    fn location_words(&self, location: Location) -> String {
         match location {
             Location::Nic(slot, _) => format!("behind {}", self.nic_words(slot)),
             Location::Host(host) => format!("at host {host}"),

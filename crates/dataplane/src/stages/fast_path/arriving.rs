@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::learned::{LearnedMacs, Location};
-use crate::overlay::Arrival;
+use crate::overlay::TunnelSource;
 use crate::stages::spoof;
 
 /// Which machines on other hosts send to which NICs.
@@ -15,7 +15,7 @@ pub(super) struct Routes {
 /// target that it may send to.
 #[derive(Clone, Copy)]
 struct Route {
-    from: Arrival,
+    from: TunnelSource,
     src: u64,
     dst: u64,
     target: PortSlot,
@@ -47,7 +47,7 @@ impl Routes {
         &mut self,
         round: &Round,
         runs: &Runs,
-        from: Arrival,
+        from: TunnelSource,
         src: u64,
         dst: u64,
     ) -> Option<usize> {
@@ -80,7 +80,7 @@ impl Routes {
 
 impl Route {
     #[cold]
-    fn find(round: &Round, from: Arrival, src: u64, dst: u64) -> Option<Route> {
+    fn find(round: &Round, from: TunnelSource, src: u64, dst: u64) -> Option<Route> {
         let (view, network) = (round.view, round.view.network(from.network)?);
         let (src_mac, overlay) = (mac_of(src), network.overlay.as_ref()?);
         spoof::check_remote_mac(view, from, src_mac).ok()?;
@@ -133,7 +133,7 @@ impl Route {
 }
 
 /// The machine was heard of at that host last.
-fn is_there(learned: &LearnedMacs, from: Arrival, mac: wire::Mac, now_secs: u32) -> bool {
+fn is_there(learned: &LearnedMacs, from: TunnelSource, mac: wire::Mac, now_secs: u32) -> bool {
     learned.find(from.network, mac, now_secs) == Some(Location::Host(from.host))
 }
 
@@ -141,7 +141,7 @@ impl FastPath {
     /// Does what [`run`](FastPath::run) does, for those frames of a batch from the wire whose bits
     /// are set in `going`.
     pub(crate) fn run_arriving(&mut self, round: &mut Round, going: Bits) -> Bits {
-        let Some(arrivals) = round.arrivals else {
+        let Some(sources) = round.sources else {
             return going;
         };
         let mut choice = Choice {
@@ -154,7 +154,7 @@ impl FastPath {
         while rest != 0 {
             let index = rest.trailing_zeros() as usize;
             rest &= rest - 1;
-            let from = arrivals[index % BATCH];
+            let from = sources[index % BATCH];
             match parse::ethertype_of(round.batch.frames()[index].head()) {
                 ethertype::IPV4 => self.choose_arriving::<false>(round, index, from, &mut choice),
                 ethertype::IPV6 => self.choose_arriving::<true>(round, index, from, &mut choice),
@@ -197,7 +197,7 @@ impl FastPath {
         &mut self,
         round: &mut Round,
         index: usize,
-        from: Arrival,
+        from: TunnelSource,
         choice: &mut Choice,
     ) {
         let frame = &round.batch.frames()[index];
