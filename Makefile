@@ -1,4 +1,5 @@
-# make demo: the first minute. make check: what is quick. make test: that, and real guests and peers. `make help` lists the rest.
+# make demo: the first minute. make check: what is quick. make test: that, and real guests and
+# peers. `make help` lists the rest.
 
 SHELL := /bin/bash
 export PATH := $(HOME)/.cargo/bin:$(PATH)
@@ -11,10 +12,16 @@ TMPFILESDIR ?= /usr/lib/tmpfiles.d
 HOLD ?=
 
 .DEFAULT_GOAL := build
-.PHONY: packages test-long test-packages test-upgrade test-arm64 test-libvirt test-page test-dpdk build demo check test lint test-devices docs performance-page setup guest-image bench-switch bench-overlay bench-containers bench-workers bench-control bench-hosts bench-neighbours bench-seeing bench-restart bench-balancer bench-router soak-router soak-cni fuzz miri go-objects install uninstall clean help soak-store
+.PHONY: \
+	packages test-long test-packages test-upgrade test-arm64 test-libvirt test-page test-dpdk build \
+	demo check test lint test-devices docs performance-page setup guest-image bench-switch \
+	bench-overlay bench-containers bench-workers bench-control bench-hosts bench-neighbours \
+	bench-seeing bench-restart bench-balancer bench-router soak-router soak-cni fuzz miri go-objects \
+	install uninstall clean help soak-store
 
 help: ## list the targets
-	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | awk -F '|' '{ printf "%-18s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile \
+		| awk -F '|' '{ printf "%-18s %s\n", $$1, $$2 }'
 
 setup: ## install what building and testing needs (Debian 12, as root)
 	@tools/setup.sh
@@ -72,7 +79,8 @@ test-packages: guest-image ## a Debian 12 with systemd, booted in QEMU: the .deb
 test-upgrade: setup ## connections over upgrades from this program to the last release's, which packaging/last-release names, and back
 	cargo build --workspace --bins
 	last=$(if $(LAST),$(abspath $(LAST)),$$(tools/last-release.sh)) && \
-		BUTTERFLY_LAST_RELEASE=$$last cargo test --workspace --test held last_release -- --ignored --nocapture
+		BUTTERFLY_LAST_RELEASE=$$last \
+		cargo test --workspace --test held last_release -- --ignored --nocapture
 
 test-arm64: ## the .deb for arm64, of programs that are not optimised: the README's quickstarts and an uplink in an emulated guest with Debian's kernel
 	@tools/setup.sh arm64
@@ -95,9 +103,11 @@ test-libvirt: guest-image ## Debian's libvirtd makes and deletes NICs with their
 test-dpdk: ## uplinks that DPDK drives, over its virtual devices, with a daemon that is built with it in target/dpdk
 	@tools/setup.sh dpdk
 	cargo build --quiet --workspace --bins --features butterfly-daemon/dpdk --target-dir target/dpdk
-	cargo test --quiet --workspace --features butterfly-daemon/dpdk --target-dir target/dpdk --test dpdk
+	cargo test --quiet --workspace --features butterfly-daemon/dpdk --target-dir target/dpdk \
+		--test dpdk
 
-# The whole run writes its data and plot to docs/performance, for the regime that held; a short one to target/performance.
+# The whole run writes its data and plot to docs/performance, for the regime that held; a short one
+# to target/performance.
 BENCH_OUT = $(if $(QUICK),target/performance,docs/performance)
 PAGE = $(if $(QUICK),,$(MAKE) --no-print-directory performance-page)
 
@@ -110,7 +120,8 @@ bench-switch: ## rates, connections, round trips beside testpmd and OVS-DPDK, in
 bench-overlay: ## rates to another host and from there beside OVS-DPDK and the kernel, over veth (10 minutes); QUICK=1 for a short one
 	@tools/setup.sh bench
 	cargo build --quiet --release -p butterfly-daemon -p butterfly-cli -p butterfly-bench
-	! pkg-config --exists libdpdk || cargo build --quiet --release -p butterfly-daemon --features dpdk --target-dir target/dpdk
+	! pkg-config --exists libdpdk || \
+		cargo build --quiet --release -p butterfly-daemon --features dpdk --target-dir target/dpdk
 	target/release/butterfly-bench overlay $(QUICK_FLAG) --out $(BENCH_OUT)
 	$(PAGE)
 
@@ -161,13 +172,16 @@ REAL_TIME = $(shell chrt -r 1 true 2>/dev/null && echo chrt -r 1)
 
 bench-balancer: setup ## the load balancer's ns a packet: all rows of its tests; beside an empty program, the usual design and nftables, live frames (15 minutes); QUICK=1 for a short one
 	cargo bench --quiet -p butterfly-balancer --bench rows --bench packets --no-run
-	$(REAL_TIME) cargo bench --quiet -p butterfly-balancer --bench rows -- $(QUICK_FLAG) --out $(abspath $(BENCH_OUT))
-	$(REAL_TIME) cargo bench --quiet -p butterfly-balancer --bench packets -- $(QUICK_FLAG) --out $(abspath $(BENCH_OUT))
+	$(REAL_TIME) cargo bench --quiet -p butterfly-balancer --bench rows -- \
+		$(QUICK_FLAG) --out $(abspath $(BENCH_OUT))
+	$(REAL_TIME) cargo bench --quiet -p butterfly-balancer --bench packets -- \
+		$(QUICK_FLAG) --out $(abspath $(BENCH_OUT))
 	$(PAGE)
 
 bench-router: setup ## the router beside the kernel: ns a packet by routes and destinations, live frames; QUICK=1 for a short one
 	cargo bench --quiet -p butterfly-router --bench packets --no-run
-	$(REAL_TIME) cargo bench --quiet -p butterfly-router --bench packets -- $(QUICK_FLAG) --out $(abspath $(BENCH_OUT))
+	$(REAL_TIME) cargo bench --quiet -p butterfly-router --bench packets -- \
+		$(QUICK_FLAG) --out $(abspath $(BENCH_OUT))
 	$(PAGE)
 
 soak-router: setup ## a million routes by ip -batch, and routes by BGP from FRR, followed by the router
@@ -175,18 +189,20 @@ soak-router: setup ## a million routes by ip -batch, and routes by BGP from FRR,
 
 # Of programs as they are shipped: the others are not optimised, and take twice as long.
 soak-cni: build ## a thousand containers added and deleted by the CNI plugin; fails where 99 in 100 take 50 ms (CNI_P99_MS) or more
-	BUTTERFLY_PROGRAMS=$(abspath target/release) BUTTERFLY_CNI_ROUNDS=1000 BUTTERFLY_CNI_P99_MS=$(or $(CNI_P99_MS),50) \
+	BUTTERFLY_PROGRAMS=$(abspath target/release) BUTTERFLY_CNI_ROUNDS=1000 \
+		BUTTERFLY_CNI_P99_MS=$(or $(CNI_P99_MS),50) \
 		cargo test --workspace --test cni many_come_and_go -- --nocapture
 
 soak-store: ## 20,000 crashes of the store's disk, with writes lost and torn, and 1,000 of the daemon (20 minutes)
-	BUTTERFLY_CRASHES=20000 cargo test --release -p butterfly-store --test crash what_was_answered -- --nocapture
+	BUTTERFLY_CRASHES=20000 cargo test --release -p butterfly-store --test crash \
+		what_was_answered -- --nocapture
 	BUTTERFLY_KILLS=1000 cargo test --workspace --test store what_was_answered -- --nocapture
 
 fuzz: ## hostile inputs, FUZZ_SECONDS (60) for each target; needs a nightly compiler, installs cargo-fuzz
 	@FUZZ_SECONDS=$(or $(FUZZ_SECONDS),60) fuzz/run.sh
 
-# Miri reads memory as the language defines it: the crates without unsafe as a check of their arithmetic, and of io what
-# needs no file, mapping or ring of a guest.
+# Miri reads memory as the language defines it: the crates without unsafe as a check of their
+# arithmetic, and of io what needs no file, mapping or ring of a guest.
 miri: ## the pure parts under Miri; needs a nightly compiler with the miri component
 	@tools/miri.sh
 
@@ -203,15 +219,18 @@ install: build ## copy programs, service file, settings and completions under $(
 	install -D -m 644 packaging/prometheus/butterfly.rules.yml $(DESTDIR)$(PREFIX)/share/butterfly/prometheus/butterfly.rules.yml
 	install -D -m 644 packaging/grafana/butterfly.json $(DESTDIR)$(PREFIX)/share/butterfly/grafana/butterfly.json
 	install -d $(DESTDIR)$(UNITDIR)
-	sed 's|@PREFIX@|$(PREFIX)|; s|@SYSCONFDIR@|$(SYSCONFDIR)|' packaging/butterflyd.service > $(DESTDIR)$(UNITDIR)/butterflyd.service
-	sed 's|@PREFIX@|$(PREFIX)|' packaging/butterfly-keeper.service > $(DESTDIR)$(UNITDIR)/butterfly-keeper.service
+	sed 's|@PREFIX@|$(PREFIX)|; s|@SYSCONFDIR@|$(SYSCONFDIR)|' packaging/butterflyd.service \
+		> $(DESTDIR)$(UNITDIR)/butterflyd.service
+	sed 's|@PREFIX@|$(PREFIX)|' packaging/butterfly-keeper.service \
+		> $(DESTDIR)$(UNITDIR)/butterfly-keeper.service
 	@# The unit's user and folders. Packages make them when they are installed.
 	install -D -m 644 packaging/butterfly.sysusers $(DESTDIR)$(SYSUSERSDIR)/butterfly.conf
 	install -D -m 644 packaging/butterfly.tmpfiles $(DESTDIR)$(TMPFILESDIR)/butterfly.conf
 	@# Settings that somebody has changed stay.
 	test -e $(DESTDIR)$(SYSCONFDIR)/butterfly/butterflyd.ini || \
 		install -D -m 640 packaging/butterflyd.ini $(DESTDIR)$(SYSCONFDIR)/butterfly/butterflyd.ini
-	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions $(DESTDIR)$(PREFIX)/share/zsh/site-functions \
+	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions \
+		$(DESTDIR)$(PREFIX)/share/zsh/site-functions \
 		$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
 	target/release/butterfly completion bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/butterfly
 	target/release/butterfly completion zsh > $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_butterfly

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Makes what arm64 programs are linked against and tried with: target/arm64/root, Debian 12's packages for arm64,
-# unpacked and not installed, since their scripts could not run here. It has the headers and libraries of the build,
-# Debian's kernel with its modules, and what the README's commands call. Takes ten seconds; a second run nothing.
+# Makes what arm64 programs are linked against and tried with: target/arm64/root, Debian 12's
+# packages for arm64, unpacked and not installed, since their scripts could not run here. It has the
+# headers and libraries of the build, Debian's kernel with its modules, and what the README's
+# commands call. Takes ten seconds; a second run nothing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -27,7 +28,8 @@ mmdebstrap --quiet --variant=extract --architectures=arm64 --mode=root --include
     --dpkgopt='path-exclude=/usr/share/locale/*' bookworm "$ROOT.new"
 # What links to libraries by an absolute path means this root, and not the machine that it lies on.
 find "$ROOT.new" -type l -lname '/*' | while read -r link; do
-    ln -snf "$(realpath -sm --relative-to="$(dirname "$link")" "$ROOT.new$(readlink "$link")")" "$link"
+    target="$ROOT.new$(readlink "$link")"
+    ln -snf "$(realpath -sm --relative-to="$(dirname "$link")" "$target")" "$link"
 done
 rm -rf "$ROOT"
 mv "$ROOT.new" "$ROOT"

@@ -45,7 +45,8 @@ fi
 mkdir "$UNIT.d"
 cp packaging/dpdk/butterflyd.conf "$UNIT.d/dpdk.conf"
 rm "$ROOT/usr/sbin/butterflyd"
-said=$(systemd-analyze verify --root="$ROOT" --man=no butterflyd.service 2>&1 | grep -F butterflyd.service || true)
+said=$(systemd-analyze verify --root="$ROOT" --man=no butterflyd.service 2>&1 |
+    grep -F butterflyd.service || true)
 if [ -n "$said" ]; then
     echo "check-unit: systemd does not understand all of packaging/dpdk/butterflyd.conf:" >&2
     echo "$said" >&2

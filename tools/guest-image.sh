@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # usage: guest-image.sh [SUITE]
 # Makes what the QEMU tests and the demo boot: target/guest/vmlinuz (the kernel of Debian's
-# linux-image-cloud-amd64) and target/guest/initrd.img (busybox, the modules named below, our guest tool and
-# tools/guest-init); and target/guest/tools.img, which is appended to it for guests that need more: modules that are
-# loaded when somebody asks for them, and this machine's iproute2. A second run with nothing changed takes a fraction
-# of a second.
-# The kernel package is used where it is installed already; else it is downloaded with apt-get and unpacked under
-# target/: installing it would touch the boot loader of the machine, for nothing. With a SUITE of Debian's (trixie) it is
+# linux-image-cloud-amd64) and target/guest/initrd.img (busybox, the modules named below, our guest
+# tool and tools/guest-init); and target/guest/tools.img, which is appended to it for guests that
+# need more: modules that are loaded when somebody asks for them, and this machine's iproute2. A
+# second run with nothing changed takes a fraction of a second. The kernel package is used where it
+# is installed already; else it is downloaded with apt-get and unpacked under target/: installing it
+# would touch the boot loader of the machine, for nothing. With a SUITE of Debian's (trixie) it is
 # that one's kernel, under target/guest-SUITE, from where this machine's packages come from.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -15,8 +15,10 @@ HERE=$PWD
 # Loaded at boot.
 MODULES="virtio_pci virtio_net sctp vxlan dummy"
 # Loaded by `modprobe`, or by the kernel itself when `ip link add` asks for a device of such a type.
-MODULES_ON_DEMAND="vmxnet3 tun 8021q bonding ipip ip6_tunnel sit ip_gre ip6_gre fou fou6 bridge veth vrf macvlan sch_netem sch_ingress cls_bpf"
-# dash, since the shell of busybox prefers its own ip to any other; what makes namespaces, for tests that run there.
+MODULES_ON_DEMAND="vmxnet3 tun 8021q bonding ipip ip6_tunnel sit ip_gre ip6_gre fou fou6 bridge"
+MODULES_ON_DEMAND+=" veth vrf macvlan sch_netem sch_ingress cls_bpf"
+# dash, since the shell of busybox prefers its own ip to any other; what makes namespaces, for tests
+# that run there.
 PROGRAMS="dash ip bridge tc ethtool setpriv unshare nsenter sleep sysctl"
 SUITE=${1:-}
 OUT=target/guest${SUITE:+-$SUITE}
@@ -46,23 +48,27 @@ of_suite() {
     shift
     if [ -z "$SUITE" ]; then "$apt" "$@"; return; fi
     "$apt" -o Dir::Etc::sourcelist="$HERE/$OUT/apt/sources.list" -o Dir::Etc::sourceparts=- \
-        -o Dir::State::lists="$HERE/$OUT/apt/lists" -o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache= "$@"
+        -o Dir::State::lists="$HERE/$OUT/apt/lists" \
+        -o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache= "$@"
 }
 
 # Learns what the suite has.
 ask_suite() {
     local from codename
     codename=$(. /etc/os-release && echo "$VERSION_CODENAME")
-    from=$(apt-get indextargets --format '$(REPO_URI) $(CODENAME)' | awk -v own="$codename" '$2 == own { print $1; exit }')
+    from=$(apt-get indextargets --format '$(REPO_URI) $(CODENAME)' |
+        awk -v own="$codename" '$2 == own { print $1; exit }')
     mkdir -p "$OUT/apt/lists"
-    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $from $SUITE main" >"$OUT/apt/sources.list"
+    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $from $SUITE main" \
+        >"$OUT/apt/sources.list"
     of_suite apt-get -qq update
 }
 
 download_kernel() {
     local package
     if [ -n "$SUITE" ]; then ask_suite; fi
-    package=$(of_suite apt-cache depends linux-image-cloud-amd64 | sed -n 's/^ *Depends: \(linux-image-.*-cloud-amd64\)$/\1/p' | head -n 1)
+    package=$(of_suite apt-cache depends linux-image-cloud-amd64 |
+        sed -n 's/^ *Depends: \(linux-image-.*-cloud-amd64\)$/\1/p' | head -n 1)
     if [ -z "$package" ]; then
         echo "guest-image: apt knows no linux-image-cloud-amd64; run apt-get update" >&2
         exit 1
@@ -79,7 +85,8 @@ download_kernel() {
 
 find_kernel || { download_kernel; find_kernel; }
 
-# Our guest tool, linked statically; a target folder of its own, since its flags differ from the workspace's.
+# Our guest tool, linked statically; a target folder of its own, since its flags differ from the
+# workspace's.
 RUSTFLAGS="-C target-feature=+crt-static" cargo build --quiet --release -p butterfly-guest \
     --target x86_64-unknown-linux-gnu --target-dir target/guest/cargo
 TOOL="target/guest/cargo/x86_64-unknown-linux-gnu/release/guest"
@@ -111,7 +118,8 @@ chmod 755 "$ROOT/init"
 # The files of a module, of all it depends on first.
 files_of() {
     # It lists "insmod PATH", and "builtin NAME" for what needs no file.
-    modprobe --show-depends -d "$MODULE_ROOT" -S "$VERSION" "$1" | sed -n 's/^insmod \([^ ]*\).*/\1/p'
+    modprobe --show-depends -d "$MODULE_ROOT" -S "$VERSION" "$1" |
+        sed -n 's/^insmod \([^ ]*\).*/\1/p'
 }
 
 # Everything under a folder as a cpio archive.
@@ -129,7 +137,8 @@ for module in $MODULES; do
     done
 done
 
-# What is appended for guests that ask for it: /lib/modules/VERSION as modprobe wants it, and the programs.
+# What is appended for guests that ask for it: /lib/modules/VERSION as modprobe wants it, and the
+# programs.
 TOOLS="$OUT/tools"
 rm -rf "$TOOLS"
 mkdir -p "$TOOLS"/{bin,lib/modules/"$VERSION"}
@@ -140,7 +149,8 @@ for module in $MODULES_ON_DEMAND; do
 done
 depmod -b "$TOOLS" "$VERSION"
 # shellcheck disable=SC2046 # a word for each
-tools/guest-programs.sh "$OUT/programs.cpio" $(for program in $PROGRAMS; do command -v "$program"; done)
+tools/guest-programs.sh "$OUT/programs.cpio" \
+    $(for program in $PROGRAMS; do command -v "$program"; done)
 { archive "$TOOLS"; cat "$OUT/programs.cpio"; } | gzip -1 > "$OUT/tools.new"
 mv "$OUT/tools.new" "$OUT/tools.img"
 rm -r "$TOOLS" "$OUT/programs.cpio"

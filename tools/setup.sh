@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes a fresh Debian 12 ready to build, test and run the demo: packages and the Rust toolchain. Run as root; a second
-# run changes nothing and takes a fraction of a second.
+# Makes a fresh Debian 12 ready to build, test and run the demo: packages and the Rust toolchain.
+# Run as root; a second run changes nothing and takes a fraction of a second.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -45,15 +45,22 @@ if ! command -v go >/dev/null && [ ! -x /usr/local/go/bin/go ]; then PACKAGES+="
 # With the argument `bench` the benchmarks' other peer as well: OVS-DPDK.
 if [ "${1:-}" = bench ]; then PACKAGES+=" openvswitch-switch-dpdk"; fi
 # With `packages` what makes them, and the system that they are tried in.
-if [ "${1:-}" = packages ]; then PACKAGES+=" mmdebstrap e2fsprogs rpm lintian rpmlint binutils xz-utils"; fi
+if [ "${1:-}" = packages ]; then
+    PACKAGES+=" mmdebstrap e2fsprogs rpm lintian rpmlint binutils xz-utils"
+fi
 # With `arm64` what builds and packs programs for arm64, and the emulator that they are tried in.
 if [ "${1:-}" = arm64 ]; then
-    PACKAGES+=" gcc-aarch64-linux-gnu libc6-dev-arm64-cross mmdebstrap e2fsprogs rpm binutils xz-utils qemu-system-arm"
+    PACKAGES+=" gcc-aarch64-linux-gnu libc6-dev-arm64-cross mmdebstrap e2fsprogs rpm binutils"
+    PACKAGES+=" xz-utils qemu-system-arm"
 fi
 # With `libvirt` Debian's libvirtd, without a service of it.
-if [ "${1:-}" = libvirt ]; then PACKAGES+=" libvirt-daemon libvirt-daemon-driver-qemu libvirt-clients"; fi
+if [ "${1:-}" = libvirt ]; then
+    PACKAGES+=" libvirt-daemon libvirt-daemon-driver-qemu libvirt-clients"
+fi
 # With `page` a browser, driven by a script.
-if [ "${1:-}" = page ]; then PACKAGES+=" chromium chromium-driver python3-selenium fonts-dejavu-core"; fi
+if [ "${1:-}" = page ]; then
+    PACKAGES+=" chromium chromium-driver python3-selenium fonts-dejavu-core"
+fi
 # With `dpdk` what a daemon is built with that has DPDK.
 if [ "${1:-}" = dpdk ]; then PACKAGES+=" libdpdk-dev"; fi
 
@@ -77,7 +84,8 @@ packages() {
     echo "setup: installing ${missing[*]}"
     export DEBIAN_FRONTEND=noninteractive
     apt-get -qq update
-    # A Prometheus, a collector or a router that nobody asked for is not to run on this machine, now or after a boot.
+    # A Prometheus, a collector or a router that nobody asked for is not to run on this machine, now
+    # or after a boot.
     local policy=/usr/sbin/policy-rc.d
     if [[ " ${missing[*]} " == *" "@(prometheus|nfdump|frr)" "* ]] && [ ! -e $policy ]; then
         printf '#!/bin/sh\ncase $1 in prometheus|nfdump*|frr) exit 101;; esac\n' >$policy
@@ -95,14 +103,18 @@ packages() {
 # At least $RUST, with rustfmt and clippy.
 rust() {
     PATH="$HOME/.cargo/bin:$PATH"
-    if command -v cargo >/dev/null && cargo clippy --version >/dev/null 2>&1 && cargo fmt --version >/dev/null 2>&1; then
+    if command -v cargo >/dev/null && cargo clippy --version >/dev/null 2>&1 &&
+        cargo fmt --version >/dev/null 2>&1; then
         local have
         have=$(rustc --version | cut -d ' ' -f 2)
-        if [ "$(printf '%s\n%s\n' "$RUST" "$have" | sort -V | head -n 1)" = "$RUST" ]; then return; fi
+        if [ "$(printf '%s\n%s\n' "$RUST" "$have" | sort -V | head -n 1)" = "$RUST" ]; then
+            return
+        fi
         echo "setup: rustc $have is older than $RUST"
     fi
     if ! command -v rustup >/dev/null; then
-        echo "setup: Rust $RUST or newer is needed, with rustfmt and clippy. Debian 12's own is too old: install rustup" >&2
+        echo "setup: Rust $RUST or newer is needed, with rustfmt and clippy. Debian 12's own is" \
+            "too old: install rustup" >&2
         echo "       (https://rustup.rs says how), then run this again." >&2
         exit 1
     fi
@@ -111,26 +123,30 @@ rust() {
     rustup override set "$RUST"
 }
 
-# What the CNI plugin is tried with (tests/cni.rs): the specification's own tool, and a plugin that gives addresses, from
-# the Go module proxy. Debian 12's Go is too old for them: then that test is left out, and says so.
+# What the CNI plugin is tried with (tests/cni.rs): the specification's own tool, and a plugin that
+# gives addresses, from the Go module proxy. Debian 12's Go is too old for them: then that test is
+# left out, and says so.
 cni() {
     local into=$PWD/target/cni
     if [ -x "$into/cnitool" ] && [ -x "$into/host-local" ]; then return; fi
     PATH="$PATH:/usr/local/go/bin"
     echo "setup: building cnitool and host-local"
     GOBIN=$into go install github.com/containernetworking/cni/cnitool@v1.3.1 >/dev/null 2>&1 &&
-        GOBIN=$into go install github.com/containernetworking/plugins/plugins/ipam/host-local@v1.9.1 >/dev/null 2>&1 ||
+        GOBIN=$into go install \
+            github.com/containernetworking/plugins/plugins/ipam/host-local@v1.9.1 >/dev/null 2>&1 ||
         echo "setup: there is no cnitool: $(go version)"
 }
 
-# With `docs` mdBook, which makes a site of docs/: of all such tools the one that is a single program and reads plain
-# Markdown, with search and without anything from elsewhere. It runs for a second, so it is not optimised.
+# With `docs` mdBook, which makes a site of docs/: of all such tools the one that is a single
+# program and reads plain Markdown, with search and without anything from elsewhere. It runs for a
+# second, so it is not optimised.
 MDBOOK=0.5.4
 mdbook() {
     PATH="$HOME/.cargo/bin:$PATH"
     if command mdbook --version 2>/dev/null | grep -qx "mdbook v$MDBOOK"; then return; fi
     echo "setup: installing mdBook $MDBOOK"
-    cargo install --quiet --debug --locked --no-default-features --features search --version "$MDBOOK" mdbook
+    cargo install --quiet --debug --locked --no-default-features --features search \
+        --version "$MDBOOK" mdbook
 }
 
 # With `arm64` Rust's standard library for it.

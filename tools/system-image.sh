@@ -8,12 +8,15 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 # What a plain host has, and what the README's commands call.
-PACKAGES="systemd,systemd-sysv,udev,dbus,kmod,iproute2,iputils-ping,procps,util-linux,passwd,less,man-db"
+PACKAGES="systemd,systemd-sysv,udev,dbus,kmod,iproute2,iputils-ping,procps,util-linux,passwd,less"
+PACKAGES+=",man-db"
 # What butterfly-dpdk depends on: dpkg fetches nothing.
-PACKAGES+=",librte-ethdev23,librte-bus-pci23,librte-bus-vdev23,librte-mempool-ring23,librte-net-af-packet23"
+PACKAGES+=",librte-ethdev23,librte-bus-pci23,librte-bus-vdev23,librte-mempool-ring23"
+PACKAGES+=",librte-net-af-packet23"
 # What runs a guest in it.
 PACKAGES+=",qemu-system-x86"
-PACKAGES+=",ethtool,curl,iperf3,python3-minimal,libpython3-stdlib,libelf1,libpcap0.8,zlib1g,bash-completion"
+PACKAGES+=",ethtool,curl,iperf3,python3-minimal,libpython3-stdlib,libelf1,libpcap0.8,zlib1g"
+PACKAGES+=",bash-completion"
 # Loaded by the initramfs, with all that they depend on.
 MODULES="virtio_pci virtio_blk ext4"
 # Bytes that the disk may hold; the file is sparse.
@@ -30,7 +33,8 @@ exec 9>"$OUT/lock"
 flock 9
 
 files_of() {
-    modprobe --show-depends -d "${KERNEL_ROOT:-/}" -S "$VERSION" "$1" | sed -n 's/^insmod \([^ ]*\).*/\1/p'
+    modprobe --show-depends -d "${KERNEL_ROOT:-/}" -S "$VERSION" "$1" |
+        sed -n 's/^insmod \([^ ]*\).*/\1/p'
 }
 
 make_disk() {
@@ -50,14 +54,16 @@ make_disk() {
     mkdir -p "$OUT/root/lib/modules/$VERSION/kernel"
     cp -r "$KERNEL_ROOT/lib/modules/$VERSION/kernel"/{arch,crypto,drivers,fs,lib,net} \
         "$OUT/root/lib/modules/$VERSION/kernel"
-    cp "$KERNEL_ROOT/lib/modules/$VERSION"/modules.{order,builtin,builtin.modinfo} "$OUT/root/lib/modules/$VERSION"
+    cp "$KERNEL_ROOT/lib/modules/$VERSION"/modules.{order,builtin,builtin.modinfo} \
+        "$OUT/root/lib/modules/$VERSION"
     depmod -b "$OUT/root" "$VERSION"
     echo system > "$OUT/root/etc/hostname"
     # Nobody logs in and nothing is to be seen on a screen: what else would start only makes the
     # boot longer.
     local unit
-    for unit in systemd-timesyncd.service systemd-networkd-wait-online.service e2scrub_reap.service apt-daily.timer \
-        apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub_all.timer fstrim.timer man-db.timer getty.target \
+    for unit in systemd-timesyncd.service systemd-networkd-wait-online.service \
+        e2scrub_reap.service apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer \
+        e2scrub_all.timer fstrim.timer man-db.timer getty.target \
         systemd-update-utmp.service systemd-hwdb-update.service systemd-binfmt.service; do
         ln -sf /dev/null "$OUT/root/etc/systemd/system/$unit"
     done
@@ -121,7 +127,8 @@ umount /sys /proc
 exec switch_root /root /lib/systemd/systemd
 INIT
 chmod 755 "$INITRD/init"
-(cd "$INITRD" && find . | LC_ALL=C sort | cpio --quiet -o -H newc -R 0:0) | gzip -1 > "$OUT/initrd.new"
+(cd "$INITRD" && find . | LC_ALL=C sort | cpio --quiet -o -H newc -R 0:0) |
+    gzip -1 > "$OUT/initrd.new"
 mv "$OUT/initrd.new" "$OUT/initrd.img"
 rm -rf "$INITRD"
 echo "system-image: $OUT/disk.img and $OUT/initrd.img are ready"

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Writes balancerpb/ anew from proto/butterfly/v1/balancer.proto. Needs protoc (Debian: protobuf-compiler) and Go; the
-# generators come from the Go proxy at these versions. balancer.proto.sha256 says what was generated from:
-# `go test` fails when the .proto is another one.
+# Writes balancerpb/ anew from proto/butterfly/v1/balancer.proto. Needs protoc (Debian:
+# protobuf-compiler) and Go; the generators come from the Go proxy at these versions.
+# balancer.proto.sha256 says what was generated from: `go test` fails when the .proto is another
+# one.
 set -euo pipefail
 cd "$(dirname "$0")"
 
