@@ -158,6 +158,7 @@ def envelope_error(data):
 # sessions
 
 
+# v0-contract.md 29, 31, 33, 34, 37, 38 and 51.
 def nics(client, socket_dir):
     nic = fields(
         (1, "v1"),
@@ -193,6 +194,7 @@ def nics(client, socket_dir):
     assert all_of(client.ok(4, True), 3) == [b"v1"], "the refused ones changed nothing"
 
 
+# v0-contract.md 40, 41, 42, 44 and 45.
 def groups(client):
     def rule(port, mask=24, **more):
         cidr = fields((1, "42.0.3.0"), (2, mask))
@@ -236,6 +238,7 @@ def groups(client):
         client.ok(9, "a")
 
 
+# v0-contract.md 6.
 def several_at_once(client):
     first, second, third = client.messages(field(4, True), field(5, "nobody"), field(10, True))
     assert [one(one(r, 1), 1) for r in (first, second, third)] == [
@@ -245,6 +248,7 @@ def several_at_once(client):
     ], "answered one for one, in order"
 
 
+# v0-contract.md 47 and 49.
 def status(client):
     answer = one(client.ok(17, True), 10)
     assert 0 < one(answer, 1) <= one(answer, 2) and one(answer, 3) > 0
@@ -253,6 +257,7 @@ def status(client):
     client.refused(19, field(1, "loud"))
 
 
+# v0-contract.md 8.
 def recorded(client):
     """What the original's client really sent: each frame is taken and answered. (Not the TAP, and
     not the end.)"""
@@ -274,6 +279,7 @@ def recorded(client):
         client.ok(9, group)
 
 
+# v0-contract.md 13, 14, 43 and 50.
 def as_written(client):
     """What the original took and gave back; the whole list is in
     crates/daemon/tests/golden/original.txt."""
@@ -298,6 +304,7 @@ def as_written(client):
     client.ok(9, "g")
 
 
+# v0-contract.md 9, 10 and 11.
 def broken(client):
     bare = client.raw(b"\xff\xff\xff")
     assert (

@@ -210,6 +210,7 @@ mod tests {
         Key([fill; 32])
     }
 
+    /// v0-contract.md 18.
     #[test]
     fn round_trip_at_every_length_around_a_block() {
         for length in 0..70 {
@@ -222,6 +223,7 @@ mod tests {
 
     /// The bytes that `openssl enc -d -nopad -aes-256-cbc` makes of digest, content and padding
     /// with this key and IV.
+    /// v0-contract.md 18 and 19.
     #[test]
     fn golden_bytes_by_openssl() {
         let expected = STANDARD
@@ -248,6 +250,7 @@ mod tests {
         (0..digits.len()).step_by(2).map(byte).collect()
     }
 
+    /// v0-contract.md 18 and 19.
     #[test]
     fn what_the_original_s_client_encrypts_is_read() {
         let key = Key(std::array::from_fn(|at| at as u8));
@@ -294,6 +297,7 @@ mod tests {
         }
     }
 
+    /// v0-contract.md 20.
     #[test]
     fn key_files() {
         let dir = tempfile::tempdir().unwrap();

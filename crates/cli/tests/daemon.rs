@@ -516,6 +516,7 @@ fn what_moves_is_watched_while_it_moves() {
     );
 }
 
+/// v0-contract.md 35.
 #[test]
 fn connections_are_exported_and_imported() {
     let daemon = Daemon::start();

@@ -49,7 +49,7 @@ async fn ask_sealed(client: &mut V0, content: &[u8]) -> Vec<u8> {
 const REJECTED: &str = "messages {\n  revision: 6\n  error {\n    code: REJECTED\n  }\n}\n";
 const REFUSED: &str = "encrypted {\n  error {\n    code: REJECTED\n  }\n}\n";
 
-/// v0-contract.md 1 and 2.
+/// v0-contract.md 8 and 21.
 #[tokio::test]
 async fn a_sealed_request_is_carried_out_and_its_answer_is_sealed() {
     let daemon = start();
@@ -63,6 +63,7 @@ async fn a_sealed_request_is_carried_out_and_its_answer_is_sealed() {
     assert_eq!(answer, api::text_format::parse(expected).unwrap());
 }
 
+/// v0-contract.md 9, 23, 24, 26 and 27.
 #[tokio::test]
 async fn what_is_not_sealed_with_this_key_is_refused_and_changes_nothing() {
     let daemon = start();

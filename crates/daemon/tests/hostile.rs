@@ -95,6 +95,7 @@ async fn whatever_a_client_sends_the_next_one_is_served() {
     assert_eq!(daemon.v0().await.ask_text(LIST).await, EMPTY);
 }
 
+/// v0-contract.md 3.
 #[tokio::test]
 async fn a_request_of_several_frames_is_answered_with_a_parse_error() {
     let daemon = Daemon::start_tcp(&[]);
@@ -394,6 +395,7 @@ async fn a_large_document_is_not_refused() {
 
 /// ZeroMQ as most clients have it: libzmq. Needs Python's binding; BUTTERFLY_PYTHON names an
 /// interpreter that has it.
+/// v0-contract.md 1.
 #[tokio::test]
 async fn libzmq_is_a_client() {
     let python = std::env::var("BUTTERFLY_PYTHON").unwrap_or_else(|_| "python3".into());

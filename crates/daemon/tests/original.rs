@@ -66,6 +66,7 @@ async fn a_bench_nic_prints_ping_times() {
 
 /// D6 and D8: a guest sends a frame while it is traced, and another after it was switched off and
 /// on again.
+/// v0-contract.md 36.
 #[tokio::test]
 async fn a_trace_goes_on_in_its_file_and_bytes_are_counted_from_the_switch_s_side() {
     let daemon = Daemon::start(&[]);
@@ -164,6 +165,7 @@ async fn a_frame_of_two_million_messages_takes_no_memory() {
 }
 
 /// A frame of as many as are allowed is answered whole; what is too many is said.
+/// v0-contract.md 15.
 #[tokio::test]
 async fn as_many_messages_as_a_frame_may_have() {
     let daemon = Daemon::start(&[]);
@@ -184,4 +186,73 @@ async fn as_many_messages_as_a_frame_may_have() {
     assert!(answer.contains("code: REJECTED"), "{answer}");
     let why = "one frame has more than 16384 messages: send several";
     assert!(answer.contains(why), "{answer}");
+}
+
+/// v0-contract.md 16. What is behind a full reply is not carried out, and says so.
+#[tokio::test]
+async fn a_full_reply_ends_what_is_carried_out() {
+    const EACH: usize = 2000;
+    const REQUESTS: usize = 2000;
+    let daemon = Daemon::start(&[]);
+    let member = |n: usize| format!(r#"member: "2001:db8::{:x}:{:x}""#, n >> 8, n & 0xff);
+    let members: Vec<String> = (0x100..0x100 + EACH).map(member).collect();
+    ok(
+        &daemon,
+        &format!(r#"sg_add {{ id: "large" {} }}"#, members.join(" ")),
+    )
+    .await;
+    let details = request(r#"sg_details: "large""#).repeat(REQUESTS);
+    let frame = format!("{details} {}", request(r#"sg_del: "large""#));
+    let frame = api::text_format::parse(&frame).unwrap();
+    let answer = daemon.v0().await.ask(frame.encode_to_vec()).await;
+    assert!(answer.len() < 34 << 20, "{} bytes", answer.len());
+    let answer = Messages::decode(answer.as_slice()).unwrap();
+    assert_eq!(answer.messages.len(), REQUESTS + 1, "one for one");
+    let status = |message: &api::v0::Message| {
+        let response = message.message_0.as_ref()?.response.clone()?;
+        Some(response.status)
+    };
+    let first_left = answer
+        .messages
+        .iter()
+        .position(|message| status(message).is_some_and(|status| !status.status));
+    let first_left = first_left.expect("not all have room");
+    assert!(first_left > REQUESTS / 4, "{first_left}");
+    for message in &answer.messages[first_left..] {
+        let status = status(message).unwrap();
+        let why = status.error.and_then(|error| error.description);
+        let why = why.unwrap_or_default();
+        assert!(
+            why.starts_with("not carried out: the answers before it are over"),
+            "{why}"
+        );
+    }
+    let left = ok(&daemon, "sg_list: true").await;
+    assert!(left.contains("large"), "it was not deleted: {left}");
+}
+
+/// v0-contract.md 46.
+#[tokio::test]
+async fn a_rule_for_anybody_of_v1_is_listed_and_deleted_with_neither() {
+    let daemon = Daemon::start(&[]);
+    let rule = api::v1::RuleRequest {
+        group: "g".into(),
+        rule: Some(api::v1::Rule {
+            direction: api::v1::Direction::Ingress.into(),
+            protocol: Some(47),
+            ..Default::default()
+        }),
+        brief: true,
+    };
+    daemon.v1().await.add_rule(rule).await.unwrap();
+    let listed = ok(&daemon, r#"sg_rule_list: "g""#).await;
+    assert!(listed.contains("protocol: 47"), "{listed}");
+    assert!(
+        !listed.contains("cidr") && !listed.contains("security_group"),
+        "{listed}"
+    );
+    let delete = r#"sg_rule_del { sg_id: "g" rule { direction: INBOUND protocol: 47 } }"#;
+    ok(&daemon, delete).await;
+    let listed = ok(&daemon, r#"sg_rule_list: "g""#).await;
+    assert!(!listed.contains("protocol: 47"), "{listed}");
 }

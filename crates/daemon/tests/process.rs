@@ -288,6 +288,7 @@ async fn sigterm_and_sigint_leave_nothing() {
     }
 }
 
+/// v0-contract.md 48.
 #[tokio::test]
 async fn sighup_ends_nothing_and_app_quit_answers_and_stops() {
     let mut daemon = Daemon::start(&[]);

@@ -422,6 +422,7 @@ mod tests {
         (server.unwrap(), client)
     }
 
+    /// v0-contract.md 2.
     #[tokio::test]
     async fn a_request_and_its_reply() {
         let (mut server, mut client) = connected().await;
@@ -441,6 +442,7 @@ mod tests {
         assert!(server.receive().await.unwrap().is_none());
     }
 
+    /// v0-contract.md 1.
     #[tokio::test]
     async fn a_dealer_s_envelope_comes_back_and_its_frames_are_kept_apart() {
         let (mut server, mut client) = connected().await;
@@ -472,6 +474,7 @@ mod tests {
         assert_eq!(&pong, b"\x04\x07\x04PONGab");
     }
 
+    /// v0-contract.md 4.
     #[tokio::test]
     async fn hostile_bytes_end_the_connection() {
         let (refused, _) = after(b"GET / HTTP/1.1\r\nHost: butterfly\r\n\r\n").await;
@@ -584,6 +587,7 @@ mod tests {
     }
 
     /// Without the key nobody holds any of the room, however many try.
+    /// v0-contract.md 25.
     #[tokio::test(start_paused = true)]
     async fn who_has_not_the_key_gets_no_room_for_a_large_message() {
         let (mut server, mut client) = connected().await;
@@ -596,6 +600,7 @@ mod tests {
         assert_eq!(room.0.available_permits(), LARGE_AT_ONCE);
     }
 
+    /// v0-contract.md 5.
     #[tokio::test(start_paused = true)]
     async fn who_has_room_keeps_it_only_while_bytes_come() {
         let (mut server, mut client) = connected().await;
