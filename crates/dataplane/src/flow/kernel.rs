@@ -83,7 +83,8 @@ pub const ENOUGH: u64 = 10;
 /// How long a word of the daemon's is good for, nanoseconds.
 pub const GOOD_FOR_NS: u64 = 2_000_000_000;
 
-/// A direction that was silent for so long comes up again: `KERNEL_IDLE_NS` of bpf/cable.h.
+/// A direction that was silent for so long comes up again: `KERNEL_IDLE_NS` of bpf/cable.h. (A
+/// test compares what this file and that one have.)
 const IDLE_NS: u64 = SHORTEST_SECS as u64 * 1_000_000_000;
 
 /// Directions of one worker that wait to be entered.
@@ -1077,6 +1078,65 @@ mod tests {
         state[LAST_NS].store(5_000_000, Ordering::Relaxed);
         state[END_ACK].store(joined(11, 12), Ordering::Relaxed);
         state[EDGE].store(joined(13, 0), Ordering::Relaxed);
+    }
+
+    /// The program's header has the same places and times.
+    #[test]
+    fn the_program_reads_what_is_written_here() {
+        let header = include_str!("../../../../bpf/cable.h");
+        let idle = format!("#define KERNEL_IDLE_NS {IDLE_NS}ull ");
+        assert!(header.contains(&idle), "{idle}");
+        let places = |name: &str| -> HashMap<&str, usize> {
+            let (_, body) = header
+                .split_once(&format!("struct {name} {{"))
+                .expect("it is there");
+            let body = body.split('}').next().unwrap_or_default();
+            let mut at = 0;
+            let fields = body.lines().filter_map(|line| {
+                let (kind, rest) = line.trim().split_once(' ')?;
+                let (name, _) = rest.split_once(';')?;
+                let (name, count) = name.split_once('[').unwrap_or((name, "1]"));
+                let size = match kind {
+                    "__u64" => 8,
+                    "__u32" => 4,
+                    "__u8" => 1,
+                    _ => return None,
+                };
+                let count: usize = count.trim_end_matches(']').parse().unwrap();
+                let place = at;
+                at += size * count;
+                Some((name, place))
+            });
+            let mut fields: HashMap<&str, usize> = fields.collect();
+            fields.insert("", at);
+            fields
+        };
+        let expect = |name, expected: &[(&str, usize)]| {
+            let found = places(name);
+            for &(field, place) in expected {
+                assert_eq!(found.get(field), Some(&place), "{name}.{field}");
+            }
+        };
+        let state = [
+            ("mark", 8 * MARK),
+            ("max_frame", 8 * TERMS),
+            ("scale", 8 * TERMS + 4),
+            ("frames", 8 * FRAMES),
+            ("bytes", 8 * BYTES),
+            ("last_ns", 8 * LAST_NS),
+            ("end", 8 * END_ACK),
+            ("ack", 8 * END_ACK + 4),
+            ("edge", 8 * EDGE),
+            ("until_ns", 8 * UNTIL),
+            ("", 8 * STATE_NUMBERS),
+        ];
+        expect("kernel_state", &state);
+        let force = [
+            ("generation", 8 * GENERATION),
+            ("until_ns", 8 * UNTIL_NS),
+            ("", 8 * FORCE_NUMBERS),
+        ];
+        expect("kernel_force", &force);
     }
 
     #[test]
