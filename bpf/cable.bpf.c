@@ -18,8 +18,8 @@
 // checksum that is begun is completed by whoever needs it complete, behind this program: two bytes
 // at a place that a packet socket or a VMM names freely, such as a port or an address that was
 // judged. What is undone is not in what programs are shown of a buffer, so it is read out of the
-// kernel's own (CAP_PERFMON, and BTF to find it by). Where that is not to be had,
-// cable_blind.bpf.c is loaded, whose checksums are all complete.
+// kernel's own, whose BTF says where it is. Where there is none, cable_blind.bpf.c is loaded, whose
+// checksums are all complete.
 //
 // Entries are crates/container's, one for each of the two interfaces, and the switch's.
 #include "lib/checksum.h"

@@ -15,7 +15,7 @@ pub struct Daemon {
     /// The process whose network namespace it runs in, if not in ours.
     host: Option<u32>,
     /// It runs as a user that has little, as the systemd service does.
-    unprivileged: bool,
+    who: Who,
     process: Process,
     /// The process that has taken the place of that one.
     successor: Option<u32>,
@@ -30,31 +30,36 @@ impl Daemon {
 
     /// Starts one in the network namespace of a process, as on a host of its own.
     pub fn start_on(host: Option<u32>, options: &[&str]) -> Result<Self> {
-        Self::start_as(host, false, options)
+        Self::start_as(host, Who::Root, options)
     }
 
     /// As [`Daemon::start_on`], by the user nobody with the capabilities of
     /// packaging/butterflyd.service.
     pub fn start_unprivileged(host: Option<u32>, options: &[&str]) -> Result<Self> {
-        Self::start_as(host, true, options)
+        Self::start_as(host, Who::Nobody, options)
     }
 
-    fn start_as(host: Option<u32>, unprivileged: bool, options: &[&str]) -> Result<Self> {
+    /// Starts one that finds no types of the kernel (BTF), as on one that was built without.
+    pub fn start_without_btf(options: &[&str]) -> Result<Self> {
+        Self::start_as(None, Who::WithoutBtf, options)
+    }
+
+    fn start_as(host: Option<u32>, who: Who, options: &[&str]) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("butterfly-").tempdir();
         let dir = dir.map_err(|e| format!("cannot make a folder: {e}"))?;
-        if unprivileged {
+        if who == Who::Nobody {
             process::run(&["chown", "nobody", &dir.path().display().to_string()])?;
             // A folder that nobody may not enter holds the programs.
             std::fs::copy(program("butterflyd"), dir.path().join("butterflyd"))
                 .map_err(|e| format!("cannot copy the daemon: {e}"))?;
         }
-        let process = launch(dir.path(), host, unprivileged, options)?;
+        let process = launch(dir.path(), host, who, options)?;
         let options = options.iter().map(|&option| option.to_owned()).collect();
         let mut daemon = Self {
             dir,
             options,
             host,
-            unprivileged,
+            who,
             process,
             successor: None,
         };
@@ -104,7 +109,7 @@ impl Daemon {
     /// One that has ended is started again, with the same options in the same folder.
     pub fn restart(&mut self) -> Result<()> {
         let options: Vec<&str> = self.options.iter().map(String::as_str).collect();
-        self.process = launch(self.dir.path(), self.host, self.unprivileged, &options)?;
+        self.process = launch(self.dir.path(), self.host, self.who, &options)?;
         self.wait_ready()
     }
 
@@ -317,19 +322,37 @@ pub fn number(value: &Value) -> Option<u64> {
 /// What packaging/butterflyd.service gives the daemon.
 const CAPABILITIES: &str = "+net_admin,+net_raw,+bpf,+perfmon,+sys_admin";
 
-fn launch(dir: &Path, host: Option<u32>, unprivileged: bool, options: &[&str]) -> Result<Process> {
+/// By whom a daemon is run, and what it finds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Who {
+    Root,
+    /// With the capabilities of the shipped unit.
+    Nobody,
+    /// Root, and the kernel tells nobody its types.
+    WithoutBtf,
+}
+
+fn launch(dir: &Path, host: Option<u32>, who: Who, options: &[&str]) -> Result<Process> {
     let mut words = Vec::new();
     if let Some(pid) = host {
         words.extend(["nsenter", "-t", &pid.to_string(), "-n", "--"].map(str::to_owned));
     }
     let mut command = command(dir, options);
-    if unprivileged {
-        let line = format!(
-            "setpriv --reuid nobody --regid nogroup --clear-groups --inh-caps {CAPABILITIES} \
-             --ambient-caps {CAPABILITIES} --bounding-set -all,{CAPABILITIES} --no-new-privs --"
-        );
-        words.extend(line.split_whitespace().map(str::to_owned));
-        command[0] = dir.join("butterflyd").display().to_string();
+    match who {
+        Who::Root => {}
+        Who::Nobody => {
+            let line = format!(
+                "setpriv --reuid nobody --regid nogroup --clear-groups --inh-caps {CAPABILITIES} \
+                 --ambient-caps {CAPABILITIES} --bounding-set -all,{CAPABILITIES} --no-new-privs --"
+            );
+            words.extend(line.split_whitespace().map(str::to_owned));
+            command[0] = dir.join("butterflyd").display().to_string();
+        }
+        Who::WithoutBtf => {
+            let hide = "mount --bind /dev/null /sys/kernel/btf/vmlinux && exec \"$@\"";
+            let line = "unshare --mount --propagation private -- sh -c";
+            words.extend(line.split(' ').chain([hide, "sh"]).map(str::to_owned));
+        }
     }
     words.extend(command);
     let words: Vec<&str> = words.iter().map(String::as_str).collect();

@@ -92,8 +92,8 @@ pub struct Cables {
 }
 
 impl Cables {
-    /// Loads it, with room for so many flows, 0 or more. Needs CAP_BPF and CAP_NET_ADMIN; and
-    /// CAP_PERFMON and a kernel with BTF, or few packets are forwarded by it itself.
+    /// Loads it, with room for so many flows, 0 or more. Needs CAP_BPF, CAP_PERFMON and
+    /// CAP_NET_ADMIN; and a kernel with BTF, or few packets are forwarded by it itself.
     ///
     /// # Errors
     /// The kernel refuses.
