@@ -1081,7 +1081,11 @@ fn what_is_known_of_another_host_is_in_force_for_the_next_packet() -> Result<()>
 }
 
 fn world(containers: usize) -> Result<World> {
-    let world = World::new("k", containers, &[])?;
+    world_with(containers, &[])
+}
+
+fn world_with(containers: usize, options: &[&str]) -> Result<World> {
+    let world = World::new("k", containers, options)?;
     for protocol in ["tcp", "udp"] {
         world
             .daemon
@@ -1319,7 +1323,7 @@ impl World {
 }
 
 fn who_watches_sees_every_frame() -> Result<()> {
-    let mut world = world(2)?;
+    let mut world = world_with(2, &["--trace-dir", "{dir}"])?;
     let mut flow = Flow::new(1, 2, [30_000, 7_000], false);
     for watched in ["c1", "c2"] {
         world.make_known(&mut flow)?;
@@ -1362,6 +1366,31 @@ fn who_watches_sees_every_frame() -> Result<()> {
             "while {watched} is watched the kernel forwards nothing"
         );
     }
+    // The file of a packet trace, begun amid a connection.
+    world.make_known(&mut flow)?;
+    let file = world.daemon.dir().join("c1.pcap");
+    world
+        .daemon
+        .cli("nic update c1 --packet-trace true --trace-path c1.pcap")?;
+    let before = (world.kernel_frames(1)?, world.kernel_frames(2)?);
+    let mut length = 24; // the file's own header
+    for round in 0..10 {
+        let side = round % 2;
+        let frames: Vec<_> = (0..10).map(|_| flow.data(side, 10)).collect();
+        length += frames.iter().map(|frame| 16 + frame.len()).sum::<usize>();
+        world.send(flow.ends[side], &frames)?;
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    wait_for("all frames in the file", PATIENCE, || {
+        let written = std::fs::metadata(&file).map_or(0, |file| file.len() as usize);
+        Ok((written >= length).then_some(()))
+    })?;
+    let after = (world.kernel_frames(1)?, world.kernel_frames(2)?);
+    assert_eq!(
+        after, before,
+        "while c1 is traced the kernel forwards nothing"
+    );
+    world.daemon.cli("nic update c1 --packet-trace false")?;
     // Nor does it for who has limits.
     world.make_known(&mut flow)?;
     world.daemon.cli("nic update c2 --limit-in 1000mbit")?;
