@@ -302,7 +302,8 @@ fn is_test(file: &Path, name: &str) -> Result<bool> {
 fn listed(text: &str) -> BTreeSet<&str> {
     let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let mut found = BTreeSet::new();
-    let opened = text.split("! {").chain(text.split('[')).skip(1);
+    let opened = ["! {", "["].map(|bracket| text.split(bracket).skip(1));
+    let opened = opened.into_iter().flatten();
     for list in opened {
         let list = list.split([']', '}']).next().unwrap_or_default();
         for entry in list.split(',') {

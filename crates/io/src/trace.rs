@@ -244,7 +244,7 @@ struct Room {
 
 impl Room {
     fn take(&mut self, bytes: u64) -> Result<(), String> {
-        while self.left < bytes {
+        if self.left < bytes {
             let piece = bytes.max(folder::PIECE);
             self.folder.take(piece)?;
             self.left += piece;

@@ -50,15 +50,8 @@ pub(super) fn check(
         return Ok(());
     }
     let growth = growth(before, after, staged);
-    for what in [
-        Nics,
-        Networks,
-        Bindings,
-        BindingAddresses,
-        Groups,
-        Rules,
-        Members,
-    ] {
+    let kinds: BTreeSet<Counted> = growth.keys().map(|(what, _)| *what).collect();
+    for what in kinds {
         let of_it = growth.iter().filter(|((of, _), _)| *of == what);
         let of_it: Vec<_> = of_it.map(|((_, place), by)| (*place, *by)).collect();
         if of_it.iter().all(|(_, by)| *by <= 0) {

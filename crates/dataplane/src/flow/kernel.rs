@@ -542,7 +542,9 @@ impl KernelPart {
             wire: offer.to.0.wire(),
             charged: entry.charged(),
         };
-        self.ask(ask).then(|| entry.sides[side].asked.set(asked));
+        if self.ask(ask) {
+            entry.sides[side].asked.set(asked);
+        }
     }
 
     /// False: the ring is full.
