@@ -1,9 +1,10 @@
 //! MAC addresses learnt: behind NICs that may have machines of their own (`learn_macs`), and at
 //! hosts on other hosts, where the network allows that.
 //!
-//! Bounded, a quarter for one NIC or host at most; what was not heard of for 300 s is
-//! forgotten. When there is no room nothing is learnt: frames for such a MAC go to all learners of
-//! the network, as for any unknown one.
+//! Bounded, a quarter for one NIC or host at most, and for one network three times as many as are
+//! free, so that each other network finds room whatever is in one. What was not heard of for 300 s
+//! is forgotten. When there is no room nothing is learnt: frames for such a MAC go to all learners
+//! of the network, as for any unknown one.
 //!
 //! Each worker has a table of its own and tells the others what it hears: new MACs and moves at
 //! once, the rest once in ten seconds while it is heard, and again at once what could not be told.
@@ -16,6 +17,7 @@
 //! A worker whose memory outlives the process [notes](MacRecords) there what it hears itself.
 
 use std::collections::VecDeque;
+use std::hash::Hash;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -91,8 +93,9 @@ pub(crate) struct LearnedMacs {
     macs: HashMap<(NetworkIdx, Mac), Learned, SeedableRandomState>,
     /// In the order in which they are to be looked at for their age.
     queue: VecDeque<(NetworkIdx, Mac, u32)>,
-    /// How many are at each location.
+    /// How many are at each location, and in each network.
     shares: HashMap<Location, usize, SeedableRandomState>,
+    networks: HashMap<NetworkIdx, usize, SeedableRandomState>,
     /// One is somewhere else than it was: what was concluded from it is void.
     moved: bool,
     /// Where it is noted for the next process.
@@ -246,7 +249,8 @@ impl LearnedMacs {
             told: (0, 0),
             macs: HashMap::with_hasher(hasher.clone()),
             queue: VecDeque::new(),
-            shares: HashMap::with_hasher(hasher),
+            shares: HashMap::with_hasher(hasher.clone()),
+            networks: HashMap::with_hasher(hasher),
             moved: false,
             records: None,
         }
@@ -398,7 +402,7 @@ impl LearnedMacs {
                 if share_full {
                     return None;
                 }
-                leave(&mut self.shares, known.location);
+                leave(&mut self.shares, &known.location);
                 *self.shares.entry(location).or_default() += 1;
                 self.moved = true;
             } else {
@@ -414,12 +418,15 @@ impl LearnedMacs {
                 is_due: notes && (is_new || learned.noted.is_none_or(old)),
             });
         }
-        if self.macs.len() >= self.max || share_full {
+        let free = self.max.saturating_sub(self.macs.len());
+        let in_network = self.networks.get(&network).copied().unwrap_or(0);
+        if share_full || in_network >= 3 * free {
             return None;
         }
         self.macs.insert((network, mac), learned);
         self.queue.push_back((network, mac, now_secs));
         *self.shares.entry(location).or_default() += 1;
+        *self.networks.entry(network).or_default() += 1;
         Some(Noted {
             told_secs: learned.told_secs,
             is_new,
@@ -432,6 +439,7 @@ impl LearnedMacs {
         if let Some(learned) = of.macs.get(&(network, mac)) {
             self.macs.insert((network, mac), *learned);
             *self.shares.entry(learned.location).or_default() += 1;
+            *self.networks.entry(network).or_default() += 1;
         }
     }
 
@@ -484,7 +492,8 @@ impl LearnedMacs {
                 self.queue.push_back((network, mac, learned.heard_secs));
             } else {
                 self.macs.remove(&(network, mac));
-                leave(&mut self.shares, learned.location);
+                leave(&mut self.shares, &learned.location);
+                leave(&mut self.networks, &network);
                 if let (Some(records), Some((at, _))) = (&mut self.records, learned.noted) {
                     records.clear(at);
                 }
@@ -493,11 +502,11 @@ impl LearnedMacs {
     }
 }
 
-fn leave(shares: &mut HashMap<Location, usize, SeedableRandomState>, location: Location) {
-    if let Some(share) = shares.get_mut(&location) {
+fn leave<K: Eq + Hash>(shares: &mut HashMap<K, usize, SeedableRandomState>, of: &K) {
+    if let Some(share) = shares.get_mut(of) {
         *share -= 1;
         if *share == 0 {
-            shares.remove(&location);
+            shares.remove(of);
         }
     }
 }
@@ -541,6 +550,7 @@ mod tests {
         assert_eq!(macs.find(NET, mac(1), 500), None);
         macs.age(10, 500);
         assert_eq!((macs.len(), macs.queue.len(), macs.shares.len()), (0, 0, 0));
+        assert!(macs.networks.is_empty());
     }
 
     #[test]
@@ -595,6 +605,22 @@ mod tests {
         // Nor by taking what another one has.
         macs.learn(here(), mac(9), nic(1), 1);
         assert_eq!(macs.find(NET, mac(9), 1), Some(nic(2)));
+    }
+
+    #[test]
+    fn the_nics_of_one_network_leave_room_to_others() {
+        let mut macs = LearnedMacs::new(16, 1);
+        let other = (NetworkIdx(1), Vni::new(43).unwrap());
+        for n in 0..16 {
+            macs.learn(here(), mac(n), nic(u32::from(n) % 4), 0);
+        }
+        assert_eq!(macs.len(), 12);
+        for n in 0..16 {
+            macs.learn(other, mac(n), nic(4 + u32::from(n) % 4), 0);
+        }
+        assert_eq!(macs.len(), 15, "three quarters of what was left");
+        macs.age(16, AGING_SECS);
+        assert!(macs.learn(other, mac(1), nic(9), AGING_SECS));
     }
 
     /// What the next process would read.
