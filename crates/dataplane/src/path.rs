@@ -361,7 +361,7 @@ impl Path {
         let carried = match self.jobs.len() > batch.len() {
             true => {
                 let copied = |job: &Job| batch.frames()[usize::from(job.frame)].len();
-                work::cost(self.jobs.len(), self.jobs.iter().map(copied).sum(), 0)
+                work::cost_of_copies(self.jobs.len(), self.jobs.iter().map(copied).sum())
             }
             false => work::cost(batch.len(), bytes, 0),
         };
@@ -464,10 +464,12 @@ impl Path {
         std::mem::swap(&mut self.jobs, &mut self.passed);
         self.deliver_arriving(all, batch, ports, now);
         self.watch.mark(Step::Deliver);
-        // Copies for further targets are as long as the frames are on average.
-        let copies = targets.max(frames);
         Cost {
-            carried: work::cost(copies, bytes * copies / frames.max(1), 0),
+            carried: match targets > frames {
+                // They are as long as the frames are on average.
+                true => work::cost_of_copies(targets, bytes * targets / frames.max(1)),
+                false => work::cost(frames, bytes, 0),
+            },
             // It would be for those to pay whose frames these are, on other hosts.
             judged: 0,
         }

@@ -83,6 +83,8 @@ pub struct Worker {
     /// Ports that have sent in this turn or had to skip it, and in the turn before.
     senders: usize,
     senders_before: usize,
+    /// When a port has last sent a few frames, which somebody may wait for.
+    few_ns: u64,
 }
 
 /// A worker's ends of what joins it to the others.
@@ -102,6 +104,11 @@ pub(crate) struct Parts {
 
 /// Messages taken from one ring in one turn: what a port of our own may have to wait for.
 const MESSAGES: usize = 32;
+
+/// A port that had no more frames than so many to send has others' turns shorter, see `work.rs`,
+/// for so long.
+const FEW: usize = 4;
+const HURRY_NS: u64 = 1_000_000;
 
 impl Worker {
     /// A worker without ports under an empty snapshot. Fails when the process is out of
@@ -143,6 +150,7 @@ impl Worker {
             publishing: None,
             senders: 0,
             senders_before: 0,
+            few_ns: 0,
         })
     }
 
@@ -241,7 +249,9 @@ impl Worker {
             }
             attached.watch_again(&self.polling.poller, queue);
         }
-        self.batch.take_at_most(attached.debt.room(room, now));
+        let hurry = now.mono_ns.saturating_sub(self.few_ns) < HURRY_NS;
+        let room = attached.debt.room(room, hurry, now);
+        self.batch.take_at_most(room);
         let alone = outbox.is_alone();
         let watch = match alone {
             true => Stopwatch::OFF,
@@ -264,6 +274,10 @@ impl Worker {
             attached.hold.charge(&meters.egress, &self.batch, now);
         }
         self.senders += 1;
+        let few = frames <= FEW && frames < room;
+        if few {
+            self.few_ns = now.mono_ns;
+        }
         self.load.count_batch(frames);
         let pieces = self.batch.pieces();
         self.ports.outbox.take_in_hand(&self.batch);
@@ -286,7 +300,7 @@ impl Worker {
                 attached.port.complete(&mut self.batch);
             }
             cost.carried += work::cost(0, 0, pieces);
-            attached.debt.charge(cost, frames, now);
+            attached.debt.charge(cost, frames, few, now);
             if !alone {
                 attached.load.add(watch.cycles());
             }

@@ -2,6 +2,7 @@
 //! neighbour, that is closed.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
 
 use dataplane::DropReason::*;
 use dataplane::ruleset::{Direction, Peer};
@@ -628,6 +629,8 @@ fn a_flood_of_what_nobody_knows_takes_no_more_than_its_part() {
         let floods: [&dyn Fn(u16) -> Vec<u8>; 3] = [&begins, &refused, &odd];
         for (flood, before) in floods.into_iter().zip([0, 15, 30]) {
             let many = 15 * BATCH as u16;
+            // Nobody is in a hurry.
+            lab.sim.advance(Duration::from_millis(2));
             for port in 0..many {
                 lab.queue(flooder, flood(1000 + port), Offload::default());
                 lab.queue(c, udp(c, d, family, 1, 2), Offload::default());
@@ -647,6 +650,45 @@ fn a_flood_of_what_nobody_knows_takes_no_more_than_its_part() {
             assert_eq!(frames(&lab, flooder) / BATCH as u64, before + 15);
             lab.received(d);
         }
+    }
+}
+
+#[test]
+fn beside_who_waits_for_answers_a_flood_has_shorter_turns() {
+    for family in FAMILIES {
+        let (mut lab, c, d) = Lab::pair(vec![allow_all_in(None)]);
+        let flooder = lab.nic();
+        lab.passes(c, d, udp(c, d, family, 1, 2));
+        let heard = |lab: &Lab| lab.sim.port(flooder.slot).rx_frames;
+        // Turns in which it was received from, and how many frames then at the most.
+        let mut turns_beside = |first: u16, asks: bool| {
+            lab.sim.advance(Duration::from_millis(2));
+            for port in 0..10 * BATCH as u16 {
+                let begins = ip(flooder, d, family).tcp(first + port, 80, SYN).build();
+                lab.queue(flooder, begins, Offload::default());
+            }
+            let mut turns = vec![];
+            for _ in 0..100 {
+                if asks {
+                    lab.queue(c, udp(c, d, family, 1, 2), Offload::default());
+                }
+                // They were parked.
+                lab.sim.sleep_of(0);
+                let before = heard(&lab);
+                lab.sim.turn();
+                turns.extend(Some(heard(&lab) - before).filter(|frames| *frames > 0));
+                if turns.len() == 4 {
+                    break;
+                }
+            }
+            turns
+        };
+        assert_eq!(turns_beside(1000, false), [BATCH as u64; 4]);
+        let beside = turns_beside(2000, true);
+        assert!(
+            beside.len() == 4 && beside[1..].iter().all(|frames| *frames <= 6),
+            "{beside:?}"
+        );
     }
 }
 

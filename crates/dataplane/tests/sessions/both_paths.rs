@@ -253,6 +253,9 @@ fn agree(
         for lab in [&mut fast, &mut whole] {
             match &step {
                 Step::Batch(from, packets) => {
+                    // Nobody is in a hurry, in which turns are as long as their frames cost: that
+                    // differs here.
+                    lab.sim.advance(Duration::from_millis(2));
                     for packet in packets {
                         lab.queue(nics[*from], frame(*from, packet, &nics), Offload::default());
                     }
