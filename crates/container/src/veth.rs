@@ -174,7 +174,8 @@ impl Veths {
     /// is waited for, as the state says.
     ///
     /// # Errors
-    /// A sentence: it cannot be made, and nothing of it is left.
+    /// A sentence: it cannot be made, and nothing of it is left. What cannot be made in the place
+    /// of another process is broken, as it may have been there.
     pub fn open(&mut self, key: u32, wanted: Wanted) -> Result<State, String> {
         let mut changes = Changes::new().map_err(|e| e.to_string())?;
         let tap = changes.by_name(&wanted.tap).map_err(|e| e.to_string())?;
@@ -190,8 +191,9 @@ impl Veths {
             broken: None,
         };
         let state = self.make(&mut veth);
-        if let Err(Broken::Refused(why)) = state {
-            return Err(why);
+        match state {
+            Err(Broken::Refused(why)) if !self.is_borrowed() => return Err(why),
+            _ => (),
         }
         veth.broken = state.clone().err();
         self.all.insert(key, veth);

@@ -16,7 +16,7 @@ use dataplane::{PortSlot, QueueId, Switch};
 use io::bench::{BenchMode, BenchPort};
 use io::guest_memory::MissingPages;
 use io::port::Port;
-use io::tap::{TapOptions, TapPort};
+use io::tap::{TapError, TapOptions, TapPort};
 use io::trace::capture::Tap;
 use io::trace::{Folder, Trace};
 use io::vhost::{MAX_PAIRS, NicOptions, PortKey, PortSink, PortState, Server, SessionKeeper};
@@ -192,9 +192,10 @@ impl HostAttachments {
     fn cable(&self, slot: PortSlot, options: &TapOptions) -> Result<TapPort, AttachError> {
         let refuse = |e: &dyn std::fmt::Display| AttachError(e.to_string());
         let old = self.predecessor.as_ref();
-        let tap = match old.and_then(|old| old.take(&cable(&options.name))) {
-            Some(fd) => TapPort::adopt(fd, options),
-            None => TapPort::open_down(options),
+        let left = old.and_then(|old| old.take(&cable(&options.name)));
+        let tap = match left.map(|fd| TapPort::adopt(fd, options)) {
+            None | Some(Err(TapError::Removed(_))) => TapPort::open_down(options),
+            Some(adopted) => adopted,
         };
         let tap = tap.map_err(|e| refuse(&e))?;
         let fd = tap.descriptor().map(|fd| fd.try_clone_to_owned());
@@ -224,6 +225,20 @@ impl HostAttachments {
             Some(held) => held.tap(&options),
             None => TapPort::open(&options).map_err(|e| AttachError(e.to_string())),
         }
+    }
+
+    /// As [`open_tap`](Self::open_tap). In the place of another daemon, which has the NIC already,
+    /// one whose device is gone and cannot be made is there all the same, and broken: it is no
+    /// reason not to take that place.
+    fn open_tap_or_broken(&self, request: &OpenRequest<'_>) -> Result<TapPort, AttachError> {
+        self.open_tap(request).or_else(|why| {
+            if !self.is_apart() {
+                return Err(why);
+            }
+            tracing::error!("NIC '{}' has no interface: {why}", request.nic.id);
+            let options = tap_options(request, request.path);
+            Ok(TapPort::gone(&options, why.0))
+        })
     }
 
     fn heal_tap(&mut self, request: &OpenRequest<'_>) -> NicState {
@@ -330,11 +345,15 @@ impl Attachments for HostAttachments {
                 opened.map_err(|e| AttachError(e.to_string()))
             }
             NicKind::Tap => {
-                let tap = self.open_tap(request)?;
+                let tap = self.open_tap_or_broken(request)?;
+                let broken = tap.broken().map(|why| NicState::Broken(why.to_owned()));
                 let attached = self.attach(request.slot, Port::Tap(tap));
                 match (&attached, &self.held) {
                     (Ok(()), _) => {
                         self.taps.insert(request.slot.0, request.path.to_owned());
+                        if let Some(broken) = broken {
+                            self.states.leave(request.slot.0, broken);
+                        }
                     }
                     (Err(_), Some(held)) => held.release(request.path),
                     (Err(_), None) => (),

@@ -71,6 +71,22 @@ impl TapPort {
         Ok(TapPort::of(device::adopt(fd, options)?, options))
     }
 
+    /// The port of a device that is gone and cannot be made now: it is broken, for this reason.
+    pub fn gone(options: &TapOptions, why: String) -> TapPort {
+        TapPort {
+            name: options.name.clone(),
+            fd: None,
+            mtu: options.mtu,
+            accepts: Accepts::default(),
+            received: 0,
+            transmitted: 0,
+            scratch: Vec::new(),
+            broken: Some(why),
+            // Whoever makes it knows.
+            reported: true,
+        }
+    }
+
     /// To be kept for a process after this one; `None` once the device is gone.
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.kick_fd()

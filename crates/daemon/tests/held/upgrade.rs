@@ -177,6 +177,105 @@ async fn what_could_not_be_made_goes_along_as_it_is() {
     assert_eq!(ids(&pair).await, ["l", "r", "third"]);
 }
 
+/// Somebody has deleted the interfaces of two NICs under a running daemon, and others have their
+/// names by now: they are broken, and no reason to refuse another program, in which they are broken
+/// as well. All others lose nothing. They are healed when the names are free.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_has_lost_its_interface_goes_along_broken() {
+    let Some(mut pair) = Pair::new(false).await else {
+        return;
+    };
+    let container = Namespace::new().unwrap();
+    let host = |line: &str| {
+        let words: Vec<&str> = line.split(' ').collect();
+        let done = Command::new(words[0]).args(&words[1..]).status().unwrap();
+        assert!(done.success(), "{line}");
+    };
+    let lost = [(3, "tap"), (4, "veth")].map(|(last, id)| v1::Nic {
+        id: id.into(),
+        mac: mac(last),
+        vni: 8,
+        kind: match id {
+            "tap" => v1::NicKind::Tap.into(),
+            _ => v1::NicKind::Veth.into(),
+        },
+        veth: (id == "veth").then(|| v1::Veth {
+            netns: container.pid().to_string(),
+            ..Default::default()
+        }),
+        path: pair.device(last),
+        ..Default::default()
+    });
+    let put = |nic: &v1::Nic| v1::PutNicRequest {
+        nic: Some(nic.clone()),
+        create_only: false,
+    };
+    let mut client = pair.daemon().v1().await;
+    for nic in &lost {
+        within(client.put_nic(put(nic))).await.unwrap();
+    }
+    drop(client);
+    let seen = pair.seen();
+    let _load = pair.load();
+    pair.passes("traffic");
+    let mut before = connections(&pair).await;
+    for v1::Nic { path, .. } in &lost {
+        host(&format!("ip link del {path}"));
+        host(&format!("ip link add {path} type bridge"));
+    }
+    for nic in &lost {
+        until(&pair, &nic.id, v1::PortState::Broken).await;
+    }
+    for turn in 0..2 {
+        keeps_connections(&mut pair, &mut before, "").await;
+        for v1::Nic { id, path, .. } in &lost {
+            let why = until(&pair, id, v1::PortState::Broken).await;
+            let named = format!("'{path}' cannot be made: an interface of that name exists");
+            assert!(why.contains(&named), "{turn}: {id}: {why}");
+        }
+        assert_eq!(pair.seen(), seen);
+    }
+    // The same NIC once more.
+    let mut client = pair.daemon().v1().await;
+    for nic in &lost {
+        within(client.put_nic(put(nic))).await.unwrap();
+        until(&pair, &nic.id, v1::PortState::Broken).await;
+        host(&format!("ip link del {}", nic.path));
+        within(client.put_nic(put(nic))).await.unwrap();
+        assert_eq!(until(&pair, &nic.id, v1::PortState::Up).await, "");
+    }
+    container.ok("ip link show dev eth0").unwrap();
+    drop(client);
+    // They are as any others from then on.
+    let index = |name: &str| std::fs::read_to_string(format!("/sys/class/net/{name}/ifindex"));
+    let made = lost.each_ref().map(|nic| index(&nic.path).unwrap());
+    keeps_connections(&mut pair, &mut before, "").await;
+    pair.kill();
+    for (nic, made) in lost.iter().zip(made) {
+        assert_eq!(index(&nic.path).unwrap(), made, "{}", nic.id);
+        until(&pair, &nic.id, v1::PortState::Up).await;
+    }
+    assert_eq!(pair.seen(), seen);
+}
+
+/// Waits until a NIC is so; what is said of that.
+async fn until(pair: &Pair, id: &str, state: v1::PortState) -> String {
+    let deadline = Instant::now() + PATIENCE;
+    let mut client = pair.daemon().v1().await;
+    loop {
+        let nics = within(client.list_nics(v1::ListNicsRequest {})).await;
+        let mut nics = nics.unwrap().into_inner().nics.into_iter();
+        let is_it = |status: &v1::NicStatus| status.nic.as_ref().is_some_and(|nic| nic.id == id);
+        let status = nics.find(is_it).unwrap_or_else(|| panic!("no NIC {id}"));
+        if status.state() == state {
+            return status.detail;
+        }
+        let log = pair.daemon().log();
+        assert!(Instant::now() < deadline, "still {status:?}: {log}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
 async fn ids(pair: &Pair) -> Vec<String> {
     let mut client = pair.daemon().v1().await;
     let nics = within(client.list_nics(v1::ListNicsRequest {})).await;
