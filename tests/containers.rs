@@ -1,6 +1,7 @@
 //! NICs of type veth: containers' interfaces in namespaces that come and go, with the kernel's TCP
 //! on both sides of the switch.
 
+use butterfly_tests::hosts::{serve, tool};
 use butterfly_tests::lab::check;
 use butterfly_tests::{Daemon, trials};
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -15,7 +16,7 @@ type Body = fn() -> Result<()>;
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials: [(&str, Body); 11] = trials![
+    let trials: [(&str, Body); 12] = trials![
         a_container_has_its_interface_with_addresses_and_routes,
         what_the_rules_say_passes_and_nothing_else,
         segments_pass_whole,
@@ -25,6 +26,7 @@ fn main() {
         other_values_reach_the_container,
         a_deleted_nic_leaves_nothing,
         a_daemon_that_was_killed_leaves_no_way_to_the_host,
+        what_cannot_be_made_at_a_start_takes_no_interface_along,
         what_cannot_be_is_refused_and_leaves_nothing,
         a_daemon_without_root_enters_namespaces_by_its_helper,
     ];
@@ -485,6 +487,85 @@ fn a_daemon_that_was_killed_leaves_no_way_to_the_host() -> Result<()> {
         "with what was added",
     )?;
     left.ok("ping -q -c 1 -W 2 10.2.0.2").map(drop)
+}
+
+/// Of what is stored one NIC cannot be made, behind others that are: the daemon makes those once
+/// more without it, and their containers do not notice.
+fn what_cannot_be_made_at_a_start_takes_no_interface_along() -> Result<()> {
+    for keeps in [true, false] {
+        let options = ["--store", "{dir}/store", "--keeper", "{dir}/keeper"];
+        let host = Namespace::new()?;
+        let daemon = Daemon::start_on(Some(host.pid()), &options[..if keeps { 4 } else { 2 }])?;
+        let done = behind_a_start_that_is_not_whole(&host, daemon, keeps);
+        done.map_err(|e| format!("with a keeper: {keeps}: {e}"))?;
+    }
+    Ok(())
+}
+
+fn behind_a_start_that_is_not_whole(
+    host: &Namespace,
+    mut daemon: Daemon,
+    keeps: bool,
+) -> Result<()> {
+    let (left, right) = (Namespace::new()?, Namespace::new()?);
+    add(&daemon, 1, &left.pid().to_string(), "")?;
+    add(&daemon, 2, &right.pid().to_string(), "")?;
+    daemon.cli(&format!(
+        "sg rule add c2 --ip-proto tcp --port 80 + sg rule add c1 --ip-proto icmp \
+         + sg rule add c2 --ip-proto icmp \
+         + nic add --id m1 --mac 52:54:00:00:02:11 --vni {VNI} --type vm-tap --path bf-m1 \
+         + nic add --id z --mac 52:54:00:00:02:12 --vni {VNI} --type tap --path bf-z"
+    ))?;
+    let _server = serve(&right, "tcp-serve 80")?;
+    let mut client = left.start("download", &tool("tcp-get 10.2.0.2 80 0 120"))?;
+    let mut goes_on = |when: &str| -> Result<()> {
+        let start = left.counter("rx_bytes")?;
+        wait_for(&format!("the download {when}"), PATIENCE, || {
+            Ok((left.counter("rx_bytes")? > start + 5_000_000).then_some(()))
+        })?;
+        check(client.ended().is_none(), &format!("it goes on {when}"))
+    };
+    goes_on("before")?;
+    left.ok("ip addr add 192.0.2.1/32 dev eth0 && ip route add 10.9.0.0/16 via 10.2.0.9")?;
+    let indices = || -> Result<[u32; 3]> {
+        let eth0 = |of: &Namespace| of.ifindex("eth0");
+        Ok([eth0(&left)?, eth0(&right)?, host.ifindex("bf-m1")?])
+    };
+    let before = indices()?;
+    daemon.kill()?;
+    // Without a keeper it went with the daemon.
+    host.ok("ip link del bf-z 2>/dev/null; ip link add bf-z type bridge")?;
+    for turn in 0..2 {
+        daemon.restart()?;
+        check(
+            daemon.log().contains("this stays stored, and is not made"),
+            "one is not made",
+        )?;
+        assert_eq!(indices()?, before, "turn {turn}: the same interfaces");
+        check(
+            left.ok("ip addr show dev eth0")?.contains("192.0.2.1/32")
+                && left.ok("ip route")?.contains("10.9.0.0/16 via 10.2.0.9"),
+            "with what was added",
+        )?;
+        left.ok("ping -q -c 1 -W 2 10.2.0.2")?;
+        if keeps {
+            goes_on(&format!("behind start {turn}"))?;
+        }
+        daemon.kill()?;
+    }
+    host.ok("ip link del bf-z")?;
+    daemon.restart()?;
+    assert_eq!(indices()?, before, "the same when all is made");
+    check(host.succeeds("ip link show bf-z")?, "all is made")?;
+    if keeps {
+        goes_on("when all is made")?;
+    }
+    // What goes later does go.
+    daemon.cli("nic del c1 + nic del m1")?;
+    check(
+        !left.succeeds("ip link show dev eth0")? && !host.succeeds("ip link show bf-m1")?,
+        "what is deleted goes",
+    )
 }
 
 fn what_cannot_be_is_refused_and_leaves_nothing() -> Result<()> {

@@ -7,6 +7,7 @@ pub mod veths;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -62,7 +63,12 @@ pub struct HostAttachments {
     /// The daemon whose place this one is to take.
     predecessor: Option<Arc<Predecessor>>,
     removals: Removals,
+    loading: Loading,
 }
+
+/// While this is true what is stored is being made: a container's interface whose NIC goes since
+/// something else cannot be made stays, since the NIC is made again at once.
+pub type Loading = Arc<AtomicBool>;
 
 /// Who has had attachments before this process, and who has them after it.
 pub struct Others {
@@ -163,7 +169,13 @@ impl HostAttachments {
             mirrors: Mirrors::default(),
             cables: Cables::default(),
             predecessor,
+            loading: Loading::default(),
         })
+    }
+
+    /// To be told while what is stored is made.
+    pub fn loading(&self) -> Loading {
+        self.loading.clone()
     }
 
     /// Guests whose memory has pages that are missing lose their ports by them, if that is wanted.
@@ -371,8 +383,8 @@ impl Attachments for HostAttachments {
                     attached.map(|()| state).inspect_err(|_| {
                         if !self.is_apart() {
                             let near = self.veths.close(request.slot);
-                            self.removals
-                                .begin(vec![removal(request.path, None, near, None)]);
+                            let names = vec![request.path.to_owned(), options.name.clone()];
+                            self.removals.begin(vec![removal(names, None, near, None)]);
                         }
                     })
                 });
@@ -418,12 +430,15 @@ impl Attachments for HostAttachments {
                 NicKind::Tap => {
                     let name = self.taps.remove(&slot.0);
                     let held = name.clone().filter(|_| self.held.is_some());
-                    removals.push(removal(&name.unwrap_or_default(), port, None, held));
+                    removals.push(removal(name.into_iter().collect(), port, None, held));
                 }
                 NicKind::Veth(_) | NicKind::VmTap(_) => {
                     let (name, near) = (self.veths.name(*slot), self.veths.close(*slot));
                     self.cables().remove(&slot.0);
-                    removals.push(removal(&name.unwrap_or_default(), port, near, None));
+                    let near = near.filter(|_| !self.loading.load(Ordering::Acquire));
+                    let tap = name.as_deref().map(veths::tap_name);
+                    let names = name.into_iter().chain(tap).collect();
+                    removals.push(removal(names, port, near, None));
                 }
             }
             self.states.forget(&slot.0);
@@ -502,11 +517,15 @@ impl Attachments for HostAttachments {
     }
 }
 
-/// What goes of a NIC whose interface has this name here.
-fn removal(name: &str, port: Option<Port>, near: Option<u32>, held: Option<String>) -> Removal {
-    let tap = near.map(|_| veths::tap_name(name));
+/// What goes of a NIC whose interfaces have these names here.
+fn removal(
+    names: Vec<String>,
+    port: Option<Port>,
+    near: Option<u32>,
+    held: Option<String>,
+) -> Removal {
     Removal {
-        names: [name.to_owned()].into_iter().chain(tap).collect(),
+        names,
         port,
         near,
         held,

@@ -26,7 +26,7 @@ use xdp::Interfaces;
 
 use crate::access::{Access, Gate};
 use crate::app::{App, Features, Operations, unix_secs};
-use crate::attachments::{HostAttachments, Others};
+use crate::attachments::{HostAttachments, Loading, Others};
 use crate::audit::Audit;
 use crate::balancer;
 use crate::balancer::announcing::{self, Announcing};
@@ -355,6 +355,7 @@ async fn serve(
     .refusing_missing_pages(settings.guest_memory_populated);
     let vhost = attachments.vhost();
     let left_behind = attachments.left_behind();
+    let are_loading = attachments.loading();
     let settings_of_control = control_settings(settings, uplinks.running())?;
     let endpoints: Vec<String> = settings
         .v0_endpoint
@@ -407,7 +408,8 @@ async fn serve(
             };
             let (held, switch) = (held.clone(), switch.clone());
             let folder = settings.socket_dir.clone();
-            let loading = load(controller, stored.clone(), held, switch, folder);
+            let planes = (switch, are_loading);
+            let loading = load(controller, stored.clone(), held, planes, folder);
             let (mut controller, left) = loading.await?;
             if let Some(known) = known_health {
                 let taken = tokio::task::block_in_place(|| controller.take_up_health(known));
@@ -1006,7 +1008,7 @@ async fn load(
     mut controller: Controller,
     stored: Option<Arc<Stored>>,
     held: Option<Arc<Held>>,
-    switch: Arc<Switch>,
+    (switch, are_loading): (Arc<Switch>, Loading),
     folder: PathBuf,
 ) -> Result<(Controller, Option<LeftConnections>), String> {
     let Some(stored) = stored else {
@@ -1019,10 +1021,13 @@ async fn load(
                 held.iter().for_each(|held| held.put_back())
             })
         };
+        are_loading.store(true, Ordering::Release);
         let loaded = match &held {
             Some(held) => held.while_loading(|| load(Some(held))),
             None => load(None),
-        }?;
+        };
+        are_loading.store(false, Ordering::Release);
+        let loaded = loaded?;
         if loaded.objects > 0 {
             tracing::info!(
                 "{} objects are there again from the store, in {} ms",
