@@ -1,5 +1,5 @@
 //! How much of what daemons before have left is forgotten since it cannot be true, or is out of
-//! date: for metrics. Counted where it is found, at the start for the most part.
+//! date: for metrics and the status. Counted where it is found, at the start for the most part.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -28,6 +28,16 @@ pub const NAMES: [&str; COUNT] = [
     "session",
     "old_session",
     "memory",
+];
+
+/// What becomes of them, in the same order.
+pub const MEANINGS: [&str; COUNT] = [
+    "connections that cannot be: what comes of them is judged anew",
+    "counters of NICs or rules that cannot be: they begin anew",
+    "learnt MACs that cannot be: they are learnt with the next frame",
+    "VMMs' sessions that cannot be gone on with: closed, and each VMM is to connect anew",
+    "VMMs' sessions that are out of date: closed, and each VMM is to connect anew",
+    "whole memories that are no daemon's, or of a layout that is not known: all in them is lost",
 ];
 
 /// How many kinds there are.

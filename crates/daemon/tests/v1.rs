@@ -824,6 +824,7 @@ async fn what_can_be_seen_of_the_daemon() {
         uplink: String::new(),
         router: String::new(),
         warnings: Vec::new(),
+        forgotten: Vec::new(),
     };
     assert_eq!(status, expected);
     let brief = v1::GetStatusRequest { brief: true };

@@ -16,7 +16,8 @@ use crate::words::utc;
 
 /// Shown behind the help of `status`.
 pub const STATUS_EXAMPLE: &str = "\
-A line `warning` is an uplink or another interface that loses frames or is down. The last part is a
+A line `warning` is an uplink or another interface that loses frames or is down. A line `forgotten`
+is something that a daemon before has left and this one could not go on with. The last part is a
 graph in the DOT language, for Graphviz.
 
 Examples:
@@ -251,6 +252,10 @@ fn lines(status: &v1::Status) -> Vec<(String, String)> {
         for warning in &status.warnings {
             line("warning", warning.clone());
         }
+        for forgotten in &status.forgotten {
+            let (count, meaning) = (forgotten.count, &forgotten.meaning);
+            line("forgotten", format!("{count} {meaning}"));
+        }
     }
     for worker in &status.workers {
         let core = worker
@@ -347,7 +352,30 @@ fn duration(secs: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::duration;
+    use api::v1;
+
+    use super::{duration, lines};
+
+    #[test]
+    fn what_is_forgotten_has_a_line_if_anything_is() {
+        let told = |forgotten: Vec<v1::Forgotten>| {
+            let version = "1".to_owned();
+            let lines = lines(&v1::Status {
+                version,
+                forgotten,
+                ..Default::default()
+            });
+            let named = lines.into_iter().filter(|(name, _)| name == "forgotten");
+            named.map(|(_, value)| value).collect::<Vec<_>>()
+        };
+        assert!(told(Vec::new()).is_empty());
+        let macs = v1::Forgotten {
+            what: "mac".into(),
+            count: 2,
+            meaning: "learnt MACs that cannot be".into(),
+        };
+        assert_eq!(told(vec![macs]), ["2 learnt MACs that cannot be"]);
+    }
 
     #[test]
     fn durations_begin_with_what_counts() {

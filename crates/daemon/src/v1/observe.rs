@@ -13,6 +13,7 @@ use super::{render, workers};
 use crate::access::{Permitted, Refusal};
 use crate::app::{App, monotonic_ns};
 use crate::balancer;
+use crate::forgotten;
 use crate::uplinks::Uplinks;
 
 /// The counters of one NIC.
@@ -238,8 +239,22 @@ pub fn brief(app: &App, control: &Permitted, router: String) -> v1::Status {
         },
         router: if all { router } else { String::new() },
         warnings: if all { warnings(app) } else { Vec::new() },
+        forgotten: if all { all_forgotten() } else { Vec::new() },
         ..v1::Status::default()
     }
+}
+
+/// What of a daemon before is forgotten, of which there is any.
+fn all_forgotten() -> Vec<v1::Forgotten> {
+    let all = forgotten::NAMES.iter().zip(forgotten::MEANINGS);
+    let all = all.zip(forgotten::counts());
+    let any = all.filter(|(_, count)| *count > 0);
+    any.map(|((what, meaning), count)| v1::Forgotten {
+        what: (*what).to_owned(),
+        count,
+        meaning: meaning.to_owned(),
+    })
+    .collect()
 }
 
 /// What keeps frames from passing, or from being recorded, while the daemon itself works, a

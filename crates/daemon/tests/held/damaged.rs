@@ -57,6 +57,19 @@ impl Told {
             .parse()
             .unwrap()
     }
+
+    /// What the status says is forgotten, and that it is what the metrics say.
+    async fn forgotten_by_status(&self) -> Vec<(String, u64)> {
+        let request = v1::GetStatusRequest { brief: true };
+        let daemon = self.guests.daemon.as_ref().unwrap();
+        let status = within(daemon.v1().await.get_status(request)).await;
+        let all = status.unwrap().into_inner().forgotten;
+        for one in &all {
+            assert_eq!(one.count, self.forgotten(&one.what), "{one:?}");
+            assert!(!one.meaning.is_empty(), "{one:?}");
+        }
+        all.into_iter().map(|one| (one.what, one.count)).collect()
+    }
 }
 
 /// Writes into memory that a keeper holds.
@@ -88,6 +101,7 @@ async fn what_cannot_be_of_what_was_left_is_forgotten_and_counted() {
     ] {
         assert_eq!(told.forgotten(what), 0, "{what}");
     }
+    assert_eq!(told.forgotten_by_status().await, []);
     let all_are_there = |told: &Told| {
         wait_for(
             "the daemon to have its own memory of connections",
@@ -122,6 +136,9 @@ async fn what_cannot_be_of_what_was_left_is_forgotten_and_counted() {
     assert_eq!(told.forgotten("session"), 1);
     assert_eq!(told.forgotten("old_session"), 0);
     assert_eq!(told.forgotten("memory"), 0);
+    let said = told.forgotten_by_status().await;
+    let what: Vec<&str> = said.iter().map(|(what, _)| what.as_str()).collect();
+    assert_eq!(what, ["connection", "counter", "session"]);
     let log = told.guests.daemon.as_ref().unwrap().log();
     assert!(
         log.contains("has more regions or rings than there can be"),
