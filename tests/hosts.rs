@@ -41,6 +41,7 @@ fn main() {
         upgrade::an_upgrade_in_generic_mode,
         upgrade::an_upgrade_by_packet_sockets,
         upgrade::an_upgrade_without_an_interface,
+        upgrade::a_killed_daemon_leaves_its_device_in_its_bridge,
         upgrade::an_upgrade_of_several_workers_and_queues,
     ])
 }

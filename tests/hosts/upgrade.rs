@@ -232,11 +232,89 @@ fn of_a_host_without_an_interface(host: &mut Host, family: Family) -> Result<()>
     answers(&a, "10.1.0.2")?;
     let c = host.guest("c", 42, 3)?;
     answers(&c, "fd01::2")?;
-    // The device goes with the last daemon.
-    host.namespace
-        .ok(&format!("kill -9 {}", host.daemon.pid()))?;
+    // It stays when the daemon is killed, and goes with one that is stopped.
+    host.daemon.kill_and_restart()?;
+    check(
+        host.namespace.ifindex(TAP)? == index,
+        "it is the same device behind a kill",
+    )?;
+    answers(&a, "10.1.0.2")?;
+    host.daemon.stop()?;
+    check(
+        !host.namespace.succeeds(&format!("ip link show {TAP}"))?,
+        "the device goes with a daemon that is stopped",
+    )
+}
+
+/// By a TAP device that somebody has put into a bridge: a daemon that is killed leaves it there,
+/// and the next one goes on with it.
+pub fn a_killed_daemon_leaves_its_device_in_its_bridge() -> Result<()> {
+    let (left, right) = cable(1500)?;
+    left.ok(&format!(
+        "ip addr flush dev {UPLINK}; ip link add br0 type bridge; \
+         ip link set {UPLINK} master br0; ip link set br0 up"
+    ))?;
+    let mut hosts = Hosts {
+        left: start(left, 1, Family::V4, &OPTIONS)?,
+        right: start(right, 2, Family::V4, &OPTIONS)?,
+    };
+    hosts
+        .left
+        .namespace
+        .ok(&format!("ip link set {TAP} master br0"))?;
+    let done = of_a_device_in_a_bridge(&mut hosts);
+    on(&hosts, || done)
+}
+
+fn of_a_device_in_a_bridge(hosts: &mut Hosts) -> Result<()> {
+    let a = hosts.left.guest("a", 42, 1)?;
+    let b = hosts.right.guest("b", 42, 2)?;
+    answers(&a, "10.1.0.2")?;
+    let left = &mut hosts.left;
+    let shown = uplink(&left.daemon)?;
+    check(shown["mode"] == "TAP", &format!("it is a TAP: {shown}"))?;
+    let index = left.namespace.ifindex(TAP)?;
+    let is_in_bridge = |host: &Host| {
+        let shown = host.namespace.ok(&format!("ip -o link show {TAP}"))?;
+        Ok::<_, String>(shown.contains("master br0"))
+    };
+    for turn in 0..TURNS {
+        let mut download = Download::start(&a, &b, 2)?;
+        let mut pings = Pings::start(&b, "10.1.0.1")?;
+        pings.are_answered(50)?;
+        download.goes_on(&format!("before kill {turn}"))?;
+        left.daemon.kill()?;
+        left.daemon.restart()?;
+        check(
+            left.namespace.ifindex(TAP)? == index && is_in_bridge(left)?,
+            &format!("kill {turn}: it is the same device, in its bridge"),
+        )?;
+        download.goes_on(&format!("after kill {turn}"))?;
+        pings.are_answered(500)?;
+        let (lost, of) = pings.lost()?;
+        println!("kill {turn}: of {of} requests {} are lost", lost.len());
+        left.daemon.upgrade()?;
+        check(
+            left.namespace.ifindex(TAP)? == index && is_in_bridge(left)?,
+            &format!("upgrade {turn}: it is the same device, in its bridge"),
+        )?;
+        download.goes_on(&format!("after upgrade {turn}"))?;
+    }
+    // Somebody has removed it while no daemon ran: it is made anew.
+    left.daemon.kill()?;
+    left.namespace.ok(&format!("ip link del {TAP}"))?;
+    left.daemon.restart()?;
+    let made = left.namespace.ifindex(TAP)?;
+    check(made != index, "it is another device")?;
+    left.namespace
+        .ok(&format!("ip link set {TAP} master br0"))?;
+    answers(&a, "10.1.0.2")?;
+    // An interface has the address by now: nobody has a use for the device any more.
+    left.daemon.kill()?;
+    left.namespace.ok("ip addr add 192.0.2.1/24 dev br0")?;
+    left.daemon.restart()?;
     wait_for("the device to go", PATIENCE, || {
-        let there = host.namespace.succeeds(&format!("ip link show {TAP}"))?;
+        let there = left.namespace.succeeds(&format!("ip link show {TAP}"))?;
         Ok((!there).then_some(()))
     })
 }

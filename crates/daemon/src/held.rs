@@ -350,7 +350,7 @@ impl Held {
         );
         let of_strangers = |name: &str| {
             let is_of_flows = name == FLOWS || name.starts_with(FLOWS_BEFORE);
-            Held::is_session(name) || is_of_flows || name.starts_with(uplinks::HELD)
+            Held::is_session(name) || is_of_flows || uplinks::is_of_others(name)
         };
         if let Err(e) = self.keeper.release_left_of(of_strangers) {
             tracing::error!("what they have left may still be there: {e}");

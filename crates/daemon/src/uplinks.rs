@@ -5,7 +5,7 @@
 mod control;
 mod losses;
 
-pub use control::{Control, HELD, Setup};
+pub use control::{Control, Setup, is_of_others};
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

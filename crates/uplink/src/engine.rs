@@ -28,6 +28,7 @@ use crate::layout::{Counters, QUEUES, UPLINKS};
 use crate::plan::{UplinkSettings, Wanted, plan};
 use crate::program::{Groups, Program};
 use crate::station::Station;
+pub use handover::is_tap_name;
 use handover::{HandedOver, Holder};
 use joining::Active;
 use reserved::Reserved;

@@ -359,7 +359,15 @@ impl Control {
 }
 
 /// What the names begin with that sockets of uplinks are held by.
-pub const HELD: &str = "uplink@";
+const HELD: &str = "uplink@";
+
+/// Whether it is an uplink's socket that is held by this name, and so memory that others have a
+/// hand in.
+pub fn is_of_others(name: &str) -> bool {
+    let held = name.strip_prefix(HELD);
+    let item = held.and_then(|held| Some(held.split_once(' ')?.1));
+    item.is_some_and(|item| !uplink::is_tap_name(item))
+}
 
 /// What kind they are held as: they are of interfaces of this network namespace, which have other
 /// numbers elsewhere.
@@ -379,5 +387,23 @@ fn status(uplinks: &Uplinks, name: &str) -> InterfaceStatus {
         mode: None,
         why,
         asked: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tap_device_is_no_memory_of_others() {
+        for (name, is) in [
+            ("uplink@4026531840 queue 3 0", true),
+            ("uplink@4026531840 packet 3", true),
+            ("uplink@4026531840 tap butterfly0", false),
+            ("tap:uplink@1 queue", false),
+            ("vhost:uplink@1 queue", false),
+        ] {
+            assert_eq!(is_of_others(name), is, "{name}");
+        }
     }
 }

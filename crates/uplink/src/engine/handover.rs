@@ -6,7 +6,8 @@
 //! Items by name: `queue INTERFACE QUEUE` (see [`XskHandle::hand_over`](io::xsk::XskHandle)),
 //! `packet INTERFACE` with why it is no other, interfaces by their indices; `tap NAME`;
 //! `neighbours NUMBER`, who is known to the station on that device, a line of address and MAC each,
-//! which whoever does not read it asks for; `port ADDRESS`, the UDP socket that nobody reads.
+//! which whoever does not read it asks for; `port ADDRESS`, the UDP socket that nobody reads. Held
+//! are sockets, and the TAP device, which would go with its last descriptor.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
@@ -73,7 +74,7 @@ impl HandedOver {
 
     /// The TAP device of that name.
     pub fn tap(&mut self, name: &str) -> Option<OwnedFd> {
-        let [device] = self.items.remove(&format!("tap {name}"))?.take()?;
+        let [device] = self.items.remove(&tap_name(name))?.take()?;
         Some(device)
     }
 
@@ -115,9 +116,10 @@ impl HandedOver {
 }
 
 impl Engine {
-    /// Has `hold` told of each socket of an interface that another process can go on with when this
-    /// one is killed, by its name and as it is [handed over](Self::hand_over), and with `None` of
-    /// each that is closed. Not of those in zero-copy mode, whose driver alone knows its buffers.
+    /// Has `hold` told of each socket of an interface, and of the TAP device, that another process
+    /// can go on with when this one is killed, by its name and as it is
+    /// [handed over](Self::hand_over), and with `None` of each that is closed. Not of those in
+    /// zero-copy mode, whose driver alone knows its buffers.
     pub fn hold_sockets(mut self, hold: impl Fn(&str, Option<Handed>) + Send + 'static) -> Engine {
         let (hold, held) = (Box::new(hold), BTreeSet::new());
         self.holder = Some(Holder { hold, held });
@@ -146,12 +148,23 @@ impl Engine {
         }
     }
 
-    /// Has the sockets of an uplink held.
+    /// Has the sockets of an uplink held, or its TAP device.
     pub(super) fn hold(&mut self, number: u32) {
         let (Some(active), Some(holder)) = (self.active.get(&number), &mut self.holder) else {
             return;
         };
         let name = self.names.get(number as usize).map_or("", String::as_str);
+        if let Mode::Tap { .. } = active.mode {
+            match self.station.device() {
+                Some(Ok(device)) => {
+                    let (note, fds) = (Vec::new(), vec![device]);
+                    holder.hold(tap_name(name), Handed { note, fds });
+                }
+                Some(Err(e)) => tracing::error!("uplink '{name}' goes with this process: {e}"),
+                None => (),
+            }
+            return;
+        }
         if let Mode::Xdp { sockets, .. } = &active.mode
             && sockets.zero_copy
         {
@@ -175,6 +188,16 @@ impl Engine {
             let names = holder.held.iter().filter(of_interface).cloned();
             let names: Vec<String> = names.collect();
             holder.release(names);
+        }
+    }
+
+    /// Lets the TAP device of that name go, if it is held.
+    pub(super) fn release_tap(&mut self, name: &str) {
+        let name = tap_name(name);
+        if let Some(holder) = &mut self.holder
+            && holder.held.contains(&name)
+        {
+            holder.release([name]);
         }
     }
 
@@ -209,7 +232,7 @@ impl Engine {
                 Mode::Packet { .. } | Mode::Xdp { .. } => items.extend(active.sockets()?),
                 Mode::Tap { .. } => {
                     if let Some(device) = self.station.device() {
-                        items.insert(format!("tap {name}"), item(Vec::new(), vec![device?]));
+                        items.insert(tap_name(name), item(Vec::new(), vec![device?]));
                         let known = self.station.all_known();
                         for (number, some) in known.chunks(NEIGHBOURS_OF_ITEM).enumerate() {
                             let lines = some.iter().map(|(ip, mac)| format!("{ip} {mac}\n"));
@@ -260,6 +283,19 @@ impl Active {
         }
         Ok(items)
     }
+}
+
+/// What the names begin with of TAP devices.
+const TAP: &str = "tap ";
+
+/// Whether it is a TAP device that is handed over by this name. Others have no hand in it but by
+/// the frames that wait there.
+pub fn is_tap_name(name: &str) -> bool {
+    name.starts_with(TAP)
+}
+
+fn tap_name(name: &str) -> String {
+    format!("{TAP}{name}")
 }
 
 fn packet_name(ifindex: u32) -> String {

@@ -255,7 +255,7 @@ impl Engine {
         let Some(active) = self.active.remove(&number) else {
             return;
         };
-        let name = self.names.get(number as usize).map_or("?", String::as_str);
+        let name = self.names.get(number as usize).cloned().unwrap_or_default();
         tracing::info!("uplink '{name}' is left: {why}");
         if let (Mode::Xdp { .. }, Some(Ok(program))) = (&active.mode, &self.program) {
             interface::leave(program, &mut lock(&self.interfaces), active.ifindex);
@@ -263,9 +263,12 @@ impl Engine {
         for queue in 0..active.queues {
             self.ports.detach(number, queue);
         }
-        self.release(active.ifindex);
-        if let Mode::Tap { .. } = active.mode {
-            self.station.close();
+        match active.mode {
+            Mode::Tap { .. } => {
+                self.release_tap(&name);
+                self.station.close();
+            }
+            _ => self.release(active.ifindex),
         }
     }
 }

@@ -74,10 +74,16 @@ impl Engine {
         if handed.is_some() {
             self.station.take_up(self.handed.neighbours().into_iter());
         }
-        let port = self
-            .station
-            .open(name, link.clone(), handed)
-            .map_err(|e| e.to_string())?;
+        let has_left = handed.is_some() && self.handed.has_ended;
+        let port = match self.station.open(name, link.clone(), handed) {
+            Err(why) if has_left => {
+                tracing::info!("what is left of uplink '{name}' is of no use: {why}");
+                self.release_tap(name);
+                self.station.open(name, link.clone(), None)
+            }
+            opened => opened,
+        };
+        let port = port.map_err(|e| e.to_string())?;
         let request = JoinRequest {
             name: name.to_owned(),
             ifindex: 0,
