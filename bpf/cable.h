@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// What the cable's program and crates/container (src/cables.rs) both read and write. Sizes are
-// asserted on both sides.
+// What the programs of cables and arrivals and crates/container (src/cables.rs) read and write.
+// Sizes are asserted on both sides.
 #pragma once
 
 #include <linux/types.h>
@@ -24,7 +24,7 @@ struct cable_end {
 // One direction of a connection that the switch has let pass, as its packets tell it. Addresses of
 // IPv4 have four bytes, and zeros behind them.
 struct kernel_key {
-	__u32 device;      // the host's end of the sender's pair, or a VMM's TAP device
+	__u32 device;      // the host's end of the sender's pair, a VMM's TAP device, or an uplink
 	__u8 macs[12];     // destination and source, as in the frame
 	__u8 from[16];
 	__u8 to[16];
@@ -32,6 +32,7 @@ struct kernel_key {
 	__u8 protocol;
 	__u8 family;       // 4 or 6
 	__u16 reserved;
+	__u32 vni;         // of what comes from other hosts; else 0
 };
 
 // What is entered under it.
@@ -39,11 +40,12 @@ struct kernel_flow {
 	__u32 state;       // its place in kernel_states
 	__u32 tag;         // which use of that place
 	__u32 to;          // the host's end of the receiver's pair, a VMM's TAP device, or an uplink
-	__u8 outer_len;    // bytes of outer headers; 0: none, `to` is no uplink
+	__u8 outer_len;    // bytes of outer headers that are put on or, from an uplink, taken off
 	__u8 dscp;         // the outer one; KERNEL_DSCP_INNER: the inner packet's
 	__u16 reserved;
 	// Two zeros, so that what is behind Ethernet is aligned, and the headers: Ethernet, IPv4 or
-	// IPv6, UDP, VXLAN, without TOS, lengths and checksum.
+	// IPv6, UDP, VXLAN, without TOS, lengths and checksum. Of what comes by an uplink, as the
+	// other host makes them: what is looked at is addresses and the destination port.
 	__u8 outer[KERNEL_OUTER_BYTES] __attribute__((aligned(4)));
 };
 

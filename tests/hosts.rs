@@ -2,6 +2,8 @@
 //! as the original's scenarios have it. Guests are containers; two hosts with real guests are the
 //! demo's second act.
 
+#[path = "hosts/by_kernel.rs"]
+mod by_kernel;
 #[path = "hosts/upgrade.rs"]
 mod upgrade;
 
@@ -37,6 +39,7 @@ fn main() {
         larger_frames_on_a_larger_uplink,
         an_uplink_is_named_while_it_runs,
         a_switch_that_stands_still,
+        by_kernel::containers_talk_by_the_kernel_both_ways,
         upgrade::an_upgrade_under_load,
         upgrade::an_upgrade_in_generic_mode,
         upgrade::an_upgrade_by_packet_sockets,

@@ -1,5 +1,6 @@
-//! Flows that the kernel forwards itself between containers, and from one to another host: the same
-//! packets to a daemon that has it do so and to one that does not, and what an attacker would try.
+//! Flows that the kernel forwards itself between containers, and between one and another host: the
+//! same packets to a daemon that has it do so and to one that does not, and what an attacker would
+//! try.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -30,6 +31,11 @@ fn main() {
         the_same_under_limits,
         the_same_leaves_for_another_host_over_ipv4,
         the_same_leaves_for_another_host_over_ipv6,
+        the_same_comes_from_another_host_over_ipv4,
+        the_same_comes_from_another_host_over_ipv6,
+        the_same_comes_from_another_host_without_a_look_into_the_kernel_s_buffers,
+        what_is_not_as_it_was_judged_comes_from_no_other_host,
+        a_machine_that_was_learnt_comes_by_the_kernel_and_is_heard_of,
         a_dscp_is_on_what_the_kernel_sends,
         what_is_known_of_another_host_is_in_force_for_the_next_packet,
         who_borrows_a_known_flow_s_addresses_reaches_nobody,
@@ -44,6 +50,9 @@ fn main() {
         a_full_table_costs_speed_alone,
     ])
 }
+
+/// The option that has uplinks joined by packet sockets.
+const PACKET: &str = "--uplink-mode packet";
 
 /// Frames that a NIC sends at once, each with what is left to do in it.
 type Batch = (usize, Vec<(Vec<u8>, Offload)>);
@@ -76,14 +85,18 @@ struct Wire {
 impl Wire {
     /// A frame of the machine's as the other host would send it.
     fn wrapped(&self, inner: &[u8], vni: u32) -> Result<Vec<u8>> {
+        self.wrapped_by(inner, vni, UdpChecksum::Zero)
+    }
+
+    fn wrapped_by(&self, inner: &[u8], vni: u32, sum: UdpChecksum) -> Result<Vec<u8>> {
         let [ours, theirs] = self.macs;
         let ends = Ends::new(self.ends[1], self.ends[0]).ok_or("two families")?;
         let port = vxlan::PORT;
-        let mut outer = Outer::new((theirs, ours), None, ends, 64, port, UdpChecksum::Zero);
+        let mut outer = Outer::new((theirs, ours), None, ends, 64, port, sum);
         let vni = Vni::new(vni).map_err(|e| e.to_string())?;
         outer.set_flow(vni, 50_000, vxlan::ecn::tos_of(inner));
         let mut frame = vec![0; outer.len()];
-        outer.write(&mut frame, inner.len(), 0);
+        outer.write(&mut frame, inner.len(), checksum::sum(inner));
         frame.extend_from_slice(inner);
         Ok(frame)
     }
@@ -113,6 +126,8 @@ struct World {
     /// Containers there are.
     nics: usize,
     wire: Option<Wire>,
+    /// The kernel gives frames from there to the container.
+    arrives: bool,
     /// The namespace of the daemon, which goes before it.
     host: Option<Namespace>,
 }
@@ -151,6 +166,7 @@ impl World {
             before: BTreeMap::new(),
             nics,
             wire: None,
+            arrives: false,
             host: None,
         })
     }
@@ -186,6 +202,10 @@ impl World {
 
     /// One container, and a machine on another host, over IPv4 or IPv6.
     fn far(name: &'static str, v6: bool, options: &[&str]) -> Result<World> {
+        World::far_by(name, v6, false, options)
+    }
+
+    fn far_by(name: &'static str, v6: bool, blind: bool, options: &[&str]) -> Result<World> {
         let (host, far) = cable(1500)?;
         let macs = [1, 2].map(|n| Mac([2, 0, 0, 0, 0xff, n]));
         for (namespace, mac) in [(&host, macs[0]), (&far, macs[1])] {
@@ -197,8 +217,13 @@ impl World {
         });
         let own = ends[0].to_string();
         let all = [&["-i", own.as_str()][..], options].concat();
-        let daemon = Daemon::start_on(Some(host.pid()), &all)?;
+        let daemon = match blind {
+            false => Daemon::start_on(Some(host.pid()), &all)?,
+            true => Daemon::start_on_without_btf(Some(host.pid()), &all)?,
+        };
         let mut world = World::empty(name, 1, daemon)?;
+        let is_in = |words: &str| options.windows(2).any(|two| two.join(" ") == words);
+        world.arrives = is_in(PACKET) && !is_in("--kernel-flows off");
         (world.wire, world.host) = (Some(Wire { macs, ends }), Some(host));
         let namespace = Namespace::new()?;
         world.add(1, namespace.pid())?;
@@ -206,6 +231,11 @@ impl World {
         world.peers.push(PacketPeer::new(namespace)?);
         world.peers.push(PacketPeer::by(UPLINK, far)?);
         world.quiet()
+    }
+
+    /// Frames that the kernel has given to the container from the wire.
+    fn arrived_by_kernel(&self) -> Result<u64> {
+        Ok(self.uplink()?.received_kernel_frames)
     }
 
     /// The machine is at this host.
@@ -418,16 +448,21 @@ impl World {
     fn make_known(&mut self, flow: &mut Flow) -> Result<()> {
         let (a, b) = (flow.ends[0], flow.ends[1]);
         self.open(flow)?;
-        // What comes from another host the workers have.
-        let b = if self.wire.is_some() { a } else { b };
-        let before = (self.kernel_frames(a)?, self.kernel_frames(b)?);
+        let count = |world: &World| match (&world.wire, world.arrives) {
+            (None, _) => Ok((world.kernel_frames(a)?, world.kernel_frames(b)?)),
+            // What comes from another host the workers have.
+            (Some(_), false) => Ok((world.kernel_frames(1)?, world.kernel_frames(1)?)),
+            (Some(_), true) => Ok((world.kernel_frames(1)?, world.arrived_by_kernel()?)),
+        };
+        let before: (u64, u64) = count(self)?;
         wait_closely("the kernel to forward a flow", PATIENCE, || {
             for side in 0..2 {
                 let frames: Vec<_> = (0..6).map(|_| flow.data(side, 10)).collect();
                 self.send(flow.ends[side], &frames)?;
             }
             std::thread::sleep(Duration::from_millis(20));
-            let now = (self.kernel_frames(a)?, self.kernel_frames(b)?);
+            let now: Result<(u64, u64)> = count(self);
+            let now = now?;
             Ok((now.0 > before.0 && now.1 > before.1).then_some(()))
         })?;
         self.arrived().map(drop)
@@ -819,6 +854,28 @@ fn the_same_leaves_for_another_host(over_v6: bool) -> Result<()> {
     the_same_with_both(kernel, path, ends, 110, 5)
 }
 
+fn the_same_comes_from_another_host_over_ipv4() -> Result<()> {
+    the_same_comes_from_another_host(false, false)
+}
+
+fn the_same_comes_from_another_host_over_ipv6() -> Result<()> {
+    the_same_comes_from_another_host(true, false)
+}
+
+fn the_same_comes_from_another_host_without_a_look_into_the_kernel_s_buffers() -> Result<()> {
+    the_same_comes_from_another_host(false, true)
+}
+
+/// On an uplink with a packet socket.
+fn the_same_comes_from_another_host(over_v6: bool, blind: bool) -> Result<()> {
+    let options = ["--vxlan-checksum", "off", "--uplink-mode", "packet"];
+    let by_worker = [&options[..], &["--kernel-flows", "off"]].concat();
+    let kernel = World::far_by("k", over_v6, blind, &options)?;
+    let path = World::far("p", over_v6, &by_worker)?;
+    let ends = &[(1, 2), (1, 2), (2, 1), (2, 1)];
+    the_same_with_both(kernel, path, ends, 110, 5)
+}
+
 /// Sends each frame to both worlds, under equal rules, between these ends, in so many steps. Of
 /// `one_of` frames the kernel is to forward one at the least.
 fn the_same_with_both(
@@ -932,9 +989,18 @@ fn the_same_with_both(
             ));
         }
     }
-    let forwarded: u64 = (1..=nics)
+    let mut forwarded: u64 = (1..=nics)
         .map(|nic| kernel.kernel_frames(nic))
         .sum::<Result<u64>>()?;
+    if kernel.wire.is_some() {
+        let arrived = kernel.arrived_by_kernel()?;
+        check(
+            (arrived > 20) == kernel.arrives,
+            &format!("the kernel gave {arrived} of {frames} frames to the container"),
+        )?;
+        assert_eq!(path.arrived_by_kernel()?, 0);
+        forwarded += arrived;
+    }
     check(
         forwarded > frames as u64 / one_of,
         &format!("the kernel forwarded {forwarded} of {frames} frames"),
@@ -1078,6 +1144,198 @@ fn what_is_known_of_another_host_is_in_force_for_the_next_packet() -> Result<()>
         Ok((world.uplink()?.received_frames == sent).then_some(()))
     })?;
     check(world.arrived()?[0].is_empty(), "neither arrives")
+}
+
+/// One byte of the frame is another one, and the outer IPv4 header's checksum right.
+fn with(frame: &[u8], at: usize, byte: u8) -> Vec<u8> {
+    let mut frame = frame.to_vec();
+    frame[at] = byte;
+    frame[24..26].fill(0);
+    let sum = checksum::checksum(&frame[14..34]);
+    frame[24..26].copy_from_slice(&sum.to_be_bytes());
+    frame
+}
+
+impl World {
+    /// What of these frames of the wire, which are counted, has come to the container, and how many
+    /// by the kernel.
+    fn comes(&mut self, frames: &[Vec<u8>]) -> Result<(Vec<String>, u64)> {
+        self.arrived()?;
+        let before = self.arrived_by_kernel()?;
+        self.peers[1].send(frames)?;
+        self.sent[1] += frames.len() as u64;
+        let sent = self.sent[1];
+        wait_closely("frames of the wire to be counted", PATIENCE, || {
+            Ok((self.uplink()?.received_frames == sent).then_some(()))
+        })?;
+        std::thread::sleep(Duration::from_millis(50));
+        let came = self.arrived()?.swap_remove(0);
+        Ok((came, self.arrived_by_kernel()? - before))
+    }
+}
+
+/// Frames of a known flow in other outer headers, or with others of its own: none is the kernel's,
+/// and what the worker would not let pass reaches nobody.
+fn what_is_not_as_it_was_judged_comes_from_no_other_host() -> Result<()> {
+    let mut world = World::far("k", false, &["--uplink-mode", "packet"])?;
+    let uplink = world.uplink()?;
+    assert_eq!(
+        (uplink.mode.as_str(), uplink.why.as_str()),
+        ("packet socket", PACKET)
+    );
+    world
+        .daemon
+        .cli("sg rule add c1 --ip-proto udp --port 7000")?;
+    let mut flow = Flow::new(2, 1, [30_000, 7_000], false);
+    world.make_known(&mut flow)?;
+    let inner = flow.data(0, 40);
+    let Some(wire) = &world.wire else {
+        return Err("no wire".into());
+    };
+    let good = wire.wrapped(&inner, VNI)?;
+    let host = |last: u8| IpAddr::from([192, 0, 2, last]);
+    let by = |ends: [IpAddr; 2]| Wire {
+        macs: wire.macs,
+        ends,
+    };
+    let [ours, theirs] = wire.ends;
+    let mut options = with(&good, 14, 0x46);
+    options.splice(34..34, [1, 1, 1, 1]);
+    options[16..18].copy_from_slice(&(good.len() as u16 - 14 + 4).to_be_bytes());
+    options[24..26].fill(0);
+    let sum = checksum::checksum(&options[14..38]);
+    options[24..26].copy_from_slice(&sum.to_be_bytes());
+    let mut summed = wire.wrapped_by(&inner, VNI, UdpChecksum::Full)?;
+    let right = summed.clone();
+    summed[40] ^= 0x55;
+    let mut other_mac = inner.clone();
+    other_mac[..6].copy_from_slice(&mac(3).0);
+    let mut other_sender = inner.clone();
+    other_sender[6..12].copy_from_slice(&mac(3).0);
+    let mut bad_ip = good.clone();
+    bad_ip[24] ^= 0x55;
+    let mut tagged = good.clone();
+    tagged.splice(12..12, [0x81, 0, 0, 5]);
+    let long = [&good[..], &[0; 9]].concat();
+    let reaches = [
+        // The worker judges them, and lets them pass.
+        ("with a right checksum", right),
+        ("with bytes behind it", long),
+    ];
+    let reaches_nobody = [
+        (
+            "with options, which the packet socket does not take",
+            options,
+        ),
+        ("another network", wire.wrapped(&inner, VNI + 1)?),
+        ("no network", with(&good, 42, 0)),
+        (
+            "from another host",
+            by([ours, host(77)]).wrapped(&inner, VNI)?,
+        ),
+        (
+            "to another host",
+            by([host(78), theirs]).wrapped(&inner, VNI)?,
+        ),
+        ("from us", by([ours, ours]).wrapped(&inner, VNI)?),
+        ("more fragments", with(&good, 20, 0x20)),
+        ("a later fragment", with(&good, 21, 1)),
+        ("no UDP", with(&good, 23, 6)),
+        ("a wrong IP checksum", bad_ip),
+        ("a wrong UDP checksum", summed),
+        ("cut short", with(&good[..good.len() - 1], 14, 0x45)),
+        ("for another machine", wire.wrapped(&other_mac, VNI)?),
+        ("congestion that is not understood", with(&good, 15, 3)),
+    ];
+    let of_another = wire.wrapped(&other_sender, VNI)?;
+    for round in 0..2 {
+        let (came, by_kernel) = world.comes(std::slice::from_ref(&good))?;
+        assert_eq!((came, by_kernel), (vec![hex(&inner)], 1), "round {round}");
+        for (what, frame) in &reaches {
+            let (came, by_kernel) = world.comes(std::slice::from_ref(frame))?;
+            assert_eq!((came.len(), by_kernel), (1, 0), "{what}");
+        }
+        for (what, frame) in &reaches_nobody {
+            world
+                .not_from_the_wire(frame)
+                .map_err(|e| format!("{what}: {e}"))?;
+        }
+        for frame in [&of_another, &tagged] {
+            world.not_by_kernel(frame)?;
+        }
+    }
+    // Its rule goes, and it is in force for the next.
+    world
+        .daemon
+        .cli("sg rule del c1 --ip-proto udp --port 7000")?;
+    let (came, by_kernel) = world.comes(std::slice::from_ref(&good))?;
+    assert_eq!((came.len(), by_kernel), (0, 0));
+    // Nor does anything come when nobody is there to judge it.
+    world
+        .daemon
+        .cli("sg rule add c1 --ip-proto udp --port 7000")?;
+    world.make_known(&mut flow)?;
+    let pid = world.daemon.pid().to_string();
+    process::run(&["kill", "-9", &pid])?;
+    wait_for("the kernel to take no more in", PATIENCE, || {
+        world.arrived()?;
+        world.peers[1].send(std::slice::from_ref(&good))?;
+        std::thread::sleep(Duration::from_millis(20));
+        Ok(world.arrived()?[0].is_empty().then_some(()))
+    })
+}
+
+impl World {
+    /// A frame from the wire, which may not even be counted, reaches the container by no way.
+    fn not_from_the_wire(&mut self, frame: &[u8]) -> Result<()> {
+        let came = self.not_by_kernel(frame)?;
+        check(came.is_empty(), &format!("{came:?} came"))
+    }
+
+    /// It is not the kernel's. Gives what the worker has made of it.
+    fn not_by_kernel(&mut self, frame: &[u8]) -> Result<Vec<String>> {
+        self.arrived()?;
+        let before = self.uplink()?;
+        self.peers[1].send(&[frame.to_vec()])?;
+        std::thread::sleep(Duration::from_millis(100));
+        let came = self.arrived()?.swap_remove(0);
+        let after = self.uplink()?;
+        self.sent[1] += after.received_frames - before.received_frames;
+        assert_eq!(after.received_kernel_frames, before.received_kernel_frames);
+        Ok(came)
+    }
+}
+
+/// What it was learnt from is not relied on for ever: its frames come up now and then, and go on by
+/// the kernel.
+fn a_machine_that_was_learnt_comes_by_the_kernel_and_is_heard_of() -> Result<()> {
+    let mut world = World::far("k", false, &["--uplink-mode", "packet"])?;
+    let [_, theirs] = world.wire.as_ref().ok_or("no wire")?.ends;
+    world
+        .daemon
+        .cli("sg rule add c1 --ip-proto udp --port 7000")?;
+    world.daemon.cli(&format!(
+        "binding del --vni {VNI} {} + network set {VNI} --learning on + \
+         host add {theirs} --vni {VNI}",
+        mac(2)
+    ))?;
+    let mut flow = Flow::new(2, 1, [30_000, 7_000], false);
+    world.make_known(&mut flow)?;
+    let (mut came_up, mut before) = (0, world.arrived_by_kernel()?);
+    for _ in 0..26 {
+        let frames: Vec<_> = (0..20).map(|_| flow.data(0, 30)).collect();
+        world.send(2, &frames)?;
+        let answers: Vec<_> = (0..2).map(|_| flow.data(1, 30)).collect();
+        world.send(1, &answers)?;
+        let now = world.arrived_by_kernel()?;
+        came_up += 20 - (now - before);
+        before = now;
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    check(
+        (1..=160).contains(&came_up),
+        &format!("{came_up} of 520 came up"),
+    )
 }
 
 fn world(containers: usize) -> Result<World> {

@@ -9,7 +9,7 @@ use std::process::Command;
 /// Sources that are good for both places.
 const AT_TC: [&str; 6] = ["again", "balancer", "drop", "pass", "probe", "router"];
 /// Sources that are for tc ingress alone.
-const ONLY_AT_TC: [&str; 2] = ["cable", "cable_blind"];
+const ONLY_AT_TC: [&str; 4] = ["arrival", "arrival_blind", "cable", "cable_blind"];
 
 fn main() {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bpf");

@@ -41,7 +41,12 @@ impl Daemon {
 
     /// Starts one that finds no types of the kernel (BTF), as on one that was built without.
     pub fn start_without_btf(options: &[&str]) -> Result<Self> {
-        Self::start_as(None, Who::WithoutBtf, options)
+        Self::start_on_without_btf(None, options)
+    }
+
+    /// As that, in the namespace that this process is in.
+    pub fn start_on_without_btf(host: Option<u32>, options: &[&str]) -> Result<Self> {
+        Self::start_as(host, Who::WithoutBtf, options)
     }
 
     fn start_as(host: Option<u32>, who: Who, options: &[&str]) -> Result<Self> {

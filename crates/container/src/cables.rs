@@ -1,6 +1,7 @@
 //! The program between a container's interface, or a VMM's TAP device, and the TAP device that the
 //! switch reads (`bpf/cable.bpf.c`), its table of ends, and its maps of flows that it forwards
-//! itself, which are the switch's to fill.
+//! itself, which are the switch's to fill; and the program beside it for what comes from other
+//! hosts by an uplink (`bpf/arrival.bpf.c`).
 
 use std::os::fd::AsFd;
 
@@ -23,7 +24,7 @@ struct CableEnd {
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
 pub struct FlowKey {
-    /// The index of the host's end of the sender's pair, or of a VMM's TAP device.
+    /// The index of the host's end of the sender's pair, of a VMM's TAP device, or of an uplink.
     pub device: u32,
     /// Ethernet's destination and source.
     pub macs: [[u8; 6]; 2],
@@ -39,6 +40,8 @@ pub struct FlowKey {
     pub family: u8,
     /// Zero.
     pub reserved: u16,
+    /// The network of what comes by an uplink; else zero.
+    pub vni: u32,
 }
 
 /// `struct kernel_flow` of bpf/cable.h.
@@ -51,13 +54,13 @@ pub struct FlowValue {
     pub tag: u32,
     /// The index of the host's end of the receiver's pair, of a VMM's TAP device, or of an uplink.
     pub to: u32,
-    /// Bytes of outer headers; 0: it goes to no uplink.
+    /// Bytes of outer headers that are put on or, of what comes by an uplink, taken off.
     pub outer_len: u8,
     /// The outer DSCP, or [`DSCP_INNER`].
     pub dscp: u8,
     /// Zero.
     pub reserved: u16,
-    /// Two zeros and the outer headers.
+    /// Two zeros and the outer headers; of what comes by an uplink those that it is to have.
     pub outer: [u8; OUTER_BYTES],
 }
 
@@ -75,6 +78,8 @@ pub struct FlowMaps {
     pub states: BpfArray,
     /// What is in force, 16 bytes (`struct kernel_force`).
     pub force: BpfArray,
+    /// What takes flows from other hosts, at tc ingress of uplinks. The error is a sentence.
+    pub arrival: Result<Program, String>,
 }
 
 /// Bytes of `struct kernel_state` and of `struct kernel_force`.
@@ -87,6 +92,8 @@ const FORCE: usize = 16;
 pub struct Cables {
     program: Program,
     ends: Table<u32, CableEnd>,
+    /// The kernel's buffers cannot be looked into.
+    blind: bool,
     /// Flows that there is room for.
     flows: u32,
 }
@@ -98,7 +105,9 @@ impl Cables {
     /// # Errors
     /// The kernel refuses.
     pub fn load(flows: u32) -> Result<Cables, xdp::Error> {
+        let mut blind = false;
         let program = load(objects::tc::CABLE, flows).or_else(|error| {
+            blind = true;
             if flows > 0 {
                 tracing::warn!(
                     "the kernel's buffers cannot be looked into, so packets whose checksum is \
@@ -111,6 +120,7 @@ impl Cables {
         Ok(Cables {
             program,
             ends,
+            blind,
             flows,
         })
     }
@@ -132,7 +142,16 @@ impl Cables {
             flows: flows.map_err(|e| e.to_string())?,
             states: mapped("kernel_states", 2 * self.flows as usize * STATE)?,
             force: mapped("kernel_force", FORCE)?,
+            arrival: self.load_arrival().map_err(|e| e.to_string()),
         })
+    }
+
+    fn load_arrival(&self) -> Result<Program, xdp::Error> {
+        let object = match self.blind {
+            false => objects::tc::ARRIVAL,
+            true => objects::tc::ARRIVAL_BLIND,
+        };
+        self.program.load_beside("arrival", object)
     }
 
     /// Joins the host's end of a container's pair, or the TAP device that a `machine` has open, and

@@ -22,6 +22,7 @@ use io::trace::capture::Tap;
 use io::trace::{Folder, Trace};
 use io::vhost::{MAX_PAIRS, NicOptions, PortKey, PortSink, PortState, Server, SessionKeeper};
 
+use crate::arrivals::Arrivals;
 use crate::bench_report;
 use crate::held::Held;
 use crate::mirrors::Mirrors;
@@ -76,6 +77,8 @@ pub struct Others {
     pub held: Option<Arc<Held>>,
     /// The daemon whose place it is to take.
     pub predecessor: Option<Arc<Predecessor>>,
+    /// For containers' flows from other hosts.
+    pub arrivals: Arc<Arrivals>,
 }
 
 /// Names of TAP devices and descriptors of them, by slot.
@@ -132,7 +135,11 @@ impl HostAttachments {
         others: Others,
         kernel_flows: u32,
     ) -> Result<HostAttachments, String> {
-        let Others { held, predecessor } = others;
+        let Others {
+            held,
+            predecessor,
+            arrivals,
+        } = others;
         let switch = workers.switch().clone();
         let sink = Arc::new(Sink {
             workers: workers.clone(),
@@ -155,6 +162,7 @@ impl HostAttachments {
                 socket_dir.display().to_string(),
                 kernel_flows,
                 predecessor.as_ref().map(|old| old.apart()),
+                arrivals,
             ),
             vhost: Arc::new(vhost),
             workers,

@@ -11,7 +11,7 @@ use clap::ValueEnum;
 
 use crate::cores::{Cores, count};
 use crate::logging::Level;
-use crate::options::{DSCP_MAX, OuterChecksum, mode, mtu, sflow_rate, size};
+use crate::options::{DSCP_MAX, OuterChecksum, UplinkMode, mode, mtu, sflow_rate, size};
 
 /// What the file says; `None` where it says nothing.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -33,6 +33,7 @@ pub struct Ini {
     pub vxlan_ttl: Option<u8>,
     pub vxlan_dscp: Option<u8>,
     pub vxlan_checksum: Option<OuterChecksum>,
+    pub uplink_mode: Option<UplinkMode>,
     pub trace_dir: Option<PathBuf>,
     pub trace_dir_max: Option<u64>,
     pub api_group: Option<String>,
@@ -133,6 +134,10 @@ fn set(ini: &mut Ini, section: &str, key: &str, value: &str) -> Result<(), Strin
         }
         ("general", "dpdk-port") => ini.dpdk_port = Some(parsed(&name, value)?),
         ("general", "uplink") => ini.uplink = Some(list(value)),
+        ("general", "uplink-mode") => {
+            ini.uplink_mode =
+                Some(UplinkMode::from_str(value, false).map_err(|e| format!("{name}: {e}"))?);
+        }
         ("general", "vxlan-port") => {
             ini.vxlan_port = Some(parsed::<NonZeroU16>(&name, value)?.get())
         }
@@ -206,6 +211,7 @@ fn known(section: &str, key: &str) -> bool {
                 | "nic-mtu"
                 | "dpdk-port"
                 | "uplink"
+                | "uplink-mode"
                 | "vxlan-port"
                 | "vxlan-ttl"
                 | "vxlan-dscp"
@@ -280,6 +286,7 @@ dpdk-args = -c1 -n1 --vdev=eth_pcap0,iface=eth0
 nic-mtu = 9000
 dpdk-port = 0
 uplink = eth1,eth2
+uplink-mode = packet
 vxlan-port = 8472
 vxlan-ttl = 9
 vxlan-dscp = 46
@@ -316,6 +323,7 @@ audit = /var/log/butterfly/audit.json
             nic_mtu: Some(9000),
             dpdk_port: Some(0),
             uplink: Some(vec!["eth1".into(), "eth2".into()]),
+            uplink_mode: Some(UplinkMode::Packet),
             vxlan_port: Some(8472),
             vxlan_ttl: Some(9),
             vxlan_dscp: Some(46),
@@ -401,6 +409,7 @@ audit = /var/log/butterfly/audit.json
                 "[security]\ninsecure-api = maybe",
                 "[security] insecure-api = 'maybe': it is true or false",
             ),
+            ("[general]\nuplink-mode = fast", "[general] uplink-mode: "),
             (
                 "[general]\nvxlan-checksum = maybe",
                 "[general] vxlan-checksum: ",
@@ -440,6 +449,7 @@ audit = /var/log/butterfly/audit.json
             vxlan_ttl: Some(_),
             vxlan_dscp: Some(_),
             vxlan_checksum: Some(_),
+            uplink_mode: Some(_),
             trace_dir: Some(_),
             trace_dir_max: Some(_),
             api_group: Some(_),

@@ -1,5 +1,5 @@
-//! Flows that the kernel forwards itself between containers and to other hosts: the thread that
-//! enters them in the map of the program at their interfaces, and says that the daemon is there.
+//! Flows that the kernel forwards itself between containers and to and from other hosts: the thread
+//! that enters them in the map of the programs at interfaces, and says that the daemon is there.
 //! What it is about is at the head of [`dataplane::flow::kernel`].
 //!
 //! Begun by [`attachments::veths`](crate::attachments::veths) with the first such interface; ends
@@ -19,6 +19,8 @@ use dataplane::flow::kernel::{
 use rustix::time::{ClockId, clock_gettime};
 use xdp::Table;
 
+use crate::arrivals::Arrivals;
+
 /// How often workers are asked what they want entered, for a second after the last time that they
 /// wanted anything. Then one that wants something says so, and it is only looked whether something
 /// is over.
@@ -27,11 +29,12 @@ const LATER: Duration = Duration::from_millis(200);
 const LATER_AFTER_NS: u64 = 1_000_000_000;
 
 /// Has the switch use the maps, and begins to look after them. The error is a sentence.
-pub fn begin(switch: &Arc<Switch>, maps: FlowMaps) -> Result<(), String> {
+pub fn begin(switch: &Arc<Switch>, arrivals: &Arrivals, maps: FlowMaps) -> Result<(), String> {
     let FlowMaps {
         flows,
         states,
         force,
+        arrival,
     } = maps;
     let shared = KernelFlows::new(KernelMemory::Map(states), KernelMemory::Map(force));
     shared.extend(monotonic_ns() + GOOD_FOR_NS);
@@ -39,6 +42,10 @@ pub fn begin(switch: &Arc<Switch>, maps: FlowMaps) -> Result<(), String> {
     let Some(table) = table.map_err(|e| e.to_string())? else {
         return Ok(());
     };
+    match arrival {
+        Ok(program) => arrivals.begin(program),
+        Err(why) => tracing::warn!("what comes from other hosts is the workers' alone: {why}"),
+    }
     let switch = switch.clone();
     let thread = std::thread::Builder::new().name("kernel-flows".into());
     let thread = thread.spawn(move || look_after(&switch, &shared, table, Map(flows)));
@@ -121,6 +128,7 @@ fn as_entered(key: &KernelKey) -> FlowKey {
         protocol: key.protocol,
         family: if key.from.is_ipv6() { 6 } else { 4 },
         reserved: 0,
+        vni: key.vni.map_or(0, |vni| vni.id()),
     }
 }
 

@@ -20,6 +20,7 @@
 
 mod access;
 mod app;
+mod arrivals;
 mod attachments;
 mod audit;
 mod balancer;

@@ -232,6 +232,10 @@ pub struct Options {
     /// [default: the one that has the address of -i]
     #[arg(long, value_name = "INTERFACE")]
     pub(crate) uplink: Vec<String>,
+    /// How uplinks are joined: best by XDP where that is to be had; packet by packet sockets, for
+    /// hosts of containers over virtual links (docs/uplink.md) [default: best]
+    #[arg(long, value_name = "MODE", value_enum)]
+    pub(crate) uplink_mode: Option<UplinkMode>,
     /// Have the kernel do its part for uplinks within this daemon's calls, and not in interrupts,
     /// while there is traffic
     #[arg(long)]
@@ -306,6 +310,14 @@ pub enum OuterChecksum {
     Off,
 }
 
+/// How uplinks are joined.
+#[derive(clap::ValueEnum, Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum UplinkMode {
+    #[default]
+    Best,
+    Packet,
+}
+
 /// Everything the daemon is started with, defaults filled in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
@@ -372,6 +384,7 @@ pub struct Settings {
     pub(crate) alone: bool,
     /// A device that DPDK drives is one of the uplinks.
     pub(crate) dpdk: Option<OfDpdk>,
+    pub(crate) uplink_mode: UplinkMode,
     pub(crate) busy_poll: bool,
     pub(crate) vxlan_port: u16,
     /// What outer headers have in common; its port is `vxlan_port`.
@@ -481,6 +494,13 @@ impl Settings {
         });
         let (mut uplinks, alone) = uplinks(named, join, &mut said.remarks);
         uplinks.extend(of_dpdk.as_ref().map(OfDpdk::interface));
+        let uplink_mode = said.one(
+            "--uplink-mode",
+            "uplink-mode",
+            options.uplink_mode,
+            ini.uplink_mode,
+            |mode| format!("{mode:?}").to_lowercase(),
+        );
         let outer_checksum = said.one(
             "--vxlan-checksum",
             "vxlan-checksum",
@@ -785,6 +805,7 @@ impl Settings {
             uplinks,
             alone,
             dpdk: of_dpdk,
+            uplink_mode: uplink_mode.unwrap_or_default(),
             busy_poll: options.busy_poll,
             vxlan_port,
             encapsulation: Encapsulation {
@@ -1094,6 +1115,7 @@ mod tests {
             uplinks: vec![],
             alone: false,
             dpdk: None,
+            uplink_mode: UplinkMode::Best,
             busy_poll: false,
             vxlan_port: 4789,
             encapsulation: Encapsulation {
@@ -1257,6 +1279,9 @@ mod tests {
             }),
             (&["--uplink eth1 --uplink=eth2"], &|s| {
                 s.uplinks = vec!["eth1".into(), "eth2".into()];
+            }),
+            (&["--uplink-mode packet", "--uplink-mode=packet"], &|s| {
+                s.uplink_mode = UplinkMode::Packet
             }),
             (&["--busy-poll"], &|s| s.busy_poll = true),
             (&["--vxlan-port 8472"], &|s| {
@@ -1438,6 +1463,7 @@ mod tests {
             "--vxlan-ttl 0",
             "--vxlan-dscp 64",
             "--vxlan-checksum maybe",
+            "--uplink-mode fast",
             "--router-nodes4 1023",
             "--router-nodes6 67108864",
             "--nonsense",

@@ -26,6 +26,7 @@ use xdp::Interfaces;
 
 use crate::access::{Access, Gate};
 use crate::app::{App, Features, Operations, unix_secs};
+use crate::arrivals::Arrivals;
 use crate::attachments::{HostAttachments, Loading, Others};
 use crate::audit::Audit;
 use crate::balancer;
@@ -44,7 +45,7 @@ use crate::kernel::Kernel;
 use crate::lock::{self, Turn};
 use crate::logging::LogControl;
 use crate::metrics;
-use crate::options::Settings;
+use crate::options::{Settings, UplinkMode};
 use crate::page;
 use crate::privileges;
 use crate::reload::Reload;
@@ -322,6 +323,8 @@ async fn serve(
     if predecessor.is_none() {
         held.iter().for_each(|held| held.look_at_deaths());
     }
+    let arrivals = Arrivals::new(start_gate.switch().clone(), interfaces.clone());
+    let arrivals = Arc::new(arrivals);
     let setup = uplinks::Setup {
         dpdk: dpdk_uplink(settings)?,
         handed: handed("uplink"),
@@ -336,6 +339,7 @@ async fn serve(
             interfaces.clone(),
             kernel.clone(),
             start_gate.clone(),
+            arrivals.clone(),
         )
     };
     let uplinks = Arc::new(uplinks::Control::start(setup, broken).await?);
@@ -349,6 +353,7 @@ async fn serve(
         Others {
             held: held.clone(),
             predecessor: predecessor.clone(),
+            arrivals,
         },
         settings.kernel_flows,
     )?
@@ -684,6 +689,7 @@ fn uplink_setup(
     interfaces: Arc<Mutex<Interfaces>>,
     kernel: Arc<Kernel>,
     gate: Arc<StartGate>,
+    arrivals: Arc<Arrivals>,
 ) -> uplinks::Setup {
     uplinks::Setup {
         settings: uplink::UplinkSettings {
@@ -699,9 +705,11 @@ fn uplink_setup(
                 _ => FLOOD_GROUPS_V4,
             }),
             frames: UPLINK_FRAMES,
+            packet: settings.uplink_mode == UplinkMode::Packet,
             busy_poll: settings.busy_poll,
         },
         interfaces,
+        arrivals,
         kernel,
         gate,
         alone: settings.alone,

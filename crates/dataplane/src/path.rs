@@ -416,8 +416,12 @@ impl Path {
         self.forget_moved();
         let network_of = |frames: Bits| sources[frames.trailing_zeros() as usize % BATCH].network;
         let all = Sender::Remote(from, network_of(left), &sources);
+        let sampled = self.sampler.as_ref().map_or(0, |sampler| sampler.rate());
         if let Some((fast_path, _, mut round)) = self.open(all, batch, now) {
             left = fast_path.run_arriving(&mut round, left);
+            if round.tables.flows.kernel.is_some() && sampled == 0 {
+                fast_path.offer_arriving(&round); // the kernel may forward what follows
+            }
             if !round.replies.batch.is_empty() {
                 deliver::replies(&mut round, ports);
             }

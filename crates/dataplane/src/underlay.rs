@@ -104,6 +104,8 @@ pub(crate) struct ReadyHop {
     pub uplink: PortSlot,
     /// Without VNI, source port and TOS.
     pub outer: Outer,
+    /// What comes back by it is in, likewise.
+    pub back: Outer,
     /// The longest inner frame, bytes.
     pub max_frame: u32,
     /// The interface by which the kernel may send; 0: none.
@@ -214,6 +216,8 @@ impl Underlay {
         };
         let macs = (hop.src_mac, hop.dst_mac);
         let outer = Outer::new(macs, hop.vlan, ends, wants.ttl, wants.port, checksum);
+        let (there, back) = ((hop.dst_mac, hop.src_mac), ends.back());
+        let back = Outer::new(there, hop.vlan, back, wants.ttl, wants.port, checksum);
         let least = outer.ip_overhead() + ETHERNET_LEN + INNER_MTU_MIN;
         if usize::from(hop.mtu) < least {
             return Err(format!(
@@ -224,6 +228,7 @@ impl Underlay {
         Ok(ReadyHop {
             uplink: hop.uplink,
             outer,
+            back,
             max_frame: u32::from(hop.mtu) - outer.ip_overhead() as u32,
             device: hop.device,
             id: HOP_IDS | NEXT_ID.fetch_add(1, Ordering::Relaxed),
@@ -282,6 +287,13 @@ impl Underlay {
         // The last one's bound is the largest hash there is.
         let passed = hops.iter().take_while(|hop| hop.upper < hash).count() as u32;
         first + passed.min(count - 1)
+    }
+
+    /// The hop to a host by this uplink, if one leads there by it.
+    pub(crate) fn hop_by(&self, host: IpAddr, uplink: PortSlot) -> Option<&ReadyHop> {
+        let Path { first, count, .. } = self.paths[self.find(host)?.0 as usize];
+        let hops = &self.hops[first as usize..(first + count) as usize];
+        hops.iter().find(|hop| hop.uplink == uplink)
     }
 
     #[inline]

@@ -9,6 +9,9 @@
 //! What the kernel left undone in a frame that never was on a wire (from a veth, a bridge) it tells
 //! in a virtio-net header, and that goes on with the frame: a checksum that is only begun, the
 //! outer UDP header's or the inner packet's, and that an inner packet stands for several.
+//!
+//! A socket for [one family](Packets) gets what programs at tc ingress of the interface have passed
+//! on; one for all packets gets them before these.
 
 mod filter;
 
@@ -37,6 +40,29 @@ const HDR_LEN: usize = 10;
 /// What a frame may have beyond the link's MTU: Ethernet header and one VLAN tag.
 const LINK_HEADER: usize = 14 + 4;
 
+/// What comes in by the socket.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Packets {
+    /// All VXLAN, in a VLAN too, before tc ingress has seen it, and whatever that does with it.
+    #[default]
+    All,
+    /// What is over IPv4, of what tc ingress has passed on to the kernel's stack.
+    V4,
+    /// Over IPv6, likewise.
+    V6,
+}
+
+impl Packets {
+    /// The protocol that such a socket is bound to (ETH_P_*).
+    fn protocol(self) -> i32 {
+        match self {
+            Packets::All => libc::ETH_P_ALL,
+            Packets::V4 => libc::ETH_P_IP,
+            Packets::V6 => libc::ETH_P_IPV6,
+        }
+    }
+}
+
 /// Which interface.
 #[derive(Clone, Debug)]
 pub struct PacketOptions {
@@ -46,6 +72,8 @@ pub struct PacketOptions {
     pub ifindex: u32,
     /// VXLAN's UDP port.
     pub port: u16,
+    /// What comes in by it.
+    pub packets: Packets,
     /// The interface's state.
     pub link: Arc<Link>,
 }
@@ -87,12 +115,14 @@ impl PacketPort {
     /// are this one's as soon as the other one reads no more.
     ///
     /// # Errors
-    /// It is no packet socket.
+    /// It is no packet socket, or the interface is gone.
     pub fn adopt(options: &PacketOptions, socket: OwnedFd) -> Result<PacketPort, PacketError> {
         let domain = sockopt::socket_domain(&socket).map_err(|errno| refused(options, errno))?;
         if domain != AddressFamily::PACKET {
             return Err(refused(options, Errno::NOTSOCK));
         }
+        // What that process had come in by it may be something else.
+        bind(&socket, options).map_err(|errno| refused(options, errno))?;
         Ok(PacketPort::over(options, socket))
     }
 
@@ -256,7 +286,7 @@ fn open(options: &PacketOptions) -> Result<OwnedFd, Errno> {
     }
     // More than the host's limit, which needs CAP_NET_ADMIN; without it the default stays.
     let _ = sockopt::set_socket_recv_buffer_size_force(&socket, RECEIVE_BUFFER);
-    bind(socket.as_fd(), options.ifindex)?;
+    bind(&socket, options)?;
     Ok(socket)
 }
 
@@ -277,12 +307,12 @@ fn set(socket: BorrowedFd<'_>, option: i32, value: i32) -> Result<(), Errno> {
     if done == 0 { Ok(()) } else { Err(last_errno()) }
 }
 
-fn bind(socket: BorrowedFd<'_>, ifindex: u32) -> Result<(), Errno> {
+fn bind(socket: &OwnedFd, options: &PacketOptions) -> Result<(), Errno> {
     // SAFETY: all zeros are a valid address.
     let mut address: libc::sockaddr_ll = unsafe { MaybeUninit::zeroed().assume_init() };
     address.sll_family = libc::AF_PACKET as u16;
-    address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
-    address.sll_ifindex = i32::try_from(ifindex).map_err(|_| Errno::NODEV)?;
+    address.sll_protocol = (options.packets.protocol() as u16).to_be();
+    address.sll_ifindex = i32::try_from(options.ifindex).map_err(|_| Errno::NODEV)?;
     // SAFETY: the address is complete and of this length.
     let done = unsafe {
         libc::bind(

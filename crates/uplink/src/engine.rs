@@ -45,6 +45,16 @@ pub trait Ports: Send {
     fn detach(&mut self, number: u32, queue: u16);
 }
 
+/// Who takes packets out of what comes by an uplink before its packet socket gets them, at tc
+/// ingress.
+pub trait Arrivals: Send + Sync {
+    /// An uplink with this interface is joined by such a socket.
+    fn join(&self, number: u32, ifindex: u32);
+
+    /// That one is going to be left: from now on its port gets all packets.
+    fn leave(&self, number: u32);
+}
+
 /// How uplinks are joined, all of them.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
@@ -54,6 +64,8 @@ pub struct Options {
     pub groups: Option<Groups>,
     /// Frames that wait in each direction of each queue at most.
     pub frames: u32,
+    /// Join by packet sockets also what could be joined by XDP.
+    pub packet: bool,
     /// Ask the kernel to do its part within our calls while a port is polled.
     pub busy_poll: bool,
 }
@@ -65,6 +77,7 @@ pub struct Engine {
     /// Shared with the other features that run programs on interfaces.
     interfaces: Arc<Mutex<Interfaces>>,
     ports: Box<dyn Ports>,
+    arrivals: Option<Arc<dyn Arrivals>>,
     /// Loaded with the first uplink; the error is a sentence.
     program: Option<Result<Program, String>>,
     /// By number; a name keeps its number until another one needs it.
@@ -107,6 +120,7 @@ impl Engine {
             options,
             interfaces,
             ports,
+            arrivals: None,
             program: None,
             names: Vec::new(),
             active: BTreeMap::new(),
@@ -128,6 +142,12 @@ impl Engine {
     /// With this device of DPDK's.
     pub fn with_dpdk(mut self, dpdk: Option<Arc<DpdkUplink>>) -> Engine {
         self.dpdk = dpdk;
+        self
+    }
+
+    /// With somebody who takes packets before packet sockets do.
+    pub fn with_arrivals(mut self, arrivals: Arc<dyn Arrivals>) -> Engine {
+        self.arrivals = Some(arrivals);
         self
     }
 
@@ -217,7 +237,9 @@ impl Engine {
                         stale = true;
                     }
                 }
-                Mode::Packet { .. } if self.looks.is_multiple_of(RETRY_LOOKS) => {
+                Mode::Packet { .. }
+                    if !self.options.packet && self.looks.is_multiple_of(RETRY_LOOKS) =>
+                {
                     active.retry = true;
                     stale = true;
                 }

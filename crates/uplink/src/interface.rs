@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use io::packet_socket::{PacketError, PacketOptions, PacketPort};
+use io::packet_socket::{PacketError, PacketOptions, PacketPort, Packets};
 use io::uplink::UplinkPort;
 use io::xsk::{Link, XskError, XskHandle, XskMode, XskOptions, XskPort};
 use sys::handed::Handed;
@@ -40,6 +40,8 @@ pub struct JoinRequest {
     /// It is no hardware: its packets are buffers of kernels, and were on no wire (a veth, a
     /// bridge).
     pub is_virtual: bool,
+    /// What a packet socket is for.
+    pub packets: Packets,
 }
 
 /// How frames come and go, and why not in a better way.
@@ -58,7 +60,7 @@ pub enum Mode {
     },
     /// By a packet socket: slower.
     Packet {
-        /// What spoke against XDP.
+        /// What spoke against XDP: that it was asked for, too.
         why: String,
     },
     /// By a device that DPDK drives.
@@ -203,6 +205,7 @@ fn packet_options(request: &JoinRequest, port: u16) -> PacketOptions {
         interface: request.name.clone(),
         ifindex: request.ifindex,
         port,
+        packets: request.packets,
         link: request.link.clone(),
     }
 }

@@ -24,7 +24,7 @@ mod program;
 mod station;
 
 pub use dpdk_uplink::DpdkUplink;
-pub use engine::{Engine, Options, Ports, is_tap_name};
+pub use engine::{Arrivals, Engine, Options, Ports, is_tap_name};
 pub use facts::Fact;
 pub use interface::{JoinError, JoinRequest, Joined, Mode, join, join_packet, join_xdp, leave};
 pub use plan::UplinkSettings;

@@ -59,10 +59,21 @@ fn engine(
     held: &Held,
     interfaces: Interfaces,
 ) -> (Engine, Arc<Mutex<Interfaces>>) {
+    engine_by(false, settings, held, interfaces)
+}
+
+/// As [`engine`]; by packet sockets alone, if that is said.
+fn engine_by(
+    packet: bool,
+    settings: &UplinkSettings,
+    held: &Held,
+    interfaces: Interfaces,
+) -> (Engine, Arc<Mutex<Interfaces>>) {
     let options = Options {
         port: 4789,
         groups: None,
         frames: 128,
+        packet,
         busy_poll: false,
     };
     let interfaces = Arc::new(Mutex::new(interfaces));
@@ -148,6 +159,17 @@ impl World<'_> {
                 .block_on(async { tokio::time::sleep(Duration::from_millis(5)).await });
         }
         false
+    }
+
+    /// Sends a datagram to the VXLAN port of `to`, which has come when this returns.
+    fn is_sent(&self, to: &str, len: usize) {
+        let to: IpAddr = to.parse().unwrap();
+        let send = || {
+            let socket = UdpSocket::bind(("0.0.0.0", 0)).unwrap();
+            socket.send_to(&vec![8; len], (to, 4789)).unwrap();
+        };
+        self.theirs.inside(send).unwrap();
+        std::thread::sleep(Duration::from_millis(20));
     }
 
     /// The engine ends, as with the process that it is in, and its ports with it.
@@ -362,6 +384,46 @@ fn what_is_left_and_of_no_use_is_let_go_of() {
         world.shows_no_xdp("eth0");
         world.engine.forget_left();
         assert!(sockets.lock().unwrap().is_empty());
+    });
+}
+
+/// A packet socket for one family is behind what is at tc ingress of the interface, and one that is
+/// for all, while an address is in a VLAN or of the other family, before it.
+#[test]
+fn by_packet_sockets_if_that_is_asked_for() {
+    story(&[], &["near"], |world| {
+        (world.engine, _) = engine_by(true, &world.settings, &world.held, Interfaces::new());
+        lay_wire(world.ours, world.theirs, "near", 1);
+        world.ours.ok("ip addr add 192.0.2.1/24 dev near").unwrap();
+        let all = |facts: &[Fact], count| joined(facts) && facts[0].addresses.len() == count;
+        let facts = world.until("address", |facts| all(facts, 1));
+        assert_eq!(
+            (facts[0].mode.as_str(), facts[0].why.as_str()),
+            ("packet socket", "--uplink-mode packet")
+        );
+        world.shows_no_xdp("near");
+        assert!(world.is_reached("192.0.2.1", 100));
+        let ifindex = world.ours.ifindex("near").unwrap();
+        let drop = xdp::Program::load("drop", xdp::objects::tc::DROP, |_| Ok(())).unwrap();
+        let attached = xdp::attach(&drop, ifindex, Some(xdp::Mode::Tc)).unwrap();
+        world.received();
+        world.is_sent("192.0.2.1", 300);
+        assert!(!world.received().contains(&300), "it is dropped before");
+        world
+            .ours
+            .ok("ip addr add fd00::1/64 dev near nodad")
+            .unwrap();
+        world.until("second address", |facts| all(facts, 2));
+        world.received();
+        world.is_sent("192.0.2.1", 300);
+        assert!(world.received().contains(&300), "it is seen before");
+        world.ours.ok("ip addr del fd00::1/64 dev near").unwrap();
+        world.until("one address", |facts| all(facts, 1));
+        world.received();
+        world.is_sent("192.0.2.1", 300);
+        assert!(!world.received().contains(&300), "it is dropped again");
+        std::mem::drop(attached);
+        assert!(world.is_reached("192.0.2.1", 100));
     });
 }
 

@@ -11,6 +11,7 @@ use butterfly_uplink::{
     JoinError, JoinRequest, Joined, Mode, Program, join, join_packet, join_xdp, leave,
 };
 use io::frame::Batch;
+use io::packet_socket::Packets;
 use io::port::Port;
 use io::xsk::Link;
 use testkit::netns::Namespace;
@@ -80,6 +81,7 @@ impl Hosts {
             mode,
             busy_poll: false,
             is_virtual: true,
+            packets: Packets::All,
         }
     }
 }
@@ -481,6 +483,7 @@ fn hold_for_ever() {
         mode: None,
         busy_poll: false,
         is_virtual: true,
+        packets: Packets::All,
     };
     let _guest = Guest::join(&request);
     std::thread::park_timeout(Duration::from_secs(60));

@@ -25,6 +25,8 @@ use crate::tags::Tags;
 pub enum Feature {
     /// VXLAN to our endpoint address: the virtual switch.
     Uplink,
+    /// VXLAN for containers, of flows that the virtual switch has let pass: at tc ingress alone.
+    Arrival,
     /// Service addresses.
     Balancer,
     /// Answers to the load balancer's health checks.
@@ -45,6 +47,7 @@ impl fmt::Display for Feature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Feature::Uplink => "uplink",
+            Feature::Arrival => "containers' flows",
             Feature::Balancer => "load balancer",
             Feature::Probe => "health check",
             Feature::Router => "router",

@@ -48,6 +48,10 @@ pub mod tc {
         ".tc.o":
         /// For benchmarks: see [`AGAIN`](super::AGAIN).
         AGAIN = "again";
+        /// What comes from other hosts for containers, beside [`CABLE`].
+        ARRIVAL = "arrival";
+        /// The same, beside [`CABLE_BLIND`].
+        ARRIVAL_BLIND = "arrival_blind";
         /// The load balancer.
         BALANCER = "balancer";
         /// Between a container's interface and the switch; for tc ingress alone.

@@ -168,6 +168,10 @@ fn lines(uplink: &v1::Uplink) -> Vec<(&'static str, String)> {
         "received",
         frames(uplink.received_frames, uplink.received_bytes),
     ));
+    if uplink.received_kernel_frames > 0 {
+        let count = uplink.received_kernel_frames;
+        lines.push(("by kernel", format!("{count} of these to containers")));
+    }
     lines.push(("sent", frames(uplink.sent_frames, uplink.sent_bytes)));
     lines.push((
         "lost",
@@ -212,6 +216,7 @@ mod tests {
             addresses: vec!["192.0.2.1".into()],
             received_frames: 7,
             received_bytes: 700,
+            received_kernel_frames: 5,
             ..Default::default()
         };
         let lines: Vec<String> = lines(&uplink)
@@ -229,6 +234,7 @@ mod tests {
                 "mtu: 1500",
                 "queues: 1",
                 "received: 7 frames, 700 bytes",
+                "by kernel: 5 of these to containers",
                 "sent: 0 frames, 0 bytes",
                 "lost: 0 by the kernel for want of room",
             ]

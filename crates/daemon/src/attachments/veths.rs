@@ -19,6 +19,7 @@ use ipnet::IpNet;
 use netlink::change::{Departures, LinkNews};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
+use crate::arrivals::Arrivals;
 use crate::states::PortStates;
 use crate::{kernel_flows, namespaces};
 
@@ -65,6 +66,7 @@ struct Shared {
     state: Mutex<Watched>,
     states: PortStates,
     switch: Arc<Switch>,
+    arrivals: Arc<Arrivals>,
 }
 
 #[derive(Default)]
@@ -79,7 +81,7 @@ struct Watched {
 
 impl VethNics {
     /// None yet, of the daemon that has this folder of sockets for its own.
-    /// `flows` of theirs the kernel may forward itself.
+    /// `flows` of theirs the kernel may forward itself; `arrivals` is for those from other hosts.
     /// While `apart` is true, pairs are another daemon's and stay.
     pub fn new(
         states: PortStates,
@@ -87,11 +89,13 @@ impl VethNics {
         daemon: String,
         flows: u32,
         apart: Option<Arc<AtomicBool>>,
+        arrivals: Arc<Arrivals>,
     ) -> VethNics {
         let shared = Shared {
             state: Mutex::default(),
             states,
             switch,
+            arrivals,
         };
         VethNics {
             shared: Arc::new(shared),
@@ -209,7 +213,8 @@ impl Shared {
         if !watched.forwards
             && let Some(maps) = veths.flow_maps()
         {
-            let begun = maps.and_then(|maps| kernel_flows::begin(&self.switch, maps));
+            let begun =
+                maps.and_then(|maps| kernel_flows::begin(&self.switch, &self.arrivals, maps));
             if let Err(why) = begun {
                 tracing::warn!("the kernel forwards no flows of containers itself: {why}");
             }

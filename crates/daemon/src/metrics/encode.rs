@@ -384,6 +384,7 @@ impl Scrape {
         each(&of::UPLINK_JOINED, |uplink| uplink.joined.into())?;
         each(&of::UPLINK_UP, |uplink| uplink.up.into())?;
         each(&of::UPLINK_LOST, |uplink| uplink.lost_by_kernel)?;
+        each(&of::UPLINK_KERNEL, |uplink| uplink.received_kernel_frames)?;
         let mut both = |family, of: fn(&v1::Uplink) -> [u64; 2]| {
             page.family(family, |rows| {
                 self.uplinks.iter().try_for_each(|uplink| {

@@ -148,6 +148,8 @@ families! {
         "Frames dropped on their way in or out, by reason, once it has happened.";
     UPLINK_LOST = Counter "butterfly_uplink_lost_frames" ("interface")
         "Frames that the kernel could not give us: no room in the sockets' rings, no buffer.";
+    UPLINK_KERNEL = Counter "butterfly_uplink_kernel_frames" ("interface")
+        "Of the frames taken from the wire, those that the kernel has given to containers itself.";
 
     SERVICE_IN_SERVICE = Gauge "butterfly_service_in_service" ("vip", "protocol", "port")
         "1 while enough of its servers are healthy, else 0.";

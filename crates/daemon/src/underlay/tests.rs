@@ -307,6 +307,7 @@ async fn whom_workers_ask_for_is_looked_for_whatever_woke_us() {
         port: 4789,
         groups: None,
         frames: 64,
+        packet: false,
         busy_poll: false,
     };
     let uplinks = Uplinks::start(

@@ -17,6 +17,7 @@ use uplink::{DpdkUplink, Fact, Options, UplinkSettings};
 use xdp::Interfaces;
 
 use super::{Broken, Uplinks};
+use crate::arrivals::Arrivals;
 use crate::held::Held;
 use crate::kernel::Kernel;
 use crate::lock;
@@ -33,6 +34,7 @@ pub struct Setup {
     /// The device that DPDK drives, if there is one: its name is among the interfaces.
     pub dpdk: Option<Arc<DpdkUplink>>,
     pub interfaces: Arc<Mutex<Interfaces>>,
+    pub arrivals: Arc<Arrivals>,
     pub kernel: Arc<Kernel>,
     /// Where ports wait for the workers while the daemon starts.
     pub gate: Arc<StartGate>,
@@ -320,6 +322,7 @@ impl Control {
                 settings,
                 options,
                 interfaces,
+                arrivals,
                 gate,
                 dpdk,
                 apart,
@@ -336,6 +339,7 @@ impl Control {
                 broken,
                 |engine| {
                     let engine = engine.with_dpdk(dpdk.clone());
+                    let engine = engine.with_arrivals(arrivals.clone());
                     let engine = engine.with_handed(handed, apart.clone());
                     let Some((held, kind)) = held else {
                         return engine;

@@ -98,6 +98,7 @@ fn one(app: &App, uplinks: &Uplinks, fact: &Fact) -> v1::Uplink {
         sent_bytes: counted.tx_bytes,
         drops,
         lost_by_kernel: crate::uplinks::lost(&kernel),
+        received_kernel_frames: counted.kernel_frames,
     }
 }
 

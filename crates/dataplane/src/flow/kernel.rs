@@ -25,8 +25,15 @@
 //! underlay raises the generation, too, and its hops have other [numbers](crate::underlay),
 //! so that each direction is entered anew with the headers of then. Where a machine was only
 //! *learnt* to be, it is permitted for as long as the fast path relies on that, and then looked
-//! for again. What comes from other hosts is the workers', as is what goes to uplinks that are
-//! captured, in a VLAN or not the kernel's, and what wants an outer checksum over all of it.
+//! for again. What goes to uplinks that are captured, in a VLAN or not the kernel's is the
+//! workers', as is what wants an outer checksum over all of it.
+//!
+//! **From other hosts** it takes packets out of their outer headers where a program is at the
+//! uplink that sees them before the worker does: at tc ingress of one that is joined by a packet
+//! socket ([`Switch::set_kernel_device`](crate::Switch::set_kernel_device) says which). Their
+//! direction is entered with the uplink, the network, and the endpoints of the outer packet: the
+//! host that the worker has taken the packet from, and our address by which that is reached. Else
+//! all is as above, and what is relied on of where the sender was learnt to be, too.
 //!
 //! **A state that changes** ([`Flows::set_state`](super::Flows)) takes the marks of both directions
 //! away, before and behind, and so does the end of a flow. Before a state is looked at by a segment
@@ -71,8 +78,8 @@ use super::key::{Key, Side};
 use super::table::FlowTable;
 use super::tcp;
 use super::timeouts::SHORTEST_SECS;
-use crate::counters::{Counters, MAX_PORTS};
-use crate::ids::{PortSlot, RuleSlot};
+use crate::counters::Counters;
+use crate::ids::{MAX_PORTS, MAX_UPLINKS, PortSlot, RuleSlot};
 use crate::time::Now;
 use crate::underlay::ReadyHop;
 
@@ -142,7 +149,8 @@ pub struct KernelFlows {
     phases: Box<[AtomicU8]>,
     /// By place, as the phases.
     connections: Box<[Connection]>,
-    /// The index of each NIC's device on the host, by slot; 0: none that the program is at.
+    /// The index of the device on the host of each NIC and uplink, by slot; 0: none that a program
+    /// is at.
     devices: Box<[AtomicU32]>,
     held: AtomicU32,
     refused: AtomicU64,
@@ -162,12 +170,15 @@ struct Connection {
     entered: [AtomicU64; 2],
     /// To which MAC address, as a number.
     macs: [AtomicU64; 2],
+    /// From which.
+    sources: [AtomicU64; 2],
     /// By which uplink, and in how many bytes of outer headers, as [`pair`] has them; 0: to a NIC
     /// of this host.
     wires: [AtomicU64; 2],
 }
 
-/// The devices of a direction as one number: of one to another host, the hop's is the second.
+/// The devices of a direction as one number: of one to another host, the hop's is the second; of
+/// one from there, it is the first.
 fn pair(from: u32, to: u32) -> u64 {
     u64::from(from) << 32 | u64::from(to)
 }
@@ -184,9 +195,10 @@ struct Seen {
 }
 
 impl Connection {
-    fn is_entered(&self, side: Side, devices: u64, to: Mac) -> bool {
+    fn is_entered(&self, side: Side, devices: u64, [to, from]: [Mac; 2]) -> bool {
         self.entered[side & 1].load(Ordering::Acquire) == devices
             && self.macs[side & 1].load(Ordering::Relaxed) == mac_bits(to)
+            && self.sources[side & 1].load(Ordering::Relaxed) == mac_bits(from)
     }
 }
 
@@ -201,7 +213,7 @@ impl KernelFlows {
             closed: AtomicBool::new(false),
             phases: zeroed_slice_box(count),
             connections: (0..count).map(|_| Connection::default()).collect(),
-            devices: zeroed_slice_box(MAX_PORTS),
+            devices: zeroed_slice_box(MAX_PORTS + MAX_UPLINKS),
             held: AtomicU32::new(0),
             refused: AtomicU64::new(0),
             thread: OnceLock::new(),
@@ -288,7 +300,7 @@ impl KernelFlows {
         }
     }
 
-    /// The index of a NIC's device; 0: none.
+    /// The index of a NIC's or an uplink's device; 0: none.
     #[inline]
     fn device(&self, slot: PortSlot) -> u32 {
         let device = self.devices.get(slot.0 as usize);
@@ -422,13 +434,15 @@ pub(crate) struct Ask {
     charged: PortSlot,
 }
 
-/// How a direction goes to another host.
+/// How a direction goes to another host, or comes from there.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wire {
     uplink: PortSlot,
     /// The uplink's interface.
     device: u32,
     outer: KernelOuter,
+    /// It comes from there, in this network.
+    from: Option<Vni>,
 }
 
 /// A direction that was entered.
@@ -439,7 +453,8 @@ pub(crate) struct Entered {
     key: Key,
     side: Side,
     devices: u64,
-    to_mac: u64,
+    /// Destination and source.
+    macs: [u64; 2],
     wire: u64,
 }
 
@@ -478,52 +493,71 @@ pub(crate) enum Way<'a> {
         /// See [`KernelOuter::dscp`].
         dscp: Option<u8>,
     },
+    /// From another host to a NIC of this one.
+    Back {
+        /// The way to that host, by the uplink that its packets come by.
+        hop: &'a ReadyHop,
+        vni: Vni,
+        to: PortSlot,
+    },
 }
 
 impl Way<'_> {
     fn wire(&self) -> Option<Wire> {
-        let Way::Far {
-            hop,
-            vni,
-            hash,
-            dscp,
-        } = *self
-        else {
-            return None;
+        let (hop, vni, mut headers, port, dscp, from) = match *self {
+            Way::Near(_) => return None,
+            Way::Far {
+                hop,
+                vni,
+                hash,
+                dscp,
+            } => (hop, vni, hop.outer, vxlan::source_port(hash), dscp, None),
+            Way::Back { hop, vni, .. } => (hop, vni, hop.back, 0, None, Some(vni)),
         };
-        let mut outer = hop.outer;
-        outer.set_flow(vni, vxlan::source_port(hash), 0);
+        headers.set_flow(vni, port, 0);
         Some(Wire {
             uplink: hop.uplink,
             device: hop.device,
-            outer: KernelOuter {
-                headers: outer,
-                dscp,
-            },
+            outer: KernelOuter { headers, dscp },
+            from,
         })
     }
 }
 
+impl Offer<'_> {
+    /// Destination and source.
+    fn macs(&self) -> [Mac; 2] {
+        [self.to.1, self.from.1]
+    }
+}
+
 impl KernelPart {
-    /// The NIC has a device that the program is at.
+    /// The NIC, or the uplink, has a device that a program is at.
     #[inline]
     pub fn serves(&self, slot: PortSlot) -> bool {
         self.shared.device(slot) != 0
     }
 
+    /// A program is at this device of an uplink.
+    #[inline]
+    pub fn is_at(&self, uplink: PortSlot, device: u32) -> bool {
+        device != 0 && self.shared.device(uplink) == device
+    }
+
     /// A packet of this direction has just passed by the fast path: permits those that follow, or
     /// asks for the direction to be entered.
     pub fn offer(&self, offer: &Offer, now: Now) {
-        let to = match &offer.to.0 {
-            Way::Near(slot) => self.shared.device(*slot),
-            Way::Far { hop, .. } => hop.id,
+        let own = || self.shared.device(offer.from.0);
+        let devices = match &offer.to.0 {
+            Way::Near(slot) => pair(own(), self.shared.device(*slot)),
+            Way::Far { hop, .. } => pair(own(), hop.id),
+            Way::Back { hop, to, .. } => pair(hop.id, self.shared.device(*to)),
         };
-        let devices = pair(self.shared.device(offer.from.0), to);
         let (entry, side) = (offer.entry, offer.side);
         let place = entry.kernel.get().checked_sub(1);
         if let Some(place) = place
             && let Some(own) = self.shared.connection(place)
-            && own.is_entered(side, devices, offer.to.1)
+            && own.is_entered(side, devices, offer.macs())
         {
             self.permit(place, offer, devices, now);
             return;
@@ -538,7 +572,7 @@ impl KernelPart {
             key: entry.key(),
             side,
             devices,
-            macs: [offer.to.1, offer.from.1],
+            macs: offer.macs(),
             wire: offer.to.0.wire(),
             charged: entry.charged(),
         };
@@ -585,7 +619,7 @@ impl KernelPart {
         let is_as_it_was = || {
             entry.kernel.get() == place + 1
                 && entry.state.get() == offer.state
-                && own.is_entered(side, devices, offer.to.1)
+                && own.is_entered(side, devices, offer.macs())
         };
         if !is_as_it_was() {
             return;
@@ -629,16 +663,23 @@ impl KernelPart {
             if entry.protocol() == TCP {
                 tcp::follow_seen(mine, seen.end, seen.ack, seen.edge);
             }
-            let (from, to) = (PortSlot(mine.slot.get()), PortSlot(other.slot.get()));
-            self.counters.received(from, seen.frames, seen.bytes);
+            let (mut from, mut to) = (PortSlot(mine.slot.get()), PortSlot(other.slot.get()));
+            let (mut received, mut delivered) = (seen.bytes, seen.bytes);
             let own = self.shared.connection(place);
             let wire = own.map_or(0, |own| own.wires[side & 1].load(Ordering::Relaxed));
-            let (to, outer_len) = match wire {
-                0 => (to, 0),
-                wire => (PortSlot((wire >> 32) as u32), wire & 0xffff_ffff),
-            };
-            let bytes = seen.bytes + seen.frames * outer_len;
-            self.counters.delivered_all(to, seen.frames, bytes);
+            if wire != 0 {
+                let uplink = PortSlot((wire >> 32) as u32);
+                let outer = seen.frames * (wire & 0xffff_ffff);
+                if from.remote_of().is_some() {
+                    from = uplink;
+                    received += outer;
+                } else {
+                    to = uplink;
+                    delivered += outer;
+                }
+            }
+            self.counters.received(from, seen.frames, received);
+            self.counters.delivered_all(to, seen.frames, delivered);
             self.counters.kernel_forwarded(from, seen.frames);
             for rule in mine.rules().into_iter().filter(|rule| *rule != NONE) {
                 let rule = RuleSlot(rule);
@@ -708,7 +749,9 @@ impl KernelPart {
             // What has gone another way counts for that.
             self.fold(entry);
             if let Some(own) = self.shared.connection(one.place) {
-                own.macs[one.side & 1].store(one.to_mac, Ordering::Relaxed);
+                let [to, from] = one.macs;
+                own.macs[one.side & 1].store(to, Ordering::Relaxed);
+                own.sources[one.side & 1].store(from, Ordering::Relaxed);
                 own.wires[one.side & 1].store(one.wire, Ordering::Relaxed);
                 own.entered[one.side & 1].store(one.devices, Ordering::Release);
             }
@@ -760,7 +803,7 @@ impl KernelPart {
 /// What the packets of a direction look like: `struct kernel_key` of bpf/cable.h.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct KernelKey {
-    /// The index of the sender's device.
+    /// The index of the sender's device, or of an uplink's.
     pub device: u32,
     /// Ethernet's destination and source.
     pub macs: [Mac; 2],
@@ -772,6 +815,8 @@ pub struct KernelKey {
     pub ports: [u16; 2],
     /// TCP or UDP, as in the IP header.
     pub protocol: u8,
+    /// The network of what comes by an uplink; `None`: a NIC has sent it.
+    pub vni: Option<Vni>,
 }
 
 /// What is entered for them: `struct kernel_flow` of bpf/cable.h.
@@ -783,7 +828,8 @@ pub struct KernelFlow {
     pub tag: u32,
     /// The index of the receiver's device, or of an uplink's.
     pub to: u32,
-    /// What is put in front of its packets, which leave by an uplink.
+    /// What is put in front of its packets, which leave by an uplink; where the key has a network,
+    /// what is in front of them.
     pub outer: Option<KernelOuter>,
 }
 
@@ -946,8 +992,13 @@ impl KernelFlowTable {
             Some(place) => *place,
             None => self.choose(ask)?,
         };
-        let (from, to) = ((ask.devices >> 32) as u32, ask.devices as u32);
-        let to = ask.wire.map_or(to, |wire| wire.device);
+        let (mut from, mut to) = ((ask.devices >> 32) as u32, ask.devices as u32);
+        if let Some(wire) = &ask.wire {
+            match wire.from {
+                None => to = wire.device,
+                Some(_) => from = wire.device,
+            }
+        }
         let key = KernelKey {
             device: from,
             macs: ask.macs,
@@ -955,6 +1006,7 @@ impl KernelFlowTable {
             to: ask.key.address(1 - ask.side),
             ports: [ask.key.port(ask.side), ask.key.port(1 - ask.side)],
             protocol: ask.key.protocol(),
+            vni: ask.wire.and_then(|wire| wire.from),
         };
         // What was permitted is not what is entered now, which only a packet that passes from here
         // on permits; `permit` looks for this behind its mark.
@@ -989,7 +1041,7 @@ impl KernelFlowTable {
             key: ask.key,
             side: ask.side,
             devices: ask.devices,
-            to_mac: mac_bits(ask.macs[0]),
+            macs: ask.macs.map(mac_bits),
             wire: ask.wire.map_or(0, |wire| {
                 pair(wire.uplink.0, wire.outer.headers.len() as u32)
             }),

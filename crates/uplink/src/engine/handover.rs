@@ -248,6 +248,9 @@ impl Engine {
                 }
             }
         }
+        for number in self.active.keys() {
+            self.leave_arrivals(*number);
+        }
         self.still = true;
         Ok(items)
     }
@@ -255,7 +258,12 @@ impl Engine {
     /// The other process has not taken over: follows the kernel's tables again, with the next
     /// [`look`](Self::look).
     pub fn go_on(&mut self) {
-        self.missed |= std::mem::take(&mut self.still);
+        if std::mem::take(&mut self.still) {
+            self.missed = true;
+            for number in self.active.keys() {
+                self.join_arrivals(*number);
+            }
+        }
     }
 
     /// The queues that the workers have: the numbers of their uplinks, and theirs.

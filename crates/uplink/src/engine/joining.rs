@@ -1,15 +1,17 @@
 //! One uplink of the engine: joined, followed, improved, left.
 
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 
+use io::packet_socket::Packets;
 use io::port::Port;
 use io::xsk::{Link, XskHandle};
 use xdp::Tags;
 
 use super::{Engine, lock};
 use crate::facts::Fact;
-use crate::interface::{self, JoinRequest, Joined, Mode};
+use crate::interface::{self, JoinRequest, Joined, Mode, Sockets};
 use crate::plan::Wanted;
 
 /// An interface that is joined.
@@ -21,6 +23,8 @@ pub(super) struct Active {
     mtu_max: u32,
     pub sockets: Vec<XskHandle>,
     pub packet: Weak<OwnedFd>,
+    /// What that is for.
+    packets: Packets,
     /// Held while an address of ours is in a VLAN: its tags are left where XDP sees them.
     tags: Option<Arc<Tags>>,
     /// A better mode is to be tried.
@@ -57,10 +61,11 @@ impl Engine {
         };
         let up = link.up && link.carrier;
         (fact.ifindex, fact.mtu, fact.up, fact.mac) = (link.index, link.mtu, up, link.mac);
+        let packets = self.packets(wanted, link);
         if let Some(why) = self
             .active
             .get(&number)
-            .and_then(|active| active.is_stale(link))
+            .and_then(|active| active.is_stale(link, packets))
         {
             self.leave(number, &why);
         }
@@ -126,16 +131,42 @@ impl Engine {
         Ok(())
     }
 
-    /// Joins in the best way there is.
+    /// What a packet socket is for: of one family, where all our addresses are of that and in no
+    /// VLAN, so that programs at tc ingress see packets first. What comes in by a bridge's or a
+    /// bond's port the kernel gives to that before any such socket. `None`: that cannot be told.
+    fn packets(&self, wanted: &Wanted, link: &netlink::Link) -> Option<Packets> {
+        let mut families = wanted.addresses.iter().map(IpAddr::is_ipv4);
+        let v4 = families.next()?;
+        let mut here = self.endpoints.iter();
+        let tagged = here.any(|(ip, vlan)| *vlan != 0 && wanted.addresses.contains(ip));
+        let one = families.all(|family| family == v4) && !tagged && link.master.is_none();
+        Some(match (one, v4) {
+            (false, _) => Packets::All,
+            (true, true) => Packets::V4,
+            (true, false) => Packets::V6,
+        })
+    }
+
+    /// Joins in the best way there is, or as it was asked for.
     fn join(&mut self, number: u32, wanted: &Wanted, link: &netlink::Link) -> Result<(), String> {
         if let Some(dpdk) = self.dpdk.clone().filter(|dpdk| dpdk.name() == wanted.name) {
             let request = self.request(wanted, number, link);
             let joined = dpdk.join(&request, self.options.port)?;
             return self.install(number, None, &request, joined);
         }
-        self.load();
         let request = self.request(wanted, number, link);
-        if let Some(handed) = self.handed.sockets(link.index) {
+        let handed = self.handed.sockets(link.index);
+        if self.options.packet && !matches!(handed, Some(Sockets::Packet { .. })) {
+            if handed.is_some() {
+                self.release(link.index);
+            }
+            let joined = interface::join_packet(&request, self.options.port, ASKED.to_owned());
+            return self.install(number, None, &request, joined.map_err(|e| e.to_string())?);
+        }
+        if !self.options.packet {
+            self.load();
+        }
+        if let Some(handed) = handed {
             let mut interfaces = lock(&self.interfaces);
             let port = self.options.port;
             let has_ended = self.handed.has_ended;
@@ -195,6 +226,7 @@ impl Engine {
             mode: wanted.only_generic.map(|_| xdp::Mode::Generic),
             busy_poll: self.options.busy_poll,
             is_virtual: link.kind.is_some(),
+            packets: self.packets(wanted, link).unwrap_or_default(),
         }
     }
 
@@ -233,6 +265,7 @@ impl Engine {
             mtu_max,
             sockets,
             packet,
+            packets: request.packets,
             tags: None,
             retry: false,
             broken: None,
@@ -246,7 +279,24 @@ impl Engine {
             }
         }
         self.hold(number);
+        self.join_arrivals(number);
         Ok(())
+    }
+
+    /// Says that an uplink is joined by a packet socket that others are before, if it is.
+    pub(super) fn join_arrivals(&self, number: u32) {
+        if let (Some(arrivals), Some(active)) = (&self.arrivals, self.active.get(&number))
+            && matches!(active.mode, Mode::Packet { .. })
+            && active.packets != Packets::All
+        {
+            arrivals.join(number, active.ifindex);
+        }
+    }
+
+    pub(super) fn leave_arrivals(&self, number: u32) {
+        if let Some(arrivals) = &self.arrivals {
+            arrivals.leave(number);
+        }
     }
 
     /// The interface first, so that the kernel gets what no port would read any more; then the
@@ -255,6 +305,7 @@ impl Engine {
         let Some(active) = self.active.remove(&number) else {
             return;
         };
+        self.leave_arrivals(number);
         let name = self.names.get(number as usize).cloned().unwrap_or_default();
         tracing::info!("uplink '{name}' is left: {why}");
         if let (Mode::Xdp { .. }, Some(Ok(program))) = (&active.mode, &self.program) {
@@ -273,9 +324,12 @@ impl Engine {
     }
 }
 
+/// Why there is no XDP, where the operator has said so.
+const ASKED: &str = "--uplink-mode packet";
+
 impl Active {
     /// Why it has to be joined anew, if it has to.
-    fn is_stale(&self, link: &netlink::Link) -> Option<String> {
+    fn is_stale(&self, link: &netlink::Link, packets: Option<Packets>) -> Option<String> {
         if self.ifindex != link.index {
             return Some("another interface has its name".to_owned());
         }
@@ -284,6 +338,11 @@ impl Active {
                 "MTU {} is more than its buffers were made for",
                 link.mtu
             ));
+        }
+        if let (Mode::Packet { .. }, Some(packets)) = (&self.mode, packets)
+            && packets != self.packets
+        {
+            return Some("its packet socket is to be for other packets".to_owned());
         }
         self.broken.clone()
     }

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
+use io::packet_socket::Packets;
 use io::xsk::Link;
 use netlink::Snapshot;
 
@@ -94,6 +95,7 @@ impl Engine {
             mode: None,
             busy_poll: false,
             is_virtual: true,
+            packets: Packets::All,
         };
         let joined = Joined {
             ports: vec![port.into()],

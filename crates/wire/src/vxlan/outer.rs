@@ -32,6 +32,14 @@ impl Ends {
             _ => None,
         }
     }
+
+    /// The other way.
+    pub fn back(self) -> Ends {
+        match self {
+            Ends::V4(src, dst) => Ends::V4(dst, src),
+            Ends::V6(src, dst) => Ends::V6(dst, src),
+        }
+    }
 }
 
 /// Whether the outer UDP checksum is computed.

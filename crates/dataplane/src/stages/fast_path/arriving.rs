@@ -14,22 +14,27 @@ pub(super) struct Routes {
 /// What may take the fast path under the snapshot in force: a machine behind a host, and the
 /// target that it may send to.
 #[derive(Clone, Copy)]
-struct Route {
-    from: TunnelSource,
-    src: u64,
-    dst: u64,
-    target: PortSlot,
+pub(super) struct Route {
+    pub from: TunnelSource,
+    pub src: u64,
+    pub dst: u64,
+    pub target: PortSlot,
     ends: Ends,
     /// The longest frame that the target takes.
-    max_frame: u32,
+    pub max_frame: u32,
     free: [Option<Free>; 2],
     /// By address family: the source address that was last seen to be one that may come from there.
     checked: [Option<[u64; 2]>; 2],
     /// It was learnt: to be heard of again, by the whole path.
-    until_secs: Option<u32>,
+    pub until_secs: Option<u32>,
 }
 
 impl Routes {
+    /// The route of a run.
+    pub(super) fn route(&self, index: u8) -> Option<&Route> {
+        self.routes[usize::from(index) % ROUTES].as_ref()
+    }
+
     pub(super) fn new() -> Routes {
         Routes {
             routes: Box::new([None; ROUTES]),
