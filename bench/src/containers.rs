@@ -36,7 +36,7 @@ pub struct Options {
 }
 
 /// What is measured, in the order of its turns: on one host, and on two.
-const ENTRANTS: [&str; 13] = [
+const ENTRANTS: [&str; 15] = [
     "ours",
     "ours_by_worker",
     "ours_tap",
@@ -45,15 +45,17 @@ const ENTRANTS: [&str; 13] = [
     "bridge_nft",
     "veth",
     "overlay",
+    "overlay_packet",
     "overlay_by_worker",
     "overlay_vxlan_nft",
     "wire",
+    "wire_packet",
     "wire_by_worker",
     "wire_vxlan_nft",
 ];
 
 /// Whose ratios are told, and to whom.
-const RATIOS: [(&str, &[&str]); 4] = [
+const RATIOS: [(&str, &[&str]); 6] = [
     (
         "ours",
         &[
@@ -67,7 +69,9 @@ const RATIOS: [(&str, &[&str]); 4] = [
     ),
     ("ours_tap", &["ovs_tap", "bridge", "bridge_nft"]),
     ("overlay", &["overlay_by_worker", "overlay_vxlan_nft"]),
+    ("overlay_packet", &["overlay", "overlay_vxlan_nft"]),
     ("wire", &["wire_by_worker", "wire_vxlan_nft"]),
+    ("wire_packet", &["wire", "wire_vxlan_nft"]),
 ];
 
 /// Measures all of them. The last line's ratios are [`RATIOS`].

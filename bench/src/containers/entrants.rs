@@ -17,6 +17,8 @@ use crate::{FIRST_RULE_PORT, RULES, TRAFFIC_PORT};
 pub const PORT: u16 = TRAFFIC_PORT;
 
 const BY_WORKER: [&str; 2] = ["--kernel-flows", "off"];
+/// What comes from the other host is the kernel's, too.
+const PACKET: [&str; 2] = ["--uplink-mode", "packet"];
 
 /// For OVS (64 MiB).
 const HUGE_PAGES: u64 = 40;
@@ -80,9 +82,11 @@ pub fn start(name: &'static str) -> Result<Entrant, PeerError> {
         "bridge_nft" => bridge(name, true),
         "veth" => cable(),
         "overlay" => overlay(name, Link::Any, &[]),
+        "overlay_packet" => overlay(name, Link::Any, &PACKET),
         "overlay_by_worker" => overlay(name, Link::Any, &BY_WORKER),
         "overlay_vxlan_nft" => vxlan(name, Link::Any),
         "wire" => overlay(name, Link::Mtu, &[]),
+        "wire_packet" => overlay(name, Link::Mtu, &PACKET),
         "wire_by_worker" => overlay(name, Link::Mtu, &BY_WORKER),
         _ => vxlan(name, Link::Mtu),
     }
