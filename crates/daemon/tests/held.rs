@@ -835,6 +835,41 @@ async fn connections_go_on_over_a_restart_by_another_program() {
     assert!(!pair.daemon().path("connections").exists());
 }
 
+/// The keeper has a device's descriptor as well, which says for ever that there is something to
+/// read once the device is gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_rests_beside_a_device_that_is_gone() {
+    let Some(pair) = Pair::new(false).await else {
+        return;
+    };
+    let mut client = pair.daemon().v1().await;
+    pair.left.ok("ip link del eth0").unwrap();
+    let begun = Instant::now();
+    let request = || v1::GetNicRequest { id: "l".into() };
+    loop {
+        let nic = within(client.get_nic(request())).await.unwrap();
+        if nic.get_ref().state() == v1::PortState::Broken {
+            break;
+        }
+        assert!(begun.elapsed() < PATIENCE, "it is not told of");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    // Without work it polls for a moment, and sleeps then.
+    let mut turns = async || {
+        let workers = within(client.list_workers(v1::ListWorkersRequest {})).await;
+        let workers = workers.unwrap().into_inner().workers;
+        workers.iter().map(|worker| worker.turns).sum::<u64>()
+    };
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let before = turns().await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let in_a_second = turns().await - before;
+    assert!(
+        in_a_second < 20_000,
+        "{in_a_second} turns of the loop in a second"
+    );
+}
+
 /// What is deleted goes, whoever holds it; so does all when the daemon is told to end for good, and
 /// then the keeper has nothing to do.
 #[tokio::test(flavor = "multi_thread")]

@@ -505,7 +505,7 @@ impl Ports {
 
     /// Makes what was written visible, once per port that was written to.
     #[inline]
-    pub(crate) fn flush(&mut self, mut broke: impl FnMut(PortSlot, PortError)) {
+    pub(crate) fn flush(&mut self, mut broke: impl FnMut(PortSlot, &mut Attached, PortError)) {
         for queue in self.touched.drain(..) {
             let Some(attached) = find(&mut self.slots, queue) else {
                 continue;
@@ -514,8 +514,7 @@ impl Ports {
             if let Err(error) = attached.port.flush()
                 && !attached.broken
             {
-                attached.broken = true;
-                broke(queue.slot, error);
+                broke(queue.slot, attached, error);
             }
         }
     }

@@ -261,7 +261,7 @@ impl Worker {
         self.path.watch.begin();
         let received = attached.port.receive(&mut self.batch);
         if let Err(error) = &received {
-            attached.broken = true;
+            attached.breaks(&self.polling.poller);
             broke(&self.on_broken, queue.slot, error);
         }
         let frames = self.batch.len();
@@ -319,9 +319,11 @@ impl Worker {
     /// Makes visible what was written to our ports.
     #[inline]
     fn flush(&mut self) {
-        let on_broken = &self.on_broken;
-        self.ports
-            .flush(|slot, error| broke(on_broken, slot, &error));
+        let (on_broken, poller) = (&self.on_broken, &self.polling.poller);
+        self.ports.flush(|slot, attached, error| {
+            attached.breaks(poller);
+            broke(on_broken, slot, &error);
+        });
     }
 }
 

@@ -90,8 +90,8 @@ pub struct PacketError {
 #[derive(Debug)]
 pub struct PacketPort {
     name: String,
-    /// `None` once the interface is gone: epoll would report it for ever.
-    socket: Option<Arc<OwnedFd>>,
+    /// Nothing is done with it once the interface is gone.
+    socket: Arc<OwnedFd>,
     link: Arc<Link>,
     received: u64,
     transmitted: u64,
@@ -128,13 +128,13 @@ impl PacketPort {
 
     /// The socket, for another process; it does not keep it open.
     pub fn socket(&self) -> Weak<OwnedFd> {
-        self.socket.as_ref().map_or_else(Weak::new, Arc::downgrade)
+        Arc::downgrade(&self.socket)
     }
 
     fn over(options: &PacketOptions, socket: OwnedFd) -> PacketPort {
         PacketPort {
             name: options.interface.clone(),
-            socket: Some(Arc::new(socket)),
+            socket: Arc::new(socket),
             link: options.link.clone(),
             received: 0,
             transmitted: 0,
@@ -147,9 +147,10 @@ impl PacketPort {
 
     pub(crate) fn receive(&mut self, batch: &mut Batch) -> Result<usize, PortError> {
         self.report()?;
-        let Some(socket) = &self.socket else {
+        if self.broken.is_some() {
             return Ok(0);
-        };
+        }
+        let socket = &self.socket;
         let (mut count, mut failure) = (0, None);
         while batch.room() > 0 {
             let pushed = batch.push_with(|buffer| {
@@ -183,7 +184,7 @@ impl PacketPort {
     }
 
     pub(crate) fn kick_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.socket.as_ref().map(|socket| socket.as_fd())
+        Some(self.socket.as_fd())
     }
 
     pub(crate) fn is_up(&self) -> bool {
@@ -224,7 +225,6 @@ impl PacketPort {
                         std::io::Error::from(errno)
                     ),
                 });
-                self.socket = None;
                 TransmitError::Broken
             }
         }
@@ -244,9 +244,9 @@ impl PacketPort {
 
 impl OuterSink for PacketPort {
     fn put_outer(&mut self, outer: Option<&Outer>, piece: &Piece<'_>) -> Result<(), TransmitError> {
-        let Some(socket) = &self.socket else {
+        if self.broken.is_some() {
             return Err(TransmitError::Down);
-        };
+        }
         let len = outer::len(outer, piece);
         if len > self.link.mtu() as usize + LINK_HEADER {
             return Err(TransmitError::TooSmall);
@@ -256,7 +256,7 @@ impl OuterSink for PacketPort {
         // Nothing is left to do.
         let header = [0; HDR_LEN];
         let sent = rustix::io::writev(
-            socket,
+            &self.socket,
             &[IoSlice::new(&header), IoSlice::new(&self.scratch)],
         );
         sent.map_err(|errno| self.failed(errno))?;

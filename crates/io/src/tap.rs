@@ -89,13 +89,18 @@ impl TapPort {
 
     /// To be kept for a process after this one; `None` once the device is gone.
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.kick_fd()
+        self.device().map(AsFd::as_fd)
+    }
+
+    /// `None` once the device is gone.
+    fn device(&self) -> Option<&OwnedFd> {
+        self.fd.as_ref().filter(|_| self.broken.is_none())
     }
 
     /// The interface's index, if it is in the network namespace of this thread. `None`: it is
     /// elsewhere, or gone, or the kernel does not say.
     pub fn index_here(&self) -> Option<u32> {
-        device::index_here(self.fd.as_ref()?).ok().flatten()
+        device::index_here(self.device()?).ok().flatten()
     }
 
     /// Why the device is gone, if it is.
@@ -129,7 +134,9 @@ impl TapPort {
     /// moved and whatever it was renamed to. For whoever owns the port, before it is a worker's: a
     /// call or two of the system.
     pub fn reconfigure(&mut self, mac: Mac, mtu: Option<u16>) -> Result<(), TapError> {
-        let Some(fd) = &self.fd else { return Ok(()) };
+        let Some(fd) = self.device() else {
+            return Ok(());
+        };
         device::reconfigure(fd, &self.name, mac, mtu)?;
         self.mtu = mtu.or(self.mtu);
         Ok(())
@@ -146,7 +153,9 @@ impl TapPort {
         mut keep: impl FnMut(&OwnedFd, &[u8]) -> bool,
     ) -> Result<usize, PortError> {
         self.report()?;
-        let Some(fd) = &self.fd else { return Ok(0) };
+        let (Some(fd), None) = (&self.fd, &self.broken) else {
+            return Ok(0);
+        };
         let mut failure = None;
         let (mut count, mut sifted) = (0, 0);
         let mut header = [0; HDR_LEN_MRG];
@@ -215,7 +224,8 @@ impl TapPort {
         self.report()
     }
 
-    /// Readable as long as there are frames: no need to ask for it.
+    /// Readable as long as there are frames: no need to ask for it. Of a device that is gone, too,
+    /// for the poller to forget it: closing it is not enough where the keeper has it as well.
     pub(crate) fn kick_fd(&self) -> Option<BorrowedFd<'_>> {
         self.fd.as_ref().map(AsFd::as_fd)
     }
@@ -276,7 +286,6 @@ impl TapPort {
                         std::io::Error::from(errno)
                     )
                 });
-                self.fd = None;
                 TransmitError::Broken
             }
         }
@@ -320,7 +329,7 @@ impl TapPort {
 
 impl Sink for TapPort {
     fn put(&mut self, piece: &Piece<'_>) -> Result<(), TransmitError> {
-        let Some(fd) = &self.fd else {
+        let (Some(fd), None) = (&self.fd, &self.broken) else {
             return Err(TransmitError::Down);
         };
         let in_place = piece.checksum.is_none()
@@ -348,7 +357,7 @@ impl Sink for TapPort {
 
 impl OuterSink for TapPort {
     fn put_outer(&mut self, outer: Option<&Outer>, piece: &Piece<'_>) -> Result<(), TransmitError> {
-        let Some(fd) = &self.fd else {
+        let (Some(fd), None) = (&self.fd, &self.broken) else {
             return Err(TransmitError::Down);
         };
         let header = virtio_net::encode(&Offload::default(), 0, 0);

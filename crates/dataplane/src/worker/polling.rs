@@ -167,7 +167,7 @@ impl Worker {
                 self.poll_again(queue, now);
                 return false;
             }
-            if attached.in_poller {
+            if attached.in_poller || attached.broken {
                 continue;
             }
             // What came since the look is reported at once.
@@ -318,6 +318,16 @@ impl Worker {
 }
 
 impl Attached {
+    /// It broke its protocol, or its device is gone: nothing that its peer does wakes the worker,
+    /// which would have nothing to do for it.
+    pub(super) fn breaks(&mut self, poller: &Poller) {
+        self.broken = true;
+        if let Some(fd) = self.port.kick_fd() {
+            // Fails only for a descriptor that epoll does not know.
+            let _ = poller.remove(fd);
+        }
+    }
+
     /// Takes a port that is held back out of the poller if that would report it meanwhile.
     fn stop_watching(&mut self, poller: &Poller) {
         if !self.hold.unwatched
