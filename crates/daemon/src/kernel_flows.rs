@@ -72,7 +72,7 @@ fn look_after(switch: &Switch, shared: &KernelFlows, mut table: KernelFlowTable,
         if count > 0 {
             wanted_ns = now_ns;
         } else if rests {
-            std::thread::park_timeout(LATER);
+            shared.park(LATER);
         }
         let wait = if rests { Duration::ZERO } else { SOON };
         if switch.wait_stopping(wait) {

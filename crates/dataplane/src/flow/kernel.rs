@@ -65,6 +65,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fe
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
+use std::time::Duration;
 
 use bytemuck::allocation::zeroed_slice_box;
 use foldhash::fast::RandomState;
@@ -222,12 +223,20 @@ impl KernelFlows {
     }
 
     /// Said by the thread that updates the [`KernelFlowTable`], always the same one, before an
-    /// update behind which it is going to park: the next worker that asks for something, also
-    /// meanwhile, unparks it, and no other one does.
+    /// update behind which it is going to [park](Self::park): the next worker that asks for
+    /// something, also meanwhile, wakes it, and no other one does.
     pub fn rest(&self) {
         self.thread.get_or_init(std::thread::current);
         self.rests.store(true, Ordering::SeqCst);
         fence(Ordering::SeqCst);
+    }
+
+    /// Parks that thread, so long at the most; not if a worker has asked since it began to rest.
+    /// That it was unparked then may be forgotten: channels, too, park who waits for them.
+    pub fn park(&self, longest: Duration) {
+        if self.rests.load(Ordering::SeqCst) {
+            std::thread::park_timeout(longest);
+        }
     }
 
     /// Unparks that thread if it [rests](Self::rest).
@@ -1074,8 +1083,6 @@ impl KernelFlowTable {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::flow::info::Party;
     use crate::ids::PortUid;
@@ -1261,37 +1268,33 @@ mod tests {
     #[test]
     fn who_asks_wakes_the_thread_that_rests() {
         const LONG: Duration = Duration::from_secs(60);
-        const SHORT: Duration = Duration::from_millis(20);
+        const HALF: Duration = Duration::from_secs(30);
         let shared = shared(64);
         let (mut table, mut parts) = KernelFlowTable::new(&shared, [Arc::default()].into_iter());
         let part = parts.pop().unwrap();
         let (said, hears) = sync_channel(0);
         let of_thread = shared.clone();
         let thread = std::thread::spawn(move || {
-            for rests in [true, true, false] {
-                if rests {
-                    of_thread.rest();
-                }
-                // What comes before it parks wakes it as well.
+            for _ in 0..100 {
+                of_thread.rest();
+                // What comes before it parks wakes it as well, also while it waits for the channel.
                 said.send("parks").unwrap();
-                std::thread::park();
+                of_thread.park(LONG);
                 said.send("is awake").unwrap();
             }
         });
         let mut map = Map(HashMap::new(), 1000);
-        for port in [1000, 1002] {
-            assert_eq!(hears.recv_timeout(LONG), Ok("parks"));
-            assert!(part.ask(ask((1, 9), port, 0)) && part.ask(ask((1, 9), port + 1, 0)));
-            assert_eq!(hears.recv_timeout(LONG), Ok("is awake"));
+        for round in 0..100 {
+            assert_eq!(hears.recv_timeout(HALF), Ok("parks"));
+            // While it parks, or before.
+            std::thread::sleep(Duration::from_micros(50 * (round % 2)));
+            assert!(part.ask(ask((1, 9), 1000, 0)) && part.ask(ask((1, 9), 1001, 0)));
+            assert_eq!(hears.recv_timeout(HALF), Ok("is awake"), "{round}");
             let update = table.update(&mut map, |_, _| Ok::<_, ()>(Vec::new()));
             assert_eq!(update, Ok(2));
         }
-        assert_eq!(hears.recv_timeout(LONG), Ok("parks"));
-        assert!(part.ask(ask((1, 9), 1004, 0)));
-        assert!(hears.recv_timeout(SHORT).is_err(), "it has not said so");
-        thread.thread().unpark();
-        assert_eq!(hears.recv_timeout(LONG), Ok("is awake"));
         thread.join().unwrap();
+        assert!(!shared.rests.load(Ordering::SeqCst), "it was woken once");
     }
 
     /// A NIC asks for all places, and keeps them.
