@@ -676,8 +676,10 @@ async fn what_was_answered_outlives_a_kill_at_any_moment() {
     let mut outlived = 0;
     for kill in 0..kills {
         let mut clients = Vec::new();
+        let in_round = Arc::new(AtomicU32::new(0));
         for _ in 0..4 {
             let (mut client, next) = (daemon.v1().await, next.clone());
+            let in_round = in_round.clone();
             clients.push(tokio::spawn(async move {
                 let mut done = Vec::new();
                 loop {
@@ -688,11 +690,20 @@ async fn what_was_answered_outlives_a_kill_at_any_moment() {
                         create_only: false,
                     });
                     match tokio::time::timeout(PATIENCE, put).await {
-                        Ok(Ok(_)) => done.push(id),
+                        Ok(Ok(_)) => {
+                            done.push(id);
+                            in_round.fetch_add(1, Ordering::Relaxed);
+                        }
                         _ => return done,
                     }
                 }
             }));
+        }
+        // In every other round some have been answered, however slow the disk is.
+        let begun = Instant::now();
+        while kill % 2 == 0 && in_round.load(Ordering::Relaxed) < 6 {
+            assert!(begun.elapsed() < PATIENCE, "nothing is answered");
+            tokio::time::sleep(Duration::from_millis(1)).await;
         }
         let while_at_work = Duration::from_millis(rand::rng().random_range(20..200));
         tokio::time::sleep(while_at_work).await;
