@@ -85,13 +85,21 @@ fn both_ways(hosts: &mut Hosts) -> Result<()> {
     })?;
     let rule = "sg rule del web --ip-proto tcp --port 5201";
     hosts.right.daemon.cli(rule)?;
-    let cut = by_kernel(&hosts.right, "b")?;
-    let came = hosts.right.daemon.stat("b", "ingress_frames")?;
+    // What the kernel has counted until then is told half a second later at the most.
     std::thread::sleep(Duration::from_millis(700));
-    let after = by_kernel(&hosts.right, "b")?;
+    let counts = || -> Result<([u64; 2], u64)> {
+        let came = hosts.right.daemon.stat("b", "ingress_frames")?;
+        Ok((by_kernel(&hosts.right, "b")?, came))
+    };
+    let (cut, came) = counts()?;
+    std::thread::sleep(Duration::from_millis(700));
+    let (after, come) = counts()?;
+    // Neighbours still ask for each other.
     check(
-        after == cut && hosts.right.daemon.stat("b", "ingress_frames")? == came,
-        &format!("without its rule nothing comes any more: {cut:?} and {after:?}"),
+        after == cut && come <= came + 5,
+        &format!(
+            "without its rule nothing comes any more: {cut:?}, {came} frames, and {after:?}, {come}"
+        ),
     )
 }
 
