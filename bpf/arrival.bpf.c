@@ -51,6 +51,23 @@ static __always_inline struct tunnel *read_tunnel(context *ctx, __u32 l4, struct
 	return tunnel;
 }
 
+// The entry of the packet behind outer headers that are read already and have this TOS or traffic
+// class. NULL: the packet goes on.
+static __always_inline struct kernel_flow *find_behind(context *ctx, struct plain *plain, __u8 tos,
+						       const struct kernel_force *force, __u64 now,
+						       struct kernel_state **state)
+{
+	struct kernel_flow *flow;
+
+	if (!read_plain(ctx, plain))
+		return NULL;
+	plain->key.device = ctx->ifindex;
+	flow = find_known(ctx, plain, force, now, state);
+	if (!flow || flow->outer_len != plain->front || ecn_changes(plain->tos, tos))
+		return NULL;
+	return flow;
+}
+
 // Gives what is in outer headers to whom it is for. Less than zero: the packet is as it was.
 static __always_inline int unwrap(context *ctx, const struct kernel_flow *flow,
 				  struct kernel_state *state, struct plain *plain, __u64 now)
@@ -101,11 +118,10 @@ static __always_inline int arrive4(context *ctx, struct kernel_force *force)
 	    !checksum_holds(checksum_ipv4(ip)))
 		return -1;
 	tunnel = read_tunnel(ctx, sizeof(struct ethhdr) + sizeof(*ip), &plain.key);
-	if (!tunnel || !read_plain(ctx, &plain))
+	if (!tunnel)
 		return -1;
-	plain.key.device = ctx->ifindex;
-	flow = find_known(ctx, &plain, force, now, &state);
-	if (!flow || flow->outer_len != KERNEL_OUTER4 || ecn_changes(plain.tos, ip->tos))
+	flow = find_behind(ctx, &plain, ip->tos, force, now, &state);
+	if (!flow)
 		return -1;
 	entered = (const struct front4 *)flow->outer;
 	if (ip->saddr != entered->ip.saddr || ip->daddr != entered->ip.daddr ||
@@ -137,12 +153,10 @@ static __always_inline int arrive6(context *ctx, struct kernel_force *force)
 	    sizeof(struct ethhdr) + sizeof(*ip) + bpf_ntohs(ip->payload_len) != ctx->len)
 		return -1;
 	tunnel = read_tunnel(ctx, sizeof(struct ethhdr) + sizeof(*ip), &plain.key);
-	if (!tunnel || !read_plain(ctx, &plain))
+	if (!tunnel)
 		return -1;
-	plain.key.device = ctx->ifindex;
-	flow = find_known(ctx, &plain, force, now, &state);
-	if (!flow || flow->outer_len != KERNEL_OUTER6 ||
-	    ecn_changes(plain.tos, bpf_ntohl(*(__be32 *)ip) >> 20))
+	flow = find_behind(ctx, &plain, bpf_ntohl(*(__be32 *)ip) >> 20, force, now, &state);
+	if (!flow)
 		return -1;
 	entered = (const struct front6 *)flow->outer;
 	if (!same_address(&ip->saddr, &entered->ip.saddr) ||
