@@ -9,7 +9,10 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::net::{
+    AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect, shutdown,
+    socket_with,
+};
 
 use crate::message::{Message, Verb, receive, send};
 use crate::{Error, FDS_MAX, NOTE_MAX};
@@ -138,7 +141,10 @@ impl Keeper {
     pub fn leave(&self) {
         let mut state = self.lock();
         state.apart = true;
-        state.socket = None;
+        if let Some(socket) = state.socket.take() {
+            // Who watches has it as well, and the next daemon waits for its end.
+            let _ = shutdown(&socket, Shutdown::Both);
+        }
     }
 
     /// Takes up what was left under this name: from now on it is this daemon's. There is one taker.
@@ -279,11 +285,16 @@ impl Keeper {
         // It says nothing unasked: what is to be had is its end.
         let mut fds = [PollFd::new(&socket, PollFlags::RDHUP)];
         let timeout = Timespec::try_from(patience).ok();
-        if poll(&mut fds, timeout.as_ref()).is_ok_and(|ready| ready > 0) {
-            self.lock().socket = None;
-            return true;
+        if !poll(&mut fds, timeout.as_ref()).is_ok_and(|ready| ready > 0) {
+            return false;
         }
-        false
+        let mut state = self.lock();
+        if state.apart {
+            // It has left meanwhile.
+            return false;
+        }
+        state.socket = None;
+        true
     }
 
     /// Connects anew, and gives the keeper that is there now all that is this daemon's.
@@ -608,10 +619,13 @@ mod tests {
         next.hold("new", b"", &[writer.as_fd()]).unwrap();
         next.release("goes").unwrap();
         assert!(!next.watch(Duration::ZERO));
+        // As who watches has it meanwhile.
+        let watched = before.lock().socket.as_ref().map(OwnedFd::try_clone);
         before.leave();
         assert!(!before.watch(Duration::ZERO));
-        before.release("stays").unwrap();
         next.enter().unwrap();
+        drop(watched);
+        before.release("stays").unwrap();
         drop(next);
         let last = Keeper::connect(&path).unwrap();
         assert_eq!(last.take("stays").unwrap().unwrap().note, b"note");
