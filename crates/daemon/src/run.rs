@@ -427,8 +427,7 @@ async fn serve(
         }
         Some(old) => {
             let (old, held, vhost) = (old.clone(), held.clone(), vhost.clone());
-            let (gate, interfaces) = (start_gate.clone(), interfaces.clone());
-            let balancer = engine.clone();
+            let (gate, balancer) = (start_gate.clone(), engine.clone());
             let (switch, workers) = (switch.clone(), workers.clone());
             let runtime = Handle::current();
             let taking = move || {
@@ -438,7 +437,7 @@ async fn serve(
                         runtime.block_on(next_hops.prepare(reach, &learnt));
                     }
                 };
-                let links = || take_links(&old, &gate, &balancer, &interfaces);
+                let links = || take_links(&old, &gate, &balancer);
                 let planes = (&*vhost, &*switch);
                 let held = held.as_deref();
                 let taken = take_over(controller, open_store, &old, held, planes, find, links)?;
@@ -473,8 +472,13 @@ async fn serve(
         }
         // Before a VMM is heard: until then what the keeper has of its session is true.
         let (held, switch) = (held.clone(), workers.switch().clone());
-        let left = left_connections.clone();
+        let (left, interfaces) = (left_connections.clone(), interfaces.clone());
         let enter = move || {
+            // The kernel waits for a grace period with each. Meanwhile those of the daemon before
+            // send frames to the same sockets and servers.
+            if let Err(why) = put_programs(&interfaces) {
+                tracing::error!("programs of the daemon before run on: {why}");
+            }
             held.iter()
                 .for_each(|held| handover::enter(held, &switch, left.as_ref(), is_whole));
         };
@@ -957,16 +961,18 @@ fn take_over(
     Ok((controller, stored, counted, connections, is_whole))
 }
 
-/// Goes on with uplinks and the load balancer where the daemon before has left them, and has the
-/// programs of this one run where that one's do.
+/// Goes on with uplinks and the load balancer where the daemon before has left them.
 fn take_links(
     old: &Predecessor,
     gate: &StartGate,
     balancer: &balancer::Engine,
-    interfaces: &Mutex<Interfaces>,
 ) -> Result<(), String> {
     gate.take_up(old.all_bytes("left")?)?;
-    balancer.take_up(old.bytes("tables")?.as_deref())?;
+    balancer.take_up(old.bytes("tables")?.as_deref())
+}
+
+/// Has the programs of this daemon run where those of the one before do.
+fn put_programs(interfaces: &Mutex<Interfaces>) -> Result<(), String> {
     let mut interfaces = interfaces.lock().unwrap_or_else(PoisonError::into_inner);
     interfaces.take_over().map_err(|e| e.to_string())
 }
@@ -980,8 +986,8 @@ fn take_up_left(
     points: &[String],
 ) -> Result<(), String> {
     balancer.take_up_left()?;
-    let mut interfaces = interfaces.lock().unwrap_or_else(PoisonError::into_inner);
-    interfaces.take_over().map_err(|e| e.to_string())?;
+    put_programs(interfaces)?;
+    let interfaces = interfaces.lock().unwrap_or_else(PoisonError::into_inner);
     for point in points.iter().filter(|point| !interfaces.is_kept(point)) {
         held.release_item(words::POINT, point);
     }

@@ -15,11 +15,12 @@
 //!    uplink stands, whose socket and memory the new one has; its table of flows is in memory of
 //!    which the new one has a descriptor;
 //! 3. the new one takes up sessions and flows as it would those of a daemon that was killed, and
-//!    says so. It has touched no ring and read no frame by then. On interfaces its programs are in
-//!    the place of the old one's, with tables of their own: frames go to the same sockets, and to
-//!    the same servers, by the load balancer's one table of flows;
+//!    says so. It has touched no ring and read no frame by then;
 //! 4. the old one says go, which is the commit: it leaves the keeper to the new one, and will not
-//!    come back. The new one opens its gate.
+//!    come back. The new one opens its gate;
+//! 5. on interfaces the new one puts its programs, with tables of their own, in the place of the
+//!    old one's. Until then those send frames to the same sockets, and to the same servers by the
+//!    load balancer's one table of flows. Each takes the kernel some 10 ms, which nobody waits for.
 //!
 //! Until the commit the old one goes on as if nothing had been, whatever becomes of the new one: it
 //! cannot be executed, ends, says no, or says nothing for too long. What it gave away it takes

@@ -563,7 +563,7 @@ impl Drop for Given<'_> {
             tracing::error!("{why}");
         }
         if self.links {
-            // Until then it may put its programs there.
+            // Until then one of an earlier version may put its programs there.
             wait_for_end(&self.child);
             self.app.uplinks.go_on();
             self.app.balancer.go_on();
