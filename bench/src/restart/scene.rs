@@ -144,6 +144,8 @@ pub struct Cost {
     /// Connections that are no more, of so many.
     pub lost: usize,
     pub asked: usize,
+    /// The hypervisor took processors away meanwhile: nothing of what it had of them ran.
+    pub disturbed: bool,
 }
 
 /// A switch with all that is its.
@@ -165,6 +167,18 @@ struct Others {
     _dirs: Vec<TempDir>,
 }
 
+/// Hundredths of a second that the hypervisor has had this machine's processors wait for one of its
+/// own, as /proc/stat counts them: `steal` of proc(5).
+fn stolen() -> Result<u64, PeerError> {
+    let path = "/proc/stat";
+    let text = std::fs::read_to_string(path);
+    let text = text.map_err(|e| PeerError(format!("{path}: {e}")))?;
+    let all = text.lines().next().unwrap_or_default();
+    let steal = all.split_ascii_whitespace().nth(8);
+    let steal = steal.and_then(|field| field.parse().ok());
+    steal.ok_or_else(|| PeerError(format!("{path} begins with '{all}'")))
+}
+
 impl Scene {
     /// Starts it, with so many connections between guests, and waits until frames pass.
     pub fn start(kind: Kind, cores: Cores, connections: usize) -> Result<Scene, PeerError> {
@@ -180,6 +194,7 @@ impl Scene {
 
     /// Has it happen while frames pass.
     pub fn undergo(&mut self, event: Event) -> Result<Cost, PeerError> {
+        let stolen = stolen()?;
         let (progress, driver) = (Progress::default(), self.driver);
         let (traffic, switch) = (&mut self.traffic, &mut self.switch);
         // What is started here is to have the processors that it would have: only the driver is
@@ -201,9 +216,15 @@ impl Scene {
             let seen = seen.unwrap_or_else(|_| Err(PeerError("the driver panics".to_owned())));
             happened.and(seen)
         })?;
+        let disturbed = self::stolen()? != stolen;
         let lost = self.connections.lost(&mut self.traffic.ends)?;
         let asked = self.connections.asked();
-        Ok(Cost { seen, lost, asked })
+        Ok(Cost {
+            seen,
+            lost,
+            asked,
+            disturbed,
+        })
     }
 
     fn guests(
