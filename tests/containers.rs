@@ -16,13 +16,14 @@ type Body = fn() -> Result<()>;
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials: [(&str, Body); 12] = trials![
+    let trials: [(&str, Body); 13] = trials![
         a_container_has_its_interface_with_addresses_and_routes,
         what_the_rules_say_passes_and_nothing_else,
         segments_pass_whole,
         a_namespace_that_goes_breaks_the_nic_and_heals_it_when_it_returns,
         the_same_nic_add_heals_a_process_that_has_another_namespace,
         the_same_document_heals_a_container_that_has_lost_its_interface,
+        the_same_document_heals_what_is_behind_a_containers_interface,
         other_values_reach_the_container,
         a_deleted_nic_leaves_nothing,
         a_daemon_that_was_killed_leaves_no_way_to_the_host,
@@ -357,6 +358,39 @@ fn the_same_document_heals_a_container_that_has_lost_its_interface() -> Result<(
     })?;
     let says = apply("")?;
     check(says.starts_with("nic c1 is still broken: "), &says)
+}
+
+fn the_same_document_heals_what_is_behind_a_containers_interface() -> Result<()> {
+    let (left, _right, daemon) = two()?;
+    daemon.cli("sg rule add c2 --ip-proto icmp")?;
+    left.ok("ping -q -c 1 -W 2 10.2.0.2")?;
+    let file = daemon.dir().join("host.json");
+    std::fs::write(&file, daemon.cli("config")?).map_err(|e| e.to_string())?;
+    let behind = || -> Result<Vec<String>> {
+        let links = process::run(&["ip", "-o", "link", "show", "type", "tun"])?;
+        let names = links.lines().filter_map(|line| line.split(": ").nth(1));
+        let ours = names.filter(|name| name.starts_with("bt-"));
+        Ok(ours.map(str::to_owned).collect())
+    };
+    let before = behind()?;
+    assert_eq!(before.len(), 2, "{before:?}");
+    for device in &before {
+        process::run(&["ip", "link", "del", "dev", device])?;
+    }
+    for nic in ["c1", "c2"] {
+        wait_for("the NIC to be broken", PATIENCE, || {
+            Ok(state(&daemon, nic)?.0.ends_with("BROKEN").then_some(()))
+        })?;
+    }
+    check(
+        !left.succeeds("ping -q -c 1 -W 1 10.2.0.2")?,
+        "nothing passes",
+    )?;
+    let says = daemon.cli(&format!("apply {}", file.display()))?;
+    let healed = says.lines().filter(|line| line.starts_with("healed nic c"));
+    assert_eq!(healed.count(), 2, "{says}");
+    assert_eq!(behind()?, before);
+    left.ok("ping -q -c 1 -W 2 10.2.0.2").map(drop)
 }
 
 fn other_values_reach_the_container() -> Result<()> {

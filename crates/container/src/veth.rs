@@ -177,16 +177,9 @@ impl Veths {
     /// A sentence: it cannot be made, and nothing of it is left. What cannot be made in the place
     /// of another process is broken, as it may have been there.
     pub fn open(&mut self, key: u32, wanted: Wanted) -> Result<State, String> {
-        let mut changes = Changes::new().map_err(|e| e.to_string())?;
-        let tap = changes.by_name(&wanted.tap).map_err(|e| e.to_string())?;
-        let tap = tap.ok_or_else(|| format!("TAP interface '{}' is not there", wanted.tap))?;
-        changes.leave_unaddressed(tap.index);
-        changes
-            .set_up(tap.index, true)
-            .map_err(|e| format!("TAP interface '{}': {e}", wanted.tap))?;
         let mut veth = Veth {
+            tap: tap(&wanted)?,
             wanted,
-            tap: tap.index,
             near: None,
             broken: None,
         };
@@ -198,6 +191,23 @@ impl Veths {
         veth.broken = state.clone().err();
         self.all.insert(key, veth);
         Ok(state)
+    }
+
+    /// The TAP device behind one is another one now, of the same name: it had been deleted.
+    ///
+    /// # Errors
+    /// A sentence: nothing passes by it.
+    pub fn set_tap(&mut self, key: u32) -> Result<(), String> {
+        let Some(veth) = self.all.get_mut(&key) else {
+            return Ok(());
+        };
+        let before = std::mem::replace(&mut veth.tap, tap(&veth.wanted)?);
+        let (near, tap, wanted) = (veth.near, veth.tap, veth.wanted.clone());
+        if let Some(cables) = &self.cables {
+            cables.forget(before);
+        }
+        let joined = near.map_or(Ok(()), |near| self.join(near, tap, &wanted));
+        joined.map_err(|e| format!("TAP interface '{}': {e}", wanted.tap))
     }
 
     /// Makes one be otherwise. What the container itself has added stays, unless the interface goes
@@ -521,6 +531,18 @@ impl Veths {
             tracing::warn!("interface {} stays: {e}", veth.wanted.near);
         }
     }
+}
+
+/// The index of the TAP device behind one, which is up from now on.
+fn tap(wanted: &Wanted) -> Result<u32, String> {
+    let mut changes = Changes::new().map_err(|e| e.to_string())?;
+    let tap = changes.by_name(&wanted.tap).map_err(|e| e.to_string())?;
+    let tap = tap.ok_or_else(|| format!("TAP interface '{}' is not there", wanted.tap))?;
+    changes.leave_unaddressed(tap.index);
+    changes
+        .set_up(tap.index, true)
+        .map_err(|e| format!("TAP interface '{}': {e}", wanted.tap))?;
+    Ok(tap.index)
 }
 
 /// The kernel's word for the interface on the host.

@@ -262,27 +262,53 @@ impl HostAttachments {
     }
 
     fn heal_tap(&mut self, request: &OpenRequest<'_>) -> NicState {
-        let broken = |e: &dyn std::fmt::Display| NicState::Broken(e.to_string());
-        let port = match self.workers.detach(request.slot.into()) {
-            Ok(port) => port,
-            Err(e) => return broken(&e),
+        match self.open_again(request.slot, || self.open_tap(request)) {
+            Ok(_) => NicState::Up,
+            Err(why) => NicState::Broken(why),
+        }
+    }
+
+    /// What is behind a container's interface, or a VMM's, and that interface.
+    fn heal_veth(&mut self, request: &OpenRequest<'_>) -> Option<NicState> {
+        let slot = request.slot;
+        let options = tap_options(request, &veths::tap_name(request.path));
+        let behind = match self.open_again(slot, || self.cable(slot, &options)) {
+            Ok(true) => self.veths.set_tap(slot),
+            Ok(false) => Ok(()),
+            Err(why) => Err(why),
         };
-        let port = match port {
-            Some(Port::Tap(tap)) if tap.broken().is_none() => Port::Tap(tap),
-            gone => match self.open_tap(request) {
-                Ok(tap) => Port::Tap(tap),
-                Err(e) => {
-                    // It is there to be tried again, and says why it is broken.
-                    if let Some(gone) = gone {
-                        let _ = self.workers.attach(request.slot.into(), gone);
-                    }
-                    return broken(&e);
+        match behind {
+            Ok(()) => self.veths.heal(slot),
+            Err(why) => Some(NicState::Broken(why)),
+        }
+    }
+
+    /// Has a port whose TAP device is gone be another one; whether it was. The error is a sentence.
+    fn open_again(
+        &self,
+        slot: PortSlot,
+        open: impl FnOnce() -> Result<TapPort, AttachError>,
+    ) -> Result<bool, String> {
+        let attach = |port| {
+            let attached = self.workers.attach(slot.into(), port);
+            attached.map_err(|e| e.to_string())
+        };
+        let port = self.workers.detach(slot.into());
+        let gone = match port.map_err(|e| e.to_string())? {
+            Some(Port::Tap(tap)) if tap.broken().is_none() => {
+                return attach(Port::Tap(tap)).map(|()| false);
+            }
+            gone => gone,
+        };
+        match open() {
+            Ok(tap) => attach(Port::Tap(tap)).map(|()| true),
+            Err(why) => {
+                // It is there to be tried again, and says why it is broken.
+                if let Some(gone) = gone {
+                    let _ = attach(gone);
                 }
-            },
-        };
-        match self.workers.attach(request.slot.into(), port) {
-            Ok(()) => NicState::Up,
-            Err(e) => broken(&e),
+                Err(why.to_string())
+            }
         }
     }
 
@@ -490,7 +516,7 @@ impl Attachments for HostAttachments {
             .iter()
             .for_each(|request| self.states.forget(&request.slot.0));
         let again = |request: &OpenRequest<'_>| match request.nic.kind {
-            NicKind::Veth(_) | NicKind::VmTap(_) => self.veths.heal(request.slot),
+            NicKind::Veth(_) | NicKind::VmTap(_) => self.heal_veth(request),
             NicKind::Tap => Some(self.heal_tap(request)),
             NicKind::VhostUser => self.vhost.retry(PortKey(request.slot.0)).map(told),
             NicKind::Bench(_) => None,
