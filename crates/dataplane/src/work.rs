@@ -5,9 +5,11 @@
 //! whose frames were dear in the last second is received from a few at a time, one at the least:
 //! nobody waits long for its turn to end. That is how a flood to many is cut into turns.
 //!
-//! While somebody sends a few frames now and then, who waits for their answers (*hurry*), turns are
-//! shorter still: no sender's costs more than its part, the judging of what nobody knows included.
+//! While two ports send a few frames now and then, as who asks and who answers does (*hurry*),
+//! turns are shorter still: no sender's costs more than its part, the judging of what nobody knows
+//! included. One alone may be who acknowledges a stream, which is to have whole batches.
 
+use crate::queue::QueueId;
 use crate::time::Now;
 
 /// To receive, judge and hand out one frame.
@@ -43,6 +45,9 @@ const CHEAP: u64 = LONGEST / 64;
 
 /// How long dear frames are remembered.
 const REMEMBER_NS: u64 = 1_000_000_000;
+
+/// How long behind a few frames others' turns are shorter.
+const HURRY_NS: u64 = 1_000_000;
 
 /// What a batch has cost.
 #[derive(Clone, Copy, Default)]
@@ -84,6 +89,33 @@ pub(crate) fn cost_of_copies(copies: usize, bytes: usize) -> u64 {
 /// Frames that were received.
 pub(crate) fn cost(frames: usize, bytes: usize, pieces: usize) -> u64 {
     frames as u64 * FRAME + bytes as u64 + pieces as u64 * PIECE
+}
+
+/// The two ports that were last to send a few frames.
+#[derive(Default)]
+pub(crate) struct FewSenders {
+    last: Option<QueueId>,
+    last_ns: u64,
+    /// When another one than the last did.
+    other_ns: u64,
+}
+
+impl FewSenders {
+    /// A port has sent a few frames, and has no others.
+    #[inline]
+    pub(crate) fn note(&mut self, queue: QueueId, now: Now) {
+        if self.last != Some(queue) {
+            self.other_ns = self.last_ns;
+            self.last = Some(queue);
+        }
+        self.last_ns = now.mono_ns;
+    }
+
+    /// Both did so a moment ago: they may wait for each other's frames.
+    #[inline]
+    pub(crate) fn hurry(&self, now: Now) -> bool {
+        now.mono_ns.saturating_sub(self.other_ns) < HURRY_NS
+    }
 }
 
 /// What a sender has cost.

@@ -32,7 +32,7 @@ use crate::time::Now;
 use crate::view::View;
 use crate::wanted::Wanted;
 use crate::watch::{Step, Stopwatch};
-use crate::work;
+use crate::work::{self, FewSenders};
 use commands::Leaving;
 use polling::Polling;
 
@@ -83,8 +83,8 @@ pub struct Worker {
     /// Ports that have sent in this turn or had to skip it, and in the turn before.
     senders: usize,
     senders_before: usize,
-    /// When a port has last sent a few frames, which somebody may wait for.
-    few_ns: u64,
+    /// Who has sent a few frames now and then, and may wait for answers.
+    few: FewSenders,
 }
 
 /// A worker's ends of what joins it to the others.
@@ -105,10 +105,8 @@ pub(crate) struct Parts {
 /// Messages taken from one ring in one turn: what a port of our own may have to wait for.
 const MESSAGES: usize = 32;
 
-/// A port that had no more frames than so many to send has others' turns shorter, see `work.rs`,
-/// for so long.
+/// As many frames, with none behind them, are a few.
 const FEW: usize = 4;
-const HURRY_NS: u64 = 1_000_000;
 
 impl Worker {
     /// A worker without ports under an empty snapshot. Fails when the process is out of
@@ -150,7 +148,7 @@ impl Worker {
             publishing: None,
             senders: 0,
             senders_before: 0,
-            few_ns: 0,
+            few: FewSenders::default(),
         })
     }
 
@@ -249,8 +247,7 @@ impl Worker {
             }
             attached.watch_again(&self.polling.poller, queue);
         }
-        let hurry = now.mono_ns.saturating_sub(self.few_ns) < HURRY_NS;
-        let room = attached.debt.room(room, hurry, now);
+        let room = attached.debt.room(room, self.few.hurry(now), now);
         self.batch.take_at_most(room);
         let alone = outbox.is_alone();
         let watch = match alone {
@@ -276,7 +273,7 @@ impl Worker {
         self.senders += 1;
         let few = frames <= FEW && frames < room;
         if few {
-            self.few_ns = now.mono_ns;
+            self.few.note(queue, now);
         }
         self.load.count_batch(frames);
         let pieces = self.batch.pieces();

@@ -654,14 +654,14 @@ fn a_flood_of_what_nobody_knows_takes_no_more_than_its_part() {
 }
 
 #[test]
-fn beside_who_waits_for_answers_a_flood_has_shorter_turns() {
+fn beside_who_asks_and_who_answers_a_flood_has_shorter_turns() {
     for family in FAMILIES {
         let (mut lab, c, d) = Lab::pair(vec![allow_all_in(None)]);
         let flooder = lab.nic();
         lab.passes(c, d, udp(c, d, family, 1, 2));
         let heard = |lab: &Lab| lab.sim.port(flooder.slot).rx_frames;
         // Turns in which it was received from, and how many frames then at the most.
-        let mut turns_beside = |first: u16, asks: bool| {
+        let mut turns_beside = |first: u16, few: &[Nic]| {
             lab.sim.advance(Duration::from_millis(2));
             for port in 0..10 * BATCH as u16 {
                 let begins = ip(flooder, d, family).tcp(first + port, 80, SYN).build();
@@ -669,8 +669,10 @@ fn beside_who_waits_for_answers_a_flood_has_shorter_turns() {
             }
             let mut turns = vec![];
             for _ in 0..100 {
-                if asks {
-                    lab.queue(c, udp(c, d, family, 1, 2), Offload::default());
+                for &nic in few {
+                    let (other, ports) = if nic == c { (d, (1, 2)) } else { (c, (2, 1)) };
+                    let frame = udp(nic, other, family, ports.0, ports.1);
+                    lab.queue(nic, frame, Offload::default());
                 }
                 // They were parked.
                 lab.sim.sleep_of(0);
@@ -683,8 +685,9 @@ fn beside_who_waits_for_answers_a_flood_has_shorter_turns() {
             }
             turns
         };
-        assert_eq!(turns_beside(1000, false), [BATCH as u64; 4]);
-        let beside = turns_beside(2000, true);
+        assert_eq!(turns_beside(1000, &[]), [BATCH as u64; 4]);
+        assert_eq!(turns_beside(2000, &[c]), [BATCH as u64; 4]);
+        let beside = turns_beside(3000, &[c, d]);
         assert!(
             beside.len() == 4 && beside[1..].iter().all(|frames| *frames <= 6),
             "{beside:?}"
