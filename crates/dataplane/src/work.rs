@@ -5,11 +5,11 @@
 //! whose frames were dear in the last second is received from a few at a time, one at the least:
 //! nobody waits long for its turn to end. That is how a flood to many is cut into turns.
 //!
-//! While two ports send a few frames now and then, as who asks and who answers does (*hurry*),
+//! While two NICs send a few frames now and then, as who asks and who answers does (*hurry*),
 //! turns are shorter still: no sender's costs more than its part, the judging of what nobody knows
 //! included. One alone may be who acknowledges a stream, which is to have whole batches.
 
-use crate::queue::QueueId;
+use crate::ids::PortSlot;
 use crate::time::Now;
 
 /// To receive, judge and hand out one frame.
@@ -91,22 +91,22 @@ pub(crate) fn cost(frames: usize, bytes: usize, pieces: usize) -> u64 {
     frames as u64 * FRAME + bytes as u64 + pieces as u64 * PIECE
 }
 
-/// The two ports that were last to send a few frames.
+/// The two NICs or uplinks that were last to send a few frames.
 #[derive(Default)]
 pub(crate) struct FewSenders {
-    last: Option<QueueId>,
+    last: Option<PortSlot>,
     last_ns: u64,
     /// When another one than the last did.
     other_ns: u64,
 }
 
 impl FewSenders {
-    /// A port has sent a few frames, and has no others.
+    /// A queue of this one has sent a few frames, and has no others.
     #[inline]
-    pub(crate) fn note(&mut self, queue: QueueId, now: Now) {
-        if self.last != Some(queue) {
+    pub(crate) fn note(&mut self, slot: PortSlot, now: Now) {
+        if self.last != Some(slot) {
             self.other_ns = self.last_ns;
-            self.last = Some(queue);
+            self.last = Some(slot);
         }
         self.last_ns = now.mono_ns;
     }

@@ -273,7 +273,7 @@ impl Worker {
         self.senders += 1;
         let few = frames <= FEW && frames < room;
         if few {
-            self.few.note(queue, now);
+            self.few.note(queue.slot, now);
         }
         self.load.count_batch(frames);
         let pieces = self.batch.pieces();
