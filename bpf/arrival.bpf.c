@@ -90,7 +90,7 @@ static __always_inline int unwrap(context *ctx, const struct kernel_flow *flow,
 	if (bpf_skb_store_bytes(ctx, 0, &link, sizeof(link), 0))
 		return VERDICT_DROP;
 	count_known(state, plain, length, now);
-	return machine ? bpf_redirect(flow->to, 0) : bpf_redirect_peer(flow->to, 0);
+	return send_by(flow->to, !machine);
 }
 
 // The kernel lets a program load from the very pointer alone that it is called with, and the

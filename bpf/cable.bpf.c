@@ -114,7 +114,7 @@ static __always_inline int forward(context *ctx)
 			return -1;
 	}
 	count_known(state, &plain, length, now);
-	return machine ? bpf_redirect(flow->to, 0) : bpf_redirect_peer(flow->to, 0);
+	return send_by(flow->to, !machine);
 }
 
 SEC("tc")
@@ -129,8 +129,7 @@ int cable(context *ctx)
 	// Straight into the container's namespace, past a queue. The kernel takes what goes there for
 	// the container's own; what is not goes the long way, where its MAC is looked at.
 	if (end->from_tap)
-		return !end->machine && is_for(ctx, end) ? bpf_redirect_peer(end->to, 0) :
-							   bpf_redirect(end->to, 0);
+		return send_by(end->to, !end->machine && is_for(ctx, end));
 	verdict = forward(ctx);
 	return verdict < 0 ? bpf_redirect(end->to, 0) : verdict;
 }

@@ -404,3 +404,10 @@ static __always_inline int machine_at(__u32 device)
 
 	return end && !end->from_tap ? end->machine : -1;
 }
+
+// Sends a packet out by a device: to a VMM's queue or the wire, or straight into a container's
+// namespace.
+static __always_inline int send_by(__u32 device, bool is_container)
+{
+	return is_container ? bpf_redirect_peer(device, 0) : bpf_redirect(device, 0);
+}
