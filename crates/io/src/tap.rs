@@ -39,7 +39,8 @@ const SEGMENTS_MAX: usize = 62;
 #[derive(Debug)]
 pub struct TapPort {
     name: String,
-    /// `None` once the device is gone: epoll would report it for ever.
+    /// `None` of one that could not be made. Of one that is gone it stays, for the poller to forget
+    /// it.
     fd: Option<OwnedFd>,
     mtu: Option<u16>,
     accepts: Accepts,
