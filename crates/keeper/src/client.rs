@@ -623,9 +623,9 @@ mod tests {
         let watched = before.lock().socket.as_ref().map(OwnedFd::try_clone);
         before.leave();
         assert!(!before.watch(Duration::ZERO));
+        before.release("stays").unwrap();
         next.enter().unwrap();
         drop(watched);
-        before.release("stays").unwrap();
         drop(next);
         let last = Keeper::connect(&path).unwrap();
         assert_eq!(last.take("stays").unwrap().unwrap().note, b"note");
