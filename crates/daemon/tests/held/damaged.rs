@@ -210,14 +210,27 @@ async fn a_session_that_the_keeper_has_missed_is_not_gone_on_with() {
     };
     // As long as it hears, all go on.
     told.guests.vmms[0].get(GET_FEATURES).unwrap();
+    // The keeper is told behind the answer; a kill between the two ends the session.
+    told.guests.flow(100, "frames behind a question");
     told.killed_and(|_| ());
     told.guests.flow(100, "frames behind a kill");
     signal(Signal::STOP);
+    wait_for("the keeper to stand still", PATIENCE, || {
+        let status = std::fs::read_to_string(format!("/proc/{keeper}/status")).unwrap();
+        Ok(status.contains("State:\tT").then_some(()))
+    })
+    .unwrap();
     // The first is on its way to the keeper when that is given up, the next is not.
-    for _ in 0..2 {
+    for given_up in 1..=2 {
         let features = common::FEATURES | PROTOCOL_FEATURES;
         told.guests.vmms[0].set(SET_FEATURES, features).unwrap();
         told.guests.vmms[0].get(GET_FEATURES).unwrap();
+        wait_for("the keeper to be given up", PATIENCE, || {
+            let log = told.guests.daemon.as_ref().unwrap().log();
+            let said = log.matches("its VMM's connection goes with this daemon");
+            Ok((said.count() >= given_up).then_some(()))
+        })
+        .unwrap();
     }
     told.guests
         .flow(100, "frames while the keeper stands still");
