@@ -193,23 +193,6 @@ impl Veths {
         Ok(state)
     }
 
-    /// The TAP device behind one is another one now, of the same name: it had been deleted.
-    ///
-    /// # Errors
-    /// A sentence: nothing passes by it.
-    pub fn set_tap(&mut self, key: u32) -> Result<(), String> {
-        let Some(veth) = self.all.get_mut(&key) else {
-            return Ok(());
-        };
-        let before = std::mem::replace(&mut veth.tap, tap(&veth.wanted)?);
-        let (near, tap, wanted) = (veth.near, veth.tap, veth.wanted.clone());
-        if let Some(cables) = &self.cables {
-            cables.forget(before);
-        }
-        let joined = near.map_or(Ok(()), |near| self.join(near, tap, &wanted));
-        joined.map_err(|e| format!("TAP interface '{}': {e}", wanted.tap))
-    }
-
     /// Makes one be otherwise. What the container itself has added stays, unless the interface goes
     /// elsewhere or has another name.
     pub fn change(&mut self, key: u32, wanted: Wanted) -> State {
@@ -289,14 +272,16 @@ impl Veths {
         news
     }
 
-    /// Finds out whether the pair is still there; whether a VMM has its TAP device open.
+    /// Finds out whether the pair is still there, and the switch's TAP device; whether a VMM has
+    /// its own open.
     fn look(&mut self, veth: &mut Veth) {
+        let behind = self.look_behind(veth);
         let Some(near) = veth.near else { return };
         let found = Changes::new().and_then(|mut changes| changes.by_index(near));
         // Who cannot be asked has not said no.
         let Ok(found) = found else { return };
         if found.is_some_and(|device| device.kind == kind(&veth.wanted)) {
-            veth.broken = self.is_open(veth).err();
+            veth.broken = behind.and_then(|()| self.is_open(veth)).err();
             return;
         }
         if let Some(cables) = &self.cables {
@@ -312,6 +297,29 @@ impl Veths {
             }
         };
         veth.broken = Some(Broken::Missing(why));
+    }
+
+    /// Finds out whether the switch's TAP device is still there. Another one of its name, which was
+    /// made when it had been deleted, is joined in its place.
+    fn look_behind(&mut self, veth: &mut Veth) -> State {
+        let wanted = &veth.wanted;
+        let found = Changes::new().and_then(|mut changes| changes.by_name(&wanted.tap));
+        // Who cannot be asked has not said no.
+        let same = found.map(|found| found.is_some_and(|device| device.index == veth.tap));
+        if same.unwrap_or(true) {
+            return Ok(());
+        }
+        let tap = tap(wanted).map_err(Broken::Missing)?;
+        if let Some(cables) = &self.cables {
+            cables.forget(veth.tap);
+        }
+        if let Some(near) = veth.near {
+            let joined = self.join(near, tap, wanted);
+            let refused = |e| Broken::Refused(format!("TAP interface '{}': {e}", wanted.tap));
+            joined.map_err(refused)?;
+        }
+        veth.tap = tap;
+        Ok(())
     }
 
     /// Whether a VMM has its TAP device open. The switch's is up for as long, so that what is for

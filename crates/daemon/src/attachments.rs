@@ -263,7 +263,7 @@ impl HostAttachments {
 
     fn heal_tap(&mut self, request: &OpenRequest<'_>) -> NicState {
         match self.open_again(request.slot, || self.open_tap(request)) {
-            Ok(_) => NicState::Up,
+            Ok(()) => NicState::Up,
             Err(why) => NicState::Broken(why),
         }
     }
@@ -272,36 +272,34 @@ impl HostAttachments {
     fn heal_veth(&mut self, request: &OpenRequest<'_>) -> Option<NicState> {
         let slot = request.slot;
         let options = tap_options(request, &veths::tap_name(request.path));
-        let behind = match self.open_again(slot, || self.cable(slot, &options)) {
-            Ok(true) => self.veths.set_tap(slot),
-            Ok(false) => Ok(()),
-            Err(why) => Err(why),
-        };
-        match behind {
+        match self.open_again(slot, || self.cable(slot, &options)) {
             Ok(()) => self.veths.heal(slot),
             Err(why) => Some(NicState::Broken(why)),
         }
     }
 
-    /// Has a port whose TAP device is gone be another one; whether it was. The error is a sentence.
+    /// Has a port whose TAP device is gone be another one. The error is a sentence.
     fn open_again(
         &self,
         slot: PortSlot,
         open: impl FnOnce() -> Result<TapPort, AttachError>,
-    ) -> Result<bool, String> {
+    ) -> Result<(), String> {
+        let ports = self.switch.ports(Some(slot)).unwrap_or_default();
+        let mut ports = ports.into_iter().filter_map(|(_, port)| port.info);
+        if ports.next().is_some_and(|port| port.broken.is_none()) {
+            return Ok(());
+        }
         let attach = |port| {
             let attached = self.workers.attach(slot.into(), port);
             attached.map_err(|e| e.to_string())
         };
         let port = self.workers.detach(slot.into());
         let gone = match port.map_err(|e| e.to_string())? {
-            Some(Port::Tap(tap)) if tap.broken().is_none() => {
-                return attach(Port::Tap(tap)).map(|()| false);
-            }
+            Some(Port::Tap(tap)) if tap.broken().is_none() => return attach(Port::Tap(tap)),
             gone => gone,
         };
         match open() {
-            Ok(tap) => attach(Port::Tap(tap)).map(|()| true),
+            Ok(tap) => attach(Port::Tap(tap)),
             Err(why) => {
                 // It is there to be tried again, and says why it is broken.
                 if let Some(gone) = gone {

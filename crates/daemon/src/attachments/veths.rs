@@ -150,13 +150,6 @@ impl VethNics {
         Some(state)
     }
 
-    /// The TAP device behind it was made anew, and is to be joined to it. The error is a sentence.
-    pub fn set_tap(&mut self, slot: PortSlot) -> Result<(), String> {
-        let mut watched = self.shared.lock();
-        let veths = watched.veths.as_mut();
-        veths.map_or(Ok(()), |veths| veths.set_tap(slot.0))
-    }
-
     /// The name of the host's end of one, if there is one or was.
     pub fn name(&self, slot: PortSlot) -> Option<String> {
         let watched = self.shared.lock();
