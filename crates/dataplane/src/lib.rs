@@ -75,6 +75,7 @@ mod config;
 pub mod counters;
 pub mod drop_reason;
 mod dump;
+mod floods;
 pub mod flow;
 mod fragments;
 mod handle;

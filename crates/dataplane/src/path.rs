@@ -12,6 +12,7 @@ use wire::offload::Offload;
 use crate::config::WorkerConfig;
 use crate::counters::Counters;
 use crate::drop_reason::DropReason;
+use crate::floods::Floods;
 use crate::flow::Flows;
 use crate::fragments::{Fragments, Held};
 use crate::ids::{NetworkIdx, PortSlot, PortUid};
@@ -22,13 +23,13 @@ use crate::ports::Ports;
 use crate::queue::QueueId;
 use crate::replies::Replies;
 use crate::round::Wait;
-use crate::round::{Case, Fate, Item, Job, Round, Tables};
+use crate::round::{Case, Fate, Item, Job, NO_CASE, Round, Tables, Verdict};
 use crate::sampling::{self, Sampler};
 use crate::shaper::{Shaper, Taken};
 use crate::stages::fast_path::FastPath;
 use crate::stages::{
     always, deliver, destination, encapsulate, fragments, known, log, merge, neighbours, outer,
-    parse, remember, rules, spoof, wait,
+    parse, put_off, remember, rules, spoof, wait,
 };
 use crate::time::Now;
 use crate::trial::live::{Live, Outcome, Passed};
@@ -118,6 +119,7 @@ impl Path {
                 learned: LearnedMacs::new(config.max_learned_macs, config.seed),
                 waiting: Waiting::default(),
                 shaper: Shaper::default(),
+                floods: Floods::default(),
                 wide_searches: WIDE_SEARCHES,
             },
             counters,
@@ -305,6 +307,33 @@ impl Path {
         sent
     }
 
+    /// Makes copies of frames for many targets that were put off: of each sender those that are its
+    /// part of a turn. True: something was written.
+    #[inline]
+    pub(crate) fn go_on_with_floods(&mut self, ports: &mut Ports, now: Now) -> bool {
+        !self.tables.floods.is_empty() && self.make_copies(ports, now)
+    }
+
+    #[cold]
+    fn make_copies(&mut self, ports: &mut Ports, now: Now) -> bool {
+        let hurry = self.tables.floods.hurry;
+        for mut flood in self.tables.floods.take() {
+            self.clear();
+            self.jobs.extend(flood.part(hurry).map(|copy| Job {
+                frame: copy.frame,
+                verdict: Verdict::Pass,
+                target: copy.target,
+                steer: copy.steer,
+                case: NO_CASE,
+            }));
+            if let Some((_, _, mut round)) = self.open(Sender::Nic(flood.from), &flood.batch, now) {
+                deliver::run(&mut round, ports);
+            }
+            self.tables.floods.put_back(flood);
+        }
+        true
+    }
+
     /// Sends some of what has waited under the configuration that was in force before.
     #[cold]
     pub(crate) fn send_old(&mut self, ports: &mut Ports, now: Now) {
@@ -371,7 +400,7 @@ impl Path {
             self.spare = spare;
         }
         Cost {
-            carried,
+            carried: carried + std::mem::take(&mut self.tables.floods.cost),
             judged: self.judged,
         }
     }
@@ -648,6 +677,9 @@ impl Path {
             round.jobs.sort_unstable_by_key(|job| job.frame);
         }
         watch.mark(Step::Judge);
+        if round.tables.floods.hurry && round.jobs.len() > batch.len() {
+            put_off::run(round, ports); //      in turns, what is for many
+        }
         deliver::run(round, ports); //         13  deliver, copy, record, count
         if !round.replies.batch.is_empty() {
             deliver::replies(round, ports);
@@ -778,7 +810,10 @@ impl Path {
     pub(crate) fn has_work(&self) -> bool {
         let log = self.tables.flows.log.as_ref();
         let sweeps = self.sweep_due > 0 || self.tables.flows.has_to_fold();
-        sweeps || !self.gone.is_empty() || log.is_some_and(|log| log.has_work())
+        sweeps
+            || !self.tables.floods.is_empty()
+            || !self.gone.is_empty()
+            || log.is_some_and(|log| log.has_work())
     }
 
     fn sweep(&mut self, now_ms: u32) {

@@ -9,6 +9,7 @@ use wire::parse::{IpPacket, L4, Packet, TcpFlags};
 
 use crate::counters::Counters;
 use crate::drop_reason::DropReason;
+use crate::floods::Floods;
 use crate::flow::{Entry, FlowId, Flows, Key, Side};
 use crate::fragments::{DatagramKey, Fragments};
 use crate::ids::PortSlot;
@@ -35,6 +36,7 @@ pub(crate) struct Tables {
     pub learned: LearnedMacs,
     pub waiting: Waiting,
     pub shaper: Shaper,
+    pub floods: Floods,
     /// How many ICMP errors may still look for their flow in the whole network before the next
     /// housekeeping.
     pub wide_searches: u32,

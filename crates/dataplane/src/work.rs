@@ -35,7 +35,7 @@ const TRACK: u64 = 2 * FRAME;
 const COPY: u64 = 8 * FRAME;
 
 /// A sender's part of a turn: what a full batch of the smallest frames costs.
-const TURN: u64 = 64 * (FRAME + 64);
+pub(crate) const TURN: u64 = 64 * (FRAME + 64);
 
 /// No turn of a sender is to cost more, by what its frames have cost before.
 const LONGEST: u64 = 3 * TURN;

@@ -169,6 +169,10 @@ impl Worker {
         if self.polling.is_due(now) {
             self.look(now);
         }
+        self.path.tables.floods.hurry = self.few.hurry(now);
+        if self.path.go_on_with_floods(&mut self.ports, now) {
+            self.show_written();
+        }
         self.senders_before = std::mem::take(&mut self.senders);
         let mut index = 0;
         while let Some(&queue) = self.polling.active.get(index) {
@@ -230,7 +234,8 @@ impl Worker {
         // one, and one of which nothing is known as much as several of known flows. Who costs much
         // waits while the others have their turns, so that each sender gets the same part of the
         // worker and not of the frames.
-        if attached.debt.waits(self.senders_before < 2) {
+        let waits = attached.debt.waits(self.senders_before < 2);
+        if waits || self.path.tables.floods.has(queue) {
             self.senders += 1;
             self.owing = true;
             return 0;

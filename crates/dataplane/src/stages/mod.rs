@@ -14,6 +14,7 @@ pub(crate) mod merge;
 pub(crate) mod neighbours;
 pub(crate) mod outer;
 pub(crate) mod parse;
+pub(crate) mod put_off;
 mod redecide;
 pub(crate) mod related;
 pub(crate) mod remember;

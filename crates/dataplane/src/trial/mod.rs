@@ -23,6 +23,7 @@ use wire::parse::Packet;
 
 use crate::counters::Counters;
 use crate::drop_reason::DropReason;
+use crate::floods::Floods;
 use crate::flow::{FlowInfo, FlowTable, Flows};
 use crate::fragments::Fragments;
 use crate::ids::{Epoch, GroupIdx, MAX_PORTS, NetworkIdx, PortSlot, RuleSlot};
@@ -257,6 +258,7 @@ impl Trial {
                 learned: LearnedMacs::new(64, 0),
                 waiting: Waiting::default(),
                 shaper: Shaper::default(),
+                floods: Floods::default(),
                 wide_searches: 0,
             },
             replies: Replies::default(),

@@ -96,6 +96,14 @@ impl Worker {
         }
     }
 
+    /// Makes all copies that were put off.
+    fn finish_floods(&mut self, now: Now) {
+        self.path.tables.floods.hurry = false;
+        if self.path.go_on_with_floods(&mut self.ports, now) {
+            self.show_written();
+        }
+    }
+
     pub(super) fn carry_out(&mut self, now: Now) -> usize {
         let mut count = 0;
         loop {
@@ -109,6 +117,7 @@ impl Worker {
                 }
             };
             count += 1;
+            self.finish_floods(now);
             // Who asked may have gone away: an answer that nobody takes is no error.
             match command {
                 Command::Publish(view, difference, generation, answer) => {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use dataplane::DropReason::*;
 use dataplane::ruleset::{Direction, Peer};
-use dataplane::{AddressPair, NetworkIdx, Simulation, WorkerConfig};
+use dataplane::{AddressPair, GroupIdx, NetworkIdx, Simulation, WorkerConfig};
 use io::frame::BATCH;
 use wire::build;
 use wire::offload::{Gso, Offload, PartialChecksum};
@@ -692,6 +692,74 @@ fn beside_who_asks_and_who_answers_a_flood_has_shorter_turns() {
             beside.len() == 4 && beside[1..].iter().all(|frames| *frames <= 6),
             "{beside:?}"
         );
+    }
+}
+
+#[test]
+fn beside_who_asks_and_who_answers_copies_for_many_are_made_one_by_one() {
+    for family in FAMILIES {
+        let (mut lab, c, d) = Lab::pair(vec![allow_all_in(None)]);
+        let flooder = lab.nic();
+        let crowd: Vec<Nic> = (0..20).map(|_| lab.nic()).collect();
+        for &nic in &crowd {
+            lab.configure(nic, |config| config.groups = vec![GroupIdx(0)]);
+        }
+        lab.passes(c, d, udp(c, d, family, 1, 2));
+        let shout = |number| {
+            let frame = build::frame(flooder.mac, Mac::BROADCAST);
+            let frame = frame.ip(flooder.ip(family), d.ip(family)).udp(1, 2);
+            let payload = vec![number; 60_000];
+            frame.payload(&payload).gso(1400).build_with_offload()
+        };
+        let shouts: Vec<_> = (1..=4).map(shout).collect();
+        let hurried = |lab: &mut Lab| {
+            lab.queue(c, udp(c, d, family, 1, 2), Offload::default());
+            lab.queue(d, udp(d, c, family, 2, 1), Offload::default());
+            // Who was parked is looked at.
+            lab.sim.let_pass(Duration::from_micros(50));
+            lab.sim.turn();
+        };
+        let copies = |lab: &Lab| {
+            let each = crowd.iter().map(|nic| lab.sim.port(nic.slot).tx_frames);
+            each.sum::<u64>()
+        };
+        lab.sim.advance(Duration::from_millis(2));
+        hurried(&mut lab);
+        lab.received(c);
+        for (frame, offload) in shouts[..3].iter().cloned() {
+            lab.queue(flooder, frame, offload);
+        }
+        let mut most = vec![];
+        while copies(&lab) < 60 && most.len() < 300 {
+            let before = copies(&lab);
+            hurried(&mut lab);
+            most.push(copies(&lab) - before);
+            assert_eq!(lab.received(c).len(), 1, "an answer in each turn");
+        }
+        assert!(most.iter().all(|copies| *copies <= 1), "{most:?}");
+        // They come as segments.
+        let numbers = |frames: Vec<Vec<u8>>| {
+            let shouts = frames.iter().filter(|frame| frame[..6] == Mac::BROADCAST.0);
+            let mut numbers: Vec<u8> = shouts.map(|frame| frame[100]).collect();
+            numbers.dedup();
+            numbers
+        };
+        for &nic in crowd.iter().chain([&d]) {
+            assert_eq!(numbers(lab.received(nic)), [1, 2, 3]);
+        }
+
+        // Another configuration is in force when all of them are made.
+        let (frame, offload) = shouts[3].clone();
+        lab.queue(flooder, frame, offload);
+        let before = copies(&lab);
+        let begun = (0..100).any(|_| {
+            hurried(&mut lab);
+            copies(&lab) - before == 1
+        });
+        assert!(begun, "the others are put off");
+        lab.delete(flooder);
+        assert_eq!(copies(&lab) - before, 20);
+        assert_eq!(numbers(lab.received(crowd[19])), [4]);
     }
 }
 

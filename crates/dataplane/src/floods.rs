@@ -1,0 +1,124 @@
+//! Copies of frames for many targets that are made in the next turns.
+//!
+//! 24 copies of 64 KiB take as long as a thousand small frames, and whoever waits for an answer
+//! beside them waits for all. So while somebody does, no more of a sender's copies are made in a
+//! turn than are its part of it ([`work`]); the others are made from a private copy of the frame in
+//! the turns behind, in their order. No sender's memory is pinned for them.
+//!
+//! They have been judged. A worker makes all of them before it puts another configuration or
+//! underlay in force and before a port comes or goes, and receives nothing of a queue of whose
+//! frames some are to be made: frames keep their order. Targets whose queues other workers have are
+//! handed the frame at once.
+
+use io::frame::Batch;
+
+use crate::ids::PortSlot;
+use crate::queue::QueueId;
+use crate::work;
+
+/// Bytes of frames that are kept for it at the most. Where there is no room all copies are made at
+/// once.
+const MOST_BYTES: usize = 8 << 20;
+
+/// Batches that are kept for the next frames.
+const FREE_BATCHES: usize = 4;
+
+/// What a worker has put off.
+#[derive(Default)]
+pub(crate) struct Floods {
+    /// Copies are put off: somebody waits for answers.
+    pub hurry: bool,
+    /// What private copies have cost that nobody is charged for yet.
+    pub cost: u64,
+    all: Vec<Flood>,
+    bytes: usize,
+    free: Vec<Batch>,
+}
+
+/// What is left of one batch.
+pub(crate) struct Flood {
+    pub from: QueueId,
+    pub batch: Batch,
+    /// The next one is the last.
+    copies: Vec<PendingCopy>,
+}
+
+/// A frame of the batch for one target.
+pub(crate) struct PendingCopy {
+    pub frame: u8,
+    pub target: PortSlot,
+    pub steer: u32,
+}
+
+impl Floods {
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// Copies of frames of this queue are still to be made.
+    #[inline]
+    pub(crate) fn has(&self, from: QueueId) -> bool {
+        !self.all.is_empty() && self.all.iter().any(|flood| flood.from == from)
+    }
+
+    /// An empty batch for frames of so many bytes. `None`: there is no room for them.
+    pub(crate) fn batch(&mut self, bytes: usize) -> Option<Batch> {
+        let fits = self.bytes + bytes <= MOST_BYTES;
+        fits.then(|| self.free.pop().unwrap_or_default())
+    }
+
+    /// Puts copies of a batch of its own off, in their order.
+    pub(crate) fn put_off(&mut self, from: QueueId, batch: Batch, mut copies: Vec<PendingCopy>) {
+        let frames = batch.frames().len();
+        self.cost += work::cost_of_copies(frames, bytes(&batch));
+        self.bytes += bytes(&batch);
+        copies.reverse();
+        self.all.push(Flood {
+            from,
+            batch,
+            copies,
+        });
+    }
+
+    /// All of them, to be [put back](Self::put_back).
+    pub(crate) fn take(&mut self) -> Vec<Flood> {
+        std::mem::take(&mut self.all)
+    }
+
+    /// One of which some copies were made, or all.
+    pub(crate) fn put_back(&mut self, mut flood: Flood) {
+        if !flood.copies.is_empty() {
+            return self.all.push(flood);
+        }
+        self.bytes -= bytes(&flood.batch);
+        if self.free.len() < FREE_BATCHES {
+            flood.batch.clear();
+            self.free.push(flood.batch);
+        }
+    }
+}
+
+impl Flood {
+    /// Those copies that are the sender's part of a turn, one at the least; all of them when nobody
+    /// is in a hurry.
+    pub(crate) fn part(&mut self, hurry: bool) -> impl Iterator<Item = PendingCopy> {
+        let (batch, copies, mut spent) = (&self.batch, &mut self.copies, 0);
+        std::iter::from_fn(move || {
+            copies.pop_if(|copy| {
+                let is_first = spent == 0;
+                spent += cost(batch, copy.frame);
+                is_first || spent <= work::TURN || !hurry
+            })
+        })
+    }
+}
+
+/// What one copy of a frame costs.
+pub(crate) fn cost(batch: &Batch, frame: u8) -> u64 {
+    work::cost_of_copies(1, batch.frames()[usize::from(frame)].len())
+}
+
+fn bytes(batch: &Batch) -> usize {
+    batch.frames().iter().map(|frame| frame.len()).sum()
+}

@@ -1,0 +1,62 @@
+//! Before step 13, while somebody waits for answers: copies for many targets that would be more
+//! than their sender's part of two turns wait for the next turns ([`floods`]). A private copy of
+//! the frame is what is made in this one.
+
+use std::convert::Infallible;
+
+use io::frame::Batch;
+
+use crate::floods::{self, PendingCopy};
+use crate::ports::Ports;
+use crate::round::{Fate, Job, Round, Verdict};
+use crate::work;
+
+#[cold]
+pub(crate) fn run(round: &mut Round, ports: &Ports) {
+    let batch = round.batch;
+    let is_copy = |job: &Job| job.verdict == Verdict::Pass && ports.has_queue_of(job.target);
+    let left = round.jobs.iter_mut().filter(|job| is_copy(job));
+    let left: Vec<&mut Job> = left.collect();
+    let cost: u64 = left.iter().map(|job| floods::cost(batch, job.frame)).sum();
+    if cost < 2 * work::TURN {
+        return;
+    }
+    // Jobs are in the order of their frames.
+    let mut frames: Vec<u8> = left.iter().map(|job| job.frame).collect();
+    frames.dedup();
+    let lens = frames.iter().map(|frame| len(batch, *frame));
+    let Some(mut own) = round.tables.floods.batch(lens.sum()) else {
+        return;
+    };
+    frames.iter().for_each(|frame| add(&mut own, batch, *frame));
+    let mut copies = Vec::with_capacity(left.len());
+    let mut at = 0;
+    for job in left {
+        at += usize::from(frames[at] != job.frame);
+        copies.push(PendingCopy {
+            frame: at as u8,
+            target: job.target,
+            steer: job.steer,
+        });
+        job.verdict = Verdict::Wait;
+        if let Some(case) = round.cases.get(job.case as usize) {
+            round.items[case.item].fate = Fate::Delivered;
+        }
+    }
+    round.tables.floods.put_off(round.from, own, copies);
+}
+
+fn len(batch: &Batch, frame: u8) -> usize {
+    batch.frames()[usize::from(frame)].len()
+}
+
+/// Adds a frame of another batch as bytes of its own.
+fn add(own: &mut Batch, batch: &Batch, frame: u8) {
+    let (index, len) = (usize::from(frame), len(batch, frame));
+    let added = own.push_with(|buffer| {
+        batch.copy_to(index, &mut buffer[..len]);
+        Ok::<_, Infallible>(Some((len, batch.frames()[index].offload)))
+    });
+    // It is no longer than it was, and there is room.
+    let Ok(_) = added;
+}
