@@ -16,7 +16,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,7 @@ use crate::vhost::nic_options::NicOptions;
 use crate::vhost::protocol::client::{Client, Watches};
 use crate::vhost::protocol::connection::{Connection, Progress};
 use crate::vhost::protocol::listener::{Listener, SocketFile};
-use crate::vhost::protocol::saved::{LeftError, LeftSession, Resumed, SessionKeeper};
+use crate::vhost::protocol::saved::{LeftError, LeftSession, Resumed, Saved, SessionKeeper};
 use crate::vhost::protocol::server_error::ServerError;
 use crate::vhost::protocol::session::{Session, SessionInfo};
 use crate::vhost::protocol::sink::{PortKey, PortSink, PortState};
@@ -41,6 +41,10 @@ const PAUSE_EXHAUSTED: Duration = Duration::from_secs(1);
 const PAUSE_BROKEN: Duration = Duration::from_millis(100);
 /// Between two looks at who is amid a message.
 const LOOK: Duration = Duration::from_millis(5);
+
+/// Threads that go on with sessions at once, and how many each is to have.
+const THREADS_MAX: usize = 8;
+const SESSIONS_OF_A_THREAD: usize = 8;
 
 /// One NIC of the server, for dumps.
 #[derive(Clone, Debug)]
@@ -424,6 +428,56 @@ fn is_stream(socket: &OwnedFd) -> bool {
         && sockopt::socket_type(socket) == Ok(SocketType::STREAM)
 }
 
+/// A session of a process before that is to go on, by a connection that is here.
+struct Begun {
+    key: PortKey,
+    connection: Connection,
+    saved: Saved<OwnedFd>,
+    channel: Option<OwnedFd>,
+}
+
+/// What has come of one.
+struct WentOn {
+    key: PortKey,
+    connection: Option<Connection>,
+    how: Result<(), LeftError>,
+}
+
+impl WentOn {
+    fn no_further(key: PortKey, why: LeftError) -> WentOn {
+        WentOn {
+            key,
+            connection: None,
+            how: Err(why),
+        }
+    }
+}
+
+impl Begun {
+    fn go_on(mut self, poller: &Poller) -> WentOn {
+        let token = channel_token(self.key);
+        let how = self
+            .connection
+            .resume(self.saved, self.channel, poller, token);
+        WentOn {
+            key: self.key,
+            connection: Some(self.connection),
+            how,
+        }
+    }
+}
+
+/// How many threads are to go on with so many sessions.
+fn threads_for(sessions: usize) -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let wanted = sessions / SESSIONS_OF_A_THREAD;
+    wanted.min(cores).clamp(1, THREADS_MAX)
+}
+
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// What the server's thread owns.
 struct Thread {
     sink: Arc<dyn PortSink>,
@@ -562,12 +616,7 @@ impl Thread {
                 let _ = answer.send(());
             }
             Command::Yield(go_on, answer) => self.give_way(&go_on, &answer),
-            Command::TakeUp(left, answer) => {
-                let taken = left
-                    .into_iter()
-                    .try_for_each(|(key, left)| self.go_on(key, left).map_err(|why| (key, why)));
-                let _ = answer.send(taken);
-            }
+            Command::TakeUp(left, answer) => drop(answer.send(self.go_on_all(left))),
             Command::Begin => self.begin_serving(),
             Command::Stop => {
                 let keys: Vec<PortKey> = self.nics.keys().copied().collect();
@@ -679,36 +728,51 @@ impl Thread {
 
     /// Goes on with the session that a process before has left.
     fn go_on(&mut self, key: PortKey, left: LeftSession) -> Result<(), LeftError> {
-        if !self.nics.contains_key(&key) {
-            return Err(LeftError("has no NIC here"));
-        }
         // It stays held meanwhile: a process that is killed amid this has read nothing that the
         // next one would miss. What ends one process after the other is the daemon's business.
-        let resumed = self.resume_session(key, left);
-        let Some(nic) = self.nics.get(&key) else {
-            return resumed;
+        let went_on = match self.begin_again(key, left) {
+            Ok(begun) => begun.go_on(&self.poller),
+            Err(why) => WentOn::no_further(key, why),
         };
-        let (name, options) = (&nic.options.name, NicOptions::clone(&nic.options));
-        match &resumed {
-            Ok(()) => {
-                info!(nic = name, "the session of the process before goes on");
-                // Its options may be others than those that the guest was told.
-                self.change(key, options);
-            }
-            Err(why) => {
-                warn!(
-                    nic = name,
-                    "the session of the process before is closed: {why}"
-                );
-                self.keeper.iter().for_each(|keeper| keeper.closed(name));
-                self.release(key);
-                self.hang_up(key, Duration::ZERO);
-            }
-        }
-        resumed
+        self.keep(went_on).map_err(|(_, why)| why)
     }
 
-    fn resume_session(&mut self, key: PortKey, left: LeftSession) -> Result<(), LeftError> {
+    /// Goes on with all of these sessions, on several threads: their guests stand still meanwhile.
+    ///
+    /// # Errors
+    /// One that cannot go on; there may be others.
+    fn go_on_all(&mut self, left: Vec<(PortKey, LeftSession)>) -> Result<(), (PortKey, LeftError)> {
+        let mut begun = Vec::with_capacity(left.len());
+        for (key, left) in left {
+            match self.begin_again(key, left) {
+                Ok(one) => begun.push(one),
+                Err(why) => return self.keep(WentOn::no_further(key, why)),
+            }
+        }
+        let threads = threads_for(begun.len());
+        let (queue, done) = (Mutex::new(begun.into_iter()), Mutex::new(Vec::new()));
+        let next = || lock(&queue).next();
+        let go_on = || {
+            while let Some(one) = next() {
+                let went_on = one.go_on(&self.poller);
+                lock(&done).push(went_on);
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..threads {
+                let thread = std::thread::Builder::new().name("sessions".into());
+                // What others cannot be had for this thread does.
+                let _ = thread.spawn_scoped(scope, go_on);
+            }
+            go_on();
+        });
+        let done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let kept: Vec<_> = done.into_iter().map(|one| self.keep(one)).collect();
+        kept.into_iter().collect()
+    }
+
+    /// Has a connection for a session that a process before has left.
+    fn begin_again(&mut self, key: PortKey, left: LeftSession) -> Result<Begun, LeftError> {
         let gone = LeftError("has no room here");
         let nic = self.nics.get_mut(&key).ok_or(gone)?;
         let Resumed {
@@ -724,8 +788,44 @@ impl Thread {
         }
         self.begin(key, socket);
         let nic = self.nics.get_mut(&key).ok_or(gone)?;
-        let connection = nic.connection.as_mut().ok_or(gone)?;
-        connection.resume(saved, channel, &self.poller, channel_token(key))
+        Ok(Begun {
+            key,
+            connection: nic.connection.take().ok_or(gone)?,
+            saved,
+            channel,
+        })
+    }
+
+    /// Serves a session that goes on, or ends one that does not.
+    fn keep(&mut self, went_on: WentOn) -> Result<(), (PortKey, LeftError)> {
+        let WentOn {
+            key,
+            connection,
+            how,
+        } = went_on;
+        let how = how.map_err(|why| (key, why));
+        let Some(nic) = self.nics.get_mut(&key) else {
+            return how;
+        };
+        nic.connection = connection.or(nic.connection.take());
+        let (name, options) = (&nic.options.name, NicOptions::clone(&nic.options));
+        match &how {
+            Ok(()) => {
+                info!(nic = name, "the session of the process before goes on");
+                // Its options may be others than those that the guest was told.
+                self.change(key, options);
+            }
+            Err((_, why)) => {
+                warn!(
+                    nic = name,
+                    "the session of the process before is closed: {why}"
+                );
+                self.keeper.iter().for_each(|keeper| keeper.closed(name));
+                self.release(key);
+                self.hang_up(key, Duration::ZERO);
+            }
+        }
+        how
     }
 
     /// Has a session held as it is now, if it outlives the process. False: it cannot be held.
