@@ -16,12 +16,13 @@ use crate::ids::PortSlot;
 use crate::queue::QueueId;
 use crate::work;
 
-/// Bytes of frames that are kept for it at the most. Where there is no room all copies are made at
-/// once.
-const MOST_BYTES: usize = 8 << 20;
+/// Frames that are kept for it at the most: each has 64 KiB of memory, whatever its length. Where
+/// there is no room all copies are made at once.
+const MOST_FRAMES: usize = 128;
 
-/// Batches that are kept for the next frames.
+/// Batches that are kept for the next frames, and how many frames each may have had.
 const FREE_BATCHES: usize = 4;
+const FREE_FRAMES: usize = 4;
 
 /// What a worker has put off.
 #[derive(Default)]
@@ -31,7 +32,8 @@ pub(crate) struct Floods {
     /// What private copies have cost that nobody is charged for yet.
     pub cost: u64,
     all: Vec<Flood>,
-    bytes: usize,
+    /// In all batches.
+    frames: usize,
     free: Vec<Batch>,
 }
 
@@ -62,17 +64,17 @@ impl Floods {
         !self.all.is_empty() && self.all.iter().any(|flood| flood.from == from)
     }
 
-    /// An empty batch for frames of so many bytes. `None`: there is no room for them.
-    pub(crate) fn batch(&mut self, bytes: usize) -> Option<Batch> {
-        let fits = self.bytes + bytes <= MOST_BYTES;
+    /// An empty batch for so many frames. `None`: there is no room for them.
+    pub(crate) fn batch(&mut self, frames: usize) -> Option<Batch> {
+        let fits = self.frames + frames <= MOST_FRAMES;
         fits.then(|| self.free.pop().unwrap_or_default())
     }
 
     /// Puts copies of a batch of its own off, in their order.
     pub(crate) fn put_off(&mut self, from: QueueId, batch: Batch, mut copies: Vec<PendingCopy>) {
-        let frames = batch.frames().len();
-        self.cost += work::cost_of_copies(frames, bytes(&batch));
-        self.bytes += bytes(&batch);
+        let bytes = batch.frames().iter().map(|frame| frame.len()).sum();
+        self.cost += work::cost_of_copies(batch.len(), bytes);
+        self.frames += batch.len();
         copies.reverse();
         self.all.push(Flood {
             from,
@@ -91,8 +93,8 @@ impl Floods {
         if !flood.copies.is_empty() {
             return self.all.push(flood);
         }
-        self.bytes -= bytes(&flood.batch);
-        if self.free.len() < FREE_BATCHES {
+        self.frames -= flood.batch.len();
+        if self.free.len() < FREE_BATCHES && flood.batch.len() <= FREE_FRAMES {
             flood.batch.clear();
             self.free.push(flood.batch);
         }
@@ -117,8 +119,4 @@ impl Flood {
 /// What one copy of a frame costs.
 pub(crate) fn cost(batch: &Batch, frame: u8) -> u64 {
     work::cost_of_copies(1, batch.frames()[usize::from(frame)].len())
-}
-
-fn bytes(batch: &Batch) -> usize {
-    batch.frames().iter().map(|frame| frame.len()).sum()
 }

@@ -24,8 +24,7 @@ pub(crate) fn run(round: &mut Round, ports: &Ports) {
     // Jobs are in the order of their frames.
     let mut frames: Vec<u8> = left.iter().map(|job| job.frame).collect();
     frames.dedup();
-    let lens = frames.iter().map(|frame| len(batch, *frame));
-    let Some(mut own) = round.tables.floods.batch(lens.sum()) else {
+    let Some(mut own) = round.tables.floods.batch(frames.len()) else {
         return;
     };
     frames.iter().for_each(|frame| add(&mut own, batch, *frame));
@@ -46,16 +45,13 @@ pub(crate) fn run(round: &mut Round, ports: &Ports) {
     round.tables.floods.put_off(round.from, own, copies);
 }
 
-fn len(batch: &Batch, frame: u8) -> usize {
-    batch.frames()[usize::from(frame)].len()
-}
-
 /// Adds a frame of another batch as bytes of its own.
 fn add(own: &mut Batch, batch: &Batch, frame: u8) {
-    let (index, len) = (usize::from(frame), len(batch, frame));
+    let index = usize::from(frame);
+    let (len, offload) = (batch.frames()[index].len(), batch.frames()[index].offload);
     let added = own.push_with(|buffer| {
         batch.copy_to(index, &mut buffer[..len]);
-        Ok::<_, Infallible>(Some((len, batch.frames()[index].offload)))
+        Ok::<_, Infallible>(Some((len, offload)))
     });
     // It is no longer than it was, and there is room.
     let Ok(_) = added;

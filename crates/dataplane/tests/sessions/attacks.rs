@@ -764,6 +764,45 @@ fn beside_who_asks_and_who_answers_copies_for_many_are_made_one_by_one() {
 }
 
 #[test]
+fn copies_are_put_off_of_no_more_frames_than_there_is_room_for() {
+    let (mut lab, c, d) = Lab::pair(vec![allow_all_in(None)]);
+    let flooders = [lab.nic(), lab.nic(), lab.nic()];
+    let crowd: Vec<Nic> = (0..20).map(|_| lab.nic()).collect();
+    for &nic in &crowd {
+        lab.configure(nic, |config| config.groups = vec![GroupIdx(0)]);
+    }
+    lab.passes(c, d, udp(c, d, Family::V4, 1, 2));
+    lab.sim.advance(Duration::from_millis(2));
+    let copies = |lab: &Lab| {
+        let each = crowd.iter().map(|nic| lab.sim.port(nic.slot).tx_frames);
+        each.sum::<u64>()
+    };
+    let hurried = |lab: &mut Lab| {
+        lab.queue(c, udp(c, d, Family::V4, 1, 2), Offload::default());
+        lab.queue(d, udp(d, c, Family::V4, 2, 1), Offload::default());
+        // Who was parked is looked at.
+        lab.sim.let_pass(Duration::from_micros(50));
+        lab.sim.turn();
+    };
+    hurried(&mut lab);
+    for nic in flooders {
+        let shout = build::frame(nic.mac, Mac::BROADCAST).ip(nic.ip(Family::V4), d.ip(Family::V4));
+        let shout = shout.udp(1, 2).build();
+        for _ in 0..BATCH {
+            lab.queue(nic, shout.clone(), Offload::default());
+        }
+    }
+    hurried(&mut lab);
+    assert_eq!(copies(&lab), 20 * BATCH as u64, "all of the third one's");
+    lab.sim.run();
+    let lost: u64 = crowd
+        .iter()
+        .map(|nic| lab.sim.port(nic.slot).drops_to.iter().sum::<u64>())
+        .sum();
+    assert_eq!(copies(&lab) + lost, 3 * 20 * BATCH as u64);
+}
+
+#[test]
 fn redirects_and_advertisements_of_ipv4_need_permission_too() {
     let (mut lab, a, b) = Lab::pair(vec![allow_all_in(Some(ICMP))]);
     for kind in [5, 9] {
