@@ -318,6 +318,10 @@ impl Path {
     fn make_copies(&mut self, ports: &mut Ports, now: Now) -> bool {
         let hurry = self.tables.floods.hurry;
         for mut flood in self.tables.floods.take() {
+            if self.tables.floods.has(flood.from) {
+                self.tables.floods.put_back(flood); // behind what is left of an earlier one
+                continue;
+            }
             self.clear();
             self.jobs.extend(flood.part(hurry).map(|copy| Job {
                 frame: copy.frame,
@@ -677,7 +681,8 @@ impl Path {
             round.jobs.sort_unstable_by_key(|job| job.frame);
         }
         watch.mark(Step::Judge);
-        if round.tables.floods.hurry && round.jobs.len() > batch.len() {
+        let floods = &round.tables.floods;
+        if floods.hurry && (round.jobs.len() > batch.len() || floods.has(from)) {
             put_off::run(round, ports); //      in turns, what is for many
         }
         deliver::run(round, ports); //         13  deliver, copy, record, count

@@ -18,7 +18,8 @@ pub(crate) fn run(round: &mut Round, ports: &Ports) {
     let left = round.jobs.iter_mut().filter(|job| is_copy(job));
     let left: Vec<&mut Job> = left.collect();
     let cost: u64 = left.iter().map(|job| floods::cost(batch, job.frame)).sum();
-    if cost < 2 * work::TURN {
+    // Fragments that have waited for their first one go behind it.
+    if cost < 2 * work::TURN && !round.tables.floods.has(round.from) {
         return;
     }
     // Jobs are in the order of their frames.

@@ -695,15 +695,30 @@ fn beside_who_asks_and_who_answers_a_flood_has_shorter_turns() {
     }
 }
 
+/// Twenty NICs in the first group.
+fn crowd(lab: &mut Lab) -> Vec<Nic> {
+    let crowd: Vec<Nic> = (0..20).map(|_| lab.nic()).collect();
+    for &nic in &crowd {
+        lab.configure(nic, |config| config.groups = vec![GroupIdx(0)]);
+    }
+    crowd
+}
+
+/// A turn in which one NIC asks and another answers.
+fn hurried(lab: &mut Lab, c: Nic, d: Nic, family: Family) {
+    lab.queue(c, udp(c, d, family, 1, 2), Offload::default());
+    lab.queue(d, udp(d, c, family, 2, 1), Offload::default());
+    // Who was parked is looked at.
+    lab.sim.let_pass(Duration::from_micros(50));
+    lab.sim.turn();
+}
+
 #[test]
 fn beside_who_asks_and_who_answers_copies_for_many_are_made_one_by_one() {
     for family in FAMILIES {
         let (mut lab, c, d) = Lab::pair(vec![allow_all_in(None)]);
         let flooder = lab.nic();
-        let crowd: Vec<Nic> = (0..20).map(|_| lab.nic()).collect();
-        for &nic in &crowd {
-            lab.configure(nic, |config| config.groups = vec![GroupIdx(0)]);
-        }
+        let crowd = crowd(&mut lab);
         lab.passes(c, d, udp(c, d, family, 1, 2));
         let shout = |number| {
             let frame = build::frame(flooder.mac, Mac::BROADCAST);
@@ -712,19 +727,12 @@ fn beside_who_asks_and_who_answers_copies_for_many_are_made_one_by_one() {
             frame.payload(&payload).gso(1400).build_with_offload()
         };
         let shouts: Vec<_> = (1..=4).map(shout).collect();
-        let hurried = |lab: &mut Lab| {
-            lab.queue(c, udp(c, d, family, 1, 2), Offload::default());
-            lab.queue(d, udp(d, c, family, 2, 1), Offload::default());
-            // Who was parked is looked at.
-            lab.sim.let_pass(Duration::from_micros(50));
-            lab.sim.turn();
-        };
         let copies = |lab: &Lab| {
             let each = crowd.iter().map(|nic| lab.sim.port(nic.slot).tx_frames);
             each.sum::<u64>()
         };
         lab.sim.advance(Duration::from_millis(2));
-        hurried(&mut lab);
+        hurried(&mut lab, c, d, family);
         lab.received(c);
         for (frame, offload) in shouts[..3].iter().cloned() {
             lab.queue(flooder, frame, offload);
@@ -732,7 +740,7 @@ fn beside_who_asks_and_who_answers_copies_for_many_are_made_one_by_one() {
         let mut most = vec![];
         while copies(&lab) < 60 && most.len() < 300 {
             let before = copies(&lab);
-            hurried(&mut lab);
+            hurried(&mut lab, c, d, family);
             most.push(copies(&lab) - before);
             assert_eq!(lab.received(c).len(), 1, "an answer in each turn");
         }
@@ -753,7 +761,7 @@ fn beside_who_asks_and_who_answers_copies_for_many_are_made_one_by_one() {
         lab.queue(flooder, frame, offload);
         let before = copies(&lab);
         let begun = (0..100).any(|_| {
-            hurried(&mut lab);
+            hurried(&mut lab, c, d, family);
             copies(&lab) - before == 1
         });
         assert!(begun, "the others are put off");
@@ -764,27 +772,44 @@ fn beside_who_asks_and_who_answers_copies_for_many_are_made_one_by_one() {
 }
 
 #[test]
+fn fragments_go_behind_a_first_one_that_is_put_off() {
+    let (mut lab, c, d) = Lab::pair(vec![allow_all_in(None)]);
+    let flooder = lab.nic();
+    crowd(&mut lab);
+    lab.passes(c, d, udp(c, d, Family::V4, 1, 2));
+    lab.sim.advance(Duration::from_millis(2));
+    hurried(&mut lab, c, d, Family::V4);
+    let shout = build::frame(flooder.mac, Mac::BROADCAST);
+    let shout = shout.ip(flooder.ip(Family::V4), d.ip(Family::V4));
+    let whole = ip(flooder, d, Family::V4).udp(1, 2).payload(&[7; 2000]);
+    let [first, second] = <[_; 2]>::try_from(build::fragments(&whole.build(), 1400, 1)).unwrap();
+    lab.received(d);
+    for frame in [second.clone(), shout.udp(1, 2).build(), first.clone()] {
+        lab.queue(flooder, frame, Offload::default());
+    }
+    hurried(&mut lab, c, d, Family::V4);
+    let of_flooder = |frame: &Vec<u8>| frame[6..12] == flooder.mac.0;
+    let mut heard: Vec<_> = lab.received(d).into_iter().filter(of_flooder).collect();
+    assert!(heard.is_empty(), "all is put off");
+    for _ in 0..20 {
+        hurried(&mut lab, c, d, Family::V4);
+        heard.extend(lab.received(d).into_iter().filter(of_flooder));
+    }
+    assert_eq!(heard[1..], [first, second]);
+}
+
+#[test]
 fn copies_are_put_off_of_no_more_frames_than_there_is_room_for() {
     let (mut lab, c, d) = Lab::pair(vec![allow_all_in(None)]);
     let flooders = [lab.nic(), lab.nic(), lab.nic()];
-    let crowd: Vec<Nic> = (0..20).map(|_| lab.nic()).collect();
-    for &nic in &crowd {
-        lab.configure(nic, |config| config.groups = vec![GroupIdx(0)]);
-    }
+    let crowd = crowd(&mut lab);
     lab.passes(c, d, udp(c, d, Family::V4, 1, 2));
     lab.sim.advance(Duration::from_millis(2));
     let copies = |lab: &Lab| {
         let each = crowd.iter().map(|nic| lab.sim.port(nic.slot).tx_frames);
         each.sum::<u64>()
     };
-    let hurried = |lab: &mut Lab| {
-        lab.queue(c, udp(c, d, Family::V4, 1, 2), Offload::default());
-        lab.queue(d, udp(d, c, Family::V4, 2, 1), Offload::default());
-        // Who was parked is looked at.
-        lab.sim.let_pass(Duration::from_micros(50));
-        lab.sim.turn();
-    };
-    hurried(&mut lab);
+    hurried(&mut lab, c, d, Family::V4);
     for nic in flooders {
         let shout = build::frame(nic.mac, Mac::BROADCAST).ip(nic.ip(Family::V4), d.ip(Family::V4));
         let shout = shout.udp(1, 2).build();
@@ -792,7 +817,7 @@ fn copies_are_put_off_of_no_more_frames_than_there_is_room_for() {
             lab.queue(nic, shout.clone(), Offload::default());
         }
     }
-    hurried(&mut lab);
+    hurried(&mut lab, c, d, Family::V4);
     assert_eq!(copies(&lab), 20 * BATCH as u64, "all of the third one's");
     lab.sim.run();
     let lost: u64 = crowd
