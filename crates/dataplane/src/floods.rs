@@ -64,9 +64,10 @@ impl Floods {
         !self.all.is_empty() && self.all.iter().any(|flood| flood.from == from)
     }
 
-    /// An empty batch for so many frames. `None`: there is no room for them.
-    pub(crate) fn batch(&mut self, frames: usize) -> Option<Batch> {
-        let fits = self.frames + frames <= MOST_FRAMES;
+    /// An empty batch for so many frames. `None`: there is no room for them, which the few are not
+    /// asked that go behind others of their sender.
+    pub(crate) fn batch(&mut self, frames: usize, is_behind: bool) -> Option<Batch> {
+        let fits = is_behind || self.frames + frames <= MOST_FRAMES;
         fits.then(|| self.free.pop().unwrap_or_default())
     }
 

@@ -84,6 +84,18 @@ pub(crate) enum Command {
     Stop,
 }
 
+impl Command {
+    /// Whether copies that were put off are to be made before it is carried out, beside those that
+    /// take a port away: what they were judged by ends, or somebody waits for them to be made.
+    pub(crate) fn ends_floods(&self) -> bool {
+        use Command::{Announce, Pause, Publish, Settle, Stop, Underlay};
+        matches!(
+            self,
+            Publish(..) | Underlay(..) | Settle(_) | Pause(..) | Announce(..) | Stop
+        )
+    }
+}
+
 /// A queue that comes to a worker.
 pub(crate) struct QueueArrival {
     pub queue: QueueId,

@@ -71,6 +71,14 @@ enum Sender<'a> {
     Remote(QueueId, NetworkIdx, &'a [TunnelSource; BATCH]),
 }
 
+/// Whether some frame has several jobs. Those of a frame that took the fast path have no case, and
+/// are one each.
+#[inline]
+fn is_for_many(cases: &[Case], jobs: &[Job]) -> bool {
+    let mut pairs = jobs.windows(2);
+    !cases.is_empty() && pairs.any(|pair| pair[0].frame == pair[1].frame)
+}
+
 /// Everything that judging frames needs, but for the ports.
 pub(crate) struct Path {
     pub view: Arc<View>,
@@ -330,11 +338,19 @@ impl Path {
                 steer: copy.steer,
                 case: NO_CASE,
             }));
+            let watch = match ports.outbox.is_alone() {
+                true => Stopwatch::OFF,
+                false => Stopwatch::start(),
+            };
             if let Some((_, _, mut round)) = self.open(Sender::Nic(flood.from), &flood.batch, now) {
                 deliver::run(&mut round, ports);
             }
+            if let Some(attached) = ports.find(flood.from) {
+                attached.load.add(watch.cycles());
+            }
             self.tables.floods.put_back(flood);
         }
+        self.give_back_room();
         true
     }
 
@@ -391,13 +407,14 @@ impl Path {
         if self.sampler.is_some() {
             self.sample(source, batch, true);
         }
-        let carried = match self.jobs.len() > batch.len() {
-            true => {
-                let copied = |job: &Job| batch.frames()[usize::from(job.frame)].len();
-                work::cost_of_copies(self.jobs.len(), self.jobs.iter().map(copied).sum())
+        let mut carried = work::cost(batch.len(), bytes, 0);
+        if is_for_many(&self.cases, &self.jobs) {
+            let of_one_frame = self.jobs.chunk_by(|one, other| one.frame == other.frame);
+            for copies in of_one_frame.filter(|jobs| jobs.len() > 1) {
+                let len = batch.frames()[usize::from(copies[0].frame)].len();
+                carried += work::cost_of_copies(copies.len(), copies.len() * len);
             }
-            false => work::cost(batch.len(), bytes, 0),
-        };
+        }
         self.give_back_room();
         while let Some(spare) = self.take_released() {
             self.round(from, &spare, ports, now, false);
@@ -682,7 +699,7 @@ impl Path {
         }
         watch.mark(Step::Judge);
         let floods = &round.tables.floods;
-        if floods.hurry && (round.jobs.len() > batch.len() || floods.has(from)) {
+        if floods.hurry && (is_for_many(round.cases, round.jobs) || floods.has(from)) {
             put_off::run(round, ports); //      in turns, what is for many
         }
         deliver::run(round, ports); //         13  deliver, copy, record, count

@@ -214,8 +214,13 @@ impl Ports {
 
     /// This worker has the queue of a NIC that a frame that asks for no pair is written to.
     pub(crate) fn has_queue_of(&self, slot: PortSlot) -> bool {
+        self.has_queue_for(slot, 0)
+    }
+
+    /// This worker has the queue of a NIC that a frame with this hint is written to.
+    pub(crate) fn has_queue_for(&self, slot: PortSlot, steer: u32) -> bool {
         let on = self.routes.on(slot);
-        let pair = pick(on, 0);
+        let pair = pick(on, steer);
         on != 0 && self.peek(QueueId { slot, pair }).is_some()
     }
 

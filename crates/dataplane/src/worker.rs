@@ -170,7 +170,8 @@ impl Worker {
             self.look(now);
         }
         self.path.tables.floods.hurry = self.few.hurry(now);
-        if self.path.go_on_with_floods(&mut self.ports, now) {
+        let flooded = self.path.go_on_with_floods(&mut self.ports, now);
+        if flooded {
             self.show_written();
         }
         self.senders_before = std::mem::take(&mut self.senders);
@@ -189,7 +190,7 @@ impl Worker {
             self.show_written();
         }
         self.load.turns += 1;
-        let moved = turn.frames > 0 || turn.messages > 0;
+        let moved = turn.frames > 0 || turn.messages > 0 || flooded;
         self.load.busy_turns += u64::from(moved);
         self.load.frames += turn.frames as u64;
         self.busy_since = moved.then_some(now.mono_ns);

@@ -14,18 +14,27 @@ use crate::work;
 #[cold]
 pub(crate) fn run(round: &mut Round, ports: &Ports) {
     let batch = round.batch;
-    let is_copy = |job: &Job| job.verdict == Verdict::Pass && ports.has_queue_of(job.target);
+    let is_watched = |target| {
+        let nic = round.view.port(target);
+        nic.is_some_and(|nic| !nic.sniffers.is_empty())
+    };
+    // What goes to another worker goes by reference to the batch that is in hand now.
+    let is_copy = |job: &Job| {
+        let is_here = ports.has_queue_for(job.target, job.steer) && !is_watched(job.target);
+        job.verdict == Verdict::Pass && is_here
+    };
     let left = round.jobs.iter_mut().filter(|job| is_copy(job));
     let left: Vec<&mut Job> = left.collect();
     let cost: u64 = left.iter().map(|job| floods::cost(batch, job.frame)).sum();
     // Fragments that have waited for their first one go behind it.
-    if cost < 2 * work::TURN && !round.tables.floods.has(round.from) {
+    let is_behind = round.tables.floods.has(round.from);
+    if cost < 2 * work::TURN && !is_behind {
         return;
     }
     // Jobs are in the order of their frames.
     let mut frames: Vec<u8> = left.iter().map(|job| job.frame).collect();
     frames.dedup();
-    let Some(mut own) = round.tables.floods.batch(frames.len()) else {
+    let Some(mut own) = round.tables.floods.batch(frames.len(), is_behind) else {
         return;
     };
     frames.iter().for_each(|frame| add(&mut own, batch, *frame));

@@ -117,7 +117,9 @@ impl Worker {
                 }
             };
             count += 1;
-            self.finish_floods(now);
+            if command.ends_floods() {
+                self.finish_floods(now);
+            }
             // Who asked may have gone away: an answer that nobody takes is no error.
             match command {
                 Command::Publish(view, difference, generation, answer) => {
@@ -286,6 +288,7 @@ impl Worker {
     }
 
     fn go(&mut self, queue: QueueId, then: Then, now: Now) {
+        self.finish_floods(now);
         // An answer that nobody takes is no error.
         match then {
             Then::Back(answer) => {

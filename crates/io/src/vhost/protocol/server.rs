@@ -742,15 +742,15 @@ impl Thread {
     /// # Errors
     /// One that cannot go on; there may be others.
     fn go_on_all(&mut self, left: Vec<(PortKey, LeftSession)>) -> Result<(), (PortKey, LeftError)> {
-        let mut begun = Vec::with_capacity(left.len());
+        let (mut begun, mut done) = (Vec::with_capacity(left.len()), Vec::new());
         for (key, left) in left {
             match self.begin_again(key, left) {
                 Ok(one) => begun.push(one),
-                Err(why) => return self.keep(WentOn::no_further(key, why)),
+                Err(why) => done.push(WentOn::no_further(key, why)),
             }
         }
         let threads = threads_for(begun.len());
-        let (queue, done) = (Mutex::new(begun.into_iter()), Mutex::new(Vec::new()));
+        let (queue, done) = (Mutex::new(begun.into_iter()), Mutex::new(done));
         let next = || lock(&queue).next();
         let go_on = || {
             while let Some(one) = next() {
