@@ -22,8 +22,8 @@ pub enum PortState {
 
 /// Where ports go. Implemented over the workers; called from the server's one thread, which serves
 /// all other NICs only after the call has returned, and from several at once while sessions of a
-/// process before are taken up. Callers of [`Server`](super::Server) wait for that thread: no method
-/// here may wait for them in turn, be it by a lock that they hold.
+/// process before are taken up. Callers of [`Server`](super::Server) wait for that thread: no
+/// method here may wait for them in turn, be it by a lock that they hold.
 pub trait PortSink: Send + Sync {
     /// Hands over the port of one queue pair, numbered from 0, to a worker.
     fn attach(&self, key: PortKey, pair: u16, port: Port);
