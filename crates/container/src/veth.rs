@@ -275,11 +275,15 @@ impl Veths {
     /// Finds out whether the pair is still there, and the switch's TAP device; whether a VMM has
     /// its own open.
     fn look(&mut self, veth: &mut Veth) {
-        let behind = self.look_behind(veth);
-        let Some(near) = veth.near else { return };
-        let found = Changes::new().and_then(|mut changes| changes.by_index(near));
         // Who cannot be asked has not said no.
-        let Ok(found) = found else { return };
+        let Ok(mut changes) = Changes::new() else {
+            return;
+        };
+        let behind = self.look_behind(veth, &mut changes);
+        let Some(near) = veth.near else { return };
+        let Ok(found) = changes.by_index(near) else {
+            return;
+        };
         if found.is_some_and(|device| device.kind == kind(&veth.wanted)) {
             veth.broken = behind.and_then(|()| self.is_open(veth)).err();
             return;
@@ -301,9 +305,9 @@ impl Veths {
 
     /// Finds out whether the switch's TAP device is still there. Another one of its name, which was
     /// made when it had been deleted, is joined in its place.
-    fn look_behind(&mut self, veth: &mut Veth) -> State {
+    fn look_behind(&mut self, veth: &mut Veth, changes: &mut Changes) -> State {
         let wanted = &veth.wanted;
-        let found = Changes::new().and_then(|mut changes| changes.by_name(&wanted.tap));
+        let found = changes.by_name(&wanted.tap);
         // Who cannot be asked has not said no.
         let same = found.map(|found| found.is_some_and(|device| device.index == veth.tap));
         if same.unwrap_or(true) {

@@ -16,7 +16,7 @@ use control::{AttachError, Attachments, Ending, NicState, OpenRequest};
 use dataplane::{PortSlot, QueueId, Switch};
 use io::bench::{BenchMode, BenchPort};
 use io::guest_memory::MissingPages;
-use io::port::Port;
+use io::port::{Port, PortInfo};
 use io::tap::{TapError, TapOptions, TapPort};
 use io::trace::capture::Tap;
 use io::trace::{Folder, Trace};
@@ -284,8 +284,7 @@ impl HostAttachments {
         slot: PortSlot,
         open: impl FnOnce() -> Result<TapPort, AttachError>,
     ) -> Result<(), String> {
-        let ports = self.switch.ports(Some(slot)).unwrap_or_default();
-        let mut ports = ports.into_iter().filter_map(|(_, port)| port.info);
+        let mut ports = self.ports(slot);
         if ports.next().is_some_and(|port| port.broken.is_none()) {
             return Ok(());
         }
@@ -310,13 +309,18 @@ impl HostAttachments {
         }
     }
 
+    /// What workers say of a NIC's ports; nothing of those that wait for them.
+    fn ports(&self, slot: PortSlot) -> impl Iterator<Item = PortInfo> {
+        let ports = self.switch.ports(Some(slot)).unwrap_or_default();
+        ports.into_iter().filter_map(|(_, port)| port.info)
+    }
+
     /// What workers have found wrong with these NICs since their rings ran again.
     fn look_at_rings(&self, slots: &[PortSlot]) -> BTreeMap<u32, String> {
         let mut broken = BTreeMap::new();
         for _ in 0..LOOKS {
             for &slot in slots {
-                let ports = self.switch.ports(Some(slot)).unwrap_or_default();
-                let why = ports.into_iter().find_map(|(_, port)| port.info?.broken);
+                let why = self.ports(slot).find_map(|port| port.broken);
                 broken.extend(why.map(|why| (slot.0, why)));
             }
             std::thread::sleep(LOOK);

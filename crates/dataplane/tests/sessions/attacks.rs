@@ -704,6 +704,12 @@ fn crowd(lab: &mut Lab) -> Vec<Nic> {
     crowd
 }
 
+/// Copies that these NICs have been given.
+fn copies(lab: &Lab, crowd: &[Nic]) -> u64 {
+    let each = crowd.iter().map(|nic| lab.sim.port(nic.slot).tx_frames);
+    each.sum()
+}
+
 /// A turn in which one NIC asks and another answers.
 fn hurried(lab: &mut Lab, c: Nic, d: Nic, family: Family) {
     lab.queue(c, udp(c, d, family, 1, 2), Offload::default());
@@ -727,10 +733,6 @@ fn beside_who_asks_and_who_answers_copies_for_many_are_made_one_by_one() {
             frame.payload(&payload).gso(1400).build_with_offload()
         };
         let shouts: Vec<_> = (1..=4).map(shout).collect();
-        let copies = |lab: &Lab| {
-            let each = crowd.iter().map(|nic| lab.sim.port(nic.slot).tx_frames);
-            each.sum::<u64>()
-        };
         lab.sim.advance(Duration::from_millis(2));
         hurried(&mut lab, c, d, family);
         lab.received(c);
@@ -738,10 +740,10 @@ fn beside_who_asks_and_who_answers_copies_for_many_are_made_one_by_one() {
             lab.queue(flooder, frame, offload);
         }
         let mut most = vec![];
-        while copies(&lab) < 60 && most.len() < 300 {
-            let before = copies(&lab);
+        while copies(&lab, &crowd) < 60 && most.len() < 300 {
+            let before = copies(&lab, &crowd);
             hurried(&mut lab, c, d, family);
-            most.push(copies(&lab) - before);
+            most.push(copies(&lab, &crowd) - before);
             assert_eq!(lab.received(c).len(), 1, "an answer in each turn");
         }
         assert!(most.iter().all(|copies| *copies <= 1), "{most:?}");
@@ -759,14 +761,14 @@ fn beside_who_asks_and_who_answers_copies_for_many_are_made_one_by_one() {
         // Another configuration is in force when all of them are made.
         let (frame, offload) = shouts[3].clone();
         lab.queue(flooder, frame, offload);
-        let before = copies(&lab);
+        let before = copies(&lab, &crowd);
         let begun = (0..100).any(|_| {
             hurried(&mut lab, c, d, family);
-            copies(&lab) - before == 1
+            copies(&lab, &crowd) - before == 1
         });
         assert!(begun, "the others are put off");
         lab.delete(flooder);
-        assert_eq!(copies(&lab) - before, 20);
+        assert_eq!(copies(&lab, &crowd) - before, 20);
         assert_eq!(numbers(lab.received(crowd[19])), [4]);
     }
 }
@@ -805,10 +807,6 @@ fn copies_are_put_off_of_no_more_frames_than_there_is_room_for() {
     let crowd = crowd(&mut lab);
     lab.passes(c, d, udp(c, d, Family::V4, 1, 2));
     lab.sim.advance(Duration::from_millis(2));
-    let copies = |lab: &Lab| {
-        let each = crowd.iter().map(|nic| lab.sim.port(nic.slot).tx_frames);
-        each.sum::<u64>()
-    };
     hurried(&mut lab, c, d, Family::V4);
     for nic in flooders {
         let shout = build::frame(nic.mac, Mac::BROADCAST).ip(nic.ip(Family::V4), d.ip(Family::V4));
@@ -818,13 +816,17 @@ fn copies_are_put_off_of_no_more_frames_than_there_is_room_for() {
         }
     }
     hurried(&mut lab, c, d, Family::V4);
-    assert_eq!(copies(&lab), 20 * BATCH as u64, "all of the third one's");
+    assert_eq!(
+        copies(&lab, &crowd),
+        20 * BATCH as u64,
+        "all of the third one's"
+    );
     lab.sim.run();
     let lost: u64 = crowd
         .iter()
         .map(|nic| lab.sim.port(nic.slot).drops_to.iter().sum::<u64>())
         .sum();
-    assert_eq!(copies(&lab) + lost, 3 * 20 * BATCH as u64);
+    assert_eq!(copies(&lab, &crowd) + lost, 3 * 20 * BATCH as u64);
 }
 
 #[test]

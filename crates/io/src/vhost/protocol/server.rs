@@ -717,8 +717,7 @@ impl Thread {
             },
         );
         if let Some(left) = left {
-            // What is wrong is in the log.
-            let _ = self.go_on(key, left);
+            self.go_on(key, left);
         }
         if !self.waiting {
             self.dial();
@@ -726,15 +725,15 @@ impl Thread {
         Ok(())
     }
 
-    /// Goes on with the session that a process before has left.
-    fn go_on(&mut self, key: PortKey, left: LeftSession) -> Result<(), LeftError> {
+    /// Goes on with the session that a process before has left. What is wrong is in the log.
+    fn go_on(&mut self, key: PortKey, left: LeftSession) {
         // It stays held meanwhile: a process that is killed amid this has read nothing that the
         // next one would miss. What ends one process after the other is the daemon's business.
         let went_on = match self.begin_again(key, left) {
             Ok(begun) => begun.go_on(&self.poller),
             Err(why) => WentOn::no_further(key, why),
         };
-        self.keep(went_on).map_err(|(_, why)| why)
+        let _ = self.keep(went_on);
     }
 
     /// Goes on with all of these sessions, on several threads: their guests stand still meanwhile.
