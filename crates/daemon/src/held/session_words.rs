@@ -88,20 +88,19 @@ impl SessionWords {
 
     /// Those that a daemon before has left. An error: they are none.
     pub fn left(memory: OwnedFd) -> io::Result<SessionWords> {
-        let mut free = BTreeSet::new();
+        let mut taken = BTreeSet::new();
         let part = PLACE as usize * 1024;
+        // What is left out was never written: places that are free.
         shared_memory::read(memory.as_fd(), (PLACES, END), part, |at, bytes| {
             let places = ((at - PLACES) / PLACE..).zip(bytes.chunks_exact(PLACE as usize));
-            free.extend(
-                places.filter_map(|(place, words)| {
-                    words.iter().all(|byte| *byte == 0).then_some(place)
-                }),
-            );
+            let places = places.filter(|(_, words)| words.iter().any(|byte| *byte != 0));
+            taken.extend(places.map(|(place, _)| place));
         })?;
+        let free = (0..MAX_PORTS as u64).filter(|place| !taken.contains(place));
         let words = SessionWords {
             file: File::from(memory),
             places: BTreeMap::new(),
-            free,
+            free: free.collect(),
         };
         match words.read(0)? {
             [MAGIC] => Ok(words),
@@ -207,6 +206,8 @@ const fn place_at(place: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
+
     use super::*;
 
     fn again(words: &SessionWords) -> SessionWords {
@@ -236,6 +237,20 @@ mod tests {
         words.settle(last).unwrap();
         words.forget("a").unwrap();
         assert!(!valid(&words, last));
+    }
+
+    /// Of places that nobody ever wrote to there is nothing to be read.
+    #[test]
+    fn the_next_process_has_as_many_places() {
+        let mut words = SessionWords::new().unwrap();
+        let one = words.mark("one").unwrap();
+        words.settle(one).unwrap();
+        let mut next = again(&words);
+        assert_eq!(next.free.len(), MAX_PORTS - 1);
+        // None is written to that is free already.
+        let before = next.file.metadata().unwrap().blocks();
+        next.keep(&[one]).unwrap();
+        assert_eq!(next.file.metadata().unwrap().blocks(), before);
     }
 
     #[test]
