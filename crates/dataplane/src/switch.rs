@@ -359,9 +359,9 @@ impl Switch {
             queues.insert(queue, assigned);
         }
         self.workers.iter().for_each(|worker| worker.bell.ring());
-        asked
-            .into_iter()
-            .try_for_each(|answer| answer.wait().map(drop))
+        // The last one first: the others have come then, and nobody is woken for each.
+        let answers = asked.into_iter().rev();
+        answers.map(|answer| answer.wait().map(drop)).collect()
     }
 
     /// Has no worker receive anything any more; returns when what was received is delivered, also
@@ -416,7 +416,8 @@ impl Switch {
         }
         self.workers.iter().for_each(|worker| worker.bell.ring());
         let mut ports = Vec::with_capacity(asked.len());
-        for (queue, answer) in asked {
+        // As in attach_all.
+        for (queue, answer) in asked.into_iter().rev() {
             ports.extend(answer.wait()?.map(|port| (queue, *port)));
         }
         Ok(ports)
