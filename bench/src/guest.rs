@@ -137,7 +137,7 @@ impl Guest {
                 features: FEATURES,
                 begin: Begin::AS_IT_WAS,
                 kick: None,
-                call: Some(call),
+                call: Some(call.into()),
                 log: log.clone(),
             };
             Queue::new(setup).map_err(|error| fail(&error))

@@ -3,11 +3,13 @@
 mod common;
 
 use std::fs::File;
+use std::os::fd::OwnedFd;
 
 use butterfly_io::frame::Batch;
 use butterfly_io::guest_memory::{GuestMemory, MemoryError, MissingPages, RegionSpec};
 use butterfly_io::port::{Port, PortError};
 use butterfly_io::vhost::port::VhostPort;
+use butterfly_io::vhost::queue::NotifyFd;
 use common::*;
 use testkit::ring_driver::{Guest, GuestOptions, Shape, USER_BASE};
 use wire::offload::Offload;
@@ -285,6 +287,10 @@ fn regions_that_overlap_or_are_too_many_are_refused() {
     );
 }
 
+fn no_eventfd() -> NotifyFd {
+    OwnedFd::from(File::open("/dev/zero").unwrap()).into()
+}
+
 #[test]
 fn rings_that_cannot_be_are_refused() {
     use butterfly_io::vhost::queue::{Queue, QueueSetup};
@@ -327,13 +333,12 @@ fn rings_that_cannot_be_are_refused() {
         refused(|s| s.used += 2),
         "the used ring at 0x7f1200001242 is not aligned to 4"
     );
-    let file = || Some(File::open("/dev/zero").unwrap().into());
     assert_eq!(
-        refused(|s| s.kick = Some(File::open("/dev/zero").unwrap().into())),
+        refused(|s| s.kick = Some(no_eventfd())),
         "the kick descriptor is not an eventfd"
     );
     let mut setup = guest.setup(&guest.transmitq, &memory);
-    setup.call = file();
+    setup.call = Some(no_eventfd());
     assert_eq!(
         Queue::new(setup).unwrap_err().to_string(),
         "the call descriptor is not an eventfd"

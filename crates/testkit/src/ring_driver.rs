@@ -216,8 +216,8 @@ impl Guest {
             } else {
                 Begin::AS_IT_WAS
             },
-            kick: Some(queue.kick_fd()),
-            call: Some(queue.call_fd()),
+            kick: Some(queue.kick_fd().into()),
+            call: Some(queue.call_fd().into()),
             log: None,
         }
     }

@@ -7,6 +7,7 @@ use crate::guest_memory::GuestMemory;
 use crate::vhost::dirty_log::{DirtyLog, LogSetup};
 use crate::vhost::features;
 use crate::vhost::protocol::request::RingAddresses;
+use crate::vhost::virtqueue::notifier::NotifyFd;
 use crate::vhost::virtqueue::queue::Queue;
 use crate::vhost::virtqueue::ring::Begin;
 use crate::vhost::virtqueue::ring::QueueError;
@@ -65,8 +66,8 @@ pub(in crate::vhost) struct RingState {
     pub size: u16,
     pub addresses: Option<RingAddresses>,
     pub base: Base,
-    pub kick: Option<OwnedFd>,
-    pub call: Option<OwnedFd>,
+    pub kick: Option<NotifyFd>,
+    pub call: Option<NotifyFd>,
     /// Between SET_VRING_KICK and GET_VRING_BASE.
     pub started: bool,
     /// What SET_VRING_ENABLE said last.
@@ -188,7 +189,7 @@ impl RingState {
 
     /// SET_VRING_KICK. A ring that has yet to be enabled is left alone: a VMM that has come back
     /// starts it first, and what the guest has sent meanwhile is not to be lost.
-    pub fn start(&mut self, kick: Option<OwnedFd>) {
+    pub fn start(&mut self, kick: Option<NotifyFd>) {
         self.kick = kick;
         self.started = true;
         self.turned_off = false;

@@ -31,7 +31,7 @@ use crate::guest_memory::RegionSpec;
 use crate::vhost::limits::{MAX_PAIRS, SLOTS_MAX};
 use crate::vhost::protocol::message::RingValue;
 use crate::vhost::protocol::request::{Request, RingAddresses, RingFd};
-use crate::vhost::virtqueue::notifier;
+use crate::vhost::virtqueue::notifier::{self, NotifyFd};
 
 /// The record's format: another number for whatever is changed.
 const VERSION: u64 = 1;
@@ -341,28 +341,26 @@ impl Saved<OwnedFd> {
 /// Descriptors of a ring that a worker has, for the record.
 #[derive(Debug, Default)]
 pub(in crate::vhost) struct Copies {
-    kick: Option<OwnedFd>,
-    call: Option<OwnedFd>,
+    kick: Option<NotifyFd>,
+    call: Option<NotifyFd>,
 }
 
 impl Copies {
     /// The VMM has given another kick, or none. An error: there is no descriptor to be had.
-    pub fn set_kick(&mut self, kick: Option<&OwnedFd>) -> std::io::Result<()> {
-        self.kick = kick.map(OwnedFd::try_clone).transpose()?;
+    pub fn set_kick(&mut self, kick: Option<&NotifyFd>) -> std::io::Result<()> {
+        self.kick = kick.map(NotifyFd::try_clone).transpose()?;
         Ok(())
     }
 
     /// The VMM has given another call, or none. An error: there is no descriptor to be had.
-    pub fn set_call(&mut self, call: Option<&OwnedFd>) -> std::io::Result<()> {
-        self.call = call.map(OwnedFd::try_clone).transpose()?;
+    pub fn set_call(&mut self, call: Option<&NotifyFd>) -> std::io::Result<()> {
+        self.call = call.map(NotifyFd::try_clone).transpose()?;
         Ok(())
     }
 
     /// Notifies the guest, if there is a descriptor to do it with.
     pub fn raise_call(&self) {
-        if let Some(call) = &self.call
-            && notifier::is_eventfd(call)
-        {
+        if let Some(call) = self.call.as_ref().filter(|call| call.is_eventfd()) {
             notifier::raise(call.as_fd());
         }
     }

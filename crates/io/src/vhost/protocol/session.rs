@@ -45,7 +45,7 @@ use crate::vhost::protocol::ring_state::{Base, Log, RingInfo, RingState};
 use crate::vhost::protocol::saved::{Copies, LeftError, Saved, SavedRing};
 use crate::vhost::protocol::session::memory::PostCopyStage;
 use crate::vhost::protocol::sink::{PortKey, PortSink, PortState};
-use crate::vhost::virtqueue::notifier;
+use crate::vhost::virtqueue::notifier::{self, NotifyFd};
 
 /// The most entries of a ring of either kind (virtio 1.2, sections 2.7 and 2.8.10.1).
 const SIZE_MAX: u16 = 32768;
@@ -429,14 +429,7 @@ impl Session {
             Request::SetVringAddr(addresses) => self.set_addresses(addresses)?,
             Request::SetVringBase(ring) => self.set_base(ring)?,
             Request::SetVringKick(kick) => self.start_ring(kick)?,
-            Request::SetVringCall(call) => {
-                let (pair, ring) = self.ring_at(request::SET_VRING_CALL, call.index)?;
-                if let Some(copies) = &mut self.copies {
-                    let copied = copies[pair][ring].set_call(call.fd.as_ref());
-                    copied.map_err(Breach::Copy)?;
-                }
-                self.ring(request::SET_VRING_CALL, call.index)?.call = call.fd
-            }
+            Request::SetVringCall(call) => self.set_call(call)?,
             Request::SetVringErr(error) => {
                 self.ring_at(request::SET_VRING_ERR, error.index)?;
             }
@@ -697,14 +690,25 @@ impl Session {
         Ok(())
     }
 
-    fn start_ring(&mut self, kick: RingFd) -> Result<(), Breach> {
-        let (pair, ring) = self.ring_at(request::SET_VRING_KICK, kick.index)?;
+    fn start_ring(&mut self, RingFd { index, fd }: RingFd) -> Result<(), Breach> {
+        let (pair, ring) = self.ring_at(request::SET_VRING_KICK, index)?;
+        let kick = fd.map(NotifyFd::from);
         if let Some(copies) = &mut self.copies {
-            let copied = copies[pair][ring].set_kick(kick.fd.as_ref());
+            let copied = copies[pair][ring].set_kick(kick.as_ref());
             copied.map_err(Breach::Copy)?;
         }
-        self.ring(request::SET_VRING_KICK, kick.index)?
-            .start(kick.fd);
+        self.ring(request::SET_VRING_KICK, index)?.start(kick);
+        Ok(())
+    }
+
+    fn set_call(&mut self, RingFd { index, fd }: RingFd) -> Result<(), Breach> {
+        let (pair, ring) = self.ring_at(request::SET_VRING_CALL, index)?;
+        let call = fd.map(NotifyFd::from);
+        if let Some(copies) = &mut self.copies {
+            let copied = copies[pair][ring].set_call(call.as_ref());
+            copied.map_err(Breach::Copy)?;
+        }
+        self.ring(request::SET_VRING_CALL, index)?.call = call;
         Ok(())
     }
 

@@ -16,9 +16,44 @@
 //! fall back to `write` of a descriptor that was made not to block; a word in the log says so once.
 
 use std::cell::RefCell;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::OFlags;
+
+/// A descriptor that a VMM has given for one of a ring's notifications. It is looked at when it
+/// comes, and not each time that the ring is run.
+#[derive(Debug)]
+pub struct NotifyFd {
+    fd: OwnedFd,
+    is_eventfd: bool,
+}
+
+impl NotifyFd {
+    /// It can be notified with.
+    pub(in crate::vhost) fn is_eventfd(&self) -> bool {
+        self.is_eventfd
+    }
+
+    pub(in crate::vhost) fn try_clone(&self) -> std::io::Result<NotifyFd> {
+        Ok(NotifyFd {
+            fd: self.fd.try_clone()?,
+            is_eventfd: self.is_eventfd,
+        })
+    }
+}
+
+impl From<OwnedFd> for NotifyFd {
+    fn from(fd: OwnedFd) -> NotifyFd {
+        let is_eventfd = is_eventfd(&fd);
+        NotifyFd { fd, is_eventfd }
+    }
+}
+
+impl AsFd for NotifyFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
 
 /// True for what can be notified with. One that blocks is made not to, for the sake of the
 /// fallback.
@@ -167,8 +202,6 @@ impl Drop for Raiser {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
-
     use super::*;
     use rustix::event::{EventfdFlags, eventfd};
 

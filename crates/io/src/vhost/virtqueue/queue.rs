@@ -10,7 +10,7 @@
 //! While we poll, the guest is told not to notify us, on both rings: a guest also kicks after it
 //! has refilled the ring it receives from, and there we never need to know.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use crate::deliver::{Accepts, Piece};
 use crate::frame::Batch;
@@ -19,7 +19,7 @@ use crate::vhost::dirty_log::RingLog;
 use crate::vhost::features;
 use crate::vhost::virtqueue::fault::RingFault;
 use crate::vhost::virtqueue::index::Position;
-use crate::vhost::virtqueue::notifier;
+pub use crate::vhost::virtqueue::notifier::NotifyFd;
 use crate::vhost::virtqueue::packed::PackedQueue;
 use crate::vhost::virtqueue::receive;
 pub use crate::vhost::virtqueue::ring::{Begin, QueueError, QueueSetup};
@@ -37,9 +37,9 @@ pub struct QueueParts {
     /// taken has been given back.
     pub last_avail: u16,
     /// See [`QueueSetup::kick`].
-    pub kick: Option<OwnedFd>,
+    pub kick: Option<NotifyFd>,
     /// See [`QueueSetup::call`].
-    pub call: Option<OwnedFd>,
+    pub call: Option<NotifyFd>,
 }
 
 /// One ring, of the kind that was negotiated.
@@ -75,7 +75,7 @@ impl Queue {
     /// [`new`](Queue::new) of a setup that keeps its descriptors if nothing comes of it.
     pub(in crate::vhost) fn make(setup: &mut QueueSetup) -> Result<Self, QueueError> {
         for (name, fd) in [("kick", &setup.kick), ("call", &setup.call)] {
-            if fd.as_ref().is_some_and(|fd| !notifier::is_eventfd(fd)) {
+            if fd.as_ref().is_some_and(|fd| !fd.is_eventfd()) {
                 return Err(QueueError::NotEventfd(name));
             }
         }

@@ -1,7 +1,7 @@
 //! What the two kinds of ring have in common: how they are set up, and the trait that frames pass
 //! through.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use crate::guest_memory::GuestMemory;
@@ -11,7 +11,7 @@ use crate::vhost::virtqueue::chain::{Buffer, Buffers};
 use crate::vhost::virtqueue::chains::Chains;
 use crate::vhost::virtqueue::fault::RingFault;
 use crate::vhost::virtqueue::index::Position;
-use crate::vhost::virtqueue::notifier;
+use crate::vhost::virtqueue::notifier::{self, NotifyFd};
 
 /// What a queue is made of.
 #[derive(Debug)]
@@ -31,9 +31,9 @@ pub struct QueueSetup {
     /// Where to begin.
     pub begin: Begin,
     /// Where the guest notifies us.
-    pub kick: Option<OwnedFd>,
+    pub kick: Option<NotifyFd>,
     /// Where we notify the guest; without it the guest polls.
-    pub call: Option<OwnedFd>,
+    pub call: Option<NotifyFd>,
     /// Where what is written into the guest's memory is to be noted.
     pub log: Option<LogSetup>,
 }
@@ -202,8 +202,8 @@ impl Room {
 /// Both notifications of a ring.
 #[derive(Debug)]
 pub(in crate::vhost) struct Bell {
-    pub kick: Option<OwnedFd>,
-    pub call: Option<OwnedFd>,
+    pub kick: Option<NotifyFd>,
+    pub call: Option<NotifyFd>,
     /// Whether the guest waits for a notification is not known to us: notify whatever it says.
     anyway: bool,
     pub calls: u64,
@@ -220,7 +220,7 @@ pub(in crate::vhost) struct Seldom {
 }
 
 impl Bell {
-    pub fn new(kick: Option<OwnedFd>, call: Option<OwnedFd>) -> Self {
+    pub fn new(kick: Option<NotifyFd>, call: Option<NotifyFd>) -> Self {
         Bell {
             kick,
             call,
