@@ -632,6 +632,16 @@ impl PortSink for Sink {
         self.workers.detach(queue(key, pair)).ok().flatten()
     }
 
+    fn detach_all(&self, pairs: &[(PortKey, u16)]) -> Vec<((PortKey, u16), Port)> {
+        let queues: Vec<_> = pairs.iter().map(|&(key, pair)| queue(key, pair)).collect();
+        let ports = self.workers.detach_all(&queues).unwrap_or_default();
+        let at = |queue: QueueId| (PortKey(queue.slot.0), queue.pair);
+        ports
+            .into_iter()
+            .map(|(queue, port)| (at(queue), port))
+            .collect()
+    }
+
     fn announce(&self, key: PortKey) {
         // Waited for, as all that is asked of the worker: a VMM that asks for this all the time
         // fills no queue.

@@ -4,7 +4,7 @@
 
 mod session_words;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
@@ -23,7 +23,8 @@ use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use sd_notify::NotifyState;
 use sys::handed::{Handed, Items, bytes_of, file_of, name_of_kind};
 
-use self::session_words::{Mark, SessionWords};
+pub use self::session_words::Mark;
+use self::session_words::SessionWords;
 use crate::forgotten::{self, What};
 use crate::upgrade::words;
 use crate::{deaths, uplinks};
@@ -91,6 +92,38 @@ pub struct Held {
     /// What is stored is being made: what goes of it is made again.
     loading: AtomicBool,
     sessions: Mutex<Sessions>,
+}
+
+/// VMMs' sessions as they are given to another daemon.
+pub struct SessionsGiven {
+    /// Their records, which every version reads.
+    pub all: Named,
+    /// Which they are.
+    marks: BTreeMap<String, Mark>,
+    /// Names of those that are as they were given before.
+    as_before: Vec<String>,
+}
+
+impl SessionsGiven {
+    /// Which they are, for [`Held::leave_sessions`].
+    pub fn marks(&self) -> Vec<u8> {
+        let noted = |mark: &Mark| mark.noted(&[]);
+        let marks: Vec<_> = self
+            .marks
+            .iter()
+            .map(|(name, mark)| (name, noted(mark)))
+            .collect();
+        words::pack(
+            marks
+                .iter()
+                .flat_map(|(name, mark)| [name.as_bytes(), mark]),
+        )
+    }
+
+    /// Those that are not given again, for [`Held::as_before`].
+    pub fn as_before(&self) -> Vec<u8> {
+        words::pack(self.as_before.iter().map(String::as_bytes))
+    }
 }
 
 /// Which of what is held of VMMs' sessions is valid.
@@ -173,22 +206,32 @@ impl Held {
         self.keeper.all(which)
     }
 
-    /// As [`all`](Self::all), of VMMs' sessions, for a daemon that this one gives way to: their
-    /// records, which every version reads, and in one piece which are valid, for
-    /// [`leave_sessions`](Self::leave_sessions).
-    pub fn all_sessions(&self) -> std::io::Result<(Named, Vec<u8>)> {
-        let mut all = self.all(Held::is_session)?;
-        let mut marks = Vec::new();
-        for (name, held) in &mut all {
-            if let (Some(mark), record) = Mark::of_note(&held.note) {
-                marks.push((name.clone(), mark.noted(&[])));
+    /// VMMs' sessions, for a daemon that this one gives way to. `before`: what it was given then
+    /// is not given again, where it is as it was.
+    pub fn sessions_given(&self, before: Option<&SessionsGiven>) -> std::io::Result<SessionsGiven> {
+        let notes = self.keeper.notes(Held::is_session);
+        let mut marks = BTreeMap::new();
+        for (name, note) in notes {
+            marks.extend(Mark::of_note(&note).0.map(|mark| (name, mark)));
+        }
+        let known = before.map(|before| &before.marks);
+        let is_known =
+            |name: &String, mark: &Mark| known.and_then(|known| known.get(name)) == Some(mark);
+        let as_before: BTreeMap<_, _> = marks
+            .extract_if(.., |name, mark| is_known(name, mark))
+            .collect();
+        let is_other = |name: &str| Held::is_session(name) && !as_before.contains_key(name);
+        let mut all = self.all(is_other)?;
+        for (_, held) in &mut all {
+            if let (Some(_), record) = Mark::of_note(&held.note) {
                 held.note = record.to_owned();
             }
         }
-        let parts = marks
-            .iter()
-            .flat_map(|(name, mark)| [name.as_bytes(), mark]);
-        Ok((all, words::pack(parts)))
+        Ok(SessionsGiven {
+            all,
+            marks,
+            as_before: as_before.into_keys().collect(),
+        })
     }
 
     /// What the daemon before has held of VMMs' sessions, and what it says is valid of them.
@@ -201,6 +244,16 @@ impl Held {
             }
         }
         self.leave_here(all);
+    }
+
+    /// NICs whose sessions are as they were [given before](Held::sessions_given).
+    pub fn as_before(given: &[u8]) -> BTreeSet<String> {
+        let names = words::unpack(given).unwrap_or_default();
+        let nics = names
+            .into_iter()
+            .filter_map(|name| name.strip_prefix(SESSION.as_bytes()));
+        nics.map(|nic| String::from_utf8_lossy(nic).into_owned())
+            .collect()
     }
 
     /// Whether something is held as a VMM's session.
@@ -379,27 +432,45 @@ impl Held {
     /// The session of a vhost-user NIC that a daemon before has left, unless it is known to be out
     /// of date: then it is closed.
     pub fn session(&self, nic: &str) -> Option<LeftSession> {
-        let name = session_name(nic);
-        let left = self.keeper.take(&name);
+        let (left, mark) = self.session_so_far(nic)?;
+        self.is_latest(nic, mark).then_some(left)
+    }
+
+    /// As [`session`](Self::session), of a daemon that goes on with it for now: whether it is out
+    /// of date when that one stands still is to be [asked](Self::is_latest) then.
+    pub fn session_so_far(&self, nic: &str) -> Option<(LeftSession, Option<Mark>)> {
+        let left = self.keeper.take(&session_name(nic));
         let left = left.inspect_err(|e| tracing::error!(nic, "its session is not taken up: {e}"));
         let keeper::Held { note, fds } = left.ok().flatten()?;
         let (mark, record) = Mark::of_note(&note);
+        let left = LeftSession {
+            record: record.to_owned(),
+            fds,
+            is_held: mark.is_some(),
+        };
+        Some((left, mark))
+    }
+
+    /// Whether the session with this mark, if it has one, is the newest that there is of the NIC.
+    /// If not, it is held no more.
+    pub fn is_latest(&self, nic: &str, mark: Option<Mark>) -> bool {
         // Daemons of before say nothing of that.
-        if let Some(mark) = mark
-            && !self.is_valid(nic, mark)
-        {
+        let is_latest = mark.is_none_or(|mark| self.is_valid(nic, mark));
+        if !is_latest {
             forgotten::count(What::OldSession, 1);
             tracing::warn!(
                 nic,
                 "the session that the keeper has of it is out of date: it stood still when the \
                  VMM went on; it is closed, and the VMM is to connect anew"
             );
-            drop(fds);
-            say_held(nic, self.keeper.release(&name));
-            return None;
+            self.forget_session(nic);
         }
-        let record = record.to_owned();
-        Some(LeftSession { record, fds })
+        is_latest
+    }
+
+    /// A session that the daemon before had has another in its place there, or none.
+    pub fn forget_session(&self, nic: &str) {
+        say_held(nic, self.keeper.release(&session_name(nic)));
     }
 
     fn is_valid(&self, nic: &str, mark: Mark) -> bool {
@@ -435,7 +506,7 @@ impl Held {
         if let Some(words) = &mut words {
             if sessions.apart.is_none() {
                 let notes = self.keeper.notes(Held::is_session);
-                let marks = notes.iter().filter_map(|note| Mark::of_note(note).0);
+                let marks = notes.iter().filter_map(|(_, note)| Mark::of_note(note).0);
                 let _ = words.keep(&marks.collect::<Vec<_>>()).inspect_err(failed);
             }
             if is_new && let Err(e) = self.keeper.hold(WORDS, b"", &[words.descriptor()]) {

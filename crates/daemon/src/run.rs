@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use ::router::acl::List;
 use api::encrypted::Key;
-use control::model::{Config, Feature, Interface, NicKind};
+use control::model::{Config, Feature, Interface};
 use control::{Controller, NicState, Reach};
 use dataplane::Switch;
 use dataplane::flow::FlowMemory;
 use io::trace::Folder;
-use io::vhost::{PortKey, Server};
+use io::vhost::Server;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use sys::handed::Items;
@@ -55,7 +55,7 @@ use crate::states::{InterfaceStates, PortStates, record_interface, record_port};
 use crate::stored::{self, Stored};
 use crate::underlay::{self, NextHopTask};
 use crate::unix_socket::{self, NicSockets};
-use crate::upgrade::{self, Predecessor, Upgrade, Upgraded, words};
+use crate::upgrade::{self, EarlySessions, Predecessor, Upgrade, Upgraded, words};
 use crate::uplinks::{self, Breaks, Uplinks};
 use crate::watchdog::{Watchdog, Watched};
 use crate::worker_thread::{WorkerOptions, WorkerThreads};
@@ -903,6 +903,7 @@ fn take_over(
     let flows = held
         .flows()
         .map_err(|e| format!("its memory of flows: {e}"))?;
+    let early = EarlySessions::prepare(old, held, vhost, &controller)?;
     old.ready()?;
     let stored = open_store.map_or(Ok(None), |open| open())?;
     let is_whole = match &stored {
@@ -921,21 +922,7 @@ fn take_over(
         (None, None) => return Err("the daemon before has no memory of flows".into()),
     };
     let connections = taken.map_err(|e| format!("connections are not taken up: {e}"))?;
-    let marks = old.bytes(words::MARKS)?.unwrap_or_default();
-    held.leave_sessions(old.take_all("held"), &marks);
-    let left = controller.nics().filter_map(|status| {
-        let is_vhost = status.nic.kind == NicKind::VhostUser;
-        let left = is_vhost.then(|| held.session(status.nic.id.as_str()));
-        Some((PortKey(status.slot.0), left.flatten()?))
-    });
-    let left: Vec<_> = left.collect();
-    let sessions = left.len();
-    vhost.take_up(left).map_err(|(key, why)| {
-        let mut nics = controller.nics();
-        let nic = nics.find(|status| status.slot.0 == key.0);
-        let id = nic.map(|status| status.nic.id.to_string());
-        format!("the session of NIC '{}': {why}", id.unwrap_or_default())
-    })?;
+    let sessions = early.take_up(old, held, vhost, &controller)?;
     let counted = held
         .state()
         .map_err(|e| format!("its memory of counters: {e}"))?;

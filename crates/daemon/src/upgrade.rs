@@ -7,13 +7,15 @@
 //! old one forwards: settings, listening sockets (handed over, so that no client ever finds
 //! nobody), the objects of the store, groups compiled, workers, TAP devices and the interfaces of
 //! containers. Its ports wait at the [gate](crate::start_gate) meanwhile, and its vhost-user server
-//! serves nobody; neither of the two announces or withdraws an address. Then, in this order:
+//! serves nobody, but has VMMs' sessions ready, as they are then: their guests' memory is mapped,
+//! and what is left to be done is to run their rings ([`EarlySessions`]). Neither of the two
+//! announces or withdraws an address. Then, in this order:
 //!
 //! 1. the old one closes the store, and the new one opens it;
 //! 2. the old one takes all ports from its workers, between two batches: from here on frames wait
-//!    in rings and devices. It says what is left of each VMM's session, and where each queue of an
-//!    uplink stands, whose socket and memory the new one has; its table of flows is in memory of
-//!    which the new one has a descriptor;
+//!    in rings and devices. It says which VMMs' sessions are as they were, gives those that are
+//!    not, and says where each queue of an uplink stands, whose socket and memory the new one has;
+//!    its table of flows is in memory of which the new one has a descriptor;
 //! 3. the new one takes up sessions and flows as it would those of a daemon that was killed, and
 //!    says so. It has touched no ring and read no frame by then;
 //! 4. the old one says go, which is the commit: it leaves the keeper to the new one, and will not
@@ -39,8 +41,10 @@
 mod changes;
 mod new;
 mod old;
+mod sessions;
 pub mod words;
 
 pub use changes::Changes;
 pub use new::Predecessor;
 pub use old::{NEEDS, Parts, Upgrade, Upgraded, was_replaced};
+pub use sessions::EarlySessions;

@@ -16,6 +16,7 @@ use butterfly_io::vhost::features::protocol::{BACKEND_REQ, CONFIG, PAGEFAULT};
 use butterfly_io::vhost::features::{IN_ORDER, MQ, MTU, PROTOCOL_FEATURES, RING_PACKED};
 use butterfly_io::vhost::request::*;
 use butterfly_io::vhost::{NicOptions, PortKey, PortState, ServerError, SocketFile};
+use lab::handed_on::HandedOn;
 use lab::{A, B, FEATURES, Lab, guest, guest_at};
 use rustix::fs::{CWD, RenameFlags};
 use rustix::net::SendFlags;
@@ -803,6 +804,60 @@ fn a_vmm_that_goes_before_a_ring_ran_is_not_taken_again_at_once() {
     // The next one is served all the same.
     let a = guest();
     let _vmm = lab.boot(A, &a);
+}
+
+/// One session is as it was when it was made ready, the other one is given once more.
+#[test]
+fn sessions_are_ready_while_another_process_serves_them() {
+    let mut lab = HandedOn::new();
+    let left = [A, B].map(|key| (key, lab.left(key)));
+    lab.next.prepare(left.into()).unwrap();
+    lab.one_frame(&lab.switch.clone(), 1);
+    assert!(lab.next_switch.lock().ports.is_empty());
+
+    let yielded = lab.server.give_way().unwrap();
+    assert!(lab.switch.lock().ports.is_empty());
+    let mut other = lab.left(B);
+    other.is_held = false;
+    lab.next.take_up(vec![A], vec![(B, other)]).unwrap();
+    // Of the other one it is what the process before has had held that is valid. Asked behind the
+    // answer, which comes before all that is noted.
+    assert_eq!(lab.next.nics().len(), 2);
+    assert_eq!(lab.next_kept.names(), ["nic-2"]);
+    lab.next.begin();
+    for mark in 2..100 {
+        lab.one_frame(&lab.next_switch.clone(), mark);
+    }
+    for vmm in &mut lab.vmms {
+        vmm.get(GET_FEATURES).unwrap();
+    }
+    lab.end(Some(yielded));
+}
+
+#[test]
+fn what_was_made_ready_and_is_not_named_is_forgotten() {
+    let mut lab = HandedOn::new();
+    let wrong = |mut left: butterfly_io::vhost::LeftSession| {
+        left.fds.truncate(2);
+        left
+    };
+    let left = vec![(A, lab.left(A)), (B, wrong(lab.left(B)))];
+    let (key, why) = lab.next.prepare(left).unwrap_err();
+    assert_eq!((key, why.0), (B, "lacks a descriptor"));
+    let (key, why) = lab.next.take_up(vec![A], vec![]).unwrap_err();
+    assert_eq!((key, why.0), (A, "has not come"));
+    let left = [A, B].map(|key| (key, lab.left(key)));
+    lab.next.prepare(left.into()).unwrap();
+    lab.next.take_up(vec![], vec![]).unwrap();
+    for key in [A, B] {
+        let states = lab.next_switch.states_of(key);
+        assert_eq!(states.last(), Some(&PortState::Disconnected));
+        assert!(!states.contains(&PortState::Up));
+    }
+    for mark in 0..100 {
+        lab.one_frame(&lab.switch.clone(), mark);
+    }
+    lab.end(None);
 }
 
 #[test]

@@ -180,12 +180,13 @@ impl Keeper {
         names.cloned().collect()
     }
 
-    /// The notes of all that [`all`](Keeper::all) gives.
-    pub fn notes(&self, which: impl Fn(&str) -> bool) -> Vec<Vec<u8>> {
+    /// The names and notes of all that [`all`](Keeper::all) gives.
+    pub fn notes(&self, which: impl Fn(&str) -> bool) -> Vec<(String, Vec<u8>)> {
         let state = self.lock();
         let all = state.ours.iter().chain(&state.left);
         let all = all.filter(|(name, _)| which(name));
-        all.map(|(_, held)| held.note.clone()).collect()
+        all.map(|(name, held)| (name.clone(), held.note.clone()))
+            .collect()
     }
 
     /// The first descriptor of what was left under this name, which stays left.

@@ -18,6 +18,41 @@ pub const UNTIL_STORE: &str = "wait(OFFER); say(HELLO); wait(ALL); say(READY, '9
 pub const UNTIL_PORTS: &str = "wait(OFFER); say(HELLO); wait(ALL); say(READY, '9.9'); wait(STORE)
 say(OPENED, 'flows=memory'); wait(PORTS)";
 
+/// `program`, which says that it is prepared only when there is a file `go`; then there is a file
+/// `prepared`, both in `folder`. Whoever waits for it waits 20 s at the most.
+pub fn held_up(program: &str, folder: &Path) -> String {
+    let folder = folder.display();
+    format!(
+        "#!/usr/bin/env python3
+import os, select, socket, sys, time
+READY = 5
+before = socket.socket(fileno=os.dup(0))
+ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+if os.fork():
+    os.wait()
+    os.dup2(theirs.fileno(), 0)
+    before.close(); ours.close(); theirs.close()
+    os.execv('{program}', ['{program}'] + sys.argv[1:])
+if os.fork():
+    os._exit(0)
+theirs.close()
+os.close(0)
+while True:
+    for one in select.select([before, ours], [], [])[0]:
+        other = ours if one is before else before
+        said, fds, _, _ = socket.recv_fds(one, 1 << 18, 253)
+        if not said: os._exit(0)
+        if one is ours and said[0] == READY:
+            open('{folder}/prepared', 'w').close()
+            for _ in range(2000):
+                if os.path.exists('{folder}/go'): break
+                time.sleep(0.01)
+        socket.send_fds(other, [said], fds)
+        for fd in fds: os.close(fd)
+"
+    )
+}
+
 /// Writes a program into a folder, as one that the daemon is willing to run: its owner alone may
 /// write to it. Gives its path.
 pub fn write(folder: &Path, name: &str, text: &str) -> Result<String> {

@@ -76,7 +76,7 @@ impl Predecessor {
 
     /// The settings can be used: asks for all that is to be had while the old one goes on.
     pub fn greet(&self) -> Result<(), String> {
-        self.say(Word::Hello, "")?;
+        self.say(Word::Hello, words::EARLY)?;
         self.items_until(Word::All).map(drop)
     }
 

@@ -245,7 +245,7 @@ impl Upgrade {
         };
         let number = self.number(app);
         next.say(Word::Offer, "", number.to_string().as_bytes(), &[])?;
-        next.receive(Word::Hello, PREPARES_WITHIN)?;
+        let hello = next.receive(Word::Hello, PREPARES_WITHIN)?;
         given.still = self.announcing.get().map(Announcing::stand_still);
         self.changes.hold();
         // Who changes something now has begun before, and is done then.
@@ -269,7 +269,7 @@ impl Upgrade {
             next.say(Word::Item, &name, b"", &[fd.as_fd()])?;
         }
         let others = held.all(|name| !Held::is_session(name));
-        give_held(next, others.map_err(failed)?)?;
+        give_held(next, HELD, &others.map_err(failed)?)?;
         if let Some(still) = &given.still {
             give_all(next, "announcing", still.hand_over()?)?;
         }
@@ -278,6 +278,15 @@ impl Upgrade {
         let points = lock(&self.interfaces).hand_over();
         give_all(next, words::POINT, points.map_err(|e| e.to_string())?)?;
         give_all(next, "balancer", app.balancer.hand_over()?)?;
+        let early = match &*hello.note == words::EARLY.as_bytes() {
+            true => Some(held.sessions_given(None).map_err(failed)?),
+            false => None,
+        };
+        if let Some(early) = &early {
+            give_held(next, words::EARLY, &early.all)?;
+            let marks = file_of(&early.marks()).map_err(failed)?;
+            next.say(Word::Item, words::EARLY_MARKS, b"", &[marks.as_fd()])?;
+        }
         next.say(Word::All, "", b"", &[])?;
         let ready = next.receive(Word::Ready, PREPARES_WITHIN)?;
         let version = String::from_utf8_lossy(&ready.note).into_owned();
@@ -299,10 +308,15 @@ impl Upgrade {
             let file = file_of(&bytes).map_err(failed)?;
             next.say(Word::Item, "connections", b"", &[file.as_fd()])?;
         }
-        let (sessions, marks) = held.all_sessions().map_err(failed)?;
-        give_held(next, sessions)?;
-        let marks = file_of(&marks).map_err(failed)?;
-        next.say(Word::Item, words::MARKS, b"", &[marks.as_fd()])?;
+        let sessions = held.sessions_given(early.as_ref()).map_err(failed)?;
+        give_held(next, HELD, &sessions.all)?;
+        for (name, bytes) in [
+            (words::MARKS, sessions.marks()),
+            (words::AS_BEFORE, sessions.as_before()),
+        ] {
+            let file = file_of(&bytes).map_err(failed)?;
+            next.say(Word::Item, name, b"", &[file.as_fd()])?;
+        }
         for (_, port) in &mut given.ports {
             if let Some(port) = port.as_xsk()
                 && let Some(left) = port.left()
@@ -405,11 +419,14 @@ fn give_all(next: &mut Next, kind: &str, items: Items) -> Result<(), String> {
         })
 }
 
+/// What items are given as that the keeper has.
+const HELD: &str = "held";
+
 /// Gives items that the keeper has.
-fn give_held(next: &mut Next, all: Named) -> Result<(), String> {
+fn give_held(next: &mut Next, kind: &str, all: &Named) -> Result<(), String> {
     for (name, keeper::Held { note, fds }) in all {
-        let name = format!("held {name}");
-        next.say(Word::Item, &name, &note, &words::borrowed(&fds))?;
+        let name = format!("{kind} {name}");
+        next.say(Word::Item, &name, note, &words::borrowed(fds))?;
     }
     Ok(())
 }
@@ -507,18 +524,13 @@ impl Given<'_> {
         if let Some(kernel) = switch.kernel_flows() {
             kernel.close();
         }
-        for status in control.nics() {
-            // Others are with the vhost-user server already, and have one queue.
-            if status.nic.kind != NicKind::VhostUser {
-                let queue = QueueId::from(status.slot);
-                let port = switch.detach(queue).map_err(gone)?;
-                self.ports.extend(port.map(|port| (queue, port)));
-            }
-        }
-        for queue in self.app.uplinks.queues() {
-            let port = switch.detach(queue).map_err(gone)?;
-            self.ports.extend(port.map(|port| (queue, port)));
-        }
+        // Others are with the vhost-user server already, and have one queue.
+        let nics = control
+            .nics()
+            .filter(|nic| nic.nic.kind != NicKind::VhostUser);
+        let mut queues: Vec<_> = nics.map(|nic| QueueId::from(nic.slot)).collect();
+        queues.extend(self.app.uplinks.queues());
+        self.ports = switch.detach_all(&queues).map_err(gone)?;
         if switch.kernel_flows().is_some() {
             // What the kernel has seen of them is told to the table.
             let folded = control.export_flows(None);

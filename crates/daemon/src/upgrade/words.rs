@@ -4,7 +4,7 @@
 //! | word | by | what |
 //! |---|---|---|
 //! | `Offer` | old | the number of the hand-over, in decimal |
-//! | `Hello` | new | its settings can be used, and it asks for items |
+//! | `Hello` | new | its settings can be used, and it asks for items; the note says `early` where sessions are to be among them |
 //! | `Item` | old | something by its name |
 //! | `All` | old | that was all, for now |
 //! | `Ready` | new | all is prepared |
@@ -132,6 +132,13 @@ pub const POINT: &str = "point";
 /// What is handed over that says which of what is held of VMMs' sessions is valid. Versions before
 /// do not ask for it.
 pub const MARKS: &str = "session-marks";
+
+/// What is said with `Hello` by who takes VMMs' sessions while the other one serves them still:
+/// items of this kind, and which they are. Those that are the same when it stands still are then
+/// named only.
+pub const EARLY: &str = "early";
+pub const EARLY_MARKS: &str = "early-session-marks";
+pub const AS_BEFORE: &str = "sessions-as-before";
 
 /// Descriptors as they are said.
 pub fn borrowed(fds: &[OwnedFd]) -> Vec<BorrowedFd<'_>> {

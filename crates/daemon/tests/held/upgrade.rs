@@ -327,6 +327,79 @@ async fn vmms_keep_their_connections_when_another_program_takes_over() {
     }
 }
 
+/// What VMMs say while the other program is prepared, and has their sessions already, is not lost:
+/// one says something more, one goes, and one comes, into whose place another NIC's had been.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_vmms_say_while_another_program_prepares_is_heard() {
+    for (kind, features) in [("split", 0), ("packed", RING_PACKED)] {
+        let mut guests = Guests::new(common::FEATURES | features).await;
+        let daemon = guests.daemon.as_ref().unwrap();
+        for (id, last) in [("c", 3), ("d", 4)] {
+            let put = v1::PutNicRequest {
+                nic: Some(nic(id, last)),
+                create_only: true,
+            };
+            within(daemon.v1().await.put_nic(put)).await.unwrap();
+        }
+        let [path_c, path_d] = ["c", "d"].map(|id| daemon.path(&format!("qemu-vhost-{id}")));
+        let mut c = Frontend::connect(&path_c).unwrap();
+        c.negotiate(common::FEATURES | PROTOCOL_FEATURES).unwrap();
+        guests.flow(100, "frames before");
+        let folder = guests.store.path().to_owned();
+        let held_up = other_program::held_up(env!("CARGO_BIN_EXE_butterflyd"), &folder);
+        let program = other_program::write(&folder, "held-up", &held_up).unwrap();
+        let daemon = guests.daemon.take().unwrap();
+        let upgrade = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Runtime::new().unwrap();
+            let mut daemon = daemon;
+            let done = runtime.block_on(upgrade(&mut daemon, &program));
+            done.unwrap_or_else(|why| panic!("{why}: {}", daemon.log()));
+            daemon
+        });
+        while !folder.join("prepared").exists() {
+            assert!(!upgrade.is_finished());
+            guests.turn();
+        }
+        drop(c);
+        let call = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let call = call.unwrap();
+        guests.vmms[1]
+            .ring_fd(SET_VRING_CALL, 0, call.as_fd())
+            .unwrap();
+        guests.vmms[1].get(GET_FEATURES).unwrap();
+        let mut d = Frontend::connect(&path_d).unwrap();
+        d.negotiate(common::FEATURES | PROTOCOL_FEATURES).unwrap();
+        std::fs::write(folder.join("go"), "").unwrap();
+        while !upgrade.is_finished() {
+            guests.turn();
+        }
+        guests.daemon = Some(upgrade.join().unwrap());
+        // What was given back may not have been said: a guest is called in any case.
+        assert_eq!(rustix::io::read(&call, &mut [0; 8]), Ok(8), "{kind}");
+        guests.flow(100, "frames after");
+        d.get(GET_FEATURES).unwrap();
+        let mut c = Frontend::connect(&path_c).unwrap();
+        c.get(GET_FEATURES).unwrap();
+        // And all of it is held as before.
+        guests.upgraded("");
+        for vmm in [&mut c, &mut d] {
+            vmm.get(GET_FEATURES).unwrap();
+        }
+        // The keeper is told behind the answer; a kill between the two ends the session.
+        guests.flow(100, "frames behind a question");
+        guests.killed();
+        guests.flow(100, "frames behind a kill");
+        for vmm in [&mut c, &mut d] {
+            vmm.get(GET_FEATURES).unwrap();
+        }
+        let (lost, _) = guests.ended_whole(kind);
+        assert_eq!(lost, 0, "{kind}");
+        let log = guests.daemon.as_ref().unwrap().log();
+        println!("{log}");
+        assert!(!log.contains("out of date"), "{log}");
+    }
+}
+
 /// Whatever becomes of the other program before the commit, the daemon goes on unharmed, says why,
 /// and the next attempt can succeed.
 #[tokio::test(flavor = "multi_thread")]

@@ -2,6 +2,8 @@
 //! process, behind a frontend of the testkit.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub mod handed_on;
+
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -103,20 +105,24 @@ impl Lab {
 
     /// Sends a frame from one guest to another and sees that it, and nothing else, arrives.
     pub fn one_frame(&self, from: &mut Guest, to: &mut Guest, mark: u8) {
-        assert!(
-            from.send(&frame(mark), Offload::default(), &Shape::whole()),
-            "room to send"
-        );
-        from.transmitq.publish();
-        assert_eq!(self.switch.turn(), []);
-        let received: Vec<Vec<u8>> = to
-            .receive()
-            .into_iter()
-            .map(|received| received.frame)
-            .collect();
-        assert_eq!(received, [frame(mark)]);
-        assert_eq!(from.reclaim(), 1);
+        one_frame(&self.switch, from, to, mark);
     }
+}
+
+fn one_frame(switch: &Switch, from: &mut Guest, to: &mut Guest, mark: u8) {
+    assert!(
+        from.send(&frame(mark), Offload::default(), &Shape::whole()),
+        "room to send"
+    );
+    from.transmitq.publish();
+    assert_eq!(switch.turn(), []);
+    let received: Vec<Vec<u8>> = to
+        .receive()
+        .into_iter()
+        .map(|received| received.frame)
+        .collect();
+    assert_eq!(received, [frame(mark)]);
+    assert_eq!(from.reclaim(), 1);
 }
 
 impl Drop for Lab {

@@ -11,6 +11,7 @@ use sys::fd_message;
 use sys::poll::{Interest, Poller};
 use tracing::warn;
 
+use crate::port::Port;
 use crate::vhost::nic_options::NicOptions;
 use crate::vhost::protocol::channel::{self, Channel, ChannelError};
 use crate::vhost::protocol::message::{FDS_MAX, MessageError, Problem, Reader};
@@ -69,20 +70,27 @@ impl Connection {
         Some(saved.encode(path, self.socket.as_fd(), channel))
     }
 
-    /// Goes on with what a process before has left of a session.
-    pub fn resume(
+    /// Has the session set up as a process before has left it.
+    pub fn prepare(&mut self, saved: Saved<OwnedFd>) -> Result<(), LeftError> {
+        self.session.prepare(saved)
+    }
+
+    /// Goes on with a session that is [set up](Self::prepare): the poller is to report its socket
+    /// as `token`. With the channel to its VMM, if there is one, and what that is reported as.
+    pub fn go_on(
         &mut self,
-        saved: Saved<OwnedFd>,
-        channel: Option<OwnedFd>,
         poller: &Poller,
         token: u64,
+        channel: Option<(OwnedFd, u64)>,
     ) -> Result<(), LeftError> {
-        self.session.resume(saved)?;
-        if let Some(channel) = channel {
-            if !channel::is_channel(channel.as_fd()) {
+        let no_room = |_| LeftError("has no room here");
+        poller.add(self.as_fd(), token).map_err(no_room)?;
+        self.session.go_on();
+        if let Some((socket, token)) = channel {
+            if !channel::is_channel(socket.as_fd()) {
                 return Err(LeftError("has a channel that is none"));
             }
-            self.open_channel(channel, poller, token);
+            self.open_channel(socket, poller, token);
         }
         Ok(())
     }
@@ -163,9 +171,9 @@ impl Connection {
         self.channel.is_some()
     }
 
-    /// Takes the ports back from the workers; nothing else changes.
-    pub fn take_ports(&mut self) {
-        self.session.take_ports();
+    /// [`Session::take_port`].
+    pub fn take_port(&mut self, pair: u16, port: Option<Port>) {
+        self.session.take_port(pair, port);
     }
 
     /// Gives the workers what they had.
@@ -221,6 +229,11 @@ impl Connection {
         let _ = poller.remove(self.socket.as_fd());
         drop(self.socket);
         self.session.end();
+    }
+
+    /// [`Session::forget`], before the poller has its socket.
+    pub fn forget(self) {
+        self.session.forget();
     }
 
     /// True when everything was sent.

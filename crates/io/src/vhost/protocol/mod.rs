@@ -9,6 +9,7 @@ pub mod breach;
 pub mod channel;
 pub(in crate::vhost) mod client;
 pub(in crate::vhost) mod connection;
+pub(in crate::vhost) mod going_on;
 pub(in crate::vhost) mod listener;
 pub mod message;
 pub(in crate::vhost) mod pair;

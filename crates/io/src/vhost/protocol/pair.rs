@@ -57,11 +57,15 @@ impl Pair {
 
     /// Takes the port back from its worker, and its parts apart.
     pub fn unplug(&mut self, owner: Owner<'_>) {
-        if !std::mem::take(&mut self.attached) {
-            return;
+        if self.attached {
+            self.take_back(owner.sink.detach(owner.key, owner.pair));
         }
-        self.up = false;
-        let Some(Port::Vhost(port)) = owner.sink.detach(owner.key, owner.pair) else {
+    }
+
+    /// Takes a port apart that its worker had; `None`: the worker has none any more.
+    pub fn take_back(&mut self, port: Option<Port>) {
+        (self.attached, self.up) = (false, false);
+        let Some(Port::Vhost(port)) = port else {
             // The worker is stopping: nothing will run again before the VMM starts over.
             self.rings.iter_mut().for_each(RingState::stop);
             return;

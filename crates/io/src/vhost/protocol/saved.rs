@@ -82,6 +82,8 @@ pub struct LeftSession {
     pub record: Vec<u8>,
     /// In the order in which they were held.
     pub fds: Vec<OwnedFd>,
+    /// It is held for the next process, too, as long as nothing of it changes.
+    pub is_held: bool,
 }
 
 /// Why a session that was left is not gone on with.
@@ -435,7 +437,11 @@ mod tests {
         let own = fds(6);
         let (record, count) = record(&own);
         assert_eq!(count, 6);
-        let left = LeftSession { record, fds: own };
+        let left = LeftSession {
+            record,
+            fds: own,
+            is_held: true,
+        };
         let resumed = Resumed::decode(left, b"/a/path").unwrap();
         assert!(resumed.channel.is_some() && resumed.saved.link_up);
         assert_eq!(resumed.saved.status, 15);
@@ -471,9 +477,17 @@ mod tests {
         let (record, count) = record(&fds(6));
         let refused = |record: Vec<u8>, count, path: &[u8]| {
             let fds = fds(count);
-            Resumed::decode(LeftSession { record, fds }, path)
-                .unwrap_err()
-                .0
+            let is_held = true;
+            Resumed::decode(
+                LeftSession {
+                    record,
+                    fds,
+                    is_held,
+                },
+                path,
+            )
+            .unwrap_err()
+            .0
         };
         let path = b"/a/path";
         assert_eq!(
@@ -517,7 +531,7 @@ mod tests {
                 }
             }
             record.truncate(len);
-            let left = LeftSession { record, fds: fds(count) };
+            let left = LeftSession { record, fds: fds(count), is_held: true };
             if let Ok(resumed) = Resumed::decode(left, b"/a/path") {
                 prop_assert!(resumed.saved.regions.len() < count);
                 resumed.saved.into_requests();

@@ -11,12 +11,12 @@
 //! is out of descriptors, or a VMM has broken the protocol or gone without a word, its listener is
 //! left alone for a moment, so that neither makes the thread spin.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -25,12 +25,16 @@ use tracing::{error, info, warn};
 use crate::vhost::nic_options::NicOptions;
 use crate::vhost::protocol::client::{Client, Watches};
 use crate::vhost::protocol::connection::{Connection, Progress};
+use crate::vhost::protocol::going_on::{self, Left, WentOn};
 use crate::vhost::protocol::listener::{Listener, SocketFile};
-use crate::vhost::protocol::saved::{LeftError, LeftSession, Resumed, Saved, SessionKeeper};
+use crate::vhost::protocol::saved::{LeftError, LeftSession, Resumed, SessionKeeper};
 use crate::vhost::protocol::server_error::ServerError;
 use crate::vhost::protocol::session::{Session, SessionInfo};
 use crate::vhost::protocol::sink::{PortKey, PortSink, PortState};
 use sys::poll::{Doorbell, Interest, Poller};
+
+/// Why no session goes on without the server's thread.
+const NOBODY: LeftError = LeftError("has nobody to go on with it");
 
 /// How long a listener is left alone when the process is out of descriptors or memory.
 const PAUSE_EXHAUSTED: Duration = Duration::from_secs(1);
@@ -41,10 +45,6 @@ const PAUSE_EXHAUSTED: Duration = Duration::from_secs(1);
 const PAUSE_BROKEN: Duration = Duration::from_millis(100);
 /// Between two looks at who is amid a message.
 const LOOK: Duration = Duration::from_millis(5);
-
-/// Threads that go on with sessions at once, and how many each is to have.
-const THREADS_MAX: usize = 8;
-const SESSIONS_OF_A_THREAD: usize = 8;
 
 /// One NIC of the server, for dumps.
 #[derive(Clone, Debug)]
@@ -88,7 +88,12 @@ enum Command {
     Amid(mpsc::Sender<BTreeSet<PortKey>>),
     HangUp(BTreeSet<PortKey>, mpsc::Sender<()>),
     Yield(mpsc::Receiver<()>, mpsc::Sender<Result<(), Stays>>),
+    Prepare(
+        Vec<(PortKey, LeftSession)>,
+        mpsc::Sender<Result<(), (PortKey, LeftError)>>,
+    ),
     TakeUp(
+        Vec<PortKey>,
         Vec<(PortKey, LeftSession)>,
         mpsc::Sender<Result<(), (PortKey, LeftError)>>,
     ),
@@ -169,6 +174,7 @@ impl Server {
             pauses: Vec::new(),
             watches,
             waiting,
+            ready: BTreeMap::new(),
         };
         let thread = std::thread::Builder::new()
             .name("vhost-user".to_owned())
@@ -280,17 +286,35 @@ impl Server {
         Ok(Yielded { _go_on: go_on })
     }
 
-    /// Goes on with the sessions of a process that gives way to this one.
+    /// Makes sessions ready of a process that will give way to this one, and serves them still: all
+    /// but running their rings is done then. One whose guest is here before its memory is left out.
     ///
     /// # Errors
-    /// This one cannot be gone on with; its connection is closed here.
-    pub fn take_up(&self, left: Vec<(PortKey, LeftSession)>) -> Result<(), (PortKey, LeftError)> {
+    /// One that cannot be gone on with; none is ready.
+    pub fn prepare(&self, left: Vec<(PortKey, LeftSession)>) -> Result<(), (PortKey, LeftError)> {
         let Some((first, _)) = left.first() else {
             return Ok(());
         };
-        let nobody = (*first, LeftError("has nobody to go on with it"));
-        self.ask(|answer| Command::TakeUp(left, answer))
+        let nobody = (*first, NOBODY);
+        self.ask(|answer| Command::Prepare(left, answer))
             .unwrap_or(Err(nobody))
+    }
+
+    /// Goes on with the sessions of a process that gives way to this one: those that are as they
+    /// were when they were [made ready](Server::prepare), and others. What was made ready and is
+    /// not named is forgotten.
+    ///
+    /// # Errors
+    /// This one cannot be gone on with; its connection is closed here.
+    pub fn take_up(
+        &self,
+        ready: Vec<PortKey>,
+        others: Vec<(PortKey, LeftSession)>,
+    ) -> Result<(), (PortKey, LeftError)> {
+        let first = ready.first().or(others.first().map(|(key, _)| key));
+        let nobody = first.map(|key| (*key, NOBODY));
+        self.ask(|answer| Command::TakeUp(ready, others, answer))
+            .unwrap_or(nobody.map_or(Ok(()), Err))
     }
 
     /// Of one that [waits](Server::start_waiting): serves from now on.
@@ -428,56 +452,6 @@ fn is_stream(socket: &OwnedFd) -> bool {
         && sockopt::socket_type(socket) == Ok(SocketType::STREAM)
 }
 
-/// A session of a process before that is to go on, by a connection that is here.
-struct Begun {
-    key: PortKey,
-    connection: Connection,
-    saved: Saved<OwnedFd>,
-    channel: Option<OwnedFd>,
-}
-
-/// What has come of one.
-struct WentOn {
-    key: PortKey,
-    connection: Option<Connection>,
-    how: Result<(), LeftError>,
-}
-
-impl WentOn {
-    fn no_further(key: PortKey, why: LeftError) -> WentOn {
-        WentOn {
-            key,
-            connection: None,
-            how: Err(why),
-        }
-    }
-}
-
-impl Begun {
-    fn go_on(mut self, poller: &Poller) -> WentOn {
-        let token = channel_token(self.key);
-        let how = self
-            .connection
-            .resume(self.saved, self.channel, poller, token);
-        WentOn {
-            key: self.key,
-            connection: Some(self.connection),
-            how,
-        }
-    }
-}
-
-/// How many threads are to go on with so many sessions.
-fn threads_for(sessions: usize) -> usize {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let wanted = sessions / SESSIONS_OF_A_THREAD;
-    wanted.min(cores).clamp(1, THREADS_MAX)
-}
-
-fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
-    shared.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// What the server's thread owns.
 struct Thread {
     sink: Arc<dyn PortSink>,
@@ -495,6 +469,8 @@ struct Thread {
     watches: Watches,
     /// Another process serves still: commands alone are heard.
     waiting: bool,
+    /// Sessions of that process that are ready to be gone on with.
+    ready: BTreeMap<PortKey, Left>,
 }
 
 /// Tokens of the poller: the bell, the watched directories, pages that have come, and three for
@@ -616,7 +592,14 @@ impl Thread {
                 let _ = answer.send(());
             }
             Command::Yield(go_on, answer) => self.give_way(&go_on, &answer),
-            Command::TakeUp(left, answer) => drop(answer.send(self.go_on_all(left))),
+            Command::Prepare(left, answer) => drop(answer.send(self.prepare(left))),
+            Command::TakeUp(ready, others, answer) => {
+                let done = self.take_up(&ready, others);
+                let failed = done.iter().find_map(WentOn::failed);
+                // Frames wait for the answer: all that is to be noted comes behind it.
+                let _ = answer.send(failed.map_or(Ok(()), Err));
+                done.into_iter().for_each(|one| self.keep(one));
+            }
             Command::Begin => self.begin_serving(),
             Command::Stop => {
                 let keys: Vec<PortKey> = self.nics.keys().copied().collect();
@@ -662,16 +645,27 @@ impl Thread {
                 return;
             }
         }
-        let connections = self.nics.values_mut();
-        for connection in connections.filter_map(|nic| nic.connection.as_mut()) {
-            connection.take_ports();
-        }
+        self.take_ports();
         let _ = answer.send(Ok(()));
         // Nothing is ever sent.
         let _ = go_on.recv();
         let connections = self.nics.values_mut();
         for connection in connections.filter_map(|nic| nic.connection.as_mut()) {
             connection.give_ports();
+        }
+    }
+
+    /// Has all ports back from the workers, and says nothing of it to anybody.
+    fn take_ports(&mut self) {
+        let connections = self.nics.values().filter_map(|nic| nic.connection.as_ref());
+        let attached = connections.flat_map(|connection| connection.session().attached());
+        let attached: Vec<_> = attached.collect();
+        let mut ports: HashMap<_, _> = self.sink.detach_all(&attached).into_iter().collect();
+        for at @ (key, pair) in attached {
+            let nic = self.nics.get_mut(&key);
+            if let Some(connection) = nic.and_then(|nic| nic.connection.as_mut()) {
+                connection.take_port(pair, ports.remove(&at));
+            }
         }
     }
 
@@ -729,51 +723,68 @@ impl Thread {
     fn go_on(&mut self, key: PortKey, left: LeftSession) {
         // It stays held meanwhile: a process that is killed amid this has read nothing that the
         // next one would miss. What ends one process after the other is the daemon's business.
-        let went_on = match self.begin_again(key, left) {
-            Ok(begun) => begun.go_on(&self.poller),
-            Err(why) => WentOn::no_further(key, why),
-        };
-        let _ = self.keep(went_on);
+        let done = self.take_up(&[], vec![(key, left)]);
+        done.into_iter().for_each(|one| self.keep(one));
     }
 
-    /// Goes on with all of these sessions, on several threads: their guests stand still meanwhile.
-    ///
-    /// # Errors
-    /// One that cannot go on; there may be others.
-    fn go_on_all(&mut self, left: Vec<(PortKey, LeftSession)>) -> Result<(), (PortKey, LeftError)> {
-        let (mut begun, mut done) = (Vec::with_capacity(left.len()), Vec::new());
-        for (key, left) in left {
-            match self.begin_again(key, left) {
-                Ok(one) => begun.push(one),
+    fn prepare(&mut self, all: Vec<(PortKey, LeftSession)>) -> Result<(), (PortKey, LeftError)> {
+        for (key, left) in all {
+            if let Err(why) = self.prepare_one(key, left) {
+                self.forget_ready();
+                return Err((key, why));
+            }
+        }
+        Ok(())
+    }
+
+    fn prepare_one(&mut self, key: PortKey, left: LeftSession) -> Result<(), LeftError> {
+        let mut left = self.connect_again(key, left)?;
+        // Which pages of it have come by then, the record does not say.
+        let is_ready = match left.is_arriving() {
+            true => Ok(false),
+            false => left.prepare().map(|()| true),
+        };
+        match is_ready {
+            Ok(true) => drop(self.ready.insert(key, left)),
+            Ok(false) | Err(_) => left.connection.forget(),
+        }
+        is_ready.map(drop)
+    }
+
+    fn forget_ready(&mut self) {
+        let ready = std::mem::take(&mut self.ready);
+        ready
+            .into_values()
+            .for_each(|left| left.connection.forget());
+    }
+
+    /// Goes on with all of these sessions, each of which is to be [kept](Self::keep).
+    fn take_up(&mut self, ready: &[PortKey], others: Vec<(PortKey, LeftSession)>) -> Vec<WentOn> {
+        let (mut left, mut done) = (Vec::with_capacity(ready.len() + others.len()), Vec::new());
+        for &key in ready {
+            match self.ready.remove(&key) {
+                Some(one) => left.push(one),
+                None => done.push(WentOn::no_further(key, LeftError("has not come"))),
+            }
+        }
+        self.forget_ready();
+        for (key, other) in others {
+            match self.connect_again(key, other) {
+                Ok(one) => left.push(one),
                 Err(why) => done.push(WentOn::no_further(key, why)),
             }
         }
-        let threads = threads_for(begun.len());
-        let (queue, done) = (Mutex::new(begun.into_iter()), Mutex::new(done));
-        let next = || lock(&queue).next();
-        let go_on = || {
-            while let Some(one) = next() {
-                let went_on = one.go_on(&self.poller);
-                lock(&done).push(went_on);
-            }
-        };
-        std::thread::scope(|scope| {
-            for _ in 1..threads {
-                let thread = std::thread::Builder::new().name("sessions".into());
-                // What others cannot be had for this thread does.
-                let _ = thread.spawn_scoped(scope, go_on);
-            }
-            go_on();
-        });
-        let done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let kept: Vec<_> = done.into_iter().map(|one| self.keep(one)).collect();
-        kept.into_iter().collect()
+        done.extend(going_on::go_on_all(left, &self.poller, |key| {
+            (connection_token(key), channel_token(key))
+        }));
+        done
     }
 
     /// Has a connection for a session that a process before has left.
-    fn begin_again(&mut self, key: PortKey, left: LeftSession) -> Result<Begun, LeftError> {
+    fn connect_again(&mut self, key: PortKey, left: LeftSession) -> Result<Left, LeftError> {
         let gone = LeftError("has no room here");
-        let nic = self.nics.get_mut(&key).ok_or(gone)?;
+        let nic = self.nics.get(&key).ok_or(gone)?;
+        let held = left.is_held.then(|| left.record.clone());
         let Resumed {
             socket,
             channel,
@@ -782,39 +793,51 @@ impl Thread {
         if !is_stream(&socket) {
             return Err(LeftError("is no connection"));
         }
-        if let End::Client(client) = &mut nic.end {
-            client.resumed(&mut self.watches);
-        }
-        self.begin(key, socket);
-        let nic = self.nics.get_mut(&key).ok_or(gone)?;
-        Ok(Begun {
+        Ok(Left {
             key,
-            connection: nic.connection.take().ok_or(gone)?,
-            saved,
+            connection: self.connection(key, &nic.options, socket),
             channel,
+            held,
+            saved: Some(saved),
         })
     }
 
+    fn connection(&self, key: PortKey, options: &Arc<NicOptions>, socket: OwnedFd) -> Connection {
+        let (options, sink) = (Arc::clone(options), Arc::clone(&self.sink));
+        let session = Session::new(key, options, sink).ringing(self.pages.clone());
+        let session = match self.keeper {
+            Some(_) => session.outliving(),
+            None => session,
+        };
+        Connection::new(socket, session)
+    }
+
     /// Serves a session that goes on, or ends one that does not.
-    fn keep(&mut self, went_on: WentOn) -> Result<(), (PortKey, LeftError)> {
+    fn keep(&mut self, went_on: WentOn) {
         let WentOn {
             key,
             connection,
+            held,
             how,
         } = went_on;
-        let how = how.map_err(|why| (key, why));
         let Some(nic) = self.nics.get_mut(&key) else {
-            return how;
+            return;
         };
-        nic.connection = connection.or(nic.connection.take());
+        if let (Some(_), End::Client(client)) = (&connection, &mut nic.end) {
+            client.resumed(&mut self.watches);
+        }
+        nic.connection = connection;
         let (name, options) = (&nic.options.name, NicOptions::clone(&nic.options));
-        match &how {
+        match how {
             Ok(()) => {
                 info!(nic = name, "the session of the process before goes on");
                 // Its options may be others than those that the guest was told.
-                self.change(key, options);
+                self.set_options(key, options);
+                if !self.stays_held(key, held.as_deref()) {
+                    self.hold_session(key);
+                }
             }
-            Err((_, why)) => {
+            Err(why) => {
                 warn!(
                     nic = name,
                     "the session of the process before is closed: {why}"
@@ -824,7 +847,6 @@ impl Thread {
                 self.hang_up(key, Duration::ZERO);
             }
         }
-        how
     }
 
     /// Has a session held as it is now, if it outlives the process. False: it cannot be held.
@@ -841,6 +863,20 @@ impl Thread {
         nic.held
     }
 
+    /// What was held of a session is held still, if the session is as it was. False: it is not.
+    fn stays_held(&mut self, key: PortKey, held: Option<&[u8]>) -> bool {
+        let (Some(held), Some(nic)) = (held, self.nics.get_mut(&key)) else {
+            return false;
+        };
+        let path = nic.end.path().as_os_str().as_bytes();
+        let now = nic
+            .connection
+            .as_ref()
+            .and_then(|connection| connection.saved(path));
+        nic.held = now.is_some_and(|(record, _)| record == held);
+        nic.held
+    }
+
     /// What is held of a session is not valid any more.
     fn release(&mut self, key: PortKey) {
         if let (Some(keeper), Some(nic)) = (&self.keeper, self.nics.get_mut(&key)) {
@@ -850,6 +886,12 @@ impl Thread {
     }
 
     fn change(&mut self, key: PortKey, options: NicOptions) -> bool {
+        let is_there = self.set_options(key, options);
+        self.hold_session(key);
+        is_there
+    }
+
+    fn set_options(&mut self, key: PortKey, options: NicOptions) -> bool {
         let Some(nic) = self.nics.get_mut(&key) else {
             return false;
         };
@@ -869,7 +911,6 @@ impl Thread {
             End::Client(_) if !told => self.hold(key),
             End::Client(_) | End::Listener(_) => {}
         }
-        self.hold_session(key);
         true
     }
 
@@ -1001,13 +1042,12 @@ impl Thread {
             );
             return self.pause(key, PAUSE_EXHAUSTED);
         }
-        let (options, sink) = (Arc::clone(&nic.options), Arc::clone(&self.sink));
-        let session = Session::new(key, options, sink).ringing(self.pages.clone());
-        let session = match self.keeper {
-            Some(_) => session.outliving(),
-            None => session,
-        };
-        nic.connection = Some(Connection::new(socket, session));
+        let options = Arc::clone(&nic.options);
+        info!(nic = options.name, "a VMM has connected");
+        let connection = self.connection(key, &options, socket);
+        if let Some(nic) = self.nics.get_mut(&key) {
+            nic.connection = Some(connection);
+        }
     }
 
     /// Runs rings that were waiting for pages of their guests' memory, if these have come. What is

@@ -30,6 +30,7 @@ use tracing::{info, warn};
 use wire::Mac;
 
 use crate::guest_memory::{GuestMemory, RegionSpec};
+use crate::port::Port;
 use crate::post_copy::PostCopy;
 use crate::vhost::dirty_log::DirtyLog;
 use crate::vhost::features::{self, protocol};
@@ -170,7 +171,7 @@ impl Session {
             announcements: Allowance::new(ANNOUNCEMENTS, ANNOUNCE_EVERY),
             complaints: COMPLAINTS,
         };
-        session.set_state(PortState::Connected);
+        session.change_state(PortState::Connected);
         session
     }
 
@@ -187,9 +188,10 @@ impl Session {
         self
     }
 
-    /// Goes on with the session of a process before, as if the VMM said all of it anew. An error:
-    /// it cannot be, and has been logged; the connection is to be closed.
-    pub(in crate::vhost) fn resume(&mut self, saved: Saved<OwnedFd>) -> Result<(), LeftError> {
+    /// Is set up as the session of a process before was, as if the VMM said all of it anew. That
+    /// one may still run its rings. An error: it cannot be, and has been logged; the connection is
+    /// to be closed.
+    pub(in crate::vhost) fn prepare(&mut self, saved: Saved<OwnedFd>) -> Result<(), LeftError> {
         self.link_up = saved.link_up;
         let status = u8::try_from(saved.status);
         self.status = status.map_err(|_| LeftError("has a number that cannot be"))?;
@@ -205,14 +207,20 @@ impl Session {
             }
         }
         self.log_is_gone = true;
-        if let Err(breach) = self.plug() {
+        Ok(())
+    }
+
+    /// Runs the rings that the process before has run; that it goes on is for the caller to say.
+    pub(in crate::vhost) fn go_on(&mut self) {
+        let (state, run) = self.run_rings();
+        if let Err(breach) = run {
             self.log(&breach);
         }
+        self.change_state(state);
         // What was given back may not have been said.
         for copies in self.copies.iter().flatten().flatten() {
             copies.raise_call();
         }
-        Ok(())
     }
 
     /// All that the VMM has set up, for the next process; `None`: it does not outlive this one.
@@ -356,9 +364,20 @@ impl Session {
         self.protocol_features & protocol::REPLY_ACK != 0
     }
 
-    /// Takes the ports back from the workers, and says nothing of it to anybody.
-    pub(in crate::vhost) fn take_ports(&mut self) {
-        self.unplug_all();
+    /// The pairs whose ports are with workers.
+    pub(in crate::vhost) fn attached(&self) -> impl Iterator<Item = (PortKey, u16)> {
+        let pairs = (0..)
+            .zip(&self.pairs)
+            .filter(|(_, pair)| pair.is_attached());
+        pairs.map(|(number, _)| (self.key, number))
+    }
+
+    /// Has a pair's port again that was taken from its worker (`None`: that one is stopping), and
+    /// says nothing of it to anybody.
+    pub(in crate::vhost) fn take_port(&mut self, pair: u16, port: Option<Port>) {
+        if let Some(pair) = self.pairs.get_mut(usize::from(pair)) {
+            pair.take_back(port);
+        }
     }
 
     /// Gives the workers what they had.
@@ -374,6 +393,11 @@ impl Session {
         self.memory = None;
         self.post_copy = PostCopyStage::Off;
         self.set_state(PortState::Disconnected);
+    }
+
+    /// It was made ready and is not to be gone on with. Of its VMM nothing is known here.
+    pub(in crate::vhost) fn forget(mut self) {
+        self.change_state(PortState::Disconnected);
     }
 
     /// For dumps.
@@ -759,6 +783,12 @@ impl Session {
 
     /// Hands ports to workers where there is none and a ring can run, and says how the NIC is now.
     fn plug(&mut self) -> Result<(), Breach> {
+        let (state, result) = self.run_rings();
+        self.set_state(state);
+        result
+    }
+
+    fn run_rings(&mut self) -> (PortState, Result<(), Breach>) {
         let mut result = Ok(());
         // Before a look, so that no page that comes after it is missed.
         let arriving = self.post_copy.arriving();
@@ -789,12 +819,12 @@ impl Session {
             (0, fault) => Some(fault.clone()),
             (number, fault) => Some(format!("queue pair {number}: {fault}")),
         });
-        self.set_state(match fault {
+        let state = match fault {
             Some(fault) => PortState::Broken(fault),
             None if self.pairs.iter().any(Pair::is_up) => PortState::Up,
             None => PortState::Connected,
-        });
-        result
+        };
+        (state, result)
     }
 
     /// Runs rings again that were stopped because the guest broke the protocol, each from where it
@@ -815,18 +845,19 @@ impl Session {
         let nic = &self.nic.name;
         match &state {
             PortState::Disconnected => info!(nic, "the VMM has disconnected"),
-            PortState::Connected if self.state == PortState::Disconnected => {
-                info!(nic, "a VMM has connected")
-            }
             PortState::Connected => info!(nic, "down: no ring runs"),
             PortState::Up => {
                 let features = format_args!("{:#x}", self.features.unwrap_or(0));
                 info!(nic, %features, mtu = self.mtu(), "up");
-                self.served = true;
             }
             // Its cause has been or is being logged as a breach.
             PortState::Broken(_) => {}
         }
+        self.change_state(state);
+    }
+
+    fn change_state(&mut self, state: PortState) {
+        self.served |= state == PortState::Up;
         self.state = state.clone();
         self.sink.state(self.key, state);
     }

@@ -32,6 +32,13 @@ pub trait PortSink: Send + Sync {
     /// worker has it any more, because it is stopping.
     fn detach(&self, key: PortKey, pair: u16) -> Option<Port>;
 
+    /// [`detach`](PortSink::detach) of many, with one question to each worker where that can be:
+    /// those that were with workers.
+    fn detach_all(&self, pairs: &[(PortKey, u16)]) -> Vec<((PortKey, u16), Port)> {
+        let detach = |&(key, pair): &(PortKey, u16)| Some(((key, pair), self.detach(key, pair)?));
+        pairs.iter().filter_map(detach).collect()
+    }
+
     /// The NIC's state has changed.
     fn state(&self, key: PortKey, state: PortState);
 
