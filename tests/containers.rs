@@ -16,7 +16,7 @@ type Body = fn() -> Result<()>;
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials: [(&str, Body); 13] = trials![
+    let trials: [(&str, Body); 14] = trials![
         a_container_has_its_interface_with_addresses_and_routes,
         what_the_rules_say_passes_and_nothing_else,
         segments_pass_whole,
@@ -24,6 +24,7 @@ fn main() {
         the_same_nic_add_heals_a_process_that_has_another_namespace,
         the_same_document_heals_a_container_that_has_lost_its_interface,
         the_same_document_heals_what_is_behind_a_containers_interface,
+        without_the_switchs_device_nothing_is_made_and_unmade,
         other_values_reach_the_container,
         a_deleted_nic_leaves_nothing,
         a_daemon_that_was_killed_leaves_no_way_to_the_host,
@@ -366,12 +367,6 @@ fn the_same_document_heals_what_is_behind_a_containers_interface() -> Result<()>
     left.ok("ping -q -c 1 -W 2 10.2.0.2")?;
     let file = daemon.dir().join("host.json");
     std::fs::write(&file, daemon.cli("config")?).map_err(|e| e.to_string())?;
-    let behind = || -> Result<Vec<String>> {
-        let links = process::run(&["ip", "-o", "link", "show", "type", "tun"])?;
-        let names = links.lines().filter_map(|line| line.split(": ").nth(1));
-        let ours = names.filter(|name| name.starts_with("bt-"));
-        Ok(ours.map(str::to_owned).collect())
-    };
     let before = behind()?;
     assert_eq!(before.len(), 2, "{before:?}");
     for device in &before {
@@ -391,6 +386,35 @@ fn the_same_document_heals_what_is_behind_a_containers_interface() -> Result<()>
     assert_eq!(healed.count(), 2, "{says}");
     assert_eq!(behind()?, before);
     left.ok("ping -q -c 1 -W 2 10.2.0.2").map(drop)
+}
+
+/// The switch's TAP devices behind containers' interfaces.
+fn behind() -> Result<Vec<String>> {
+    let links = process::run(&["ip", "-o", "link", "show", "type", "tun"])?;
+    let names = links.lines().filter_map(|line| line.split(": ").nth(1));
+    let ours = names.filter(|name| name.starts_with("bt-"));
+    Ok(ours.map(str::to_owned).collect())
+}
+
+/// Looks come every second: none of them makes an interface that the switch could not reach.
+fn without_the_switchs_device_nothing_is_made_and_unmade() -> Result<()> {
+    let container = Named::new("alone")?;
+    let daemon = Daemon::start(&[])?;
+    add(&daemon, 1, &container.0, "")?;
+    for device in behind()? {
+        process::run(&["ip", "link", "del", "dev", &device])?;
+    }
+    container.ok("ip link del dev eth0")?;
+    wait_for("the NIC to be broken", PATIENCE, || {
+        Ok(state(&daemon, "c1")?.0.ends_with("BROKEN").then_some(()))
+    })?;
+    let seen = process::run(&["sh", "-c", "timeout 3 ip -o monitor link; true"])?;
+    check(!seen.contains("bf-c1"), &seen)?;
+    let why = state(&daemon, "c1")?.1;
+    check(why.contains("bt-"), &why)?;
+    // The same `nic add` makes all of it.
+    add(&daemon, 1, &container.0, "")?;
+    container.ok("ip link show dev eth0").map(drop)
 }
 
 fn other_values_reach_the_container() -> Result<()> {

@@ -239,10 +239,10 @@ impl Veths {
     /// number.
     pub fn heal(&mut self, key: u32) -> Option<State> {
         let mut veth = self.all.remove(&key)?;
-        self.look(&mut veth);
+        let behind = self.look(&mut veth);
         let state = match veth.near {
             Some(_) => veth.broken.take().map_or(Ok(()), Err),
-            None => self.make(&mut veth),
+            None => behind.and_then(|()| self.make(&mut veth)),
         };
         veth.broken = state.clone().err();
         self.all.insert(key, veth);
@@ -260,9 +260,10 @@ impl Veths {
                 continue;
             };
             let before = veth.broken.clone();
-            self.look(&mut veth);
+            let behind = self.look(&mut veth);
             if veth.near.is_none() && !is_process(&veth.wanted.namespace) {
-                veth.broken = self.make(&mut veth).err();
+                // Without the switch's device a pair would be made and unmade each time.
+                veth.broken = behind.and_then(|()| self.make(&mut veth)).err();
             }
             if veth.broken != before {
                 news.push((key, veth.broken.clone().map_or(Ok(()), Err)));
@@ -272,21 +273,24 @@ impl Veths {
         news
     }
 
-    /// Finds out whether the pair is still there, and the switch's TAP device; whether a VMM has
-    /// its own open.
-    fn look(&mut self, veth: &mut Veth) {
+    /// Finds out whether the pair is still there, and the switch's TAP device, which is what is
+    /// returned; whether a VMM has its own open.
+    fn look(&mut self, veth: &mut Veth) -> State {
         // Who cannot be asked has not said no.
         let Ok(mut changes) = Changes::new() else {
-            return;
+            return Ok(());
         };
         let behind = self.look_behind(veth, &mut changes);
-        let Some(near) = veth.near else { return };
+        let Some(near) = veth.near else {
+            return behind;
+        };
         let Ok(found) = changes.by_index(near) else {
-            return;
+            return behind;
         };
         if found.is_some_and(|device| device.kind == kind(&veth.wanted)) {
-            veth.broken = behind.and_then(|()| self.is_open(veth)).err();
-            return;
+            let state = behind.clone().and_then(|()| self.is_open(veth));
+            veth.broken = state.err();
+            return behind;
         }
         if let Some(cables) = &self.cables {
             cables.forget(near);
@@ -301,6 +305,7 @@ impl Veths {
             }
         };
         veth.broken = Some(Broken::Missing(why));
+        behind
     }
 
     /// Finds out whether the switch's TAP device is still there. Another one of its name, which was
