@@ -360,8 +360,8 @@ impl Switch {
         }
         self.workers.iter().for_each(|worker| worker.bell.ring());
         // The last one first: the others have come then, and nobody is woken for each.
-        let answers = asked.into_iter().rev();
-        answers.map(|answer| answer.wait().map(drop)).collect()
+        let mut answers = asked.into_iter().rev();
+        answers.try_for_each(|answer| answer.wait().map(drop))
     }
 
     /// Has no worker receive anything any more; returns when what was received is delivered, also
