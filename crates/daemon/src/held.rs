@@ -94,25 +94,22 @@ pub struct Held {
     sessions: Mutex<Sessions>,
 }
 
-/// VMMs' sessions as they are given to another daemon.
+/// Which of VMMs' sessions were given to another daemon.
 pub struct SessionsGiven {
-    /// Their records, which every version reads.
-    pub all: Named,
-    /// Which they are.
+    /// Of those that were given.
     marks: BTreeMap<String, Mark>,
     /// Names of those that are as they were given before.
-    as_before: Vec<String>,
+    as_before: BTreeSet<String>,
 }
 
 impl SessionsGiven {
-    /// Which they are, for [`Held::leave_sessions`].
-    pub fn marks(&self) -> Vec<u8> {
-        let noted = |mark: &Mark| mark.noted(&[]);
-        let marks: Vec<_> = self
+    /// Which were given, for [`Held::leave_sessions`].
+    pub fn pack_marks(&self) -> Vec<u8> {
+        let marks = self
             .marks
             .iter()
-            .map(|(name, mark)| (name, noted(mark)))
-            .collect();
+            .map(|(name, mark)| (name, mark.noted(&[])));
+        let marks: Vec<_> = marks.collect();
         words::pack(
             marks
                 .iter()
@@ -120,8 +117,8 @@ impl SessionsGiven {
         )
     }
 
-    /// Those that are not given again, for [`Held::as_before`].
-    pub fn as_before(&self) -> Vec<u8> {
+    /// Which are as they were given before, for [`Held::unpack_as_before`].
+    pub fn pack_as_before(&self) -> Vec<u8> {
         words::pack(self.as_before.iter().map(String::as_bytes))
     }
 }
@@ -206,32 +203,32 @@ impl Held {
         self.keeper.all(which)
     }
 
-    /// VMMs' sessions, for a daemon that this one gives way to. `before`: what it was given then
-    /// is not given again, where it is as it was.
-    pub fn sessions_given(&self, before: Option<&SessionsGiven>) -> std::io::Result<SessionsGiven> {
-        let notes = self.keeper.notes(Held::is_session);
+    /// VMMs' sessions, for a daemon that this one gives way to: their records, which every version
+    /// reads, and which they are. `before`: what was given then is not given again, where it is as
+    /// it was.
+    pub fn sessions_given(
+        &self,
+        before: Option<&SessionsGiven>,
+    ) -> std::io::Result<(Named, SessionsGiven)> {
         let mut marks = BTreeMap::new();
-        for (name, note) in notes {
+        for (name, note) in self.keeper.notes(Held::is_session) {
             marks.extend(Mark::of_note(&note).0.map(|mark| (name, mark)));
         }
         let known = before.map(|before| &before.marks);
-        let is_known =
-            |name: &String, mark: &Mark| known.and_then(|known| known.get(name)) == Some(mark);
-        let as_before: BTreeMap<_, _> = marks
-            .extract_if(.., |name, mark| is_known(name, mark))
-            .collect();
-        let is_other = |name: &str| Held::is_session(name) && !as_before.contains_key(name);
+        let is_known = |name: &String, mark: &Mark| {
+            let before = known.and_then(|known| known.get(name));
+            before == Some(mark)
+        };
+        let as_before = marks.extract_if(.., |name, mark| is_known(name, mark));
+        let as_before: BTreeSet<_> = as_before.map(|(name, _)| name).collect();
+        let is_other = |name: &str| Held::is_session(name) && !as_before.contains(name);
         let mut all = self.all(is_other)?;
         for (_, held) in &mut all {
             if let (Some(_), record) = Mark::of_note(&held.note) {
                 held.note = record.to_owned();
             }
         }
-        Ok(SessionsGiven {
-            all,
-            marks,
-            as_before: as_before.into_keys().collect(),
-        })
+        Ok((all, SessionsGiven { marks, as_before }))
     }
 
     /// What the daemon before has held of VMMs' sessions, and what it says is valid of them.
@@ -247,7 +244,7 @@ impl Held {
     }
 
     /// NICs whose sessions are as they were [given before](Held::sessions_given).
-    pub fn as_before(given: &[u8]) -> BTreeSet<String> {
+    pub fn unpack_as_before(given: &[u8]) -> BTreeSet<String> {
         let names = words::unpack(given).unwrap_or_default();
         let nics = names
             .into_iter()
@@ -432,23 +429,28 @@ impl Held {
     /// The session of a vhost-user NIC that a daemon before has left, unless it is known to be out
     /// of date: then it is closed.
     pub fn session(&self, nic: &str) -> Option<LeftSession> {
-        let (left, mark) = self.session_so_far(nic)?;
+        let left = self.session_so_far(nic);
+        let left = left.inspect_err(|e| tracing::error!(nic, "its session is not taken up: {e}"));
+        let (left, mark) = left.ok().flatten()?;
         self.is_latest(nic, mark).then_some(left)
     }
 
     /// As [`session`](Self::session), of a daemon that goes on with it for now: whether it is out
     /// of date when that one stands still is to be [asked](Self::is_latest) then.
-    pub fn session_so_far(&self, nic: &str) -> Option<(LeftSession, Option<Mark>)> {
-        let left = self.keeper.take(&session_name(nic));
-        let left = left.inspect_err(|e| tracing::error!(nic, "its session is not taken up: {e}"));
-        let keeper::Held { note, fds } = left.ok().flatten()?;
+    pub fn session_so_far(
+        &self,
+        nic: &str,
+    ) -> std::io::Result<Option<(LeftSession, Option<Mark>)>> {
+        let Some(keeper::Held { note, fds }) = self.keeper.take(&session_name(nic))? else {
+            return Ok(None);
+        };
         let (mark, record) = Mark::of_note(&note);
         let left = LeftSession {
             record: record.to_owned(),
             fds,
             is_held: mark.is_some(),
         };
-        Some((left, mark))
+        Ok(Some((left, mark)))
     }
 
     /// Whether the session with this mark, if it has one, is the newest that there is of the NIC.
@@ -474,12 +476,8 @@ impl Held {
     }
 
     fn is_valid(&self, nic: &str, mark: Mark) -> bool {
+        self.have_words();
         let mut sessions = self.sessions();
-        if sessions.words.is_none() {
-            drop(sessions);
-            self.begin_words();
-            sessions = self.sessions();
-        }
         let valid = sessions
             .words
             .as_mut()
@@ -487,6 +485,15 @@ impl Held {
         let failed = |e: &std::io::Error| tracing::error!(nic, "{NO_WORDS}: {e}");
         let valid = valid.map(|valid| valid.inspect_err(failed).unwrap_or(false));
         valid.unwrap_or(false)
+    }
+
+    /// Has the words that say which of what is held of sessions is valid. Of a daemon before they
+    /// are taken up when that one stands still.
+    pub fn have_words(&self) {
+        let are_here = self.sessions().words.is_some();
+        if !are_here {
+            self.begin_words();
+        }
     }
 
     /// Takes up the words that say which of what is held of sessions is valid, or makes them.
@@ -734,11 +741,13 @@ impl SessionKeeper for Held {
         say_held(nic, self.keeper.release_soon(&session_name(nic)));
     }
 
-    fn ended(&self, nic: &str) {
-        if !self.stays() {
+    fn ended(&self, nic: &str) -> bool {
+        let is_left = self.stays();
+        if !is_left {
             self.sessions().say(nic, |words| words.forget(nic));
             say_held(nic, self.keeper.release(&session_name(nic)));
         }
+        is_left
     }
 
     fn closed(&self, _nic: &str) {

@@ -272,7 +272,7 @@ async fn serve(
         None => Held::begin(path),
         Some(old) => {
             let held = Held::handed(path)?;
-            held.leave_here(old.take_all("held"));
+            held.leave_here(old.take_all(words::HELD));
             Ok(held)
         }
     });

@@ -359,7 +359,7 @@ impl Switch {
             queues.insert(queue, assigned);
         }
         self.workers.iter().for_each(|worker| worker.bell.ring());
-        // The last one first: the others have come then, and nobody is woken for each.
+        // The last one first: all others of its worker have come then, and wake nobody.
         let mut answers = asked.into_iter().rev();
         answers.try_for_each(|answer| answer.wait().map(drop))
     }

@@ -71,6 +71,8 @@ pub struct SessionWords {
     /// By NIC.
     places: BTreeMap<String, u64>,
     free: BTreeSet<u64>,
+    /// The last number that was given here: none is given twice, whatever the memory says.
+    given: u64,
 }
 
 impl SessionWords {
@@ -83,6 +85,7 @@ impl SessionWords {
             file,
             places: BTreeMap::new(),
             free: (0..MAX_PORTS as u64).collect(),
+            given: 0,
         })
     }
 
@@ -101,6 +104,7 @@ impl SessionWords {
             file: File::from(memory),
             places: BTreeMap::new(),
             free: free.collect(),
+            given: 0,
         };
         match words.read(0)? {
             [MAGIC] => Ok(words),
@@ -150,7 +154,8 @@ impl SessionWords {
                 .ok_or_else(|| io::Error::other("there is no place for one more session"))?,
         };
         let [last] = self.read(LAST)?;
-        let number = last.wrapping_add(1).max(1);
+        let number = last.max(self.given).wrapping_add(1).max(1);
+        self.given = number;
         self.write(LAST, &[number])?;
         self.places.insert(nic.to_owned(), place);
         Ok(Mark { place, number })

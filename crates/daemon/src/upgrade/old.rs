@@ -269,7 +269,7 @@ impl Upgrade {
             next.say(Word::Item, &name, b"", &[fd.as_fd()])?;
         }
         let others = held.all(|name| !Held::is_session(name));
-        give_held(next, HELD, &others.map_err(failed)?)?;
+        give_held(next, words::HELD, others.map_err(failed)?)?;
         if let Some(still) = &given.still {
             give_all(next, "announcing", still.hand_over()?)?;
         }
@@ -278,14 +278,13 @@ impl Upgrade {
         let points = lock(&self.interfaces).hand_over();
         give_all(next, words::POINT, points.map_err(|e| e.to_string())?)?;
         give_all(next, "balancer", app.balancer.hand_over()?)?;
-        let early = match &*hello.note == words::EARLY.as_bytes() {
-            true => Some(held.sessions_given(None).map_err(failed)?),
-            false => None,
-        };
-        if let Some(early) = &early {
-            give_held(next, words::EARLY, &early.all)?;
-            let marks = file_of(&early.marks()).map_err(failed)?;
+        let mut early = None;
+        if &*hello.note == words::EARLY.as_bytes() {
+            let (sessions, which) = held.sessions_given(None).map_err(failed)?;
+            give_held(next, words::EARLY, sessions)?;
+            let marks = file_of(&which.pack_marks()).map_err(failed)?;
             next.say(Word::Item, words::EARLY_MARKS, b"", &[marks.as_fd()])?;
+            early = Some(which);
         }
         next.say(Word::All, "", b"", &[])?;
         let ready = next.receive(Word::Ready, PREPARES_WITHIN)?;
@@ -308,11 +307,11 @@ impl Upgrade {
             let file = file_of(&bytes).map_err(failed)?;
             next.say(Word::Item, "connections", b"", &[file.as_fd()])?;
         }
-        let sessions = held.sessions_given(early.as_ref()).map_err(failed)?;
-        give_held(next, HELD, &sessions.all)?;
+        let (sessions, which) = held.sessions_given(early.as_ref()).map_err(failed)?;
+        give_held(next, words::HELD, sessions)?;
         for (name, bytes) in [
-            (words::MARKS, sessions.marks()),
-            (words::AS_BEFORE, sessions.as_before()),
+            (words::MARKS, which.pack_marks()),
+            (words::AS_BEFORE, which.pack_as_before()),
         ] {
             let file = file_of(&bytes).map_err(failed)?;
             next.say(Word::Item, name, b"", &[file.as_fd()])?;
@@ -419,14 +418,11 @@ fn give_all(next: &mut Next, kind: &str, items: Items) -> Result<(), String> {
         })
 }
 
-/// What items are given as that the keeper has.
-const HELD: &str = "held";
-
-/// Gives items that the keeper has.
-fn give_held(next: &mut Next, kind: &str, all: &Named) -> Result<(), String> {
+/// Gives items that the keeper has. Nothing of them stays here: what is released meanwhile is.
+fn give_held(next: &mut Next, kind: &str, all: Named) -> Result<(), String> {
     for (name, keeper::Held { note, fds }) in all {
         let name = format!("{kind} {name}");
-        next.say(Word::Item, &name, note, &words::borrowed(fds))?;
+        next.say(Word::Item, &name, &note, &words::borrowed(&fds))?;
     }
     Ok(())
 }

@@ -12,7 +12,8 @@ use super::new::Predecessor;
 use super::words;
 use crate::held::{Held, Mark};
 
-/// Sessions that are ready, by their NICs.
+/// Sessions that were given early, by their NICs: they are ready, but for those whose guests are
+/// here before their memory. With their marks, which daemons of before do not give.
 pub struct EarlySessions(BTreeMap<String, Option<Mark>>);
 
 impl EarlySessions {
@@ -30,7 +31,9 @@ impl EarlySessions {
         held.leave_sessions(old.take_all(words::EARLY), &marks);
         let (mut early, mut left) = (BTreeMap::new(), Vec::new());
         for (nic, key) in vhost_nics(controller) {
-            if let Some((session, mark)) = held.session_so_far(&nic) {
+            let session = held.session_so_far(&nic);
+            let session = session.map_err(|e| format!("the session of NIC '{nic}': {e}"))?;
+            if let Some((session, mark)) = session {
                 left.push((key, session));
                 early.insert(nic, mark);
             }
@@ -51,17 +54,25 @@ impl EarlySessions {
         vhost: &Server,
         controller: &Controller,
     ) -> Result<usize, String> {
-        let as_before = Held::as_before(&old.bytes(words::AS_BEFORE)?.unwrap_or_default());
+        held.have_words();
+        let as_before = old.bytes(words::AS_BEFORE)?;
+        if as_before.is_none() && !self.0.is_empty() {
+            return Err("it is not said which sessions of VMMs are as they were".to_owned());
+        }
+        let as_before = Held::unpack_as_before(&as_before.unwrap_or_default());
         let is_ready = |nic: &str| self.0.contains_key(nic) && as_before.contains(nic);
         for nic in self.0.keys().filter(|nic| !is_ready(nic)) {
             held.forget_session(nic);
         }
         let marks = old.bytes(words::MARKS)?.unwrap_or_default();
-        held.leave_sessions(old.take_all("held"), &marks);
+        held.leave_sessions(old.take_all(words::HELD), &marks);
         let (mut ready, mut others) = (Vec::new(), Vec::new());
         for (nic, key) in vhost_nics(controller) {
             match self.0.get(&nic).filter(|_| is_ready(&nic)) {
                 Some(mark) => ready.extend(held.is_latest(&nic, *mark).then_some(key)),
+                None if as_before.contains(&nic) => {
+                    return Err(format!("the session of NIC '{nic}' has not come"));
+                }
                 None => others.extend(held.session(&nic).map(|session| (key, session))),
             }
         }

@@ -23,7 +23,8 @@ use std::time::Duration;
 use keeper::{Parts, receive_parts, send_parts};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
-/// The hand-over that this version speaks: another number for whatever is changed in it.
+/// The hand-over that this version speaks: another number for whatever is changed in it that the
+/// other side could not do without. What only one side knows is asked for, or left aside.
 pub const NUMBER: u32 = 5;
 /// The one before, which it speaks too: the same, without health checks of a process that may make
 /// no network namespace itself.
@@ -133,11 +134,15 @@ pub const POINT: &str = "point";
 /// do not ask for it.
 pub const MARKS: &str = "session-marks";
 
-/// What is said with `Hello` by who takes VMMs' sessions while the other one serves them still:
-/// items of this kind, and which they are. Those that are the same when it stands still are then
-/// named only.
+/// What items are given as that the keeper has.
+pub const HELD: &str = "held";
+
+/// What is said with `Hello` by who takes VMMs' sessions while the other one serves them still, and
+/// what these are given as.
 pub const EARLY: &str = "early";
+/// Which they are, as [`MARKS`] says it of those that are given last.
 pub const EARLY_MARKS: &str = "early-session-marks";
+/// Names of those that are the same when the other one stands still, and are not given again.
 pub const AS_BEFORE: &str = "sessions-as-before";
 
 /// Descriptors as they are said.

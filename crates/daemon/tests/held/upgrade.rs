@@ -327,6 +327,43 @@ async fn vmms_keep_their_connections_when_another_program_takes_over() {
     }
 }
 
+/// A message for which a VMM is hung up on.
+fn of_no_version() -> Vec<u8> {
+    message(GET_FEATURES, 3, &[])
+}
+
+/// Which of what is held of sessions is the newest is noted by a daemon, too, that has taken
+/// another's place when there was no session.
+#[tokio::test(flavor = "multi_thread")]
+async fn sessions_that_begin_behind_an_upgrade_are_marked() {
+    let mut guests = Guests::new(common::FEATURES).await;
+    for vmm in &mut guests.vmms {
+        vmm.send_bytes(&of_no_version(), &[]).unwrap();
+        assert!(vmm.wait_closed().unwrap());
+    }
+    let daemon = guests.daemon.as_mut().unwrap();
+    upgrade(daemon, "").await.unwrap();
+    let path = daemon.path("qemu-vhost-a");
+    let mut vmm = Frontend::connect(&path).unwrap();
+    vmm.negotiate(common::FEATURES | PROTOCOL_FEATURES).unwrap();
+    let keepers = keepers_of(&guests.store.path().join("keeper"));
+    let keeper = keepers.first().unwrap();
+    wait_for(
+        "the keeper to have what sessions are noted in",
+        PATIENCE,
+        || {
+            let files = std::fs::read_dir(format!("/proc/{keeper}/fd")).unwrap();
+            let mut links = files
+                .flatten()
+                .filter_map(|file| std::fs::read_link(file.path()).ok());
+            Ok(links
+                .any(|link| link.to_string_lossy().contains("butterfly-sessions"))
+                .then_some(()))
+        },
+    )
+    .unwrap();
+}
+
 /// What VMMs say while the other program is prepared, and has their sessions already, is not lost:
 /// one says something more, one goes, and one comes, into whose place another NIC's had been.
 #[tokio::test(flavor = "multi_thread")]
@@ -360,6 +397,10 @@ async fn what_vmms_say_while_another_program_prepares_is_heard() {
             assert!(!upgrade.is_finished());
             guests.turn();
         }
+        // It is hung up on, and sees that at once, though another program has its connection too.
+        c.send_bytes(&message(GET_FEATURES, 7, &[])[..], &[])
+            .unwrap();
+        assert!(c.wait_closed().unwrap());
         drop(c);
         let call = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let call = call.unwrap();
@@ -412,6 +453,8 @@ async fn the_daemon_goes_on_when_the_other_program_cannot() {
         "{UNTIL_STORE}; say(OPENED, 'flows=file'); wait(PORTS)\nsay(NO, ','.join(sorted(n for n in \
          names if 'conn' in n or 'vhost:' in n)))"
     );
+    // One that asks for VMMs' sessions while this daemon serves them.
+    let early = |steps: &str| other_program::text(&steps.replace("HELLO", "HELLO, 'early'"));
     let daemon = env!("CARGO_BIN_EXE_butterflyd");
     let other_number = format!(
         "#!/usr/bin/env python3
@@ -470,6 +513,18 @@ p.wait()
             "ends-with-ports",
             Some(other_program::text(UNTIL_PORTS)),
             "exit status: 0",
+        ),
+        (
+            "has-sessions-and-hangs",
+            Some(early(&format!("{UNTIL_PORTS}; time.sleep(60)"))),
+            "within 5 s",
+        ),
+        (
+            "has-sessions-and-says-them",
+            Some(early(&format!(
+                "{UNTIL_PORTS}; say(NO, ','.join(sorted(n for n in names if 'vhost:' in n)))"
+            ))),
+            "early vhost:a,early vhost:b",
         ),
         (
             "reads-no-memory",
@@ -539,7 +594,7 @@ p.wait()
     guests.upgraded("");
     let mut client = guests.daemon.as_ref().unwrap().v1().await;
     let groups = within(client.list_groups(v1::ListGroupsRequest {})).await;
-    assert_eq!(groups.unwrap().into_inner().groups.len(), 13);
+    assert_eq!(groups.unwrap().into_inner().groups.len(), 15);
     while guests.from.transmitq.outstanding() > 0 {
         guests.turn();
     }

@@ -39,8 +39,9 @@ impl SessionKeeper for Kept {
         self.0.lock().unwrap().remove(nic);
     }
 
-    fn ended(&self, nic: &str) {
+    fn ended(&self, nic: &str) -> bool {
         self.release(nic);
+        false
     }
 
     fn closed(&self, _nic: &str) {}

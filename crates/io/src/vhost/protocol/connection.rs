@@ -13,7 +13,7 @@ use tracing::warn;
 
 use crate::port::Port;
 use crate::vhost::nic_options::NicOptions;
-use crate::vhost::protocol::channel::{self, Channel, ChannelError};
+use crate::vhost::protocol::channel::{Channel, ChannelError};
 use crate::vhost::protocol::message::{FDS_MAX, MessageError, Problem, Reader};
 use crate::vhost::protocol::saved::{LeftError, Saved};
 use crate::vhost::protocol::session::Session;
@@ -87,9 +87,6 @@ impl Connection {
         poller.add(self.as_fd(), token).map_err(no_room)?;
         self.session.go_on();
         if let Some((socket, token)) = channel {
-            if !channel::is_channel(socket.as_fd()) {
-                return Err(LeftError("has a channel that is none"));
-            }
             self.open_channel(socket, poller, token);
         }
         Ok(())
@@ -221,6 +218,12 @@ impl Connection {
         if let Some(channel) = self.channel.take() {
             let _ = poller.remove(channel.as_fd());
         }
+    }
+
+    /// Ends it for its VMM, also where another process has the socket.
+    pub fn shut(&self) {
+        // One that has ended already is not connected.
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
     }
 
     /// Closes the sockets and ends the session.

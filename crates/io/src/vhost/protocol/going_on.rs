@@ -21,7 +21,7 @@ pub(in crate::vhost) struct Left {
     pub connection: Connection,
     /// The channel to its VMM.
     pub channel: Option<OwnedFd>,
-    /// What is held of it, if that holds for this process, too.
+    /// Its record, where what the keeper has of it stays valid.
     pub held: Option<Vec<u8>>,
     /// What its connection is still to be made ready with.
     pub saved: Option<Saved<OwnedFd>>,
@@ -36,7 +36,7 @@ impl Left {
         }
     }
 
-    /// Its guest is here before its memory.
+    /// Its guest is here before its memory. To be asked before it is made ready.
     pub fn is_arriving(&self) -> bool {
         self.saved.as_ref().is_some_and(|saved| saved.arriving)
     }

@@ -67,8 +67,9 @@ pub trait SessionKeeper: Send + Sync {
     /// What is held of a NIC's session is not valid any more.
     fn release(&self, nic: &str);
 
-    /// The session of a NIC has ended here. A process that ends may leave it to the next one.
-    fn ended(&self, nic: &str);
+    /// The session of a NIC has ended here. True: this process ends, and has left it to the next
+    /// one.
+    fn ended(&self, nic: &str) -> bool;
 
     /// The session of a NIC that a process before has left is not gone on with, but closed: what
     /// was left of it cannot be.

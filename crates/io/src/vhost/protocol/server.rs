@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
 
 use crate::vhost::nic_options::NicOptions;
+use crate::vhost::protocol::channel;
 use crate::vhost::protocol::client::{Client, Watches};
 use crate::vhost::protocol::connection::{Connection, Progress};
 use crate::vhost::protocol::going_on::{self, Left, WentOn};
@@ -738,7 +739,7 @@ impl Thread {
     }
 
     fn prepare_one(&mut self, key: PortKey, left: LeftSession) -> Result<(), LeftError> {
-        let mut left = self.connect_again(key, left)?;
+        let mut left = self.connection_left(key, left)?;
         // Which pages of it have come by then, the record does not say.
         let is_ready = match left.is_arriving() {
             true => Ok(false),
@@ -769,7 +770,7 @@ impl Thread {
         }
         self.forget_ready();
         for (key, other) in others {
-            match self.connect_again(key, other) {
+            match self.connection_left(key, other) {
                 Ok(one) => left.push(one),
                 Err(why) => done.push(WentOn::no_further(key, why)),
             }
@@ -781,7 +782,7 @@ impl Thread {
     }
 
     /// Has a connection for a session that a process before has left.
-    fn connect_again(&mut self, key: PortKey, left: LeftSession) -> Result<Left, LeftError> {
+    fn connection_left(&mut self, key: PortKey, left: LeftSession) -> Result<Left, LeftError> {
         let gone = LeftError("has no room here");
         let nic = self.nics.get(&key).ok_or(gone)?;
         let held = left.is_held.then(|| left.record.clone());
@@ -792,6 +793,10 @@ impl Thread {
         } = Resumed::decode(left, nic.end.path().as_os_str().as_bytes())?;
         if !is_stream(&socket) {
             return Err(LeftError("is no connection"));
+        }
+        let is_none = |socket: &OwnedFd| !channel::is_channel(socket.as_fd());
+        if channel.as_ref().is_some_and(is_none) {
+            return Err(LeftError("has a channel that is none"));
         }
         Ok(Left {
             key,
@@ -1117,6 +1122,16 @@ impl Thread {
             return;
         };
         let helper_failed = connection.session().helper_failed();
+        let keeper = self.keeper.as_ref().zip(self.nics.get_mut(&key));
+        let is_left = keeper.is_some_and(|(keeper, nic)| {
+            nic.held = false;
+            keeper.ended(&nic.options.name)
+        });
+        // Whoever else has its socket, the VMM is to see the end; but not of one that another
+        // process goes on with.
+        if !is_left && !self.waiting {
+            connection.shut();
+        }
         connection.end(&self.poller);
         if helper_failed && let Some(nic) = self.nics.get_mut(&key) {
             // Once, until its options are others: the wait was all others' too.
@@ -1124,10 +1139,6 @@ impl Thread {
                 page_helper: None,
                 ..NicOptions::clone(&nic.options)
             });
-        }
-        if let (Some(keeper), Some(nic)) = (&self.keeper, self.nics.get_mut(&key)) {
-            keeper.ended(&nic.options.name);
-            nic.held = false;
         }
         self.pause(key, pause);
     }

@@ -189,8 +189,7 @@ impl Session {
     }
 
     /// Is set up as the session of a process before was, as if the VMM said all of it anew. That
-    /// one may still run its rings. An error: it cannot be, and has been logged; the connection is
-    /// to be closed.
+    /// one may still run its rings. An error: it cannot be; a breach is in the log.
     pub(in crate::vhost) fn prepare(&mut self, saved: Saved<OwnedFd>) -> Result<(), LeftError> {
         self.link_up = saved.link_up;
         let status = u8::try_from(saved.status);
