@@ -34,9 +34,10 @@
 //! # Versions
 //!
 //! The old one names the number of the hand-over that it speaks, and the new one says no if it does
-//! not; what is there besides is asked for ([`words::EARLY`]). A record of a session, or memory of flows, that the new one cannot read has it say no as
-//! well, but for the layout of the memory of flows: it may ask for the flows in the API's format
-//! instead, which every version reads, and which takes longer.
+//! not; what is there besides is asked for ([`words::EARLY`]). A record of a session, or memory of
+//! flows, that the new one cannot read has it say no as well, but for the layout of the memory of
+//! flows: it may ask for the flows in the API's format instead, which every version reads, and
+//! which takes longer.
 
 mod changes;
 mod new;
