@@ -279,6 +279,8 @@ async fn a_daemon_is_killed_while_a_vmm_moves_its_guest() {
     // It is called off, and is a session as any other.
     let features = common::FEATURES | PROTOCOL_FEATURES;
     guests.vmms[1].set(SET_FEATURES, features).unwrap();
+    // The daemon has read it, and the keeper is told while frames flow.
+    guests.vmms[1].get(GET_FEATURES).unwrap();
     guests.flow(100, "frames when it was called off");
     guests.killed();
     guests.flow(100, "frames behind another kill");
