@@ -63,14 +63,16 @@ pub fn leave(
     if let Some(memory) = switch.state_memory() {
         memory.leave();
     }
+    let mut queues = Vec::new();
     for status in controller.nics() {
         if status.nic.kind == NicKind::VhostUser {
             vhost.close(PortKey(status.slot.0));
-            continue;
+        } else {
+            // Another one has one queue.
+            queues.push(status.slot.into());
         }
-        // Another one has one queue.
-        drop(switch.detach(status.slot.into()));
     }
+    drop(switch.detach_all(&queues));
     if !upgrade::was_replaced() {
         match switch.leave_flows() {
             Some(Ok(count)) => {

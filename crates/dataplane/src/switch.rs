@@ -355,13 +355,10 @@ impl Switch {
         for (queue, port) in ports.into_iter().filter(|(queue, _)| queue.is_possible()) {
             let (assigned, arrival) = self.assign(&queues, queue, port);
             let attach = |answer| Command::Attach(arrival, answer);
-            asked.push(self.workers[assigned.worker].ask_silently(attach));
+            asked.push((queue, self.workers[assigned.worker].ask_silently(attach)));
             queues.insert(queue, assigned);
         }
-        self.workers.iter().for_each(|worker| worker.bell.ring());
-        // The last one first: all others of its worker have come then, and wake nobody.
-        let mut answers = asked.into_iter().rev();
-        answers.try_for_each(|answer| answer.wait().map(drop))
+        self.answers(asked).try_for_each(|answer| answer.map(drop))
     }
 
     /// Has no worker receive anything any more; returns when what was received is delivered, also
@@ -414,13 +411,22 @@ impl Switch {
                 asked.push((queue, self.workers[assigned.worker].ask_silently(detach)));
             }
         }
+        let answers = self.answers(asked);
+        let port = |(queue, port): (QueueId, Option<Box<Port>>)| Some((queue, *port?));
+        answers
+            .filter_map(|answer| answer.map(port).transpose())
+            .collect()
+    }
+
+    /// What workers answer that were silently asked about these queues. The last one first: all
+    /// others of its worker have come then, and wake nobody.
+    fn answers<T>(
+        &self,
+        asked: Vec<(QueueId, Answer<T>)>,
+    ) -> impl Iterator<Item = Result<(QueueId, T), WorkerGone>> {
         self.workers.iter().for_each(|worker| worker.bell.ring());
-        let mut ports = Vec::with_capacity(asked.len());
-        // As in attach_all.
-        for (queue, answer) in asked.into_iter().rev() {
-            ports.extend(answer.wait()?.map(|port| (queue, *port)));
-        }
-        Ok(ports)
+        let asked = asked.into_iter().rev();
+        asked.map(|(queue, answer)| Ok((queue, answer.wait()?)))
     }
 
     /// Gives a queue to another worker, between two batches. False when there is no such queue or
