@@ -210,10 +210,7 @@ impl Held {
         &self,
         before: Option<&SessionsGiven>,
     ) -> std::io::Result<(Named, SessionsGiven)> {
-        let mut marks = BTreeMap::new();
-        for (name, note) in self.keeper.notes(Held::is_session) {
-            marks.extend(Mark::of_note(&note).0.map(|mark| (name, mark)));
-        }
+        let mut marks: BTreeMap<_, _> = self.marks().into_iter().collect();
         let known = before.map(|before| &before.marks);
         let is_known = |name: &String, mark: &Mark| {
             let before = known.and_then(|known| known.get(name));
@@ -512,8 +509,7 @@ impl Held {
         let mut sessions = self.sessions();
         if let Some(words) = &mut words {
             if sessions.apart.is_none() {
-                let notes = self.keeper.notes(Held::is_session);
-                let marks = notes.iter().filter_map(|(_, note)| Mark::of_note(note).0);
+                let marks = self.marks().into_iter().map(|(_, mark)| mark);
                 let _ = words.keep(&marks.collect::<Vec<_>>()).inspect_err(failed);
             }
             if is_new && let Err(e) = self.keeper.hold(WORDS, b"", &[words.descriptor()]) {
@@ -523,6 +519,12 @@ impl Held {
             }
         }
         sessions.words = words.filter(|_| !refused);
+    }
+
+    /// The names of VMMs' sessions that are held with a mark, and their marks.
+    fn marks(&self) -> Vec<(String, Mark)> {
+        self.keeper
+            .notes(Held::is_session, |note| Mark::of_note(note).0)
     }
 
     fn sessions(&self) -> MutexGuard<'_, Sessions> {

@@ -180,12 +180,17 @@ impl Keeper {
         names.cloned().collect()
     }
 
-    /// The names and notes of all that [`all`](Keeper::all) gives.
-    pub fn notes(&self, which: impl Fn(&str) -> bool) -> Vec<(String, Vec<u8>)> {
+    /// The names of all that [`all`](Keeper::all) gives, with what `read` makes of their notes.
+    /// Nothing else is copied.
+    pub fn notes<T>(
+        &self,
+        which: impl Fn(&str) -> bool,
+        read: impl Fn(&[u8]) -> Option<T>,
+    ) -> Vec<(String, T)> {
         let state = self.lock();
         let all = state.ours.iter().chain(&state.left);
         let all = all.filter(|(name, _)| which(name));
-        all.map(|(name, held)| (name.clone(), held.note.clone()))
+        all.filter_map(|(name, held)| Some((name.clone(), read(&held.note)?)))
             .collect()
     }
 
