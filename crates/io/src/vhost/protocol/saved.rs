@@ -349,16 +349,14 @@ pub(in crate::vhost) struct Copies {
 }
 
 impl Copies {
-    /// The VMM has given another kick, or none. An error: there is no descriptor to be had.
-    pub fn set_kick(&mut self, kick: Option<&NotifyFd>) -> std::io::Result<()> {
-        self.kick = kick.map(NotifyFd::try_clone).transpose()?;
-        Ok(())
+    /// For another kick that the VMM has given, or none.
+    pub fn kick_mut(&mut self) -> &mut Option<NotifyFd> {
+        &mut self.kick
     }
 
-    /// The VMM has given another call, or none. An error: there is no descriptor to be had.
-    pub fn set_call(&mut self, call: Option<&NotifyFd>) -> std::io::Result<()> {
-        self.call = call.map(NotifyFd::try_clone).transpose()?;
-        Ok(())
+    /// For another call that the VMM has given, or none.
+    pub fn call_mut(&mut self) -> &mut Option<NotifyFd> {
+        &mut self.call
     }
 
     /// Notifies the guest, if there is a descriptor to do it with.

@@ -639,7 +639,7 @@ impl Thread {
         // Of who has connected and said nothing yet. Nobody else is to wait for the keeper now.
         let others = self.nics.iter().filter(|(_, nic)| !nic.held);
         for key in others.map(|(key, _)| *key).collect::<Vec<_>>() {
-            if !self.hold_session(key)
+            if !self.hold_session(key, None)
                 && let Some(nic) = self.nics.get(&key)
             {
                 let _ = answer.send(Err(Stays::ForGood(nic.options.name.clone())));
@@ -838,9 +838,7 @@ impl Thread {
                 info!(nic = name, "the session of the process before goes on");
                 // Its options may be others than those that the guest was told.
                 self.set_options(key, options);
-                if !self.stays_held(key, held.as_deref()) {
-                    self.hold_session(key);
-                }
+                self.hold_session(key, held.as_deref());
             }
             Err(why) => {
                 warn!(
@@ -854,8 +852,9 @@ impl Thread {
         }
     }
 
-    /// Has a session held as it is now, if it outlives the process. False: it cannot be held.
-    fn hold_session(&mut self, key: PortKey) -> bool {
+    /// Has a session held as it is now, if it outlives the process. `held`: its record that is held
+    /// already. False: it cannot be held.
+    fn hold_session(&mut self, key: PortKey, held: Option<&[u8]>) -> bool {
         let (Some(keeper), Some(nic)) = (&self.keeper, self.nics.get_mut(&key)) else {
             return true;
         };
@@ -864,21 +863,7 @@ impl Thread {
         let Some((record, fds)) = saved.and_then(|connection| connection.saved(path)) else {
             return true;
         };
-        nic.held = keeper.hold(&nic.options.name, &record, &fds);
-        nic.held
-    }
-
-    /// What was held of a session is held still, if the session is as it was. False: it is not.
-    fn stays_held(&mut self, key: PortKey, held: Option<&[u8]>) -> bool {
-        let (Some(held), Some(nic)) = (held, self.nics.get_mut(&key)) else {
-            return false;
-        };
-        let path = nic.end.path().as_os_str().as_bytes();
-        let now = nic
-            .connection
-            .as_ref()
-            .and_then(|connection| connection.saved(path));
-        nic.held = now.is_some_and(|(record, _)| record == held);
+        nic.held = held == Some(&record) || keeper.hold(&nic.options.name, &record, &fds);
         nic.held
     }
 
@@ -892,7 +877,7 @@ impl Thread {
 
     fn change(&mut self, key: PortKey, options: NicOptions) -> bool {
         let is_there = self.set_options(key, options);
-        self.hold_session(key);
+        self.hold_session(key, None);
         is_there
     }
 
@@ -1092,7 +1077,7 @@ impl Thread {
             warn!("vhost-user: waiting for a VMM: {error}");
             return self.hang_up(key, PAUSE_EXHAUSTED);
         }
-        self.hold_session(key);
+        self.hold_session(key, None);
     }
 
     fn serve_channel(&mut self, key: PortKey) {

@@ -713,26 +713,33 @@ impl Session {
         Ok(())
     }
 
-    fn start_ring(&mut self, RingFd { index, fd }: RingFd) -> Result<(), Breach> {
-        let (pair, ring) = self.ring_at(request::SET_VRING_KICK, index)?;
-        let kick = fd.map(NotifyFd::from);
-        if let Some(copies) = &mut self.copies {
-            let copied = copies[pair][ring].set_kick(kick.as_ref());
-            copied.map_err(Breach::Copy)?;
-        }
-        self.ring(request::SET_VRING_KICK, index)?.start(kick);
+    fn start_ring(&mut self, given: RingFd) -> Result<(), Breach> {
+        let (ring, kick) = self.ring_and_fd(request::SET_VRING_KICK, given, Copies::kick_mut)?;
+        ring.start(kick);
         Ok(())
     }
 
-    fn set_call(&mut self, RingFd { index, fd }: RingFd) -> Result<(), Breach> {
-        let (pair, ring) = self.ring_at(request::SET_VRING_CALL, index)?;
-        let call = fd.map(NotifyFd::from);
-        if let Some(copies) = &mut self.copies {
-            let copied = copies[pair][ring].set_call(call.as_ref());
-            copied.map_err(Breach::Copy)?;
-        }
-        self.ring(request::SET_VRING_CALL, index)?.call = call;
+    fn set_call(&mut self, given: RingFd) -> Result<(), Breach> {
+        let (ring, call) = self.ring_and_fd(request::SET_VRING_CALL, given, Copies::call_mut)?;
+        ring.call = call;
         Ok(())
+    }
+
+    /// A ring that is about to have another descriptor, and that, of which a copy is kept where it
+    /// is to be. An error: there is no such ring, or no descriptor to be had.
+    fn ring_and_fd(
+        &mut self,
+        request: u32,
+        RingFd { index, fd }: RingFd,
+        copy: fn(&mut Copies) -> &mut Option<NotifyFd>,
+    ) -> Result<(&mut RingState, Option<NotifyFd>), Breach> {
+        let (pair, ring) = self.ring_at(request, index)?;
+        let fd = fd.map(NotifyFd::from);
+        if let Some(copies) = &mut self.copies {
+            let copied = fd.as_ref().map(NotifyFd::try_clone).transpose();
+            *copy(&mut copies[pair][ring]) = copied.map_err(Breach::Copy)?;
+        }
+        Ok((self.ring(request, index)?, fd))
     }
 
     fn stop_ring(&mut self, RingValue { index, .. }: RingValue) -> Result<Reply, Breach> {
