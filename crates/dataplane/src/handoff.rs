@@ -23,7 +23,7 @@
 
 use std::sync::Arc;
 
-use io::frame::{Batch, Bits, Wrap};
+use io::frame::{BATCH, Batch, Bits, Wrap};
 use rtrb::{Consumer, Producer, RingBuffer};
 use sys::poll::Doorbell;
 use wire::vxlan::Outer;
@@ -71,6 +71,22 @@ impl Transfer {
             Wrap::LAST => self.frames.count_ones(),
             _ => self.wraps().count() as u32,
         }
+    }
+
+    /// Bytes of its frames, without outer headers.
+    pub(crate) fn bytes(&self) -> usize {
+        let len = |frame: u8| self.batch.frames()[usize::from(frame)].len();
+        match self.wraps {
+            Wrap::LAST => self.indices().map(len).sum(),
+            _ => self.wraps().map(|wrap| len(wrap.frame)).sum(),
+        }
+    }
+
+    /// Its frames' places in the batch, in their order; of one for an uplink [`wraps`](Self::wraps)
+    /// says them.
+    pub(crate) fn indices(&self) -> impl Iterator<Item = u8> {
+        let frames = self.batch.len().min(BATCH) as u8;
+        (0..frames).filter(|frame| self.frames >> frame & 1 == 1)
     }
 
     /// How its frames are sent, if it is for an uplink.

@@ -38,7 +38,7 @@ const COPY: u64 = 8 * FRAME;
 pub(crate) const TURN: u64 = 64 * (FRAME + 64);
 
 /// No turn of a sender is to cost more, by what its frames have cost before.
-const LONGEST: u64 = 3 * TURN;
+pub(crate) const LONGEST: u64 = 3 * TURN;
 
 /// Frames that cost no more than this are received by whole batches.
 const CHEAP: u64 = LONGEST / 64;

@@ -102,9 +102,6 @@ pub(crate) struct Parts {
     pub inbox: Inbox,
 }
 
-/// Messages taken from one ring in one turn: what a port of our own may have to wait for.
-const MESSAGES: usize = 32;
-
 /// As many frames, with none behind them, are a few.
 const FEW: usize = 4;
 
@@ -165,7 +162,7 @@ impl Worker {
             self.load.busy_ns += now.mono_ns.saturating_sub(since);
         }
         turn.commands = self.commands_only(now);
-        turn.messages = self.take_messages(MESSAGES, now).taken;
+        turn.messages = self.take_some(now).taken;
         if self.polling.is_due(now) {
             self.look(now);
         }

@@ -9,7 +9,6 @@ use io::port::Port;
 use super::Worker;
 use crate::dump::{self, Dump};
 use crate::handle::{Command, QueueArrival};
-use crate::handoff::RING;
 use crate::ids::NetworkIdx;
 use crate::learned::{HandedOverMac, News};
 use crate::load::{QueueLoad, WorkerLoad};
@@ -45,7 +44,7 @@ impl Worker {
         self.commands_only(now);
         // Nobody waits for frames but who is taken away.
         if !self.inbox.is_empty() {
-            self.take_messages(RING, now);
+            self.take_all(now);
         }
     }
 
@@ -144,7 +143,7 @@ impl Worker {
                     let _ = answer.send(self.path.tables.flows.take_entered(&entered));
                 }
                 Command::Settle(answer) => {
-                    let _ = answer.send(self.take_messages(RING, now).sent_on);
+                    let _ = answer.send(self.take_all(now).sent_on);
                 }
                 Command::Pause(paused, answer) => {
                     self.paused = paused;

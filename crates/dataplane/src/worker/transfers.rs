@@ -6,10 +6,14 @@ use io::trace::Direction;
 
 use super::Worker;
 use crate::drop_reason::DropReason;
-use crate::handoff::{Message, Put, Transfer};
+use crate::handoff::{Message, Put, RING, Transfer};
 use crate::ports::refusal;
 use crate::time::Now;
 use crate::watch::Stopwatch;
+use crate::work;
+
+/// Messages taken from one ring in one turn: what a port of our own may have to wait for.
+const MESSAGES: usize = 32;
 
 /// What was taken from the rings.
 #[derive(Clone, Copy, Default)]
@@ -21,11 +25,32 @@ pub(super) struct Taken {
 }
 
 impl Worker {
-    /// Takes up to `most` messages from each of the other workers.
-    pub(super) fn take_messages(&mut self, most: usize, now: Now) -> Taken {
+    /// Takes from each of the other workers what a turn has room for: some messages, and in a hurry
+    /// no more than a sender's longest turn costs.
+    pub(super) fn take_some(&mut self, now: Now) -> Taken {
+        let room = match self.few.hurry(now) {
+            true => Some(work::LONGEST),
+            false => None,
+        };
+        self.take_messages(MESSAGES, room, now)
+    }
+
+    /// Takes all that other workers have sent.
+    pub(super) fn take_all(&mut self, now: Now) -> Taken {
+        self.take_messages(RING, None, now)
+    }
+
+    /// Takes up to `most` messages from each of the other workers, until they have cost more than
+    /// there is `room` for.
+    fn take_messages(&mut self, most: usize, room: Option<u64>, now: Now) -> Taken {
         let mut all = Taken::default();
         for ring in 0..self.inbox.rings() {
+            let mut spent = 0;
             for count in 1..=most {
+                if room.is_some_and(|room| spent > room) {
+                    self.owing = true;
+                    break;
+                }
                 let Some(message) = self.inbox.next(ring) else {
                     break;
                 };
@@ -35,6 +60,10 @@ impl Worker {
                         self.path.tables.learned.note_from_worker(&news, now.secs())
                     }
                     Message::Frames(transfer) => {
+                        if room.is_some() {
+                            let frames = transfer.count() as usize;
+                            spent += work::cost(frames, transfer.bytes(), 0);
+                        }
                         all.sent_on += usize::from(!self.deliver(&transfer, now));
                         self.delivered.push(transfer.batch);
                     }
@@ -70,11 +99,9 @@ impl Worker {
         }
         let watch = Stopwatch::start();
         let (mut frames, mut count) = ([0u8; BATCH], 0);
-        for frame in 0..transfer.batch.len().min(BATCH) {
-            if transfer.frames >> frame & 1 == 1 {
-                frames[count] = frame as u8;
-                count += 1;
-            }
+        for frame in transfer.indices() {
+            frames[count] = frame;
+            count += 1;
         }
         let frames = &frames[..count];
         self.load.taken_over += count as u64;
