@@ -7,12 +7,13 @@
 //!
 //! They have been judged. A worker makes all of them before it puts another configuration or
 //! underlay in force and before a port comes or goes, and receives nothing of a queue of whose
-//! frames some are to be made: frames keep their order. Targets whose queues other workers have are
-//! handed the frame at once.
+//! frames some are to be made, an uplink's included: frames keep their order. Targets whose queues
+//! other workers have are handed the frame at once; how many copies those make in a turn is for
+//! them to say.
 
 use io::frame::Batch;
 
-use crate::ids::PortSlot;
+use crate::ids::{NetworkIdx, PortSlot};
 use crate::queue::QueueId;
 use crate::work;
 
@@ -37,9 +38,16 @@ pub(crate) struct Floods {
     free: Vec<Batch>,
 }
 
+/// Who has sent a frame: the NIC of a queue, or machines of a network by a queue of an uplink.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Origin {
+    pub queue: QueueId,
+    pub network: Option<NetworkIdx>,
+}
+
 /// What is left of one batch.
 pub(crate) struct Flood {
-    pub from: QueueId,
+    pub from: Origin,
     pub batch: Batch,
     /// The next one is the last.
     copies: Vec<PendingCopy>,
@@ -61,6 +69,12 @@ impl Floods {
     /// Copies of frames of this queue are still to be made.
     #[inline]
     pub(crate) fn has(&self, from: QueueId) -> bool {
+        !self.all.is_empty() && self.all.iter().any(|flood| flood.from.queue == from)
+    }
+
+    /// Copies of frames of this sender are still to be made.
+    #[inline]
+    pub(crate) fn has_of(&self, from: Origin) -> bool {
         !self.all.is_empty() && self.all.iter().any(|flood| flood.from == from)
     }
 
@@ -72,7 +86,7 @@ impl Floods {
     }
 
     /// Puts copies of a batch of its own off, in their order.
-    pub(crate) fn put_off(&mut self, from: QueueId, batch: Batch, mut copies: Vec<PendingCopy>) {
+    pub(crate) fn put_off(&mut self, from: Origin, batch: Batch, mut copies: Vec<PendingCopy>) {
         let bytes = batch.frames().iter().map(|frame| frame.len()).sum();
         self.cost += work::cost_of_copies(batch.len(), bytes);
         self.frames += batch.len();

@@ -71,12 +71,25 @@ enum Sender<'a> {
     Remote(QueueId, NetworkIdx, &'a [TunnelSource; BATCH]),
 }
 
+/// Where frames have come from of which all is found out.
+const NOBODY: [TunnelSource; BATCH] = [outer::NOWHERE; BATCH];
+
 /// Whether some frame has several jobs. Those of a frame that took the fast path have no case, and
 /// are one each.
 #[inline]
 fn is_for_many(cases: &[Case], jobs: &[Job]) -> bool {
     let mut pairs = jobs.windows(2);
     !cases.is_empty() && pairs.any(|pair| pair[0].frame == pair[1].frame)
+}
+
+/// Whether copies may have to wait for the next turns: what goes to many, or behind such frames of
+/// its sender. A frame that took the fast path goes before them, and has no case.
+#[inline]
+fn has_to_wait(round: &Round) -> bool {
+    let floods = &round.tables.floods;
+    floods.hurry
+        && !round.cases.is_empty()
+        && (is_for_many(round.cases, round.jobs) || floods.has_of(round.origin()))
 }
 
 /// Everything that judging frames needs, but for the ports.
@@ -326,7 +339,7 @@ impl Path {
     fn make_copies(&mut self, ports: &mut Ports, now: Now) -> bool {
         let hurry = self.tables.floods.hurry;
         for mut flood in self.tables.floods.take() {
-            if self.tables.floods.has(flood.from) {
+            if self.tables.floods.has(flood.from.queue) {
                 self.tables.floods.put_back(flood); // behind what is left of an earlier one
                 continue;
             }
@@ -342,10 +355,15 @@ impl Path {
                 true => Stopwatch::OFF,
                 false => Stopwatch::start(),
             };
-            if let Some((_, _, mut round)) = self.open(Sender::Nic(flood.from), &flood.batch, now) {
+            let queue = flood.from.queue;
+            let sender = match flood.from.network {
+                None => Sender::Nic(queue),
+                Some(network) => Sender::Remote(queue, network, &NOBODY),
+            };
+            if let Some((_, _, mut round)) = self.open(sender, &flood.batch, now) {
                 deliver::run(&mut round, ports);
             }
-            if let Some(attached) = ports.find(flood.from) {
+            if let Some(attached) = ports.find(queue) {
                 attached.load.add(watch.cycles());
             }
             self.tables.floods.put_back(flood);
@@ -518,12 +536,13 @@ impl Path {
         std::mem::swap(&mut self.jobs, &mut self.passed);
         self.deliver_arriving(all, batch, ports, now);
         self.watch.mark(Step::Deliver);
+        let carried = match targets > frames {
+            // They are as long as the frames are on average.
+            true => work::cost_of_copies(targets, bytes * targets / frames.max(1)),
+            false => work::cost(frames, bytes, 0),
+        };
         Cost {
-            carried: match targets > frames {
-                // They are as long as the frames are on average.
-                true => work::cost_of_copies(targets, bytes * targets / frames.max(1)),
-                false => work::cost(frames, bytes, 0),
-            },
+            carried: carried + std::mem::take(&mut self.tables.floods.cost),
             // It would be for those to pay whose frames these are, on other hosts.
             judged: 0,
         }
@@ -553,6 +572,9 @@ impl Path {
     fn deliver_arriving(&mut self, from: Sender, batch: &mut Batch, ports: &mut Ports, now: Now) {
         merge::run(batch, &mut self.jobs, |job| ports.accepts(job.target));
         if let Some((_, _, mut round)) = self.open(from, batch, now) {
+            if has_to_wait(&round) {
+                put_off::run(&mut round, ports);
+            }
             deliver::run(&mut round, ports);
         }
     }
@@ -698,8 +720,7 @@ impl Path {
             round.jobs.sort_unstable_by_key(|job| job.frame);
         }
         watch.mark(Step::Judge);
-        let floods = &round.tables.floods;
-        if floods.hurry && (is_for_many(round.cases, round.jobs) || floods.has(from)) {
+        if has_to_wait(round) {
             put_off::run(round, ports); //      in turns, what is for many
         }
         deliver::run(round, ports); //         13  deliver, copy, record, count

@@ -9,7 +9,7 @@ use wire::parse::{IpPacket, L4, Packet, TcpFlags};
 
 use crate::counters::Counters;
 use crate::drop_reason::DropReason;
-use crate::floods::Floods;
+use crate::floods::{Floods, Origin};
 use crate::flow::{Entry, FlowId, Flows, Key, Side};
 use crate::fragments::{DatagramKey, Fragments};
 use crate::ids::PortSlot;
@@ -204,6 +204,15 @@ impl Round<'_> {
         let left = self.tables.left.as_ref()?;
         let flows = &mut self.tables.flows;
         left.take_up(self.view, flows, (key, hash), ends, self.now)
+    }
+
+    /// Who has sent the batch.
+    #[inline]
+    pub(crate) fn origin(&self) -> Origin {
+        Origin {
+            queue: self.from,
+            network: self.is_from_wire().then_some(self.nic.network),
+        }
     }
 
     /// The batch is from the wire.

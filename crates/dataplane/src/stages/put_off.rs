@@ -13,7 +13,7 @@ use crate::work;
 
 #[cold]
 pub(crate) fn run(round: &mut Round, ports: &Ports) {
-    let batch = round.batch;
+    let (batch, from) = (round.batch, round.origin());
     let is_watched = |target| {
         let nic = round.view.port(target);
         nic.is_some_and(|nic| !nic.sniffers.is_empty())
@@ -27,7 +27,7 @@ pub(crate) fn run(round: &mut Round, ports: &Ports) {
     let left: Vec<&mut Job> = left.collect();
     let cost: u64 = left.iter().map(|job| floods::cost(batch, job.frame)).sum();
     // Fragments that have waited for their first one go behind it.
-    let is_behind = round.tables.floods.has(round.from);
+    let is_behind = round.tables.floods.has_of(from);
     if cost < 2 * work::TURN && !is_behind {
         return;
     }
@@ -52,7 +52,7 @@ pub(crate) fn run(round: &mut Round, ports: &Ports) {
             round.items[case.item].fate = Fate::Delivered;
         }
     }
-    round.tables.floods.put_off(round.from, own, copies);
+    round.tables.floods.put_off(from, own, copies);
 }
 
 /// Adds a frame of another batch as bytes of its own.

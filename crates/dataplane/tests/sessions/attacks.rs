@@ -14,6 +14,7 @@ use wire::parse::{ArpPacket, TcpFlags};
 use wire::{Mac, Vni};
 
 use crate::lab::*;
+use crate::wire_lab::*;
 
 const EVERYBODY: [(Family, &str); 2] = [(Family::V4, "255.255.255.255"), (Family::V6, "ff02::1:2")];
 
@@ -770,6 +771,119 @@ fn beside_who_asks_and_who_answers_copies_for_many_are_made_one_by_one() {
         lab.delete(flooder);
         assert_eq!(copies(&lab, &crowd) - before, 20);
         assert_eq!(numbers(lab.received(crowd[19])), [4]);
+    }
+}
+
+#[test]
+fn beside_who_asks_and_who_answers_copies_from_the_wire_are_made_a_few_at_a_time() {
+    for family in FAMILIES {
+        let mut host = Host::new();
+        host.learn();
+        let far = machine(200, host_ip(2));
+        let group = host.lab.group(vec![allow_all_in(None)]);
+        let crowd = crowd(&mut host.lab);
+        let (c, d) = (crowd[0], crowd[1]);
+        assert_eq!(group, GroupIdx(0));
+        let shout = |number| {
+            let frame = build::frame(far.nic.mac, Mac::BROADCAST);
+            let frame = frame.ip(far.nic.ip(family), d.ip(family)).udp(1, 2);
+            frame.payload(&[number; 1300]).build()
+        };
+        host.lab.passes(c, d, udp(c, d, family, 1, 2));
+        host.lab.sim.advance(Duration::from_millis(2));
+        hurried(&mut host.lab, c, d, family);
+        host.lab.received(c);
+        host.lab.received(d);
+        // What goes to one behind those that go to many stays behind them.
+        let behind = ip(far.nic, d, family).udp(3, 4).payload(&[4; 1300]);
+        let frames = [shout(1), shout(2), shout(3), behind.build()];
+        let before = copies(&host.lab, &crowd);
+        for frame in &frames {
+            assert!(host.wire.send(inbound(far.at, frame), Offload::default()));
+        }
+        let mut most = vec![];
+        while copies(&host.lab, &crowd) - before < 61 + 2 * most.len() as u64 && most.len() < 100 {
+            let before = copies(&host.lab, &crowd);
+            hurried(&mut host.lab, c, d, family);
+            most.push(copies(&host.lab, &crowd) - before - 2);
+            assert!(!host.lab.received(c).is_empty(), "an answer in each turn");
+        }
+        assert!(most.iter().all(|copies| *copies <= 7), "{most:?}");
+        let numbers = |frames: Vec<Vec<u8>>| {
+            let of_far = frames.iter().filter(|frame| frame[6..12] == far.nic.mac.0);
+            of_far.map(|frame| frame[100]).collect::<Vec<u8>>()
+        };
+        assert_eq!(numbers(host.lab.received(d)), [1, 2, 3, 4]);
+        for &nic in &crowd[2..] {
+            assert_eq!(numbers(host.lab.received(nic)), [1, 2, 3]);
+        }
+
+        // Another configuration is in force when all of them are made.
+        let before = copies(&host.lab, &crowd);
+        assert!(
+            host.wire
+                .send(inbound(far.at, &frames[0]), Offload::default())
+        );
+        let begun = (0..100).any(|turns| {
+            hurried(&mut host.lab, c, d, family);
+            copies(&host.lab, &crowd) - before > 2 * (turns + 1)
+        });
+        assert!(begun, "some are made");
+        let others = &crowd[2..];
+        let late = others
+            .iter()
+            .filter(|nic| host.lab.received(**nic).is_empty());
+        let late: Vec<Nic> = late.copied().collect();
+        assert!(!late.is_empty(), "the others are put off");
+        host.lab.publish();
+        for nic in late {
+            assert_eq!(numbers(host.lab.received(nic)), [1]);
+        }
+    }
+}
+
+#[test]
+fn beside_who_asks_and_who_answers_other_workers_frames_come_a_few_at_a_time() {
+    let mut lab = Lab::on(Simulation::several(2));
+    let [c, flooder, d] = [(); 3].map(|()| lab.nic());
+    lab.group(vec![allow_all_in(None)]);
+    for nic in [c, d] {
+        lab.configure(nic, |config| config.groups = vec![GroupIdx(0)]);
+    }
+    let mut crowd = crowd(&mut lab);
+    crowd.retain(|nic| lab.sim.worker_of(nic.slot) == Some(0));
+    assert_eq!(crowd.len(), 10);
+    let family = Family::V4;
+    lab.passes(c, d, udp(c, d, family, 1, 2));
+    let shout = build::frame(flooder.mac, Mac::BROADCAST);
+    let shout = shout.ip(flooder.ip(family), d.ip(family)).udp(1, 2);
+    let payload = vec![7; 60_000];
+    let (frame, offload) = shout.payload(&payload).gso(1400).build_with_offload();
+    // Copies in a turn, beside who asks and who answers and beside nobody.
+    for (is_hurried, most) in [(false, 10), (true, 4)] {
+        lab.sim.advance(Duration::from_millis(2));
+        if is_hurried {
+            hurried(&mut lab, c, d, family);
+        }
+        lab.queue(flooder, frame.clone(), offload);
+        let begun = copies(&lab, &crowd);
+        lab.sim.sleep_of(1);
+        lab.sim.turn_of(1);
+        let mut each = vec![];
+        while copies(&lab, &crowd) - begun < 10 && each.len() < 100 {
+            let before = copies(&lab, &crowd);
+            match is_hurried {
+                true => hurried(&mut lab, c, d, family),
+                false => drop(lab.sim.turn()),
+            }
+            each.push(copies(&lab, &crowd) - before);
+        }
+        assert_eq!(each.iter().max(), Some(&most), "{each:?}");
+        lab.sim.run();
+        assert_eq!(copies(&lab, &crowd) - begun, 10);
+        for &nic in &crowd {
+            assert!(!lab.received(nic).is_empty());
+        }
     }
 }
 
