@@ -1624,6 +1624,32 @@ fn who_watches_sees_every_frame() -> Result<()> {
             "while {watched} is watched the kernel forwards nothing"
         );
     }
+    // What becomes of each frame is told live, begun amid a connection.
+    world.make_known(&mut flow)?;
+    let endpoint = world.daemon.endpoint();
+    let program = butterfly_tests::program("butterfly");
+    let words = "trace --live c1 --frames 60 --rate 1000";
+    let words: Vec<&str> = [program.as_str(), "-e", &endpoint]
+        .into_iter()
+        .chain(words.split(' '))
+        .collect();
+    let log = world.daemon.dir().join("live.log");
+    let mut told = process::Process::start("trace", &words, &log)?;
+    wait_for("the kernel to forward nothing", PATIENCE, || {
+        let before = world.kernel_frames(1)?;
+        world.send(1, &[flow.data(0, 10)])?;
+        std::thread::sleep(Duration::from_millis(10));
+        Ok((world.kernel_frames(1)? == before).then_some(()))
+    })?;
+    let before = world.kernel_frames(1)?;
+    let frames: Vec<_> = (0..60).map(|_| flow.data(0, 10)).collect();
+    for frames in frames.chunks(10) {
+        world.send(1, frames)?;
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let ended = told.wait(PATIENCE)?;
+    check(ended.success(), &told.log())?;
+    assert_eq!(world.kernel_frames(1)?, before, "it forwards what is told");
     // The file of a packet trace, begun amid a connection.
     world.make_known(&mut flow)?;
     let file = world.daemon.dir().join("c1.pcap");
