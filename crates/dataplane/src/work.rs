@@ -5,9 +5,10 @@
 //! whose frames were dear in the last second is received from a few at a time, one at the least:
 //! nobody waits long for its turn to end. That is how a flood to many is cut into turns.
 //!
-//! While two NICs send a few frames now and then, as who asks and who answers does (*hurry*),
-//! turns are shorter still: no sender's costs more than its part, the judging of what nobody knows
-//! included. One alone may be who acknowledges a stream, which is to have whole batches.
+//! While two NICs send a few frames now and then, as who asks and who answers does (*hurry*), turns
+//! are shorter still: no sender's costs more than its part, the judging of what nobody knows
+//! included. One of the two may be another worker's. One alone may be who acknowledges a stream,
+//! which is to have whole batches.
 
 use crate::ids::PortSlot;
 use crate::time::Now;
@@ -91,22 +92,34 @@ pub(crate) fn cost(frames: usize, bytes: usize, pieces: usize) -> u64 {
     frames as u64 * FRAME + bytes as u64 + pieces as u64 * PIECE
 }
 
-/// The two NICs or uplinks that were last to send a few frames.
+/// As many frames, with none behind them, are a few.
+pub(crate) const FEW: usize = 4;
+
+/// Who sends a few frames.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FewSender {
+    /// A NIC or an uplink of which this worker has a queue.
+    Port(PortSlot),
+    /// Another worker, by the ring that it hands its senders' frames over in.
+    Ring(usize),
+}
+
+/// The two that were last to send a few frames.
 #[derive(Default)]
 pub(crate) struct FewSenders {
-    last: Option<PortSlot>,
+    last: Option<FewSender>,
     last_ns: u64,
     /// When another one than the last did.
     other_ns: u64,
 }
 
 impl FewSenders {
-    /// A queue of this one has sent a few frames, and has no others.
+    /// A few frames have come from this one, which has no others.
     #[inline]
-    pub(crate) fn note(&mut self, slot: PortSlot, now: Now) {
-        if self.last != Some(slot) {
+    pub(crate) fn note(&mut self, sender: FewSender, now: Now) {
+        if self.last != Some(sender) {
             self.other_ns = self.last_ns;
-            self.last = Some(slot);
+            self.last = Some(sender);
         }
         self.last_ns = now.mono_ns;
     }

@@ -32,7 +32,7 @@ use crate::time::Now;
 use crate::view::View;
 use crate::wanted::Wanted;
 use crate::watch::{Step, Stopwatch};
-use crate::work::{self, FewSenders};
+use crate::work::{self, FEW, FewSender, FewSenders};
 use commands::Leaving;
 use polling::Polling;
 
@@ -101,9 +101,6 @@ pub(crate) struct Parts {
     pub outbox: Outbox,
     pub inbox: Inbox,
 }
-
-/// As many frames, with none behind them, are a few.
-const FEW: usize = 4;
 
 impl Worker {
     /// A worker without ports under an empty snapshot. Fails when the process is out of
@@ -276,7 +273,7 @@ impl Worker {
         self.senders += 1;
         let few = frames <= FEW && frames < room;
         if few {
-            self.few.note(queue.slot, now);
+            self.few.note(FewSender::Port(queue.slot), now);
         }
         self.load.count_batch(frames);
         let pieces = self.batch.pieces();

@@ -10,7 +10,7 @@ use crate::handoff::{Message, Put, RING, Transfer};
 use crate::ports::refusal;
 use crate::time::Now;
 use crate::watch::Stopwatch;
-use crate::work;
+use crate::work::{self, FEW, FewSender};
 
 /// Messages taken from one ring in one turn: what a port of our own may have to wait for.
 const MESSAGES: usize = 32;
@@ -45,13 +45,16 @@ impl Worker {
     fn take_messages(&mut self, most: usize, room: Option<u64>, now: Now) -> Taken {
         let mut all = Taken::default();
         for ring in 0..self.inbox.rings() {
-            let mut spent = 0;
+            let (mut spent, mut frames) = (0, 0);
             for count in 1..=most {
                 if room.is_some_and(|room| spent > room) {
                     self.owing = true;
                     break;
                 }
                 let Some(message) = self.inbox.next(ring) else {
+                    if (1..=FEW).contains(&frames) {
+                        self.few.note(FewSender::Ring(ring), now);
+                    }
                     break;
                 };
                 all.taken += 1;
@@ -60,9 +63,10 @@ impl Worker {
                         self.path.tables.learned.note_from_worker(&news, now.secs())
                     }
                     Message::Frames(transfer) => {
+                        let count = transfer.count() as usize;
+                        frames += count;
                         if room.is_some() {
-                            let frames = transfer.count() as usize;
-                            spent += work::cost(frames, transfer.bytes(), 0);
+                            spent += work::cost(count, transfer.bytes(), 0);
                         }
                         all.sent_on += usize::from(!self.deliver(&transfer, now));
                         self.delivered.push(transfer.batch);

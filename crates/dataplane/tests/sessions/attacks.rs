@@ -656,9 +656,12 @@ fn a_flood_of_what_nobody_knows_takes_no_more_than_its_part() {
 
 #[test]
 fn beside_who_asks_and_who_answers_a_flood_has_shorter_turns() {
-    for family in FAMILIES {
-        let (mut lab, c, d) = Lab::pair(vec![allow_all_in(None)]);
-        let flooder = lab.nic();
+    for (family, workers) in [(Family::V4, 1), (Family::V6, 1), (Family::V4, 2)] {
+        // With two workers who answers is at the other one.
+        let mut lab = Lab::on(Simulation::several(workers));
+        let [c, d, flooder] = [(); 3].map(|()| lab.nic());
+        lab.group_of(d, vec![allow_all_in(None)]);
+        lab.group_of(c, vec![allow_all_in(None)]);
         lab.passes(c, d, udp(c, d, family, 1, 2));
         let heard = |lab: &Lab| lab.sim.port(flooder.slot).rx_frames;
         // Turns in which it was received from, and how many frames then at the most.
@@ -676,7 +679,8 @@ fn beside_who_asks_and_who_answers_a_flood_has_shorter_turns() {
                     lab.queue(nic, frame, Offload::default());
                 }
                 // They were parked.
-                lab.sim.sleep_of(0);
+                (0..workers).for_each(|worker| lab.sim.sleep_of(worker));
+                lab.sim.turn_of(1);
                 let before = heard(&lab);
                 lab.sim.turn();
                 turns.extend(Some(heard(&lab) - before).filter(|frames| *frames > 0));
@@ -688,6 +692,7 @@ fn beside_who_asks_and_who_answers_a_flood_has_shorter_turns() {
         };
         assert_eq!(turns_beside(1000, &[]), [BATCH as u64; 4]);
         assert_eq!(turns_beside(2000, &[c]), [BATCH as u64; 4]);
+        assert_eq!(turns_beside(4000, &[d]), [BATCH as u64; 4]);
         let beside = turns_beside(3000, &[c, d]);
         assert!(
             beside.len() == 4 && beside[1..].iter().all(|frames| *frames <= 6),
