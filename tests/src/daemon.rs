@@ -172,9 +172,10 @@ impl Daemon {
         self.process.log()
     }
 
-    /// The features that the driver of a NIC that is up has taken last, as the daemon logs them.
+    /// The features that the driver of a NIC has taken last, as the daemon logs them: when it is
+    /// up, and when it goes on with the session of a daemon before.
     pub fn features(&self, nic: &str) -> Result<u64> {
-        let up = format!("up nic=\"{nic}\" features=0x");
+        let up = format!(" nic=\"{nic}\" features=0x");
         let log = self.log();
         let digits = log
             .rsplit_once(&up)

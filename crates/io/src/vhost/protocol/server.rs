@@ -835,7 +835,10 @@ impl Thread {
         let (name, options) = (&nic.options.name, NicOptions::clone(&nic.options));
         match how {
             Ok(()) => {
-                info!(nic = name, "the session of the process before goes on");
+                if let Some(connection) = &nic.connection {
+                    let session = connection.session();
+                    session.log_served("the session of the process before goes on");
+                }
                 // Its options may be others than those that the guest was told.
                 self.set_options(key, options);
                 self.hold_session(key, held.as_deref());

@@ -852,14 +852,17 @@ impl Session {
         match &state {
             PortState::Disconnected => info!(nic, "the VMM has disconnected"),
             PortState::Connected => info!(nic, "down: no ring runs"),
-            PortState::Up => {
-                let features = format_args!("{:#x}", self.features.unwrap_or(0));
-                info!(nic, %features, mtu = self.mtu(), "up");
-            }
+            PortState::Up => self.log_served("up"),
             // Its cause has been or is being logged as a breach.
             PortState::Broken(_) => {}
         }
         self.change_state(state);
+    }
+
+    /// Says in the log how it is served, and with what.
+    pub fn log_served(&self, how: &str) {
+        let features = format_args!("{:#x}", self.features.unwrap_or(0));
+        info!(nic = self.nic.name, %features, mtu = self.mtu(), "{how}");
     }
 
     fn change_state(&mut self, state: PortState) {
