@@ -83,7 +83,8 @@ fn is_for_many(cases: &[Case], jobs: &[Job]) -> bool {
 }
 
 /// Whether copies may have to wait for the next turns: what goes to many, or behind such frames of
-/// its sender. A frame that took the fast path goes before them, and has no case.
+/// its sender. Where all frames took the fast path there is no case, and none to go behind: nothing
+/// is received of a queue of whose frames some wait.
 #[inline]
 fn has_to_wait(round: &Round) -> bool {
     let floods = &round.tables.floods;

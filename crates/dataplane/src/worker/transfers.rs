@@ -26,12 +26,12 @@ pub(super) struct Taken {
 
 impl Worker {
     /// Takes from each of the other workers what a turn has room for: some messages, and in a hurry
-    /// no more than a sender's longest turn costs.
+    /// no more than a sender's longest turn costs, or than all senders here have of a turn: a ring
+    /// may be many senders'.
     pub(super) fn take_some(&mut self, now: Now) -> Taken {
-        let room = match self.few.hurry(now) {
-            true => Some(work::LONGEST),
-            false => None,
-        };
+        let all_here = self.senders as u64 * work::TURN;
+        let hurry = self.few.hurry(now);
+        let room = hurry.then(|| work::LONGEST.max(all_here));
         self.take_messages(MESSAGES, room, now)
     }
 
@@ -66,7 +66,8 @@ impl Worker {
                         let count = transfer.count() as usize;
                         frames += count;
                         if room.is_some() {
-                            spent += work::cost(count, transfer.bytes(), 0);
+                            let copy = work::cost_of_copies(1, 0);
+                            spent += work::cost(count, transfer.bytes(), 0) + copy;
                         }
                         all.sent_on += usize::from(!self.deliver(&transfer, now));
                         self.delivered.push(transfer.batch);

@@ -725,8 +725,8 @@ impl Session {
         Ok(())
     }
 
-    /// A ring that is about to have another descriptor, and that, of which a copy is kept where it
-    /// is to be. An error: there is no such ring, or no descriptor to be had.
+    /// A ring that is to have another descriptor, and the descriptor; where copies are kept for the
+    /// record, one is made. An error: there is no such ring, or no descriptor to be had.
     fn ring_and_fd(
         &mut self,
         request: u32,
