@@ -294,6 +294,17 @@ impl World {
         Ok(self.stats(nic)?.egress_kernel_frames)
     }
 
+    /// Starts `butterfly`, which goes on beside; words are separated by blanks.
+    fn start_cli(&self, line: &str) -> Result<process::Process> {
+        let (program, endpoint) = (
+            butterfly_tests::program("butterfly"),
+            self.daemon.endpoint(),
+        );
+        let words = [program.as_str(), "-e", &endpoint];
+        let words: Vec<_> = words.into_iter().chain(line.split(' ')).collect();
+        process::Process::start("butterfly", &words, &self.daemon.dir().join("started.log"))
+    }
+
     /// Sends frames of a container, and waits until all of them were counted.
     fn send(&mut self, nic: usize, frames: &[Vec<u8>]) -> Result<()> {
         self.sent[nic - 1] += frames.len() as u64;
@@ -1586,22 +1597,8 @@ fn who_watches_sees_every_frame() -> Result<()> {
     for watched in ["c1", "c2"] {
         world.make_known(&mut flow)?;
         let file = world.daemon.dir().join(format!("{watched}.pcapng"));
-        let path = file.display().to_string();
-        let endpoint = world.daemon.endpoint();
-        let program = butterfly_tests::program("butterfly");
-        let words = [
-            program.as_str(),
-            "-e",
-            &endpoint,
-            "capture",
-            "-w",
-            &path,
-            "-n",
-            "200",
-            watched,
-        ];
-        let log = world.daemon.dir().join("capture.log");
-        let mut capture = process::Process::start("capture", &words, &log)?;
+        let words = format!("capture -w {} -n 200 {watched}", file.display());
+        let mut capture = world.start_cli(&words)?;
         wait_for("the capture to begin", PATIENCE, || {
             Ok(std::fs::metadata(&file)
                 .is_ok_and(|file| file.len() > 0)
@@ -1626,15 +1623,7 @@ fn who_watches_sees_every_frame() -> Result<()> {
     }
     // What becomes of each frame is told live, begun amid a connection.
     world.make_known(&mut flow)?;
-    let endpoint = world.daemon.endpoint();
-    let program = butterfly_tests::program("butterfly");
-    let words = "trace --live c1 --frames 60 --rate 1000";
-    let words: Vec<&str> = [program.as_str(), "-e", &endpoint]
-        .into_iter()
-        .chain(words.split(' '))
-        .collect();
-    let log = world.daemon.dir().join("live.log");
-    let mut told = process::Process::start("trace", &words, &log)?;
+    let mut told = world.start_cli("trace --live c1 --frames 60 --rate 1000")?;
     wait_for("the kernel to forward nothing", PATIENCE, || {
         let before = world.kernel_frames(1)?;
         world.send(1, &[flow.data(0, 10)])?;
