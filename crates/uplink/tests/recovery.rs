@@ -568,7 +568,10 @@ fn another_program_is_in_the_way_and_then_is_not() {
             .unwrap();
         let theirs = xdp::Program::load("pass", xdp::objects::PASS, |_| Ok(())).unwrap();
         let attached = xdp::attach(&theirs, world.ours.ifindex("eth0").unwrap(), None).unwrap();
-        let facts = world.until("uplink", joined);
+        // Its second address may be known a moment after it is joined by its first.
+        let facts = world.until("uplink with both addresses", |facts| {
+            joined(facts) && facts[0].addresses.len() == 2
+        });
         assert_eq!(facts[0].mode, "packet socket");
         assert!(facts[0].why.contains("pass"), "{}", facts[0].why);
         assert!(world.is_reached("192.0.2.1", 100) && world.is_reached("2001:db8::1", 100));
