@@ -38,6 +38,10 @@ QPERF = {"tcp_bw": "bw", "udp_bw": "recv_bw", "tcp_lat": "latency", "udp_lat": "
 # Seconds that a command may take beyond what it measures.
 PATIENCE = 20
 
+# The same for iperf3, which is tried so many times.
+IPERF_PATIENCE = 8
+ATTEMPTS = 4
+
 
 # ssh's configuration, if it is another than the user's: --ssh-config.
 SSH_CONFIG = None
@@ -233,6 +237,33 @@ def qperf(left, right, test, seconds):
 
 def iperf(pairs, arguments, seconds):
     """Bits and frames a second that the receivers of all pairs got together."""
+    for _ in range(ATTEMPTS):
+        outputs, stuck = iperf_outputs(pairs, arguments, seconds)
+        if not stuck:
+            break
+        print(f"{stuck}: iperf3 did not end; once more", file=sys.stderr)
+    else:
+        raise Failed(f"{stuck}: iperf3 did not end, {ATTEMPTS} times")
+    bits = frames = 0
+    for output, (left, _) in zip(outputs, pairs):
+        try:
+            end = json.loads(output)["end"]
+        except (ValueError, KeyError):
+            raise Failed(f"{left.place.name}: iperf3: {output.strip()[-300:]}") from None
+        received = end.get("sum_received") or end["sum"]
+        lost = 1 - received.get("lost_percent", 0) / 100
+        if "packets" in received:
+            packets = received["packets"] * lost
+            frames += packets / received["seconds"]
+            bits += received["bits_per_second"] * (1 if "sum_received" in end else lost)
+        else:
+            bits += received["bits_per_second"]
+    return bits, frames
+
+
+def iperf_outputs(pairs, arguments, seconds):
+    """What the clients of all pairs at once print, and where one did not end, if one did not: the
+    datagram that begins a test of UDP is sent once, and can be lost in the flood of the others."""
     with contextlib.ExitStack() as stack:
         for _, right in pairs:
             stack.enter_context(serving(right.place, "iperf3 -s"))
@@ -243,26 +274,15 @@ def iperf(pairs, arguments, seconds):
             clients.append(
                 subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             )
-        bits = frames = 0
+            stack.callback(clients[-1].wait)
+            stack.callback(clients[-1].kill)
+        outputs = []
         for client, (left, _) in zip(clients, pairs):
             try:
-                output, _ = client.communicate(timeout=seconds + PATIENCE)
+                outputs.append(client.communicate(timeout=seconds + IPERF_PATIENCE)[0])
             except subprocess.TimeoutExpired:
-                client.kill()
-                raise Failed(f"{left.place.name}: iperf3 did not end") from None
-            try:
-                end = json.loads(output)["end"]
-            except (ValueError, KeyError):
-                raise Failed(f"{left.place.name}: iperf3: {output.strip()[-300:]}") from None
-            received = end.get("sum_received") or end["sum"]
-            lost = 1 - received.get("lost_percent", 0) / 100
-            if "packets" in received:
-                packets = received["packets"] * lost
-                frames += packets / received["seconds"]
-                bits += received["bits_per_second"] * (1 if "sum_received" in end else lost)
-            else:
-                bits += received["bits_per_second"]
-    return bits, frames
+                return outputs, left.place.name
+        return outputs, None
 
 
 def ping(left, right, count):
