@@ -32,6 +32,8 @@ pub(crate) struct Floods {
     pub hurry: bool,
     /// What private copies have cost that nobody is charged for yet.
     pub cost: u64,
+    /// What those copies cost, of the batch in hand, that are not put off.
+    at_once: u64,
     all: Vec<Flood>,
     /// In all batches.
     frames: usize,
@@ -78,6 +80,20 @@ impl Floods {
         !self.all.is_empty() && self.all.iter().any(|flood| flood.from == from)
     }
 
+    /// Another batch is in hand.
+    #[inline]
+    pub(crate) fn begin_batch(&mut self) {
+        self.at_once = 0;
+    }
+
+    /// Copies that cost so much are made at once: with those of other networks, which came in one
+    /// batch, they are no more than their sender's part of two turns.
+    pub(crate) fn fit_at_once(&mut self, cost: u64) -> bool {
+        let fit = self.at_once + cost < 2 * work::TURN;
+        self.at_once += if fit { cost } else { 0 };
+        fit
+    }
+
     /// An empty batch for so many frames. `None`: there is no room for them, which the few are not
     /// asked that go behind others of their sender.
     pub(crate) fn batch(&mut self, frames: usize, is_behind: bool) -> Option<Batch> {
@@ -117,15 +133,19 @@ impl Floods {
 }
 
 impl Flood {
-    /// Those copies that are the sender's part of a turn, one at the least; all of them when nobody
-    /// is in a hurry.
-    pub(crate) fn part(&mut self, hurry: bool) -> impl Iterator<Item = PendingCopy> {
-        let (batch, copies, mut spent) = (&self.batch, &mut self.copies, 0);
+    /// Those copies that are the queue's part of a turn, of which others have `spent` some; one at
+    /// the least, and all of them when nobody is in a hurry.
+    pub(crate) fn part(
+        &mut self,
+        spent: &mut u64,
+        hurry: bool,
+    ) -> impl Iterator<Item = PendingCopy> {
+        let (batch, copies) = (&self.batch, &mut self.copies);
         std::iter::from_fn(move || {
             copies.pop_if(|copy| {
-                let is_first = spent == 0;
-                spent += cost(batch, copy.frame);
-                is_first || spent <= work::TURN || !hurry
+                let is_first = *spent == 0;
+                *spent += cost(batch, copy.frame);
+                is_first || *spent <= work::TURN || !hurry
             })
         })
     }

@@ -339,19 +339,25 @@ impl Path {
     #[cold]
     fn make_copies(&mut self, ports: &mut Ports, now: Now) -> bool {
         let hurry = self.tables.floods.hurry;
+        // What is left of one queue is of one batch, and one behind the other.
+        let (mut of, mut spent) = (None, 0);
         for mut flood in self.tables.floods.take() {
+            if of.replace(flood.from.queue) != Some(flood.from.queue) {
+                spent = 0;
+            }
             if self.tables.floods.has(flood.from.queue) {
                 self.tables.floods.put_back(flood); // behind what is left of an earlier one
                 continue;
             }
             self.clear();
-            self.jobs.extend(flood.part(hurry).map(|copy| Job {
-                frame: copy.frame,
-                verdict: Verdict::Pass,
-                target: copy.target,
-                steer: copy.steer,
-                case: NO_CASE,
-            }));
+            self.jobs
+                .extend(flood.part(&mut spent, hurry).map(|copy| Job {
+                    frame: copy.frame,
+                    verdict: Verdict::Pass,
+                    target: copy.target,
+                    steer: copy.steer,
+                    case: NO_CASE,
+                }));
             let watch = match ports.outbox.is_alone() {
                 true => Stopwatch::OFF,
                 false => Stopwatch::start(),

@@ -38,7 +38,8 @@ const COPY: u64 = 8 * FRAME;
 /// A sender's part of a turn: what a full batch of the smallest frames costs.
 pub(crate) const TURN: u64 = 64 * (FRAME + 64);
 
-/// No turn of a sender is to cost more, by what its frames have cost before.
+/// No turn of a sender is to cost more, by what its frames have cost before; and in a hurry none of
+/// what another worker hands over, unless it has as many senders here.
 pub(crate) const LONGEST: u64 = 3 * TURN;
 
 /// Frames that cost no more than this are received by whole batches.

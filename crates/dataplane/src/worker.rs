@@ -278,6 +278,7 @@ impl Worker {
         self.load.count_batch(frames);
         let pieces = self.batch.pieces();
         self.ports.outbox.take_in_hand(&self.batch);
+        self.path.tables.floods.begin_batch();
         let mut cost = if queue.slot.is_uplink() {
             self.path
                 .run_arriving(queue, &mut self.batch, &mut self.ports, now)

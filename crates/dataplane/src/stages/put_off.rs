@@ -9,7 +9,6 @@ use io::frame::Batch;
 use crate::floods::{self, PendingCopy};
 use crate::ports::Ports;
 use crate::round::{Fate, Job, Round, Verdict};
-use crate::work;
 
 #[cold]
 pub(crate) fn run(round: &mut Round, ports: &Ports) {
@@ -28,7 +27,7 @@ pub(crate) fn run(round: &mut Round, ports: &Ports) {
     let cost: u64 = left.iter().map(|job| floods::cost(batch, job.frame)).sum();
     // Fragments that have waited for their first one go behind it.
     let is_behind = round.tables.floods.has_of(from);
-    if cost < 2 * work::TURN && !is_behind {
+    if !is_behind && round.tables.floods.fit_at_once(cost) {
         return;
     }
     // Jobs are in the order of their frames.

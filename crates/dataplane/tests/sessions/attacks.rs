@@ -11,6 +11,7 @@ use io::frame::BATCH;
 use wire::build;
 use wire::offload::{Gso, Offload, PartialChecksum};
 use wire::parse::{ArpPacket, TcpFlags};
+use wire::vxlan::Ends;
 use wire::{Mac, Vni};
 
 use crate::lab::*;
@@ -845,6 +846,103 @@ fn beside_who_asks_and_who_answers_copies_from_the_wire_are_made_a_few_at_a_time
             assert_eq!(numbers(host.lab.received(nic)), [1]);
         }
     }
+}
+
+/// Who owes nothing any more, as nobody else has sent a frame since, is not received from before
+/// its copies are made: a frame of a known flow would go before them.
+#[test]
+fn frames_of_known_flows_wait_behind_what_is_put_off_too() {
+    for family in FAMILIES {
+        for is_far in [false, true] {
+            let mut host = Host::new();
+            host.learn();
+            host.lab.group(vec![allow_all_in(None)]);
+            let crowd = crowd(&mut host.lab);
+            let (near, c, d) = (host.lab.nic(), crowd[0], crowd[1]);
+            let far = machine(200, host_ip(2));
+            let flooder = if is_far { far.nic } else { near };
+            let send = |host: &mut Host, frame: &[u8]| {
+                let none = Offload::default();
+                match is_far {
+                    true => assert!(host.wire.send(inbound(far.at, frame), none)),
+                    false => host.lab.queue(near, frame.to_vec(), none),
+                }
+            };
+            host.lab.passes(c, d, udp(c, d, family, 1, 2));
+            let known = ip(flooder, d, family).udp(3, 4).payload(&[7; 1300]).build();
+            for _ in 0..2 {
+                send(&mut host, &known);
+                host.lab.sim.run();
+            }
+            host.lab.sim.advance(Duration::from_millis(2));
+            hurried(&mut host.lab, c, d, family);
+            host.lab.received(d);
+            let shout = build::frame(flooder.mac, Mac::BROADCAST);
+            let shout = shout.ip(flooder.ip(family), d.ip(family)).udp(1, 2);
+            let shout = shout.payload(&[1; 1300]).build();
+            (0..3).for_each(|_| send(&mut host, &shout));
+            let before = copies(&host.lab, &crowd);
+            let begun = (0..10).any(|turns| {
+                hurried(&mut host.lab, c, d, family);
+                copies(&host.lab, &crowd) - before > 2 * (turns + 1)
+            });
+            assert!(begun);
+            send(&mut host, &known);
+            let mut heard = vec![];
+            for _ in 0..20 {
+                host.lab.sim.turn();
+                heard.extend(host.lab.received(d));
+            }
+            let made = heard.iter().filter(|frame| frame[6..12] == flooder.mac.0);
+            let numbers: Vec<u8> = made.map(|frame| frame[100]).collect();
+            assert_eq!(numbers, [1, 1, 1, 7], "from the wire: {is_far}");
+        }
+    }
+}
+
+/// One frame of each of three networks comes in one batch, each for no more than may be copied at
+/// once.
+#[test]
+fn beside_who_asks_and_who_answers_copies_of_several_networks_have_one_turn() {
+    let mut host = Host::new();
+    host.learn();
+    let overlay = host.lab.overlays[0].clone();
+    host.lab.overlays = [overlay.clone(), overlay.clone(), overlay];
+    host.lab.group(vec![allow_all_in(None)]);
+    let family = Family::V4;
+    let crowds: Vec<Vec<Nic>> = (0..3)
+        .map(|network| (0..12).map(|_| host.lab.nic_in(network)).collect())
+        .collect();
+    for &nic in crowds.iter().flatten() {
+        host.lab
+            .configure(nic, |config| config.groups = vec![GroupIdx(0)]);
+    }
+    let (c, d) = (crowds[0][0], crowds[0][1]);
+    host.lab.passes(c, d, udp(c, d, family, 1, 2));
+    host.lab.sim.advance(Duration::from_millis(2));
+    hurried(&mut host.lab, c, d, family);
+    let all = crowds.concat();
+    let begun = copies(&host.lab, &all);
+    let ends = Ends::new(host_ip(2), HERE).unwrap();
+    for (vni, crowd) in crowds.iter().enumerate() {
+        let far = machine(200, host_ip(2));
+        let shout = build::frame(far.nic.mac, Mac::BROADCAST);
+        let shout = shout
+            .ip(far.nic.ip(family), crowd[0].ip(family))
+            .udp(1, 2)
+            .payload(&[7; 1300])
+            .build();
+        let outer = arriving(ends, vni as u32, &shout, 0);
+        assert!(host.wire.send(outer, Offload::default()));
+    }
+    let mut each = vec![];
+    while copies(&host.lab, &all) - begun < 36 + 2 * each.len() as u64 && each.len() < 100 {
+        let before = copies(&host.lab, &all);
+        hurried(&mut host.lab, c, d, family);
+        each.push(copies(&host.lab, &all) - before - 2);
+    }
+    assert!(each[0] <= 12, "{each:?}");
+    assert!(each[1..].iter().all(|copies| *copies <= 7), "{each:?}");
 }
 
 #[test]
