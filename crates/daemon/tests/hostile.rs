@@ -6,7 +6,7 @@ mod common;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::unix::net::UnixStream;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use api::v1;
 use common::{Daemon, PATIENCE, within};
@@ -226,7 +226,7 @@ async fn large_messages_that_do_not_end_take_little_memory_and_keep_nobody_waiti
                 }
             }
         }
-        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
     assert_eq!(bystander.ask_text(LIST).await, EMPTY);
     assert_eq!(daemon.v0().await.ask_text(LIST).await, EMPTY);
@@ -258,7 +258,7 @@ async fn memory_goes_back_after_a_large_request() {
         if kept < 32 << 20 {
             break;
         }
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
     }
     assert!(kept < 32 << 20, "{} MiB stay", kept >> 20);
     println!("{} MiB stay", kept >> 20);
@@ -314,7 +314,7 @@ async fn empty_messages_of_v1_are_refused_before_they_take_memory() {
         let allowed = format!("once decoded, {limit} are allowed");
         assert!(why.ends_with(&allowed), "{why}");
         assert!(more < 64 << 20, "{} MiB more", more >> 20);
-        assert!(took < PATIENCE, "{took:?}");
+        assert!(took < Duration::from_secs(10), "{took:?}");
         let status = bystander.get_status(v1::GetStatusRequest::default()).await;
         status.unwrap();
     }

@@ -15,14 +15,12 @@ use io::vhost::features::{EVENT_IDX, MRG_RXBUF, PROTOCOL_FEATURES, VERSION_1};
 use prost::Message;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
+pub use testkit::PATIENCE;
 use testkit::process::{has_ended, keepers_of};
 use testkit::ring_driver::{Guest, GuestOptions};
 use testkit::vhost_frontend::Frontend;
 use tonic::transport::{Channel, Endpoint};
 use zeromq::{Socket, SocketRecv, SocketSend};
-
-/// Nothing here takes this long; what does has failed.
-pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The daemon's binary.
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_butterflyd");
