@@ -59,6 +59,8 @@ pub(crate) struct Transfer {
     pub target: QueueId,
     /// Copies for a sniffer.
     pub copy: bool,
+    /// Its sender sent a few frames, and has no others.
+    pub few: bool,
     /// For an uplink: the first of the batch's [`wraps`](Batch::wraps) that say how its frames are
     /// sent, or [`Wrap::LAST`].
     pub wraps: u32,
@@ -348,6 +350,7 @@ impl Outbox {
             frames: frame.map_or(0, |frame| 1 << frame),
             target,
             copy,
+            few: false,
             wraps,
         };
         self.lent.push(free);
@@ -379,8 +382,9 @@ impl Outbox {
         }
     }
 
-    /// Hands over what was planned of the batch in hand, which is this one now.
-    pub(crate) fn send(&mut self, batch: &Arc<Batch>) {
+    /// Hands over what was planned of the batch in hand, which is this one now. `few`: it is a few
+    /// frames, and their sender has no others.
+    pub(crate) fn send(&mut self, batch: &Arc<Batch>, few: bool) {
         for plan in self.plans.drain(..) {
             let Some(Some(peer)) = self.peers.get_mut(plan.worker) else {
                 continue;
@@ -393,6 +397,7 @@ impl Outbox {
                 frames: plan.frames,
                 target: plan.target,
                 copy: plan.copy,
+                few,
                 wraps: plan.wraps.map_or(Wrap::LAST, |(first, _)| first),
             }));
         }

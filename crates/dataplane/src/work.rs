@@ -93,7 +93,7 @@ pub(crate) fn cost(frames: usize, bytes: usize, pieces: usize) -> u64 {
     frames as u64 * FRAME + bytes as u64 + pieces as u64 * PIECE
 }
 
-/// As many frames, with none behind them, are a few.
+/// As many frames of one sender, with none behind them, are a few.
 pub(crate) const FEW: usize = 4;
 
 /// Who sends a few frames.
@@ -101,7 +101,7 @@ pub(crate) const FEW: usize = 4;
 pub(crate) enum FewSender {
     /// A NIC or an uplink of which this worker has a queue.
     Port(PortSlot),
-    /// Another worker, by the ring that it hands its senders' frames over in.
+    /// Another worker, by the ring in which nothing was but its senders' few frames.
     Ring(usize),
 }
 

@@ -291,7 +291,7 @@ impl Worker {
         if let Some((attached, outbox)) = self.ports.find_with_outbox(queue) {
             if outbox.has_plans() || !attached.out.is_empty() {
                 let batch = outbox.lend(&mut self.batch);
-                outbox.send(&batch);
+                outbox.send(&batch, few);
                 outbox.wake();
                 attached.out.push_back(batch);
             } else {

@@ -10,7 +10,7 @@ use crate::handoff::{Message, Put, RING, Transfer};
 use crate::ports::refusal;
 use crate::time::Now;
 use crate::watch::Stopwatch;
-use crate::work::{self, FEW, FewSender};
+use crate::work::{self, FewSender};
 
 /// Messages taken from one ring in one turn: what a port of our own may have to wait for.
 const MESSAGES: usize = 32;
@@ -45,14 +45,14 @@ impl Worker {
     fn take_messages(&mut self, most: usize, room: Option<u64>, now: Now) -> Taken {
         let mut all = Taken::default();
         for ring in 0..self.inbox.rings() {
-            let (mut spent, mut frames) = (0, 0);
+            let (mut spent, mut few) = (0, None);
             for count in 1..=most {
                 if room.is_some_and(|room| spent > room) {
                     self.owing = true;
                     break;
                 }
                 let Some(message) = self.inbox.next(ring) else {
-                    if (1..=FEW).contains(&frames) {
+                    if few == Some(true) {
                         self.few.note(FewSender::Ring(ring), now);
                     }
                     break;
@@ -63,9 +63,9 @@ impl Worker {
                         self.path.tables.learned.note_from_worker(&news, now.secs())
                     }
                     Message::Frames(transfer) => {
-                        let count = transfer.count() as usize;
-                        frames += count;
+                        few = Some(transfer.few && few != Some(false));
                         if room.is_some() {
+                            let count = transfer.count() as usize;
                             let copy = work::cost_of_copies(1, 0);
                             spent += work::cost(count, transfer.bytes(), 0) + copy;
                         }
@@ -127,7 +127,7 @@ impl Worker {
             self.account(transfer, frame.into(), refused, now);
         }
         if self.ports.outbox.has_plans() {
-            self.ports.outbox.send(&transfer.batch);
+            self.ports.outbox.send(&transfer.batch, false);
         }
         if let Some(attached) = self.ports.peek(transfer.target) {
             attached.load.add(watch.cycles());

@@ -702,6 +702,48 @@ fn beside_who_asks_and_who_answers_a_flood_has_shorter_turns() {
     }
 }
 
+/// A stream's large frames come three at a time, as an answer would.
+#[test]
+fn beside_who_asks_a_stream_from_another_worker_is_no_answer() {
+    let mut lab = Lab::on(Simulation::several(2));
+    let [c, streamer, flooder] = [(); 3].map(|()| lab.nic());
+    lab.group_of(c, vec![allow_all_in(None)]);
+    lab.group_of(streamer, vec![allow_all_in(None)]);
+    let family = Family::V4;
+    let large = build::frame(streamer.mac, c.mac).ip(streamer.ip(family), c.ip(family));
+    let (large, offload) = large
+        .udp(1, 2)
+        .payload(&[7; 60_000])
+        .gso(1400)
+        .build_with_offload();
+    // It is known what one of them costs.
+    lab.queue(streamer, large.clone(), offload);
+    lab.sim.run();
+    lab.sim.advance(Duration::from_millis(2));
+    for port in 0..8 * BATCH as u16 {
+        let begins = ip(flooder, c, family).tcp(1000 + port, 80, SYN).build();
+        lab.queue(flooder, begins, Offload::default());
+    }
+    (0..300).for_each(|_| lab.queue(streamer, large.clone(), offload));
+    let heard = |lab: &Lab, nic: Nic| lab.sim.port(nic.slot).rx_frames;
+    let mut turns = vec![];
+    for _ in 0..100 {
+        lab.queue(c, udp(c, streamer, family, 2, 1), Offload::default());
+        // Who was parked is looked at.
+        lab.sim.let_pass(Duration::from_micros(50));
+        let begun = heard(&lab, streamer);
+        lab.sim.turn_of(1);
+        assert_eq!(heard(&lab, streamer) - begun, 3);
+        let before = heard(&lab, flooder);
+        lab.sim.turn();
+        turns.extend(Some(heard(&lab, flooder) - before).filter(|frames| *frames > 0));
+        if turns.len() == 4 {
+            break;
+        }
+    }
+    assert_eq!(turns, [BATCH as u64; 4]);
+}
+
 /// Twenty NICs in the first group.
 fn crowd(lab: &mut Lab) -> Vec<Nic> {
     let crowd: Vec<Nic> = (0..20).map(|_| lab.nic()).collect();
