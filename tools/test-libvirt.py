@@ -601,6 +601,8 @@ class Session:
 
         pinged = a.guest("vm4", "ping -c 3 -W 10 10.0.0.1")
         check(pinged[0] == 0, f"the guest reaches its neighbour: {pinged}")
+        # What is silent for 30 s is no connection any more.
+        a.guest("vm4", "ping 10.0.0.1 >/dev/null 2>&1 &")
         move, said = begun()
         b.libvirtd.send_signal(signal.SIGSTOP)
         wait_for("both NICs to be gone here", lambda: a.vni("second") == 16777215)
