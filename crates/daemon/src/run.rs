@@ -104,6 +104,12 @@ pub fn run(
         tracing::warn!("{warning}");
     }
     privileges::settle()?;
+    // Who is to go on where this process ends does not wait for its memory.
+    if settings.keeper.is_some()
+        && let Err(why) = sys::memory_holder::start()
+    {
+        tracing::warn!("the next daemon waits for this one's memory: {why}");
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(API_THREADS)
         .thread_name("api")

@@ -27,7 +27,7 @@ use io::vhost::features::{IN_ORDER, LOG_ALL, PROTOCOL_FEATURES, RING_PACKED};
 use io::vhost::request::{GET_FEATURES, SET_FEATURES, SET_LOG_BASE};
 use rustix::process::{Pid, Signal, kill_process};
 use testkit::netns::Namespace;
-use testkit::process::{Process, keepers_of};
+use testkit::process::{Process, has_ended, keepers_of};
 use testkit::ring_driver::{Guest, GuestOptions, Shape};
 use testkit::vhost_frontend::Frontend;
 use testkit::wait_for;
@@ -834,6 +834,38 @@ async fn connections_go_on_over_a_restart_by_another_program() {
     assert!(!said.contains(" 0 connections are left"), "{said}");
     goes_on(&halves, &log);
     assert!(!pair.daemon().path("connections").exists());
+}
+
+/// Nobody waits for a daemon's memory to be taken apart: a process that shares it ends behind it,
+/// and holds nothing else.
+#[tokio::test(flavor = "multi_thread")]
+async fn its_memory_outlives_a_daemon_by_a_moment() {
+    for signal in [Signal::KILL, Signal::TERM] {
+        let mut guests = Guests::new(common::FEATURES).await;
+        guests.flow(100, "frames");
+        let mut daemon = guests.daemon.take().unwrap();
+        let children = format!("/proc/{0}/task/{0}/children", daemon.pid());
+        let children = std::fs::read_to_string(children).unwrap();
+        let file = |pid: u32, name: &str| std::fs::read_to_string(format!("/proc/{pid}/{name}"));
+        let children = children.split_whitespace().map(|pid| pid.parse().unwrap());
+        let holders: Vec<u32> = children
+            .filter(|pid| file(*pid, "comm").unwrap() == "memory\n")
+            .collect();
+        let &[holder] = &holders[..] else {
+            panic!("{holders:?}");
+        };
+        let maps = file(holder, "maps").unwrap();
+        assert!(maps.contains("butterfly-flows"), "{maps}");
+        let open = std::fs::read_dir(format!("/proc/{holder}/fd")).unwrap();
+        assert_eq!(open.count(), 0);
+        assert!(!has_ended(holder));
+        daemon.signal(signal);
+        daemon.wait();
+        wait_for("the memory to go", PATIENCE, || {
+            Ok(has_ended(holder).then_some(()))
+        })
+        .unwrap();
+    }
 }
 
 /// The keeper has a device's descriptor as well, which says for ever that there is something to

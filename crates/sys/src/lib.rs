@@ -8,6 +8,7 @@
 //! - [`bpf`]: an XDP program on an interface by a bpf_link; [`bpf_array`]: an array map, mapped.
 //! - [`poll`]: epoll and eventfd, as a worker sleeps on them.
 //! - [`confine`]: a child process without rights; [`trim_memory`]: freed memory back to the system.
+//!   [`memory_holder`]: the end of a process without waiting for its memory to be taken apart.
 //! - [`held_name`]: a name that one process of a network namespace holds. [`handed`]: what one
 //!   process hands over to the next. [`socket_file`]: the file of a unix socket, and whose it is.
 //! - [`ethtool`]: a NIC's offloads. [`huge`]: zeroed memory in huge pages. [`shared_memory`]:
@@ -27,6 +28,7 @@ pub mod fd_message;
 pub mod handed;
 pub mod held_name;
 pub mod huge;
+pub mod memory_holder;
 pub mod poll;
 pub mod shared_memory;
 pub mod socket_file;
