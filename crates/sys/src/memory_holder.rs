@@ -52,8 +52,9 @@ pub fn start() -> io::Result<()> {
     }
 }
 
-/// What the child does. It has the thread-local memory of the thread that has started it: nothing
-/// here may fail but where it ends at once, as `errno` would be that thread's.
+/// What the child does. It has the thread-local memory of the thread that has started it, and with
+/// that its `errno`: while that thread runs nothing here fails, but a wait that somebody has
+/// stopped (SIGSTOP) and let go on.
 extern "C" fn hold(parent: *mut c_void) -> c_int {
     let signals: u64 = 1 << (ENDED - 1);
     // SAFETY: system calls with valid arguments, which touch no memory but `signals`, `LONGER` and
@@ -67,7 +68,6 @@ extern "C" fn hold(parent: *mut c_void) -> c_int {
             // It may have ended before that.
             if libc::syscall(libc::SYS_getppid) == parent as c_long {
                 let none = ptr::null::<c_void>();
-                // Stopped and let go on, it has not been told.
                 while libc::syscall(
                     libc::SYS_rt_sigtimedwait,
                     &raw const signals,
