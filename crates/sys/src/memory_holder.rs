@@ -64,7 +64,11 @@ extern "C" fn hold(parent: *mut c_void) -> c_int {
         let closed = libc::syscall(libc::SYS_close_range, 0, libc::c_uint::MAX, 0);
         if closed == 0 {
             libc::syscall(libc::SYS_prctl, libc::PR_SET_NAME, c"memory".as_ptr());
-            libc::syscall(libc::SYS_prctl, libc::PR_SET_PDEATHSIG, ENDED);
+            libc::syscall(
+                libc::SYS_prctl,
+                libc::PR_SET_PDEATHSIG,
+                ENDED as libc::c_ulong,
+            );
             // It may have ended before that.
             if libc::syscall(libc::SYS_getppid) == parent as c_long {
                 let none = ptr::null::<c_void>();
