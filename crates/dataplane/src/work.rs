@@ -39,7 +39,7 @@ const COPY: u64 = 8 * FRAME;
 pub(crate) const TURN: u64 = 64 * (FRAME + 64);
 
 /// No turn of a sender is to cost more, by what its frames have cost before; and in a hurry none of
-/// what another worker hands over, unless it has as many senders here.
+/// what another worker hands over, unless all senders here together have more of a turn.
 pub(crate) const LONGEST: u64 = 3 * TURN;
 
 /// Frames that cost no more than this are received by whole batches.
