@@ -102,7 +102,8 @@ impl Floods {
     }
 
     /// Puts copies of a batch of its own off, in their order.
-    pub(crate) fn put_off(&mut self, from: Origin, batch: Batch, mut copies: Vec<PendingCopy>) {
+    pub(crate) fn put_off(&mut self, from: Origin, mut batch: Batch, mut copies: Vec<PendingCopy>) {
+        batch.for_many = true;
         let bytes = batch.frames().iter().map(|frame| frame.len()).sum();
         self.cost += work::cost_of_copies(batch.len(), bytes);
         self.frames += batch.len();

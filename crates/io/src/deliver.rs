@@ -146,6 +146,8 @@ pub(crate) struct Piece<'a> {
     pub body: Body<'a>,
     /// The checksum to complete over what is copied; its field lies inside the head.
     pub checksum: Option<PartialChecksum>,
+    /// It goes to many (`Batch::for_many`).
+    pub for_many: bool,
 }
 
 impl Piece<'_> {
@@ -336,6 +338,7 @@ pub(crate) fn deliver(
             len: frame.len() - frame.head().len(),
         },
         checksum: None,
+        for_many: batch.for_many,
     })
 }
 
@@ -371,6 +374,7 @@ fn complete(
         head: Head::Whole(frame.head()),
         body,
         checksum: frame.offload.checksum,
+        for_many: batch.for_many,
     })
 }
 
@@ -407,6 +411,8 @@ fn cut(
             },
             body,
             checksum,
+            // Each is short.
+            for_many: false,
         })?;
     }
     Ok(())

@@ -211,6 +211,8 @@ pub struct Batch {
     /// What came with the heads of frames that were [joined](Batch::join) to others: room for all
     /// of it, which is not allocated anew while segments point there.
     spill: Vec<u8>,
+    /// Each of its frames goes to many: their long bodies are copied past the caches.
+    pub for_many: bool,
     /// How its frames are sent over an uplink by another worker.
     pub wraps: Vec<Wrap>,
     /// The uplink's memory that its segments point into.
@@ -236,6 +238,7 @@ impl Batch {
             buffers: Vec::new(),
             buffers_used: 0,
             spill: Vec::new(),
+            for_many: false,
             wraps: Vec::new(),
             memory: Vec::with_capacity(1),
             umem: None,
@@ -293,6 +296,7 @@ impl Batch {
         self.segments.clear();
         self.buffers_used = 0;
         self.spill.clear();
+        self.for_many = false;
         self.wraps.clear();
         self.memory.clear();
         self.umem = None;

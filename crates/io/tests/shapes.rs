@@ -131,7 +131,9 @@ every_ring! {
             Shape::cut(&[12, 4096, 65536]),
         ] {
             let mut pair = Pair::new(big(Shape::cut(&[64])), big(receive));
-            for len in [65_535, 65_536, 65_550, FRAME_MAX] {
+            let lens = [65_535, 65_536, 65_550, FRAME_MAX];
+            for (len, for_many) in lens.into_iter().flat_map(|len| [(len, false), (len, true)]) {
+                pair.for_many = for_many;
                 cross(&mut pair, &pattern(len), &Shape::whole());
                 cross(&mut pair, &pattern(len), &Shape::cut(&[12, 66, 4096, 32768]));
                 cross(&mut pair, &pattern(len), &Shape::cut(&[4096; 16]).indirect(0));

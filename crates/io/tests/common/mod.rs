@@ -112,6 +112,8 @@ pub struct Pair {
     pub from_port: Port,
     pub to_port: Port,
     pub batch: Batch,
+    /// The frames go to others, too.
+    pub for_many: bool,
 }
 
 /// What became of the frames of one turn.
@@ -139,6 +141,7 @@ impl Pair {
             from,
             to,
             batch: Batch::new(),
+            for_many: false,
         }
     }
 
@@ -159,6 +162,7 @@ impl Pair {
     /// One turn over what is there.
     pub fn poll(&mut self) -> Turn {
         let error = self.from_port.receive(&mut self.batch).err();
+        self.batch.for_many = self.for_many;
         let mut turn = Turn {
             sent: Vec::new(),
             error,

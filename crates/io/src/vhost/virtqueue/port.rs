@@ -164,11 +164,13 @@ impl VhostPort {
         let (framing, accepts) = (self.framing, self.accepts);
         let mut done = 0;
         // How many may go the short way. After a frame that did not, fewer are tried, so that a
-        // guest which takes all frames the long way costs no look ahead that is thrown away.
+        // guest which takes all frames the long way costs no look ahead that is thrown away. What
+        // goes to many goes the long way, which leaves the caches alone.
         let mut ahead = frames.len();
         while done < frames.len() {
             if self.broken.is_none()
                 && !self.is_logged
+                && !batch.for_many
                 && let Some(queue) = &mut self.parts.receiveq
             {
                 let next = &frames[done..][..ahead.min(frames.len() - done)];

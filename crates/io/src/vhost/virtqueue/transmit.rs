@@ -255,7 +255,10 @@ fn write(buffers: &[Segment], chains: u16, piece: &Piece<'_>, framing: Framing) 
     scatter.write(&header[..framing.header_len]);
     scatter.write(head);
     for segment in piece.body.segments() {
-        scatter.write_segment(segment);
+        scatter.write_segment(segment, piece.for_many);
+    }
+    if piece.for_many {
+        copy::fence();
     }
 }
 
@@ -328,19 +331,27 @@ impl<'a> Scatter<'a> {
     }
 
     fn write(&mut self, bytes: &[u8]) {
-        self.write_segment(Segment {
+        let segment = Segment {
             ptr: bytes.as_ptr(),
             len: bytes.len(),
-        });
+        };
+        self.write_segment(segment, false);
     }
 
     /// `from` has to be valid for reads: a body segment, or private bytes as in `write`.
-    fn write_segment(&mut self, from: Segment) {
+    /// What goes to many is copied past the caches.
+    fn write_segment(&mut self, from: Segment, for_many: bool) {
         let mut at = 0;
         self.each(from.len, |to, len| {
             // SAFETY: `to` has room for `len` bytes (`each`), and `at + len <= from.len` as the
             // lengths that `each` gives add up to `from.len` at most.
-            unsafe { copy::bytes(from.ptr.add(at), to, len) };
+            unsafe {
+                let from = from.ptr.add(at);
+                match for_many {
+                    true => copy::past_caches(from, to, len),
+                    false => copy::bytes(from, to, len),
+                }
+            }
             at += len;
         });
     }
