@@ -23,5 +23,5 @@ mod state;
 pub use check::{Check, CheckError, Command, Dns, Http, Kind, Policy, Subject};
 pub use monitor::{Change, Job, Monitor};
 #[cfg(feature = "probe")]
-pub use programs::{Programs, nobody_else_replaces};
+pub use programs::{Programs, nobody_else_replaces, start as start_program};
 pub use state::{Health, State};

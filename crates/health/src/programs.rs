@@ -2,10 +2,12 @@
 //! administrator has put into one folder, which nobody else can write to. So a client chooses among
 //! programs, and brings none.
 
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use sys::confine::{Limits, UNLIMITED};
+use tokio::process;
 
 use crate::check::{CheckError, Command, error};
 
@@ -18,6 +20,18 @@ pub(crate) const LIMITS: Limits = Limits {
     files: 64,
     processes: 256,
 };
+
+/// Starts a program of the operator's: it is killed when this process ends, however it does.
+///
+/// # Errors
+/// Those of [`Command::spawn`](process::Command::spawn).
+pub fn start(command: process::Command) -> io::Result<process::Child> {
+    let runtime = tokio::runtime::Handle::current();
+    sys::child::start(command, process::Command::as_std_mut, move |mut command| {
+        let _in_runtime = runtime.enter();
+        command.spawn()
+    })
+}
 
 /// The folder of programs, if there is one.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]

@@ -7,7 +7,8 @@
 //!
 //! - [`bpf`]: an XDP program on an interface by a bpf_link; [`bpf_array`]: an array map, mapped.
 //! - [`poll`]: epoll and eventfd, as a worker sleeps on them.
-//! - [`confine`]: a child process without rights; [`trim_memory`]: freed memory back to the system.
+//! - [`child`]: a program that ends with the process; [`confine`]: one without rights;
+//!   [`trim_memory`]: freed memory back to the system.
 //!   [`memory_holder`]: the end of a process without waiting for its memory to be taken apart.
 //! - [`held_name`]: a name that one process of a network namespace holds. [`handed`]: what one
 //!   process hands over to the next. [`socket_file`]: the file of a unix socket, and whose it is.
@@ -21,6 +22,7 @@
 mod allocator;
 pub mod bpf;
 pub mod bpf_array;
+pub mod child;
 pub mod confine;
 pub mod cycles;
 pub mod ethtool;

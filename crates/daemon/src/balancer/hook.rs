@@ -195,8 +195,11 @@ async fn run(program: &Path, what: &str, vip: IpAddr) {
         .arg(what)
         .arg(vip.to_string())
         .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
         .kill_on_drop(true);
-    let ended = tokio::time::timeout(PATIENCE, async { command.output().await }).await;
+    let output = async { health::start_program(command)?.wait_with_output().await };
+    let ended = tokio::time::timeout(PATIENCE, output).await;
     match ended {
         Ok(Ok(output)) if output.status.success() => tracing::debug!("{shown} {what} {vip}"),
         Ok(Ok(output)) => tracing::error!(

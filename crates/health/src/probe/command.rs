@@ -13,7 +13,7 @@ use tokio::net::{TcpListener, UdpSocket};
 
 use super::{Path, reason};
 use crate::check::{Command, Subject};
-use crate::programs::{LIMITS, Programs};
+use crate::programs::{self, LIMITS, Programs};
 
 /// The largest UDP payload.
 const DATAGRAM_MAX: usize = 65_535;
@@ -63,8 +63,7 @@ impl Command {
             .stderr(Stdio::piped())
             // One that runs out of time is dropped, and must not go on.
             .kill_on_drop(true);
-        let mut child = command
-            .spawn()
+        let mut child = programs::start(command)
             .map_err(|e| format!("{program} cannot be run: {}", reason(&e)))?;
         let group = Group(child.id());
         let mut said = Vec::new();
