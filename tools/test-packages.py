@@ -543,10 +543,14 @@ def session(test):
         "a crash: started again, with all that is declared and the containers' devices",
         """
         before=$(systemctl show -p MainPID --value butterflyd)
+        test "$(ps -o comm= --ppid $before | grep -cx memory)" = 1
         kill -ABRT $before
         sleep 2
         butterfly health --wait 60
-        test $(systemctl show -p MainPID --value butterflyd) != $before
+        after=$(systemctl show -p MainPID --value butterflyd)
+        test $after != $before
+        test "$(pgrep -x memory)" = "$(pgrep -x -P $after memory)"
+        journalctl -u butterflyd -o short-precise --no-pager | grep -A 12 'status=6/ABRT'
         ip netns exec c1 ping -c 3 -W 5 10.0.0.99
         systemctl is-active butterfly-keeper
         butterfly config history
