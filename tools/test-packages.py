@@ -581,7 +581,7 @@ def session(test):
                 sleep 1
             done
             butterfly health --wait 60
-            journalctl -u butterflyd -o cat --no-pager | tail -30
+            journalctl -u butterflyd -o cat --no-pager | tail -60
             """,
             f"{name} has not moved for",
         )
