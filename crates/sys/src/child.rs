@@ -23,22 +23,22 @@ static STARTER: LazyLock<Option<Mutex<mpsc::Sender<Work>>>> = LazyLock::new(|| {
 
 /// Starts a program that is killed when this process ends. What it starts itself is not.
 ///
-/// `prepared` gives the command (another kind than the standard library's may be around it) and
-/// `start` starts it, on the thread that stays. Blocks until it is started.
+/// `command` may be another kind of command around the standard library's, which `as_std` gives;
+/// `spawn` starts it, on the thread that stays. Blocks until it is started.
 ///
 /// # Errors
-/// Those of `start`, and that there is no such thread.
+/// Those of `spawn`, and that there is no such thread.
 pub fn start<C: Send + 'static, T: Send + 'static>(
     mut command: C,
-    inner: impl FnOnce(&mut C) -> &mut Command,
-    start: impl FnOnce(C) -> io::Result<T> + Send + 'static,
+    as_std: impl FnOnce(&mut C) -> &mut Command,
+    spawn: impl FnOnce(C) -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
-    end_with_us(inner(&mut command));
+    end_with_us(as_std(&mut command));
     let none = || io::Error::other("no thread to start programs from");
     let (sender, started) = mpsc::sync_channel(1);
     let work = Box::new(move || {
         // Who has asked waits for it.
-        let _ = sender.send(start(command));
+        let _ = sender.send(spawn(command));
     });
     let starter = STARTER.as_ref().ok_or_else(none)?;
     let starter = starter.lock().unwrap_or_else(PoisonError::into_inner);
