@@ -7,18 +7,18 @@
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::sync::{LazyLock, Mutex, PoisonError, mpsc};
+use std::sync::{LazyLock, mpsc};
 use std::thread;
 
 type Work = Box<dyn FnOnce() + Send>;
 
 /// The way to the thread that starts programs. Without one, which is where the system has no room
 /// for a thread, they are not started.
-static STARTER: LazyLock<Option<Mutex<mpsc::Sender<Work>>>> = LazyLock::new(|| {
+static STARTER: LazyLock<Option<mpsc::Sender<Work>>> = LazyLock::new(|| {
     let (sender, works) = mpsc::channel::<Work>();
     let run = move || works.into_iter().for_each(|work| work());
     let thread = thread::Builder::new().name("programs".into()).spawn(run);
-    thread.ok().map(|_| Mutex::new(sender))
+    thread.ok().map(|_| sender)
 });
 
 /// Starts a program that is killed when this process ends. What it starts itself is not.
@@ -41,9 +41,7 @@ pub fn start<C: Send + 'static, T: Send + 'static>(
         let _ = sender.send(spawn(command));
     });
     let starter = STARTER.as_ref().ok_or_else(none)?;
-    let starter = starter.lock().unwrap_or_else(PoisonError::into_inner);
     starter.send(work).map_err(|_| none())?;
-    drop(starter);
     started.recv().map_err(|_| none())?
 }
 
