@@ -129,7 +129,7 @@ impl Net {
 
     /// A program that another test begins to run has all descriptors for a moment, until it is
     /// executed.
-    fn is_given_back(&self) {
+    fn wait_until_given_back(&self) {
         wait_for("the interface is given back", PATIENCE, || {
             Ok((!self.program_on_client_side()).then_some(()))
         })
@@ -223,7 +223,7 @@ fn both_modes_carry_connections(mode: Mode) {
         );
         let ifindex = balancer.interfaces().next().expect("one").ifindex;
         balancer.detach(ifindex).expect("maps can be written");
-        net.is_given_back();
+        net.wait_until_given_back();
     });
 }
 
@@ -243,7 +243,7 @@ fn dropped_the_balancer_gives_its_interface_back() {
     story(&net, Mode::Native, async |_, _| {
         assert!(net.program_on_client_side())
     });
-    net.is_given_back();
+    net.wait_until_given_back();
 }
 
 #[test]

@@ -411,7 +411,7 @@ fn cut(
             },
             body,
             checksum,
-            // Each is short.
+            // A packet of a wire's length: through the caches, as all others of it.
             for_many: false,
         })?;
     }
