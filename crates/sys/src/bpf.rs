@@ -1,5 +1,6 @@
 //! What of bpf(2) has no safe face in a library: a program on an interface by a bpf_link, in XDP in
-//! a chosen mode or at tc ingress, and objects of any kind by a name.
+//! a chosen mode or at tc ingress, one at a netkit pair that stays, and objects of any kind by a
+//! name.
 //!
 //! libbpf's own call for XDP chooses the mode itself, and its netlink way leaves the program there
 //! when the process dies; the binding has no call for tc's. Used by the crate `xdp`, which loads
@@ -116,16 +117,58 @@ pub enum TcSide {
 /// # Errors
 /// ENODEV: no such interface; EPERM: the caller lacks CAP_NET_ADMIN.
 pub fn tc_programs(ifindex: u32, side: TcSide) -> Result<Vec<u32>, Error> {
-    let mut ids = [0u32; TCX_PROGRAMS];
+    let attach_type = match side {
+        TcSide::Ingress => ATTACH_TCX_INGRESS,
+        TcSide::Egress => ATTACH_TCX_EGRESS,
+    };
+    match programs(ifindex, attach_type) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(Vec::new()),
+        other => other,
+    }
+}
+
+/// Has a program look at all that the far end of a netkit pair sends, while it is being sent, in
+/// the place of any that did. The pair's primary end is the one that is named, in the caller's
+/// network namespace. It stays when the process ends, for as long as the pair is there
+/// (BPF_PROG_ATTACH, since Linux 6.7).
+///
+/// # Errors
+/// EINVAL: an older kernel, or no netkit; ENODEV: no such interface; EACCES: it is the far end.
+pub fn put_at_netkit(program: BorrowedFd<'_>, ifindex: u32) -> Result<(), Error> {
+    let mut attributes = Attach {
+        target_ifindex: ifindex,
+        program: program.as_raw_fd() as u32,
+        attach_type: ATTACH_NETKIT_PEER,
+        flags: BEFORE,
+        rest: [0; 4],
+    };
+    match bpf(PROG_ATTACH, &attributes) {
+        // It is this one that is there.
+        Err(error) if error.raw_os_error() == Some(libc::EEXIST) => return Ok(()),
+        other => other?,
+    };
+    // From now on it alone runs: it hands nothing on. To be put in the place of another it would
+    // have to be given that one's descriptor, which takes CAP_SYS_ADMIN.
+    attributes.program = 0;
+    attributes.flags = AFTER;
+    let before = programs(ifindex, ATTACH_NETKIT_PEER)?
+        .len()
+        .saturating_sub(1);
+    for _ in 0..before {
+        bpf(PROG_DETACH, &attributes)?;
+    }
+    Ok(())
+}
+
+/// The ids of the programs at a point of an interface, in order.
+fn programs(ifindex: u32, attach_type: u32) -> Result<Vec<u32>, Error> {
+    let mut ids = [0u32; PROGRAMS];
     let mut attributes = Query {
         target_ifindex: ifindex,
-        attach_type: match side {
-            TcSide::Ingress => ATTACH_TCX_INGRESS,
-            TcSide::Egress => ATTACH_TCX_EGRESS,
-        },
+        attach_type,
         flags: [0; 2],
         program_ids: ids.as_mut_ptr() as u64,
-        count: TCX_PROGRAMS as u32,
+        count: PROGRAMS as u32,
         rest: [0; 9],
     };
     // SAFETY: the kernel reads and writes `Query`, and at its only pointer `count` numbers at the
@@ -138,11 +181,10 @@ pub fn tc_programs(ifindex: u32, side: TcSide) -> Result<Vec<u32>, Error> {
             size_of::<Query>(),
         )
     };
-    match Error::last_os_error() {
-        _ if result == 0 => Ok(ids.into_iter().take(attributes.count as usize).collect()),
-        error if error.raw_os_error() == Some(libc::EINVAL) => Ok(Vec::new()),
-        error => Err(error),
+    if result != 0 {
+        return Err(Error::last_os_error());
     }
+    Ok(ids.into_iter().take(attributes.count as usize).collect())
 }
 
 /// Returns when no run of any XDP program that had begun before the call still goes on
@@ -213,9 +255,14 @@ const LINK_UPDATE: libc::c_long = 29;
 const ATTACH_XDP: u32 = 37;
 const ATTACH_TCX_INGRESS: u32 = 46;
 const ATTACH_TCX_EGRESS: u32 = 47;
+const ATTACH_NETKIT_PEER: u32 = 55;
+const PROG_ATTACH: libc::c_long = 8;
+const PROG_DETACH: libc::c_long = 9;
 const PROG_QUERY: libc::c_long = 16;
+const BEFORE: u32 = 1 << 3;
+const AFTER: u32 = 1 << 4;
 /// BPF_MPROG_MAX of linux/bpf_mprog.h.
-const TCX_PROGRAMS: usize = 64;
+const PROGRAMS: usize = 64;
 const FLAG_GENERIC: u32 = 1 << 1;
 const FLAG_NATIVE: u32 = 1 << 2;
 
@@ -236,6 +283,16 @@ struct LinkUpdate {
     program: u32,
     flags: u32,
     old_program: u32,
+}
+
+/// `union bpf_attr`, the part for BPF_PROG_ATTACH and BPF_PROG_DETACH.
+#[repr(C)]
+struct Attach {
+    target_ifindex: u32,
+    program: u32,
+    attach_type: u32,
+    flags: u32,
+    rest: [u32; 4],
 }
 
 /// `union bpf_attr`, the part for BPF_PROG_QUERY.
@@ -261,6 +318,7 @@ struct OnPath {
 trait Attributes {}
 impl Attributes for LinkCreate {}
 impl Attributes for LinkUpdate {}
+impl Attributes for Attach {}
 
 fn bpf<A: Attributes>(command: libc::c_long, attributes: &A) -> Result<i32, Error> {
     // SAFETY: the kernel reads `size_of::<A>()` bytes, which `attributes` has; they hold no pointer

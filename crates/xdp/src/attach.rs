@@ -54,6 +54,17 @@ pub fn attach_to_stay(program: &Program, ifindex: u32) -> Result<(), Error> {
     crate::filter::stay(program.tc()?.fd()?, ifindex)
 }
 
+/// Attaches a program at the near end of a netkit pair, to look at what the far end sends while it
+/// sends it, as [`attach_to_stay`] does at tc ingress. `ifindex` is the near end's, as the packet's
+/// device is to the program.
+///
+/// # Errors
+/// The interface does not exist, or is no near end of such a pair.
+pub fn attach_at_sender_to_stay(program: &Program, ifindex: u32) -> Result<(), Error> {
+    let put = sys::bpf::put_at_netkit(program.tc()?.fd()?, ifindex);
+    put.map_err(|source| refused(ifindex, Mode::Tc, source))
+}
+
 /// Attaches a program, an XDP one in the given mode or, without one, in native mode and where that
 /// is refused in generic mode. [`Mode::Tc`] attaches what the program is at tc ingress.
 ///

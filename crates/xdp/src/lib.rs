@@ -39,7 +39,9 @@ mod sink;
 mod table;
 mod tags;
 
-pub use attach::{Attachment, Mode, attach, attach_by_filter, attach_to_stay};
+pub use attach::{
+    Attachment, Mode, attach, attach_at_sender_to_stay, attach_by_filter, attach_to_stay,
+};
 pub use attach_point::{AttachPoint, LinkLayers, Members};
 pub use buffers::of_buffers;
 pub use chain::{Feature, Interfaces};
