@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// A cable between a container's interface and the switch, at tc ingress alone: what comes in by the
+// A cable between a container's interface and the switch, at tc ingress: what comes in by the
 // host's end of a container's veth pair goes out by the TAP device that the switch reads, and what
-// the switch writes to that goes to the container. In the place of the pair may be a TAP device
+// the switch writes to that goes to the container. A netkit pair has it look at what the container
+// sends while that is sent, which saves a queue. In the place of the pair may be a TAP device
 // that a VMM has open, and reads and writes itself. No frame reaches the host's own stack, not even
 // when the switch is gone: the program stays on the interface, and what it knows no way for is
 // dropped. Segments stay whole and checksums begun (GSO).
@@ -84,7 +85,7 @@ static __always_inline int wrap(context *ctx, const struct kernel_flow *flow,
 
 // Sends a packet of a connection that was entered to its container, or to another host. Less than
 // zero: it goes up.
-static __always_inline int forward(context *ctx)
+static __always_inline int forward(context *ctx, const struct cable_end *from)
 {
 	struct kernel_force *force = force_now();
 	struct plain plain = {};
@@ -114,7 +115,7 @@ static __always_inline int forward(context *ctx)
 			return -1;
 	}
 	count_known(state, &plain, length, now);
-	return send_by(flow->to, !machine);
+	return send_by(flow->to, !machine && !from->at_sender);
 }
 
 SEC("tc")
@@ -130,7 +131,7 @@ int cable(context *ctx)
 	// the container's own; what is not goes the long way, where its MAC is looked at.
 	if (end->from_tap)
 		return send_by(end->to, !end->machine && is_for(ctx, end));
-	verdict = forward(ctx);
+	verdict = forward(ctx, end);
 	return verdict < 0 ? bpf_redirect(end->to, 0) : verdict;
 }
 

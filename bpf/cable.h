@@ -9,10 +9,12 @@
 
 // Where what comes in by an interface goes.
 struct cable_end {
-	__u32 to;      // an interface's index
-	__u8 mac[6];   // of the container's interface, where `to` is the host's end of its pair
-	__u8 from_tap; // it is the TAP device that the switch writes to; else `to` is that
-	__u8 machine;  // on the other side is no container, but a TAP device that a VMM has open
+	__u32 to;       // an interface's index
+	__u8 mac[6];    // of the container's interface, where `to` is the host's end of its pair
+	__u8 from_tap;  // it is the TAP device that the switch writes to; else `to` is that
+	__u8 machine;   // on the other side is no container, but a TAP device that a VMM has open
+	__u8 at_sender; // frames are seen while they are sent (netkit), and have not come in yet
+	__u8 reserved[3];
 };
 
 #define KERNEL_IDLE_NS 10000000000ull // no flow has a shorter timeout

@@ -1,16 +1,22 @@
 //! Containers behind netkit devices, which this machine's kernel may lack: in a guest with the
-//! kernel of Debian 13.
+//! kernel of Debian 13. The router forwards between some; the switch makes others.
 
-use butterfly_tests::daemon::program;
-use butterfly_tests::lab::{check, says, soon};
+use butterfly_tests::daemon::{number, program};
+use butterfly_tests::lab::{Download, check, says, soon};
 use butterfly_tests::trials;
 use butterfly_tests::trials::run_each;
-use testkit::Result;
 use testkit::image::Image;
 use testkit::qemu::{Guest, Machine};
+use testkit::{Result, wait_for};
+
+/// How long what is awaited may take in a guest without KVM.
+const PATIENCE: std::time::Duration = std::time::Duration::from_secs(30);
 
 fn main() {
-    run_each(trials![the_router_forwards_between_containers])
+    run_each(trials![
+        the_router_forwards_between_containers,
+        the_switch_joins_containers,
+    ])
 }
 
 /// Two containers, each behind a pair of netkit devices: packets as their sockets make them go
@@ -58,4 +64,156 @@ fn the_router_forwards_between_containers() -> Result<()> {
         )?;
     }
     soon(&host, "ip netns exec c1 ping -q -c 1 -W 1 10.2.0.2")
+}
+
+/// Two hosts, which are namespaces with a daemon each: `h1` with the containers `c1`, `c2` and, at
+/// the end, `c4`; `h2` with `c3`.
+const HOSTS: &str = "set -e; modprobe tun
+    for name in h1 h2 c1 c2 c3 c4; do ip netns add $name; ip -n $name link set lo up; done
+    ip link add u1 netns h1 type veth peer name u2 netns h2
+    for n in 1 2; do
+        ip -n h$n addr add 192.0.2.$n/24 dev u$n; ip -n h$n link set u$n up; mkdir /run/h$n
+    done";
+
+/// Starts the daemon of a host, whose pairs are of that kind.
+fn daemon(guest: &Guest, host: u32, pairs: &str) -> Result<()> {
+    guest.ok(&format!(
+        ": >/run/h{host}/log; ip netns exec h{host} butterflyd --no-syslog -i 192.0.2.{host} \
+         -s /run/h{host} --api unix:/run/h{host}/api.sock --store /run/h{host}/store \
+         --keeper /run/h{host}/keeper --uplink-mode packet --container-pairs {pairs} \
+         >/run/h{host}/log 2>&1 & echo $! >/run/h{host}/pid"
+    ))?;
+    says(guest, &format!("/run/h{host}/log"), "is ready").map(drop)
+}
+
+/// A command of `butterfly` on a host.
+fn cli(guest: &Guest, host: u32, line: &str) -> Result<String> {
+    guest.ok(&format!("butterfly -e unix:/run/h{host}/api.sock {line}"))
+}
+
+/// The line that adds a container's NIC.
+fn add(container: u32) -> String {
+    format!(
+        "nic add --id c{container} --vni 7 --mac 52:54:00:00:07:0{container} \
+         --ip 10.7.0.{container}/24 fd17::{container}/64 --sg web --type veth \
+         --path near{container} --netns c{container}"
+    )
+}
+
+/// Frames of a container's that the kernel has forwarded.
+fn by_kernel(guest: &Guest, (host, container): (u32, u32)) -> Result<u64> {
+    let text = cli(guest, host, &format!("nic stats c{container} --json"))?;
+    let stats: serde_json::Value = serde_json::from_str(&text).map_err(|e| e.to_string())?;
+    let frames = number(&stats[0]["egress_kernel_frames"]);
+    frames.ok_or_else(|| format!("c{container} has no number of such frames:\n{text}"))
+}
+
+/// One container fetches from another in both families, and the kernel forwards nearly all of it.
+/// Both are given by their host and their number.
+fn fetches(guest: &Guest, from: (u32, u32), to: (u32, u32)) -> Result<()> {
+    for far in [format!("10.7.0.{}", to.1), format!("fd17::{}", to.1)] {
+        let within = format!("ip netns exec c{}", from.1);
+        soon(guest, &format!("{within} ping -q -c 1 -W 1 {far}"))?;
+        let before = [by_kernel(guest, from)?, by_kernel(guest, to)?];
+        guest.ok(&format!("{within} guest tcp-get {far} 80 30000000 60"))?;
+        for (side, before) in [from, to].into_iter().zip(before) {
+            // Numbers are half a second late.
+            wait_for("the kernel to forward", PATIENCE, || {
+                Ok((by_kernel(guest, side)? > before + 100).then_some(()))
+            })
+            .map_err(|e| format!("c{} fetches from {far}, c{}: {e}", from.1, side.1))?;
+        }
+    }
+    Ok(())
+}
+
+/// What a container's interface is made of, and its index there.
+fn interface(guest: &Guest, host: u32, container: u32) -> Result<(String, String)> {
+    let kind = guest.ok(&format!(
+        "ip -d -n h{host} link show near{container} | grep -owE 'veth|netkit' | head -n 1"
+    ))?;
+    let index = guest.ok(&format!(
+        "ip netns exec c{container} cat /sys/class/net/eth0/ifindex"
+    ))?;
+    Ok((kind.trim().to_owned(), index.trim().to_owned()))
+}
+
+/// Containers whose interfaces are netkit pairs, on one host and over the overlay: packets of known
+/// connections go by the kernel, a rule that goes is in force at once, pairs and connections
+/// outlive a daemon that is killed, and beside them is a container of the other kind.
+fn the_switch_joins_containers() -> Result<()> {
+    let machine = Machine::named("host")
+        .with_tools()
+        .with_programs(&[&program("butterfly"), &program("butterflyd")]);
+    let guest = Guest::start(&Image::of_suite("trixie")?, &machine)?;
+    let done = join_containers(&guest);
+    done.map_err(|e| {
+        let logs = guest.ok("tail -n 40 /run/h1/log /run/h2/log; true");
+        format!("{e}\n{}", logs.unwrap_or_else(|e| e))
+    })
+}
+
+fn join_containers(guest: &Guest) -> Result<()> {
+    guest.ok(HOSTS)?;
+    for host in [1, 2] {
+        guest.ok(&format!(
+            "butterflyd --no-syslog --as-keeper /run/h{host}/keeper >/run/h{host}/kept 2>&1 &"
+        ))?;
+        soon(guest, &format!("test -S /run/h{host}/keeper"))?;
+        daemon(guest, host, "netkit")?;
+        let far = 3 - host;
+        let line = format!(
+            "sg rule add web --ip-proto tcp + sg rule add web --ip-proto icmp + sg rule add web \
+             --ip-proto icmpv6 + host add 192.0.2.{far} --vni 7"
+        );
+        cli(guest, host, &line)?;
+    }
+    for (host, container) in [(1, 1), (1, 2), (2, 3)] {
+        cli(guest, host, &add(container))?;
+        let (kind, _) = interface(guest, host, container)?;
+        check(
+            kind == "netkit",
+            &format!("the interface of c{container} is of netkit, not {kind:?}"),
+        )?;
+    }
+    for container in [1, 2, 3] {
+        guest.serve(&format!("ip netns exec c{container} guest tcp-serve 80"))?;
+    }
+    fetches(guest, (1, 1), (1, 2))?;
+    fetches(guest, (1, 1), (2, 3))?;
+
+    let download = Download::start_in(guest, "c1", "fd17::2", 80)?;
+    cli(guest, 1, "sg rule del web --ip-proto tcp")?;
+    download
+        .stops()
+        .map_err(|e| format!("without the rule: {e}"))?;
+    cli(guest, 1, "sg rule add web --ip-proto tcp")?;
+
+    // Killed: nothing passes while nobody judges, and then all goes on as it was.
+    let download = Download::start_in(guest, "c1", "10.7.0.2", 80)?;
+    let before = interface(guest, 1, 1)?;
+    guest.ok("kill -9 $(cat /run/h1/pid)")?;
+    download.stops().map_err(|e| format!("killed: {e}"))?;
+    daemon(guest, 1, "veth")?;
+    download.goes_on()?;
+    check(
+        interface(guest, 1, 1)? == before,
+        "the container's interface is the one that it was",
+    )?;
+    fetches(guest, (1, 2), (2, 3))?;
+
+    cli(guest, 1, &add(4))?;
+    guest.serve("ip netns exec c4 guest tcp-serve 80")?;
+    let (kind, _) = interface(guest, 1, 4)?;
+    check(
+        kind == "veth",
+        &format!("a new one is of veth, not {kind:?}"),
+    )?;
+    fetches(guest, (1, 1), (1, 4))?;
+    fetches(guest, (1, 4), (1, 1))?;
+
+    cli(guest, 1, "nic del c1 c2 c4")?;
+    guest
+        .ok("! ip -n h1 link show near1 && ! ip -n c1 link show eth0")
+        .map(drop)
 }

@@ -29,7 +29,7 @@
 #include <bpf/bpf_core_read.h>
 #endif
 
-_Static_assert(sizeof(struct cable_end) == 12, "as src/cables.rs has it");
+_Static_assert(sizeof(struct cable_end) == 16, "as src/cables.rs has it");
 _Static_assert(sizeof(struct kernel_key) == 60, "as src/cables.rs has it");
 _Static_assert(sizeof(struct kernel_flow) == 88, "as src/cables.rs has it");
 _Static_assert(sizeof(struct kernel_state) == 64, "as flow/kernel.rs has it");
@@ -406,7 +406,7 @@ static __always_inline int machine_at(__u32 device)
 }
 
 // Sends a packet out by a device: to a VMM's queue or the wire, or straight into a container's
-// namespace.
+// namespace, as can be done with what has come in.
 static __always_inline int send_by(__u32 device, bool is_container)
 {
 	return is_container ? bpf_redirect_peer(device, 0) : bpf_redirect(device, 0);

@@ -173,12 +173,22 @@ pub struct Download<'a> {
 impl<'a> Download<'a> {
     /// Starts one that ends after a minute at the latest, and waits until bytes come.
     pub fn start(guest: &'a Guest, addr: &str, port: u16) -> Result<Self> {
+        Self::start_by(guest, "guest", addr, port)
+    }
+
+    /// As [`start`](Self::start), in a network namespace of the guest's.
+    pub fn start_in(guest: &'a Guest, namespace: &str, addr: &str, port: u16) -> Result<Self> {
+        let program = format!("ip netns exec {namespace} guest");
+        Self::start_by(guest, &program, addr, port)
+    }
+
+    fn start_by(guest: &'a Guest, program: &str, addr: &str, port: u16) -> Result<Self> {
         let download = Self {
             guest,
             progress: format!("/tmp/download-{addr}-{port}"),
         };
         guest.ok(&format!(
-            "rm -f {0}; guest tcp-get {addr} {port} 0 60 {0} >/dev/null 2>&1 </dev/null &",
+            "rm -f {0}; {program} tcp-get {addr} {port} 0 60 {0} >/dev/null 2>&1 </dev/null &",
             download.progress
         ))?;
         wait_for("a download to begin", PATIENCE, || {

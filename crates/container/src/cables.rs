@@ -6,6 +6,7 @@
 use std::os::fd::AsFd;
 
 use bytemuck::{Pod, Zeroable};
+use netlink::change::PairKind;
 use sys::bpf_array::BpfArray;
 use wire::Mac;
 use xdp::{Program, Table, objects};
@@ -18,6 +19,8 @@ struct CableEnd {
     mac: [u8; 6],
     from_tap: u8,
     machine: u8,
+    at_sender: u8,
+    reserved: [u8; 3],
 }
 
 /// `struct kernel_key` of bpf/cable.h: what the packets of one direction of a flow look like.
@@ -154,15 +157,25 @@ impl Cables {
         self.program.load_beside("arrival", object)
     }
 
-    /// Joins the host's end of a container's pair, or the TAP device that a `machine` has open, and
-    /// the switch's TAP device, all by their index, and takes what comes in by either.
+    /// Joins the host's end of a container's pair, which is of that kind, or the TAP device that a
+    /// VMM has open, which is no pair, and the switch's TAP device, all by their index, and takes
+    /// what comes in by either.
     ///
     /// # Errors
-    /// The kernel takes no filter on one of them, or the table is full.
-    pub fn join(&self, near: u32, tap: u32, mac: Mac, machine: bool) -> Result<(), xdp::Error> {
+    /// The kernel takes no program on one of them, or the table is full.
+    pub fn join(
+        &self,
+        near: u32,
+        tap: u32,
+        mac: Mac,
+        pair: Option<PairKind>,
+    ) -> Result<(), xdp::Error> {
+        let machine = pair.is_none();
+        let at_sender = pair == Some(PairKind::Netkit);
         let out = CableEnd {
             to: tap,
             machine: machine.into(),
+            at_sender: at_sender.into(),
             ..CableEnd::zeroed()
         };
         let into = CableEnd {
@@ -170,13 +183,15 @@ impl Cables {
             mac: mac.0,
             from_tap: 1,
             machine: machine.into(),
+            ..CableEnd::zeroed()
         };
         self.ends.set(&near, &out)?;
         self.ends.set(&tap, &into)?;
-        for end in [near, tap] {
-            xdp::attach_to_stay(&self.program, end)?;
+        xdp::attach_to_stay(&self.program, tap)?;
+        match at_sender {
+            true => xdp::attach_at_sender_to_stay(&self.program, near),
+            false => xdp::attach_to_stay(&self.program, near),
         }
-        Ok(())
     }
 
     /// Forgets an end: what comes in by it is dropped.

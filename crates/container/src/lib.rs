@@ -19,6 +19,10 @@
 //! does. The pair stays, and so does the program on it: what comes while there is no switch is
 //! dropped.
 //!
+//! A pair may be of netkit instead. Then the program is at that, and sees what the container sends
+//! before it has come in to the host, where a packet cannot be put into another namespace: it is
+//! sent to the host's end of the other pair, which has it come in there.
+//!
 //! The daemon makes the pair itself, the far end right where it belongs, which CAP_NET_ADMIN is
 //! enough for. Addresses and routes take a socket of that namespace and so CAP_SYS_ADMIN, which the
 //! daemon gives up when it starts: the [`namespace_helper`], a small process of its own, enters

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use io::tap::{MachineTap, TapError, keep_for_machine};
-use netlink::change::{Changes, Device, NewPair};
+use netlink::change::{Changes, NewPair, PairKind};
 use wire::Mac;
 
 use crate::cables::{Cables, FlowMaps};
@@ -78,6 +78,8 @@ pub struct Veths {
     helper: Asker,
     /// Flows that the program has room for.
     flows: u32,
+    /// What pairs are made of.
+    pairs: PairKind,
     /// The program, from the first pair on.
     cables: Option<Cables>,
     /// See [`Veths::new`].
@@ -92,17 +94,26 @@ struct Veth {
     tap: u32,
     /// The index of the host's end, while there is a pair; of a VMM's TAP device.
     near: Option<u32>,
+    /// What the pair is made of; one that is taken over may be of another kind than new ones.
+    pair: PairKind,
     /// Why there is none, or nobody behind it.
     broken: Option<Broken>,
 }
 
 impl Veths {
     /// None yet; the program between them and the switch is to forward so many flows itself, if the
-    /// switch says so. While `borrowed` is true pairs are another process's, and none is removed.
-    pub fn new(helper: &NamespaceHelper, flows: u32, borrowed: Option<Arc<AtomicBool>>) -> Veths {
+    /// switch says so, and new pairs are of that kind. While `borrowed` is true pairs are another
+    /// process's, and none is removed.
+    pub fn new(
+        helper: &NamespaceHelper,
+        flows: u32,
+        pairs: PairKind,
+        borrowed: Option<Arc<AtomicBool>>,
+    ) -> Veths {
         Veths {
             helper: helper.asker(),
             flows,
+            pairs,
             cables: None,
             borrowed,
             all: BTreeMap::new(),
@@ -116,14 +127,15 @@ impl Veths {
 
     /// Has the program on all interfaces that are there, in the place of another process's.
     pub fn join_again(&mut self) {
-        let there = self.all.values();
-        let there = there.filter_map(|veth| Some((veth.near?, veth.tap, veth.wanted.clone())));
-        let there: Vec<_> = there.collect();
-        for (near, tap, wanted) in there {
-            if let Err(e) = self.join(near, tap, &wanted) {
-                tracing::error!("interface {}: {e}", wanted.near);
+        let all = std::mem::take(&mut self.all);
+        for veth in all.values() {
+            if let Some(near) = veth.near
+                && let Err(e) = self.join(near, veth)
+            {
+                tracing::error!("interface {}: {e}", veth.wanted.near);
             }
         }
+        self.all = all;
     }
 
     /// There is none.
@@ -181,6 +193,7 @@ impl Veths {
             tap: tap(&wanted)?,
             wanted,
             near: None,
+            pair: self.pairs,
             broken: None,
         };
         let state = self.make(&mut veth);
@@ -287,7 +300,7 @@ impl Veths {
         let Ok(found) = changes.by_index(near) else {
             return behind;
         };
-        if found.is_some_and(|device| device.kind == kind(&veth.wanted)) {
+        if found.is_some_and(|device| device.kind == veth.kind()) {
             let state = behind.clone().and_then(|()| self.is_open(veth));
             veth.broken = state.err();
             return behind;
@@ -322,12 +335,15 @@ impl Veths {
         if let Some(cables) = &self.cables {
             cables.forget(veth.tap);
         }
-        if let Some(near) = veth.near {
-            let joined = self.join(near, tap, wanted);
-            let refused = |e| Broken::Refused(format!("TAP interface '{}': {e}", wanted.tap));
-            joined.map_err(refused)?;
+        let before = std::mem::replace(&mut veth.tap, tap);
+        if let Some(near) = veth.near
+            && let Err(e) = self.join(near, veth)
+        {
+            // To be tried again.
+            veth.tap = before;
+            let name = &veth.wanted.tap;
+            return Err(Broken::Refused(format!("TAP interface '{name}': {e}")));
         }
-        veth.tap = tap;
         Ok(())
     }
 
@@ -362,8 +378,10 @@ impl Veths {
             |e: &dyn std::fmt::Display| Broken::Refused(format!("interface {shown}: {e}"));
         let mut changes = Changes::new().map_err(|e| refused(&e))?;
         let there = changes.by_name(shown).map_err(|e| refused(&e))?;
-        let left = there.as_ref().is_some_and(|device| is_ours(device, wanted));
-        if there.is_some() && !left {
+        let is_ours = |kind: &str, alias: &str| kind == veth.kind() && alias == wanted.alias;
+        if let Some(device) = &there
+            && !is_ours(&device.kind, &device.alias)
+        {
             let why = format!("'{shown}' cannot be made: an interface of that name exists");
             return Err(Broken::Refused(why));
         }
@@ -394,8 +412,7 @@ impl Veths {
         };
         let furnished = furnish().map_err(|e| refused(&e));
         let joined = furnished.and_then(|()| {
-            self.join(near, veth.tap, &veth.wanted)
-                .map_err(|e| refused(&e))?;
+            self.join(near, veth).map_err(|e| refused(&e))?;
             let up = Changes::new().and_then(|mut changes| changes.set_up(near, veth.wanted.up));
             up.map_err(|e| refused(&e))
         });
@@ -418,7 +435,8 @@ impl Veths {
             namespace::Error::Refused(..) => Broken::Refused(e.to_string()),
         })?;
         let mut changes = Changes::new().map_err(|e| refused(&e))?;
-        let near = self.pair(&mut changes, &namespace, &veth.wanted)?;
+        let near;
+        (near, veth.pair) = self.pair(&mut changes, &namespace, &veth.wanted)?;
         veth.near = Some(near);
         let made = self.furnish(&mut changes, &namespace, veth, near);
         if made.is_err() {
@@ -427,27 +445,30 @@ impl Veths {
         made
     }
 
-    /// The pair: one that is left of before, or a new one. The index of its end on the host.
+    /// The pair: one that is left of before, or a new one. The index of its end on the host, and
+    /// what it is made of.
     fn pair(
         &mut self,
         changes: &mut Changes,
         namespace: &Namespace,
         wanted: &Wanted,
-    ) -> Result<u32, Broken> {
+    ) -> Result<(u32, PairKind), Broken> {
         let near = &wanted.near;
         let refused = |e: &dyn std::fmt::Display| Broken::Refused(format!("interface {near}: {e}"));
         if let Some(there) = changes.by_name(near).map_err(|e| refused(&e))? {
-            if !is_ours(&there, wanted) {
+            let kind = PairKind::of(&there.kind).filter(|_| there.alias == wanted.alias);
+            let Some(kind) = kind else {
                 let why = format!("'{near}' cannot be made: an interface of that name exists");
                 return Err(Broken::Refused(why));
-            }
+            };
             let inside = inside(wanted, there.far);
             if self.helper.set_up(namespace, &inside).is_ok() {
-                return Ok(there.index);
+                return Ok((there.index, kind));
             }
             changes.remove(there.index).map_err(|e| refused(&e))?;
         }
         let pair = NewPair {
+            kind: self.pairs,
             near,
             far: &wanted.name,
             far_mac: wanted.mac,
@@ -457,13 +478,14 @@ impl Veths {
         changes.make_pair(&pair).map_err(|e| {
             let at = namespace.shown();
             let name = &wanted.name;
+            let kind = self.pairs.name();
             Broken::Refused(format!(
-                "'{near}' and '{name}' in network namespace {at}: {e}"
+                "{kind} pair '{near}' and '{name}' in network namespace {at}: {e}"
             ))
         })?;
         let made = changes.by_name(near).map_err(|e| refused(&e))?;
         let made = made.ok_or_else(|| refused(&"it is gone already"))?;
-        Ok(made.index)
+        Ok((made.index, self.pairs))
     }
 
     /// All that is to be done to a pair: the program on it before anything passes.
@@ -481,7 +503,7 @@ impl Veths {
         changes.leave_unaddressed(near);
         let alias = &wanted.alias;
         changes.set_alias(near, alias).map_err(|e| refused(&e))?;
-        self.join(near, veth.tap, wanted).map_err(|e| refused(&e))?;
+        self.join(near, veth).map_err(|e| refused(&e))?;
         // Routes need an interface with a carrier.
         changes.set_up(near, true).map_err(|e| refused(&e))?;
         self.helper
@@ -495,12 +517,12 @@ impl Veths {
         Ok(())
     }
 
-    fn join(&mut self, near: u32, tap: u32, wanted: &Wanted) -> Result<(), xdp::Error> {
+    fn join(&mut self, near: u32, veth: &Veth) -> Result<(), xdp::Error> {
         let cables = match &mut self.cables {
             Some(cables) => cables,
             none => none.insert(Cables::load(self.flows)?),
         };
-        cables.join(near, tap, wanted.mac, wanted.machine.is_some())
+        cables.join(near, veth.tap, veth.wanted.mac, veth.pair())
     }
 
     /// Other values of an interface that stays.
@@ -516,8 +538,7 @@ impl Veths {
             changes.set_mtu(near, wanted.mtu).map_err(|e| refused(&e))?;
         }
         if wanted.mac != before.mac {
-            let done = self.join(near, veth.tap, wanted);
-            done.map_err(|e| refused(&e))?;
+            self.join(near, veth).map_err(|e| refused(&e))?;
         }
         changes.set_up(near, wanted.up).map_err(|e| refused(&e))?;
         if wanted.machine.is_some() {
@@ -550,6 +571,21 @@ impl Veths {
     }
 }
 
+impl Veth {
+    /// What the pair is made of; `None`: it is a VMM's TAP device.
+    fn pair(&self) -> Option<PairKind> {
+        match self.wanted.machine {
+            Some(_) => None,
+            None => Some(self.pair),
+        }
+    }
+
+    /// The kernel's word for the interface on the host.
+    fn kind(&self) -> &'static str {
+        self.pair().map_or("tun", PairKind::name)
+    }
+}
+
 /// The index of the TAP device behind one, which is up from now on.
 fn tap(wanted: &Wanted) -> Result<u32, String> {
     let mut changes = Changes::new().map_err(|e| e.to_string())?;
@@ -560,19 +596,6 @@ fn tap(wanted: &Wanted) -> Result<u32, String> {
         .set_up(tap.index, true)
         .map_err(|e| format!("TAP interface '{}': {e}", wanted.tap))?;
     Ok(tap.index)
-}
-
-/// The kernel's word for the interface on the host.
-fn kind(wanted: &Wanted) -> &'static str {
-    match wanted.machine {
-        Some(_) => "tun",
-        None => "veth",
-    }
-}
-
-/// It was made for this NIC, by this daemon or one in its place before.
-fn is_ours(device: &Device, wanted: &Wanted) -> bool {
-    device.kind == kind(wanted) && device.alias == wanted.alias
 }
 
 fn inside(wanted: &Wanted, index: Option<u32>) -> Inside {

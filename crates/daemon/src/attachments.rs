@@ -32,6 +32,7 @@ use crate::states::PortStates;
 use crate::unix_socket::NicSockets;
 use crate::upgrade::Predecessor;
 use removals::{Removal, Removals, Settled};
+pub use veths::PairSettings;
 use veths::{VethHandle, VethNics};
 
 /// The largest MTU the kernel gives a TAP device: 65535 with the Ethernet header
@@ -124,8 +125,7 @@ fn cable(name: &str) -> String {
 
 impl HostAttachments {
     /// Starts the vhost-user server; `workers` is where all ports wait until it is opened. Packet
-    /// traces are written beneath `traces` alone; no other daemon has `socket_dir`. The kernel
-    /// may forward so many flows between containers itself.
+    /// traces are written beneath `traces` alone; no other daemon has `socket_dir`.
     pub fn start(
         workers: Arc<StartGate>,
         states: PortStates,
@@ -133,7 +133,7 @@ impl HostAttachments {
         sockets: NicSockets,
         socket_dir: &Path,
         others: Others,
-        kernel_flows: u32,
+        pairs: PairSettings,
     ) -> Result<HostAttachments, String> {
         let Others {
             held,
@@ -160,7 +160,7 @@ impl HostAttachments {
                 states.clone(),
                 switch.clone(),
                 socket_dir.display().to_string(),
-                kernel_flows,
+                pairs,
                 predecessor.as_ref().map(|old| old.apart()),
                 arrivals,
             ),

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{CommandFactory, Parser};
 use dataplane::underlay::Encapsulation;
+use netlink::change::PairKind;
 use wire::vxlan::UdpChecksum;
 
 use crate::cores::{self, Cores};
@@ -220,6 +221,10 @@ pub struct Options {
     /// pass, 128 bytes of its memory each and 450 in use; off: none (docs/containers.md)
     #[arg(long, value_name = "N|off", default_value = "16384", value_parser = kernel_flows)]
     pub(crate) kernel_flows: u32,
+    /// What containers' interfaces are made of from now on; netkit needs Linux 6.7
+    /// (docs/containers.md)
+    #[arg(long, value_name = "KIND", value_enum, default_value_t)]
+    pub(crate) container_pairs: ContainerPairs,
     /// Microseconds that an idle worker polls before it sleeps
     #[arg(long, value_name = "US", default_value_t = 50,
         value_parser = clap::value_parser!(u64).range(..=1_000_000))]
@@ -301,6 +306,23 @@ const TTL: u8 = 64;
 /// Six bits (RFC 2474, section 3).
 pub const DSCP_MAX: u8 = 63;
 
+/// What the interfaces of containers are made of.
+#[derive(clap::ValueEnum, Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum ContainerPairs {
+    #[default]
+    Veth,
+    Netkit,
+}
+
+impl From<ContainerPairs> for PairKind {
+    fn from(pairs: ContainerPairs) -> PairKind {
+        match pairs {
+            ContainerPairs::Veth => PairKind::Veth,
+            ContainerPairs::Netkit => PairKind::Netkit,
+        }
+    }
+}
+
 /// Which outer packets have a UDP checksum.
 #[derive(clap::ValueEnum, Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OuterChecksum {
@@ -374,6 +396,7 @@ pub struct Settings {
     pub(crate) max_flows_per_nic: u32,
     /// 0: none.
     pub(crate) kernel_flows: u32,
+    pub(crate) container_pairs: ContainerPairs,
     pub(crate) poll_us: u64,
     /// How long a worker's core may take to wake, microseconds, and which cores these are. `None`:
     /// as the kernel has it.
@@ -801,6 +824,7 @@ impl Settings {
                 None => (options.max_flows / 4).clamp(1, 65_536),
             },
             kernel_flows: options.kernel_flows,
+            container_pairs: options.container_pairs,
             poll_us: options.poll_us,
             uplinks,
             alone,
@@ -1110,6 +1134,7 @@ mod tests {
             max_flows: 1 << 20,
             max_flows_per_nic: 65_536,
             kernel_flows: 16_384,
+            container_pairs: ContainerPairs::Veth,
             poll_us: 50,
             wake: None,
             uplinks: vec![],
@@ -1269,6 +1294,9 @@ mod tests {
                 s.kernel_flows = 0
             }),
             (&["--kernel-flows 100"], &|s| s.kernel_flows = 100),
+            (&["--container-pairs netkit"], &|s| {
+                s.container_pairs = ContainerPairs::Netkit
+            }),
             (&["--max-flows 4096 --max-flows-per-nic 5000"], &|s| {
                 (s.max_flows, s.max_flows_per_nic) = (4096, 4096)
             }),
@@ -1458,6 +1486,7 @@ mod tests {
             "-u 1 --wake-us soon",
             "--max-flows 1",
             "--kernel-flows on",
+            "--container-pairs bridge",
             "--kernel-flows 1048577",
             "--vxlan-port 0",
             "--vxlan-ttl 0",

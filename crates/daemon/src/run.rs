@@ -27,7 +27,7 @@ use xdp::Interfaces;
 use crate::access::{Access, Gate};
 use crate::app::{App, Features, Operations, unix_secs};
 use crate::arrivals::Arrivals;
-use crate::attachments::{HostAttachments, Loading, Others};
+use crate::attachments::{HostAttachments, Loading, Others, PairSettings};
 use crate::audit::Audit;
 use crate::balancer;
 use crate::balancer::announcing::{self, Announcing};
@@ -361,7 +361,10 @@ async fn serve(
             predecessor: predecessor.clone(),
             arrivals,
         },
-        settings.kernel_flows,
+        PairSettings {
+            kind: settings.container_pairs.into(),
+            flows: settings.kernel_flows,
+        },
     )?
     .refusing_missing_pages(settings.guest_memory_populated);
     let vhost = attachments.vhost();

@@ -100,9 +100,38 @@ const ENOBUFS: i32 = 105;
 /// RTNLGRP_LINK as a bit (rtnetlink(7): RTMGRP_LINK).
 const LINK_GROUP_BIT: u32 = 1;
 
+/// What a pair of interfaces is made of.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum PairKind {
+    /// veth.
+    #[default]
+    Veth,
+    /// netkit (Linux 6.7), of Ethernet. What the far end sends is dropped until a program at it
+    /// says otherwise.
+    Netkit,
+}
+
+impl PairKind {
+    /// The kernel's word for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            PairKind::Veth => "veth",
+            PairKind::Netkit => "netkit",
+        }
+    }
+
+    /// The kind of that name.
+    pub fn of(name: &str) -> Option<PairKind> {
+        let kinds = [PairKind::Veth, PairKind::Netkit];
+        kinds.into_iter().find(|kind| kind.name() == name)
+    }
+}
+
 /// A pair of interfaces to make.
 #[derive(Clone, Copy, Debug)]
 pub struct NewPair<'a> {
+    /// What it is made of.
+    pub kind: PairKind,
     /// The name of the end that is here.
     pub near: &'a str,
     /// The name of the other end.
@@ -175,7 +204,7 @@ impl Changes {
     ///
     /// # Errors
     /// [`io::ErrorKind::AlreadyExists`] when either name is taken; the caller may not change the
-    /// other namespace.
+    /// other namespace; the kernel has no such pairs.
     pub fn make_pair(&mut self, pair: &NewPair<'_>) -> Result<(), Error> {
         let namespace = pair.namespace.as_raw_fd().to_ne_bytes();
         let far = Nested::fixed(&ifinfomsg(0, 0, 0))
@@ -183,9 +212,15 @@ impl Changes {
             .with(IFLA_ADDRESS, &pair.far_mac.0)
             .with(IFLA_MTU, &u32::from(pair.mtu).to_ne_bytes())
             .with(IFLA_NET_NS_FD, &namespace);
-        let data = Nested::default().with(VETH_INFO_PEER, &far.0);
+        let data = match pair.kind {
+            PairKind::Veth => Nested::default().with(VETH_INFO_PEER, &far.0),
+            PairKind::Netkit => Nested::default()
+                .with(IFLA_NETKIT_PEER_INFO, &far.0)
+                .with(IFLA_NETKIT_PEER_POLICY, &NETKIT_DROP.to_ne_bytes())
+                .with(IFLA_NETKIT_MODE, &NETKIT_L2.to_ne_bytes()),
+        };
         let info = Nested::default()
-            .with(IFLA_INFO_KIND, b"veth\0")
+            .with(IFLA_INFO_KIND, &text(pair.kind.name()))
             .with(IFLA_INFO_DATA, &data.0);
         self.done("make a pair of interfaces", |sequence| {
             let flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL;

@@ -2,6 +2,7 @@
 //! asked for by the number that this namespace has for the other (RTM_GETLINK with
 //! IFLA_TARGET_NETNSID, since Linux 4.20). The kernel tells nobody here when it changes.
 
+use crate::change::PairKind;
 use crate::decode;
 use crate::error::Error;
 use crate::message::{Attribute, Message, messages};
@@ -88,9 +89,7 @@ fn elsewhere(message: &Message) -> Option<Elsewhere> {
     let info = find(IFLA_LINKINFO)?;
     let kind = info.nested().find(|inner| inner.kind == IFLA_INFO_KIND)?;
     // Others have a device below them, not at their other end.
-    if !matches!(kind.text().as_str(), "veth" | "netkit") {
-        return None;
-    }
+    PairKind::of(&kind.text())?;
     Some(Elsewhere {
         queue: find(IFLA_QDISC)?.text(),
         ifindex: find(IFLA_LINK)?.u32()?,

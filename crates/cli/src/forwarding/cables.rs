@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, OwnedFd};
 
 use ipnet::Ipv4Net;
-use netlink::change::{Changes, Device, NewPair, WantedRoute};
+use netlink::change::{Changes, Device, NewPair, PairKind, WantedRoute};
 use nix::sched::{CloneFlags, unshare};
 use wire::Mac;
 
@@ -49,6 +49,7 @@ pub fn make(outside: &OwnedFd, to: Ipv4Net) -> Result<Mac, String> {
     let mut changes = Changes::new().map_err(failed)?;
     for ((near, far), far_mac) in INSIDE.into_iter().zip(OUTSIDE).zip(MACS) {
         let pair = NewPair {
+            kind: PairKind::Veth,
             near,
             far,
             far_mac,

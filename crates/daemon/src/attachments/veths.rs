@@ -16,7 +16,7 @@ use control::model::{Nic, NicKind};
 use control::{NicState, OpenRequest};
 use dataplane::{PortSlot, Switch};
 use ipnet::IpNet;
-use netlink::change::{Departures, LinkNews};
+use netlink::change::{Departures, LinkNews, PairKind};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use crate::arrivals::Arrivals;
@@ -37,11 +37,19 @@ pub fn tap_name(near: &str) -> String {
     format!("bt-{:012x}", hash & 0xffff_ffff_ffff)
 }
 
+/// How pairs are made.
+#[derive(Clone, Copy, Debug)]
+pub struct PairSettings {
+    /// What of.
+    pub kind: PairKind,
+    /// Flows that the kernel may forward between them.
+    pub flows: u32,
+}
+
 /// All of them.
 pub struct VethNics {
     shared: Arc<Shared>,
-    /// Flows that the kernel may forward between them.
-    flows: u32,
+    pairs: PairSettings,
     /// What pairs of this daemon are known by, when it has been killed and started again.
     daemon: String,
     /// See [`VethNics::new`].
@@ -80,14 +88,13 @@ struct Watched {
 }
 
 impl VethNics {
-    /// None yet, of the daemon that has this folder of sockets for its own.
-    /// `flows` of theirs the kernel may forward itself; `arrivals` is for those from other hosts.
-    /// While `apart` is true, pairs are another daemon's and stay.
+    /// None yet, of the daemon that has this folder of sockets for its own. `arrivals` is for flows
+    /// from other hosts. While `apart` is true, pairs are another daemon's and stay.
     pub fn new(
         states: PortStates,
         switch: Arc<Switch>,
         daemon: String,
-        flows: u32,
+        pairs: PairSettings,
         apart: Option<Arc<AtomicBool>>,
         arrivals: Arc<Arrivals>,
     ) -> VethNics {
@@ -99,7 +106,7 @@ impl VethNics {
         };
         VethNics {
             shared: Arc::new(shared),
-            flows,
+            pairs,
             daemon,
             apart,
             thread: None,
@@ -178,7 +185,12 @@ impl VethNics {
             .map_err(|e| format!("an eventfd cannot be made: {e}"))?;
         {
             let mut watched = self.shared.lock();
-            watched.veths = Some(Veths::new(&helper, self.flows, self.apart.clone()));
+            watched.veths = Some(Veths::new(
+                &helper,
+                self.pairs.flows,
+                self.pairs.kind,
+                self.apart.clone(),
+            ));
             watched.bell = Some(bell);
         }
         let shared = self.shared.clone();

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 
 use container::namespace_helper::{Asker, SocketKind};
-use netlink::change::{Changes, NewPair};
+use netlink::change::{Changes, NewPair, PairKind};
 use socket2::Socket;
 use wire::Mac;
 
@@ -42,6 +42,7 @@ impl Room {
         let failed = |e: netlink::Error| format!("the interface {outside} of health checks: {e}");
         let mut changes = Changes::new().map_err(failed)?;
         let pair = NewPair {
+            kind: PairKind::Veth,
             near: &outside,
             far: INSIDE,
             far_mac: Mac(MAC),
