@@ -100,7 +100,7 @@ static __always_inline int forward(context *ctx, const struct cable_end *from)
 	plain.key.device = ctx->ifindex;
 	now = bpf_ktime_get_ns();
 	flow = find_known(ctx, &plain, force, now, &state);
-	if (!flow)
+	if (!flow || (from->at_sender && !beside_suits(ctx, &plain)))
 		return -1;
 	if (flow->outer_len) {
 		wrapped = wrap(ctx, flow, &plain.key, plain.tos);

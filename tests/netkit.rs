@@ -1,6 +1,9 @@
 //! Containers behind netkit devices, which this machine's kernel may lack: in a guest with the
 //! kernel of Debian 13. The router forwards between some; the switch makes others.
 
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
 use butterfly_tests::daemon::{number, program};
 use butterfly_tests::lab::{Download, check, says, soon};
 use butterfly_tests::trials;
@@ -8,9 +11,11 @@ use butterfly_tests::trials::run_each;
 use testkit::image::Image;
 use testkit::qemu::{Guest, Machine};
 use testkit::{Result, wait_for};
+use wire::Mac;
+use wire::build;
 
 /// How long what is awaited may take in a guest without KVM.
-const PATIENCE: std::time::Duration = std::time::Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(30);
 
 fn main() {
     run_each(trials![
@@ -100,12 +105,17 @@ fn add(container: u32) -> String {
     )
 }
 
-/// Frames of a container's that the kernel has forwarded.
-fn by_kernel(guest: &Guest, (host, container): (u32, u32)) -> Result<u64> {
+/// What a container has sent, by a number's name in the API.
+fn sent(guest: &Guest, (host, container): (u32, u32), name: &str) -> Result<u64> {
     let text = cli(guest, host, &format!("nic stats c{container} --json"))?;
     let stats: serde_json::Value = serde_json::from_str(&text).map_err(|e| e.to_string())?;
-    let frames = number(&stats[0]["egress_kernel_frames"]);
-    frames.ok_or_else(|| format!("c{container} has no number of such frames:\n{text}"))
+    let number = number(&stats[0][name]);
+    number.ok_or_else(|| format!("c{container} has no {name}:\n{text}"))
+}
+
+/// Frames of a container's that the kernel has forwarded.
+fn by_kernel(guest: &Guest, container: (u32, u32)) -> Result<u64> {
+    sent(guest, container, "egress_kernel_frames")
 }
 
 /// One container fetches from another in both families, and the kernel forwards nearly all of it.
@@ -125,6 +135,46 @@ fn fetches(guest: &Guest, from: (u32, u32), to: (u32, u32)) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// A packet socket of `c1` sends packets of a connection that the kernel forwards to `c2`. One that
+/// it says is of another protocol than the frame has goes to the worker, who goes by the frame.
+fn what_lies_beside_a_frame_is_not_believed(guest: &Guest) -> Result<()> {
+    const SOURCE: u16 = 40_000;
+    cli(guest, 1, "sg rule add web --ip-proto udp")?;
+    guest.serve("ip netns exec c2 guest udp-serve 53")?;
+    // Enough for the kernel to be told of it.
+    guest.ok(&format!(
+        "ip netns exec c1 guest udp-ping 10.7.0.2 53 40 100 {SOURCE}"
+    ))?;
+    let mac = |number| Mac([0x52, 0x54, 0, 0, 7, number]);
+    let ends = [1, 2].map(|number| Ipv4Addr::new(10, 7, 0, number));
+    let frame = build::frame(mac(1), mac(2)).ip(ends[0], ends[1]);
+    let frame = frame.udp(SOURCE, 53).payload(b"hello").build();
+    let hex: String = frame.iter().map(|byte| format!("{byte:02x}")).collect();
+    let send = |protocol: &str, by_the_kernel: u64| {
+        let before = (
+            sent(guest, (1, 1), "egress_frames")?,
+            by_kernel(guest, (1, 1))?,
+        );
+        guest.ok(&format!(
+            "ip netns exec c1 guest frame eth0 {protocol} {hex}"
+        ))?;
+        wait_for("the frame to be counted", PATIENCE, || {
+            Ok((sent(guest, (1, 1), "egress_frames")? > before.0).then_some(()))
+        })?;
+        // The kernel's part is half a second late.
+        std::thread::sleep(Duration::from_secs(2));
+        let forwarded = by_kernel(guest, (1, 1))? - before.1;
+        check(
+            forwarded == by_the_kernel,
+            &format!("said to be of {protocol}, {forwarded} by the kernel, not {by_the_kernel}"),
+        )
+    };
+    send("0800", 1)?;
+    send("8100", 0)?;
+    send("86dd", 0)?;
+    send("0800", 1)
 }
 
 /// What a container's interface is made of, and its index there.
@@ -181,6 +231,7 @@ fn join_containers(guest: &Guest) -> Result<()> {
     }
     fetches(guest, (1, 1), (1, 2))?;
     fetches(guest, (1, 1), (2, 3))?;
+    what_lies_beside_a_frame_is_not_believed(guest)?;
 
     let download = Download::start_in(guest, "c1", "fd17::2", 80)?;
     cli(guest, 1, "sg rule del web --ip-proto tcp")?;

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 // Flows that the switch has let pass, whose packets programs forward themselves: what they have in
-// common that do so at tc ingress, from a container (cable.bpf.c) and from other hosts
-// (arrival.bpf.c). The theory is at the head of crates/dataplane/src/flow/kernel.rs; here is what
-// holds for one packet. It passes only if it is one that the switch's own fast path would let pass
-// without a look at anything but its flow: untagged, whole, without IP options, TCP or UDP with
-// sound headers, in TCP nothing but an acknowledgement with data or without, short enough.
+// common that do so from a container (cable.bpf.c), at tc ingress or while it sends, and from other
+// hosts (arrival.bpf.c), at tc ingress. The theory is at the head of
+// crates/dataplane/src/flow/kernel.rs; here is what holds for one packet. It passes only if it is
+// one that the switch's own fast path would let pass without a look at anything but its flow:
+// untagged, whole, without IP options, TCP or UDP with sound headers, in TCP nothing but an
+// acknowledgement with data or without, short enough.
 //
 // Nor does a packet pass of which its sender has left something undone that does not suit its
 // headers. A checksum that is begun is completed by whoever needs it complete, behind the program:
@@ -253,14 +254,21 @@ static __always_inline bool undone_suits(context *ctx, const struct plain *plain
 	return !begun;
 }
 
+// It cannot be told.
+static __always_inline bool beside_suits(context *ctx, const struct plain *plain)
+{
+	return false;
+}
+
 #else
 
 // Of the kernel's structures what is looked at; where that is libbpf finds by its name.
 struct sk_buff {
 	unsigned char *head;
 	unsigned int end;
-	__u16 csum_start; // this and the next from `head`
+	__u16 csum_start; // this and the next two from `head`
 	__u16 mac_header;
+	__u16 network_header;
 	__u16 csum_offset;
 	__u8 ip_summed : 2;
 } __attribute__((preserve_access_index));
@@ -321,6 +329,21 @@ static __always_inline bool undone_suits(context *ctx, const struct plain *plain
 		beside |= GSO_UDP_TUNNEL;
 	}
 	return (type & ~beside) == (plain->key.family == 4 ? GSO_TCP4 : GSO_TCP6);
+}
+
+// What lies beside the frame says the same as the frame: its Ethernet type, and where its IP header
+// is, which is what stacks go by. Of what has come in by a device the kernel has seen to that. Of
+// what is only being sent a packet socket may say anything.
+static __always_inline bool beside_suits(context *ctx, const struct plain *plain)
+{
+	const struct sk_buff *skb = (void *)ctx;
+	__u16 link, network;
+
+	if (ctx->protocol != (plain->key.family == 4 ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6)))
+		return false;
+	if (READ(&link, skb, mac_header) || READ(&network, skb, network_header))
+		return false;
+	return network == link + sizeof(struct ethhdr);
 }
 
 #endif

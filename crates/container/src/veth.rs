@@ -301,7 +301,8 @@ impl Veths {
             return behind;
         };
         if found.is_some_and(|device| device.kind == veth.kind()) {
-            let state = behind.clone().and_then(|()| self.is_open(veth));
+            let joined = behind.clone().and_then(|()| self.is_joined(near, veth));
+            let state = joined.and_then(|()| self.is_open(veth));
             veth.broken = state.err();
             return behind;
         }
@@ -345,6 +346,18 @@ impl Veths {
             return Err(Broken::Refused(format!("TAP interface '{name}': {e}")));
         }
         Ok(())
+    }
+
+    /// Has the program at a pair of netkit that has lost it: kernels before 2026 let any process of
+    /// the host's network namespace take it away. What the container sends is dropped then.
+    fn is_joined(&mut self, near: u32, veth: &Veth) -> State {
+        let is_netkit = veth.pair() == Some(PairKind::Netkit);
+        if !is_netkit || xdp::is_at_sender(near).unwrap_or(false) {
+            return Ok(());
+        }
+        let name = &veth.wanted.near;
+        let joined = self.join(near, veth);
+        joined.map_err(|e| Broken::Refused(format!("interface {name}: {e}")))
     }
 
     /// Whether a VMM has its TAP device open. The switch's is up for as long, so that what is for

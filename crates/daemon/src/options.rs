@@ -221,7 +221,7 @@ pub struct Options {
     /// pass, 128 bytes of its memory each and 450 in use; off: none (docs/containers.md)
     #[arg(long, value_name = "N|off", default_value = "16384", value_parser = kernel_flows)]
     pub(crate) kernel_flows: u32,
-    /// What containers' interfaces are made of from now on; netkit needs Linux 6.7
+    /// What containers' interfaces are made of from now on; netkit needs Linux 6.12
     /// (docs/containers.md)
     #[arg(long, value_name = "KIND", value_enum, default_value_t)]
     pub(crate) container_pairs: ContainerPairs,

@@ -8,6 +8,7 @@
 
 mod agent;
 mod fragments;
+mod frame;
 mod icmp;
 mod queues;
 mod stream;
@@ -31,6 +32,8 @@ const USAGE: &str = "usage:
   guest udp-beat ADDR PORT MILLISECONDS SECS         send a datagram each so many milliseconds
   guest queues NIC PAIRS                             use so many pairs of queues, as `ethtool -L NIC combined PAIRS`
   guest icmp-ask ADDR KIND CODE SECS                 send one ICMP message, wait for its answer
+  guest frame DEVICE TYPE HEX                        send a frame by a packet socket that says it is of this
+                                                     Ethernet type (hexadecimal)
   guest fragments SRC DST PORT KIND                  a datagram to DST:PORT in IPv4 fragments made by hand;
                                                      KIND: whole, later-only, overlap, tiny";
 
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         ["udp-beat", addr, port, every, secs] => udp::beat(addr, port, every, secs),
         ["queues", nic, pairs] => queues::set(nic, pairs),
         ["icmp-ask", addr, kind, code, secs] => icmp::ask(addr, kind, code, secs),
+        ["frame", device, kind, bytes] => frame::send(device, kind, bytes),
         ["fragments", src, dst, port, kind] => fragments::send(src, dst, port, kind),
         _ => Err(USAGE.to_owned()),
     };

@@ -290,6 +290,11 @@ fn open(options: &PacketOptions) -> Result<OwnedFd, Errno> {
     Ok(socket)
 }
 
+fn bind(socket: &OwnedFd, options: &PacketOptions) -> Result<(), Errno> {
+    let protocol = options.packets.protocol() as u16;
+    sys::packet_socket::bind(socket.as_fd(), options.ifindex, protocol)
+}
+
 /// linux/if_packet.h, since 4.20.
 const PACKET_IGNORE_OUTGOING: i32 = 23;
 
@@ -302,23 +307,6 @@ fn set(socket: BorrowedFd<'_>, option: i32, value: i32) -> Result<(), Errno> {
             option,
             (&raw const value).cast(),
             size_of::<i32>() as libc::socklen_t,
-        )
-    };
-    if done == 0 { Ok(()) } else { Err(last_errno()) }
-}
-
-fn bind(socket: &OwnedFd, options: &PacketOptions) -> Result<(), Errno> {
-    // SAFETY: all zeros are a valid address.
-    let mut address: libc::sockaddr_ll = unsafe { MaybeUninit::zeroed().assume_init() };
-    address.sll_family = libc::AF_PACKET as u16;
-    address.sll_protocol = (options.packets.protocol() as u16).to_be();
-    address.sll_ifindex = i32::try_from(options.ifindex).map_err(|_| Errno::NODEV)?;
-    // SAFETY: the address is complete and of this length.
-    let done = unsafe {
-        libc::bind(
-            socket.as_raw_fd(),
-            (&raw const address).cast(),
-            size_of::<libc::sockaddr_ll>() as libc::socklen_t,
         )
     };
     if done == 0 { Ok(()) } else { Err(last_errno()) }

@@ -106,7 +106,7 @@ pub enum PairKind {
     /// veth.
     #[default]
     Veth,
-    /// netkit (Linux 6.7), of Ethernet. What the far end sends is dropped until a program at it
+    /// netkit, of Ethernet. What the far end sends is dropped until a program at it
     /// says otherwise.
     Netkit,
 }

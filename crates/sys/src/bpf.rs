@@ -123,7 +123,7 @@ pub fn tc_programs(ifindex: u32, side: TcSide) -> Result<Vec<u32>, Error> {
     };
     match programs(ifindex, attach_type) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(Vec::new()),
-        other => other,
+        other => other.map(|(ids, _)| ids),
     }
 }
 
@@ -133,35 +133,64 @@ pub fn tc_programs(ifindex: u32, side: TcSide) -> Result<Vec<u32>, Error> {
 /// (BPF_PROG_ATTACH, since Linux 6.7).
 ///
 /// # Errors
-/// EINVAL: an older kernel, or no netkit; ENODEV: no such interface; EACCES: it is the far end.
+/// EINVAL: a kernel without netkit; ENODEV: no such interface; ENXIO: it is no netkit; EACCES: it
+/// is the far end; ESTALE: others put programs there all the time.
 pub fn put_at_netkit(program: BorrowedFd<'_>, ifindex: u32) -> Result<(), Error> {
-    let mut attributes = Attach {
+    let ours = Attach {
         target_ifindex: ifindex,
         program: program.as_raw_fd() as u32,
         attach_type: ATTACH_NETKIT_PEER,
         flags: BEFORE,
-        rest: [0; 4],
+        rest: [0; 2],
+        revision: 0,
     };
-    match bpf(PROG_ATTACH, &attributes) {
-        // It is this one that is there.
-        Err(error) if error.raw_os_error() == Some(libc::EEXIST) => return Ok(()),
-        other => other?,
-    };
+    let put = || bpf(PROG_ATTACH, &ours);
+    match put() {
+        // It is there, but perhaps behind another one.
+        Err(error) if error.raw_os_error() == Some(libc::EEXIST) => {
+            if netkit_programs(ifindex)?.0.len() > 1 {
+                bpf(PROG_DETACH, &Attach { flags: 0, ..ours })?;
+                put()?;
+            }
+        }
+        other => drop(other?),
+    }
     // From now on it alone runs: it hands nothing on. To be put in the place of another it would
     // have to be given that one's descriptor, which takes CAP_SYS_ADMIN.
-    attributes.program = 0;
-    attributes.flags = AFTER;
-    let before = programs(ifindex, ATTACH_NETKIT_PEER)?
-        .len()
-        .saturating_sub(1);
-    for _ in 0..before {
-        bpf(PROG_DETACH, &attributes)?;
+    for _ in 0..2 * PROGRAMS {
+        let (there, revision) = netkit_programs(ifindex)?;
+        if there.len() <= 1 {
+            return Ok(());
+        }
+        let last = Attach {
+            program: 0,
+            flags: AFTER,
+            revision,
+            ..ours
+        };
+        match bpf(PROG_DETACH, &last) {
+            // Somebody else was faster.
+            Err(error) if error.raw_os_error() == Some(libc::ESTALE) => (),
+            other => drop(other?),
+        }
     }
-    Ok(())
+    Err(Error::from_raw_os_error(libc::ESTALE))
 }
 
-/// The ids of the programs at a point of an interface, in order.
-fn programs(ifindex: u32, attach_type: u32) -> Result<Vec<u32>, Error> {
+/// Whether any program looks at what the far end of a netkit pair sends.
+///
+/// # Errors
+/// As [`put_at_netkit`].
+pub fn is_at_netkit(ifindex: u32) -> Result<bool, Error> {
+    Ok(!netkit_programs(ifindex)?.0.is_empty())
+}
+
+fn netkit_programs(ifindex: u32) -> Result<(Vec<u32>, u64), Error> {
+    programs(ifindex, ATTACH_NETKIT_PEER)
+}
+
+/// The ids of the programs at a point of an interface, in order, and the revision of that list.
+fn programs(ifindex: u32, attach_type: u32) -> Result<(Vec<u32>, u64), Error> {
     let mut ids = [0u32; PROGRAMS];
     let mut attributes = Query {
         target_ifindex: ifindex,
@@ -169,7 +198,8 @@ fn programs(ifindex: u32, attach_type: u32) -> Result<Vec<u32>, Error> {
         flags: [0; 2],
         program_ids: ids.as_mut_ptr() as u64,
         count: PROGRAMS as u32,
-        rest: [0; 9],
+        rest: [0; 7],
+        revision: [0; 2],
     };
     // SAFETY: the kernel reads and writes `Query`, and at its only pointer `count` numbers at the
     // most, which `ids` has room for. Both outlive the call.
@@ -184,7 +214,9 @@ fn programs(ifindex: u32, attach_type: u32) -> Result<Vec<u32>, Error> {
     if result != 0 {
         return Err(Error::last_os_error());
     }
-    Ok(ids.into_iter().take(attributes.count as usize).collect())
+    let ids = ids.into_iter().take(attributes.count as usize).collect();
+    let revision = bytemuck::cast(attributes.revision);
+    Ok((ids, revision))
 }
 
 /// Returns when no run of any XDP program that had begun before the call still goes on
@@ -287,12 +319,15 @@ struct LinkUpdate {
 
 /// `union bpf_attr`, the part for BPF_PROG_ATTACH and BPF_PROG_DETACH.
 #[repr(C)]
+#[derive(Clone, Copy)]
 struct Attach {
     target_ifindex: u32,
     program: u32,
     attach_type: u32,
     flags: u32,
-    rest: [u32; 4],
+    rest: [u32; 2],
+    /// That the list of programs has to have; 0: any.
+    revision: u64,
 }
 
 /// `union bpf_attr`, the part for BPF_PROG_QUERY.
@@ -303,7 +338,9 @@ struct Query {
     flags: [u32; 2],
     program_ids: u64,
     count: u32,
-    rest: [u32; 9],
+    rest: [u32; 7],
+    /// One number of 64 bits.
+    revision: [u32; 2],
 }
 
 /// `union bpf_attr`, the part for BPF_OBJ_PIN and BPF_OBJ_GET.

@@ -65,6 +65,15 @@ pub fn attach_at_sender_to_stay(program: &Program, ifindex: u32) -> Result<(), E
     put.map_err(|source| refused(ifindex, Mode::Tc, source))
 }
 
+/// Whether there is any program where [`attach_at_sender_to_stay`] has put one.
+///
+/// # Errors
+/// As there.
+pub fn is_at_sender(ifindex: u32) -> Result<bool, Error> {
+    let there = sys::bpf::is_at_netkit(ifindex);
+    there.map_err(|source| refused(ifindex, Mode::Tc, source))
+}
+
 /// Attaches a program, an XDP one in the given mode or, without one, in native mode and where that
 /// is refused in generic mode. [`Mode::Tc`] attaches what the program is at tc ingress.
 ///

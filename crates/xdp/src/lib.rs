@@ -41,6 +41,7 @@ mod tags;
 
 pub use attach::{
     Attachment, Mode, attach, attach_at_sender_to_stay, attach_by_filter, attach_to_stay,
+    is_at_sender,
 };
 pub use attach_point::{AttachPoint, LinkLayers, Members};
 pub use buffers::of_buffers;

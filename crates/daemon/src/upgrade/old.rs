@@ -561,6 +561,10 @@ impl Drop for Given<'_> {
         if let Some(pause) = self.pause.filter(|_| self.paused) {
             pause.end();
         }
+        if self.joined || self.links {
+            // Until then it may put its programs at one interface more.
+            wait_for_end(&self.child);
+        }
         if self.joined {
             self.left_behind.join_again();
         }
@@ -571,8 +575,6 @@ impl Drop for Given<'_> {
             tracing::error!("{why}");
         }
         if self.links {
-            // Until then one of an earlier version may put its programs there.
-            wait_for_end(&self.child);
             self.app.uplinks.go_on();
             self.app.balancer.go_on();
             if let Err(why) = lock(self.interfaces).take_over() {
