@@ -359,6 +359,12 @@ impl Lab {
             assert!(lets || self.answers(&config, flow), "{why}");
             self.flows.insert(flow);
         }
+        if let Some(talk) = sent.talk
+            && comes
+            && is_let_in(&config, vni, &sent, talk)
+        {
+            self.flows.insert(sent.flow(vni, talk));
+        }
     }
 
     /// A guest sends a frame.
@@ -447,7 +453,10 @@ impl Lab {
         let is_unknown = !is_here && !config.bindings.contains_key(&key);
         let to_all_hosts = goes(self) && is_unknown && learns(&config, nic.vni);
         if let Some(talk) = sent.talk
-            && (to_all_hosts || !reached.is_empty() || !told.is_empty())
+            && (to_all_hosts
+                || !reached.is_empty()
+                || !told.is_empty()
+                || goes(self) && is_let_in(&config, nic.vni, &sent, talk))
         {
             self.flows.insert(sent.flow(nic.vni, talk));
         }
@@ -612,6 +621,17 @@ impl Lab {
                 && ends.iter().all(|ip| !ours(*ip) || here(flow.vni, *ip))
         });
     }
+}
+
+/// Whether a frame is for a NIC whose rules let it in. Then it has begun, also where the NIC is
+/// broken or down and is not reached.
+fn is_let_in(config: &Config, vni: Vni, sent: &Sent, talk: Talk) -> bool {
+    let mut nics = config.nics.values();
+    nics.any(|nic| {
+        nic.vni == vni
+            && nic.mac == sent.dst
+            && allows(config, nic, Direction::Ingress, sent.from, talk)
+    })
 }
 
 impl Talk {
