@@ -146,8 +146,11 @@ impl Walk {
                 }
                 _ => true,
             };
-            if known && number < 64 {
-                seen |= 1 << number;
+            // Of a field that comes twice the last one counts, also where that is as good as none.
+            match known {
+                _ if number >= 64 => (),
+                true => seen |= 1 << number,
+                false => seen &= !(1 << number),
             }
         }
         let is_missing = |field: &prost_reflect::FieldDescriptor| {
@@ -308,6 +311,29 @@ mod tests {
                 "MessageV0.Rule.direction".into()
             ))
         );
+    }
+
+    /// A rule whose direction is INBOUND, and behind that something else, or the other way around.
+    #[test]
+    fn of_a_field_that_comes_twice_the_last_one_counts() {
+        const SG_RULE_DEL: u8 = 12;
+        let inside = |number: u8, bytes: &[u8]| {
+            let head = [number << 3 | 2, bytes.len() as u8];
+            [&head[..], bytes].concat()
+        };
+        let decoded = |rule: &[u8]| {
+            let deletion = [inside(1, b"a"), inside(2, rule)].concat();
+            let request = inside(1, &inside(SG_RULE_DEL, &deletion));
+            let message = [&[0x08, 0][..], &inside(3, &request)].concat();
+            decode(&inside(1, &message))
+        };
+        assert_eq!(
+            decoded(&[0x08, 0, 0x10, 6, 0x08, 80]),
+            Err(MalformedMessage::Required(
+                "MessageV0.Rule.direction".into()
+            ))
+        );
+        assert!(decoded(&[0x08, 80, 0x10, 6, 0x08, 0]).is_ok());
     }
 
     /// 4 MB of empty messages, of empty rules in a group and of empty addresses of a NIC: each is
