@@ -102,7 +102,7 @@ fn quickstart(title: &str, may_fail: &str) -> Result<String> {
         .filter_map(|line| line.strip_prefix("    "))
         .collect();
     // The README names the optimised programs; here they are the ones beside this test.
-    let folder = program("butterfly").replace("/butterfly", "");
+    let folder = folder_of_programs()?;
     let script = commands
         .join("\n")
         .replace("$PWD/target/release", &folder)
@@ -139,7 +139,7 @@ fn tutorial(name: &str) -> Result<()> {
             .filter_map(|rest| rest.split_once("```").map(|(block, _)| block))
             .collect()
     };
-    let folder = program("butterfly").replace("/butterfly", "");
+    let folder = folder_of_programs()?;
     let script = format!("export PATH={folder}:$PATH\n{}", blocks("sh").concat());
     let said = in_a_shell(&script, Duration::from_secs(120))?;
     let mut shown = blocks("text").into_iter().flat_map(str::lines).peekable();
@@ -195,4 +195,13 @@ fn folders() -> Result<()> {
         there == told,
         &format!("the README's folders {told:?} are those of the tree, {there:?}"),
     )
+}
+
+/// Where `butterfly` and `butterflyd` are.
+fn folder_of_programs() -> Result<String> {
+    let program = program("butterfly");
+    let folder = program.strip_suffix("/butterfly");
+    folder
+        .map(str::to_owned)
+        .ok_or_else(|| format!("{program} is in no folder"))
 }
