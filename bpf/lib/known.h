@@ -121,6 +121,12 @@ struct plain {
 	struct kernel_key key;  // without the device and the network
 };
 
+// The Ethernet type of its packets, as it is in a frame.
+static __always_inline __be16 ethertype_of(const struct kernel_key *key)
+{
+	return key->family == 4 ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6);
+}
+
 // Fills in addresses, protocol and family, where layer 4 is, and the TOS or traffic class. Gives
 // where the packet ends; 0: it is not for here.
 static __always_inline __u32 read_network(context *ctx, struct plain *plain)
@@ -339,7 +345,7 @@ static __always_inline bool beside_suits(context *ctx, const struct plain *plain
 	const struct sk_buff *skb = (void *)ctx;
 	__u16 link, network;
 
-	if (ctx->protocol != (plain->key.family == 4 ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6)))
+	if (ctx->protocol != ethertype_of(&plain->key))
 		return false;
 	if (READ(&link, skb, mac_header) || READ(&network, skb, network_header))
 		return false;
@@ -416,7 +422,7 @@ static __always_inline void count_known(struct kernel_state *state, const struct
 static __always_inline void fill_link(struct ethhdr *link, const struct kernel_key *key)
 {
 	__builtin_memcpy(link, key->macs, sizeof(key->macs));
-	link->h_proto = key->family == 4 ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6);
+	link->h_proto = ethertype_of(key);
 }
 
 // Whether this is the device on the host of a container, 0, or of a VMM, 1. Less than zero: it is
