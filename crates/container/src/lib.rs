@@ -42,4 +42,4 @@ pub mod namespace_helper;
 mod veth;
 
 pub use namespace_helper::NamespaceHelper;
-pub use veth::{Broken, Machine, State, Veths, Wanted};
+pub use veth::{Broken, Machine, PairSettings, State, Veths, Wanted};

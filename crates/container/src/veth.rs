@@ -55,6 +55,15 @@ pub struct Wanted {
     pub up: bool,
 }
 
+/// How pairs are made.
+#[derive(Clone, Copy, Debug)]
+pub struct PairSettings {
+    /// What of.
+    pub kind: PairKind,
+    /// Flows that the program between them and the switch has room for, to forward them itself.
+    pub flows: u32,
+}
+
 /// How one is.
 pub type State = Result<(), Broken>;
 
@@ -76,10 +85,7 @@ pub enum Broken {
 #[derive(Debug)]
 pub struct Veths {
     helper: Asker,
-    /// Flows that the program has room for.
-    flows: u32,
-    /// What pairs are made of.
-    pairs: PairKind,
+    pairs: PairSettings,
     /// The program, from the first pair on.
     cables: Option<Cables>,
     /// See [`Veths::new`].
@@ -101,18 +107,14 @@ struct Veth {
 }
 
 impl Veths {
-    /// None yet; the program between them and the switch is to forward so many flows itself, if the
-    /// switch says so, and new pairs are of that kind. While `borrowed` is true pairs are another
-    /// process's, and none is removed.
+    /// None yet. While `borrowed` is true pairs are another process's, and none is removed.
     pub fn new(
         helper: &NamespaceHelper,
-        flows: u32,
-        pairs: PairKind,
+        pairs: PairSettings,
         borrowed: Option<Arc<AtomicBool>>,
     ) -> Veths {
         Veths {
             helper: helper.asker(),
-            flows,
             pairs,
             cables: None,
             borrowed,
@@ -193,7 +195,7 @@ impl Veths {
             tap: tap(&wanted)?,
             wanted,
             near: None,
-            pair: self.pairs,
+            pair: self.pairs.kind,
             broken: None,
         };
         let state = self.make(&mut veth);
@@ -391,9 +393,8 @@ impl Veths {
             |e: &dyn std::fmt::Display| Broken::Refused(format!("interface {shown}: {e}"));
         let mut changes = Changes::new().map_err(|e| refused(&e))?;
         let there = changes.by_name(shown).map_err(|e| refused(&e))?;
-        let is_ours = |kind: &str, alias: &str| kind == veth.kind() && alias == wanted.alias;
         if let Some(device) = &there
-            && !is_ours(&device.kind, &device.alias)
+            && (device.kind != veth.kind() || device.alias != wanted.alias)
         {
             let why = format!("'{shown}' cannot be made: an interface of that name exists");
             return Err(Broken::Refused(why));
@@ -448,9 +449,8 @@ impl Veths {
             namespace::Error::Refused(..) => Broken::Refused(e.to_string()),
         })?;
         let mut changes = Changes::new().map_err(|e| refused(&e))?;
-        let near;
-        (near, veth.pair) = self.pair(&mut changes, &namespace, &veth.wanted)?;
-        veth.near = Some(near);
+        let (near, pair) = self.pair(&mut changes, &namespace, &veth.wanted)?;
+        (veth.near, veth.pair) = (Some(near), pair);
         let made = self.furnish(&mut changes, &namespace, veth, near);
         if made.is_err() {
             self.unmake(veth);
@@ -481,7 +481,7 @@ impl Veths {
             changes.remove(there.index).map_err(|e| refused(&e))?;
         }
         let pair = NewPair {
-            kind: self.pairs,
+            kind: self.pairs.kind,
             near,
             far: &wanted.name,
             far_mac: wanted.mac,
@@ -491,14 +491,14 @@ impl Veths {
         changes.make_pair(&pair).map_err(|e| {
             let at = namespace.shown();
             let name = &wanted.name;
-            let kind = self.pairs.name();
+            let kind = self.pairs.kind.name();
             Broken::Refused(format!(
                 "{kind} pair '{near}' and '{name}' in network namespace {at}: {e}"
             ))
         })?;
         let made = changes.by_name(near).map_err(|e| refused(&e))?;
         let made = made.ok_or_else(|| refused(&"it is gone already"))?;
-        Ok((made.index, self.pairs))
+        Ok((made.index, self.pairs.kind))
     }
 
     /// All that is to be done to a pair: the program on it before anything passes.
@@ -533,7 +533,7 @@ impl Veths {
     fn join(&mut self, near: u32, veth: &Veth) -> Result<(), xdp::Error> {
         let cables = match &mut self.cables {
             Some(cables) => cables,
-            none => none.insert(Cables::load(self.flows)?),
+            none => none.insert(Cables::load(self.pairs.flows)?),
         };
         cables.join(near, veth.tap, veth.wanted.mac, veth.pair())
     }

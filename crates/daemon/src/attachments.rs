@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use container::PairSettings;
 use control::model::{BenchKind, Mirror, Nic, NicKind, VhostMode};
 use control::{AttachError, Attachments, Ending, NicState, OpenRequest};
 use dataplane::{PortSlot, QueueId, Switch};
@@ -32,7 +33,6 @@ use crate::states::PortStates;
 use crate::unix_socket::NicSockets;
 use crate::upgrade::Predecessor;
 use removals::{Removal, Removals, Settled};
-pub use veths::PairSettings;
 use veths::{VethHandle, VethNics};
 
 /// The largest MTU the kernel gives a TAP device: 65535 with the Ethernet header

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use ::router::acl::List;
 use api::encrypted::Key;
+use container::PairSettings;
 use control::model::{Config, Feature, Interface};
 use control::{Controller, NicState, Reach};
 use dataplane::Switch;
@@ -27,7 +28,7 @@ use xdp::Interfaces;
 use crate::access::{Access, Gate};
 use crate::app::{App, Features, Operations, unix_secs};
 use crate::arrivals::Arrivals;
-use crate::attachments::{HostAttachments, Loading, Others, PairSettings};
+use crate::attachments::{HostAttachments, Loading, Others};
 use crate::audit::Audit;
 use crate::balancer;
 use crate::balancer::announcing::{self, Announcing};

@@ -101,13 +101,11 @@ const ENOBUFS: i32 = 105;
 const LINK_GROUP_BIT: u32 = 1;
 
 /// What a pair of interfaces is made of.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PairKind {
     /// veth.
-    #[default]
     Veth,
-    /// netkit, of Ethernet. What the far end sends is dropped until a program at it
-    /// says otherwise.
+    /// netkit, of Ethernet. What the far end sends is dropped until a program at it says otherwise.
     Netkit,
 }
 

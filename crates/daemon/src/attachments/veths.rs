@@ -11,12 +11,12 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use container::namespace_helper::Route;
-use container::{Broken, Machine, Veths, Wanted};
+use container::{Broken, Machine, PairSettings, Veths, Wanted};
 use control::model::{Nic, NicKind};
 use control::{NicState, OpenRequest};
 use dataplane::{PortSlot, Switch};
 use ipnet::IpNet;
-use netlink::change::{Departures, LinkNews, PairKind};
+use netlink::change::{Departures, LinkNews};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use crate::arrivals::Arrivals;
@@ -35,15 +35,6 @@ pub fn tap_name(near: &str) -> String {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });
     format!("bt-{:012x}", hash & 0xffff_ffff_ffff)
-}
-
-/// How pairs are made.
-#[derive(Clone, Copy, Debug)]
-pub struct PairSettings {
-    /// What of.
-    pub kind: PairKind,
-    /// Flows that the kernel may forward between them.
-    pub flows: u32,
 }
 
 /// All of them.
@@ -185,12 +176,7 @@ impl VethNics {
             .map_err(|e| format!("an eventfd cannot be made: {e}"))?;
         {
             let mut watched = self.shared.lock();
-            watched.veths = Some(Veths::new(
-                &helper,
-                self.pairs.flows,
-                self.pairs.kind,
-                self.apart.clone(),
-            ));
+            watched.veths = Some(Veths::new(&helper, self.pairs, self.apart.clone()));
             watched.bell = Some(bell);
         }
         let shared = self.shared.clone();
