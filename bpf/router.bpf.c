@@ -86,11 +86,14 @@ static __always_inline bool counted_in_xdp(const struct transit *t)
 // Why a packet is the kernel's: counted, and handed on.
 static __always_inline int leave(context *ctx, struct transit *t, __u32 reason)
 {
+	int drops = ACL_LEAVES;
+
 	if (counted_in_xdp(t))
 		return chain_next(ctx);
-	if (t->flags & CONFIG_ACL_ALL && t->in && t->packet.family &&
-	    acl_drops_left(ctx, t->packet.l3, t->in->ifindex, t->flags, reason)) {
-		count(t->counters, t->v6, COUNT_DENIED, 1);
+	if (t->flags & CONFIG_ACL_ALL && t->in && t->packet.family)
+		drops = acl_drops_left(ctx, t->packet.l3, t->in->ifindex, t->flags, reason);
+	if (drops) {
+		count(t->counters, t->v6, drops == ACL_DROPS ? COUNT_DENIED : reason, 1);
 		return VERDICT_DROP;
 	}
 	count(t->counters, t->v6, t->v6 ? discovery(ctx, t->packet.l3, reason) : reason, 1);
@@ -105,34 +108,40 @@ static __always_inline __u16 vlan_of(const struct vlan_tag *tag)
 	return bpf_ntohs(tag->tci) & VLAN_MASK;
 }
 
-// The tags of a frame as the key of an interface has them. Less than zero: the kernel knows what to
-// do with them.
+// Puts a frame's next tag into the key of its interface, which has room for it. Zero, or not: a
+// priority tag, which the kernel takes off and looks no further at.
+static __always_inline int key_tag(struct interface_key *key, __be16 protocol, __u16 vlan)
+{
+	if (!vlan)
+		return 1;
+	if (key->vlan) {
+		key->inner_vlan = vlan;
+		key->inner_protocol = protocol;
+	} else {
+		key->vlan = vlan;
+		key->protocol = protocol;
+	}
+	return 0;
+}
+
+// The tags of a frame as the key of its interface has them. How many were left out.
 static __always_inline int read_tags(context *ctx, const struct packet *packet,
 				     struct interface_key *key)
 {
 	struct ethhdr *link = at(ctx, 0, sizeof(*link) + PACKET_MAX_TAGS * sizeof(struct vlan_tag));
 	struct vlan_tag *tag = (void *)(link + 1);
+	int left;
 
 	if (!link)
 		return -1;
 #ifdef BUTTERFLY_TC
 	if (ctx->vlan_present) {
-		key->vlan = ctx->vlan_tci & VLAN_MASK;
-		key->protocol = ctx->vlan_proto;
-		if (packet->tags < 2)
-			return key->vlan ? 0 : -1;
-		key->inner_vlan = vlan_of(tag);
-		key->inner_protocol = link->h_proto;
-		return key->vlan && key->inner_vlan ? 0 : -1;
+		left = key_tag(key, ctx->vlan_proto, ctx->vlan_tci & VLAN_MASK);
+		return packet->tags < 2 ? left : left + key_tag(key, link->h_proto, vlan_of(tag));
 	}
 #endif
-	key->vlan = vlan_of(tag);
-	key->protocol = link->h_proto;
-	if (packet->tags < 2)
-		return key->vlan ? 0 : -1;
-	key->inner_vlan = vlan_of(tag + 1);
-	key->inner_protocol = tag->next;
-	return key->vlan && key->inner_vlan ? 0 : -1;
+	left = key_tag(key, link->h_proto, vlan_of(tag));
+	return packet->tags < 2 ? left : left + key_tag(key, tag->next, vlan_of(tag + 1));
 }
 
 static __always_inline bool same_key(const struct interface_key *a, const struct interface_key *b)
@@ -141,14 +150,16 @@ static __always_inline bool same_key(const struct interface_key *a, const struct
 	       a->inner_vlan == b->inner_vlan && a->inner_protocol == b->inner_protocol;
 }
 
-// The interface by device and tags. Less than zero: not one of ours.
+// The interface by device and tags. Less than zero: not one of ours; more: it is, and what is to be
+// forwarded has priority tags as well.
 static __always_inline int find_interface(context *ctx, struct transit *t)
 {
 	struct interface_key key = {.ifindex = context_device(ctx)};
 	const struct near *close;
 	__u32 place;
+	int left = t->packet.tags ? read_tags(ctx, &t->packet, &key) : 0;
 
-	if (t->packet.tags && read_tags(ctx, &t->packet, &key) < 0)
+	if (left < 0)
 		return -1;
 	place = near_place(&key);
 	close = bpf_map_lookup_elem(&near, &place);
@@ -157,15 +168,21 @@ static __always_inline int find_interface(context *ctx, struct transit *t)
 	if (!t->in)
 		return -1;
 	t->counters = bpf_map_lookup_elem(&counters, &t->in->slot);
-	return 0;
+	return left;
 }
 
-// Neither IPv4 nor IPv6: the kernel's. ARP is counted (RFC 826).
+// Neither IPv4 nor IPv6: the kernel's. ARP is counted (RFC 826). What may be in more tags than are
+// read here the access list lets nobody send.
 static __always_inline int leave_other(context *ctx, struct transit *t)
 {
 	struct arp_start *arp = at(ctx, t->packet.l3 - sizeof(__be16), sizeof(*arp));
 	__u16 operation;
 
+	if (t->flags & CONFIG_ACL_ALL && arp && is_tag(arp->ethertype)) {
+		if (find_interface(ctx, t) >= 0)
+			count(t->counters, 0, COUNT_DENIED, 1);
+		return VERDICT_DROP;
+	}
 	if (!arp || arp->ethertype != bpf_htons(ETH_P_ARP) || find_interface(ctx, t) < 0)
 		return chain_next(ctx);
 	operation = bpf_ntohs(arp->operation);
@@ -535,17 +552,64 @@ static __always_inline bool is_hung(const struct router_config *config)
 	return *(const volatile __u32 *)&config->hung;
 }
 
+// All headers that a lookup needs, of IPv6 and Ethernet, are in one piece then; a packet of several
+// segments has its TCP header there too.
+#define ROUTER_HEADERS 54
+
+// The access list looks at ports, too, behind extension headers if there are any.
+#define ACL_HEADERS 62
+#define ACL_ALL_HEADERS 256
+
+static __always_inline void pull(context *ctx, __u32 flags)
+{
+#ifdef BUTTERFLY_TC
+	struct packet packet = {};
+	struct ipv6hdr *ip;
+
+	frame_pull(ctx, flags & (CONFIG_ACL4 | CONFIG_ACL6) ? ACL_HEADERS : ROUTER_HEADERS);
+	if (!(flags & CONFIG_ACL6) || packet_link(ctx, &packet) < 0 || packet.family != 6)
+		return;
+	ip = at(ctx, packet.l3, sizeof(*ip));
+	if (ip && ip->nexthdr != IPPROTO_TCP && ip->nexthdr != IPPROTO_UDP)
+		frame_pull(ctx, ACL_ALL_HEADERS);
+#endif
+}
+
+// Of IPv4 it looks behind options, which the flow cache does not.
+static __always_inline void pull_options(context *ctx, __u32 flags)
+{
+#ifdef BUTTERFLY_TC
+	struct packet packet = {};
+	struct iphdr *ip;
+
+	if (!(flags & CONFIG_ACL4) || packet_link(ctx, &packet) < 0 || packet.family != 4)
+		return;
+	ip = at(ctx, packet.l3, sizeof(*ip));
+	if (ip && ip->ihl > 5)
+		frame_pull(ctx, ACL_ALL_HEADERS);
+#endif
+}
+
+// Whether a frame to another address is for an interface all the same: for a VLAN, the kernel takes
+// what is to its device's address, too.
+static __always_inline bool is_to_device(const struct ethhdr *link, const struct interface *in)
+{
+	return in->flags & INTERFACE_OTHER_MAC && !(link->h_dest[0] & 1);
+}
+
 // A packet that the flow cache does not take.
 static __always_inline int long_way(context *ctx, const struct router_config *config, __u32 epoch)
 {
 	struct transit t = {.epoch = epoch, .flags = config->flags};
+	int refused, priority_tags;
 	struct ethhdr *link;
-	int refused;
 
 	// 1. Ethernet and tags: IPv4 or IPv6, and one of our interfaces.
+	pull_options(ctx, config->flags);
 	if (packet_link(ctx, &t.packet) < 0)
 		return leave_other(ctx, &t);
-	if (find_interface(ctx, &t) < 0)
+	priority_tags = find_interface(ctx, &t);
+	if (priority_tags < 0)
 		return chain_next(ctx);
 	link = at(ctx, 0, sizeof(*link));
 	if (!link)
@@ -555,13 +619,15 @@ static __always_inline int long_way(context *ctx, const struct router_config *co
 	// 2. To be forwarded at all: sent to our MAC address, with forwarding on, no firewall
 	//    looking on, and routes that are followed.
 	if (!same_mac(link->h_dest, t.in->mac))
-		return leave(ctx, &t, COUNT_NOT_TO_US);
+		return leave(ctx, &t, is_to_device(link, t.in) ? COUNT_BEYOND : COUNT_NOT_TO_US);
 	if (!(t.in->flags & (t.v6 ? INTERFACE_FORWARD6 : INTERFACE_FORWARD4)))
 		return leave(ctx, &t, COUNT_OFF);
 	if (config->flags & (t.v6 ? CONFIG_OFF6 : CONFIG_OFF4))
 		return leave(ctx, &t, COUNT_FIREWALL);
 	if (is_hung(config))
 		return leave(ctx, &t, COUNT_HUNG);
+	if (priority_tags)
+		return leave(ctx, &t, COUNT_BEYOND);
 
 	// 3. Headers, source, way to the destination, one of its next hops.
 	refused = t.v6 ? route6(ctx, &t, config) : route4(ctx, &t, config);
@@ -599,29 +665,6 @@ static __always_inline int long_way(context *ctx, const struct router_config *co
 
 	// 6. Off it goes.
 	return send(ctx, &t);
-}
-
-// All headers that a lookup needs, of IPv6 and Ethernet, are in one piece then; a packet of several
-// segments has its TCP header there too.
-#define ROUTER_HEADERS 54
-
-// The access list looks at ports, too, behind extension headers if there are any.
-#define ACL_HEADERS 62
-#define ACL_ALL_HEADERS 256
-
-static __always_inline void pull(context *ctx, __u32 flags)
-{
-#ifdef BUTTERFLY_TC
-	struct packet packet = {};
-	struct ipv6hdr *ip;
-
-	frame_pull(ctx, flags & (CONFIG_ACL4 | CONFIG_ACL6) ? ACL_HEADERS : ROUTER_HEADERS);
-	if (!(flags & CONFIG_ACL6) || packet_link(ctx, &packet) < 0 || packet.family != 6)
-		return;
-	ip = at(ctx, packet.l3, sizeof(*ip));
-	if (ip && ip->nexthdr != IPPROTO_TCP && ip->nexthdr != IPPROTO_UDP)
-		frame_pull(ctx, ACL_ALL_HEADERS);
-#endif
 }
 
 PROGRAM

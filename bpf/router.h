@@ -122,6 +122,7 @@ struct interface_key {
 #define INTERFACE_XDP 4     /* the program runs in XDP there; at tc it sees what that one has
 			     * passed */
 #define INTERFACE_BEGUN 8   /* runs in XDP, and checksums of packets may be begun only */
+#define INTERFACE_OTHER_MAC 16  /* what it is on has a MAC address that is not its own */
 
 /* How a source is judged (RFC 3704). */
 enum rp_filter {

@@ -120,6 +120,12 @@ static __always_inline __u32 packet_tags_within(const struct packet *packet)
 #endif
 }
 
+// Whether what follows is a VLAN tag (IEEE 802.1Q).
+static __always_inline bool is_tag(__be16 ethertype)
+{
+	return ethertype == bpf_htons(ETH_P_8021Q) || ethertype == bpf_htons(ETH_P_8021AD);
+}
+
 // Steps over Ethernet and VLAN tags: fills l3, tags and family. Less than zero: neither IPv4 nor
 // IPv6.
 static __always_inline int packet_link(context *ctx, struct packet *packet)
@@ -140,7 +146,7 @@ static __always_inline int packet_link(context *ctx, struct packet *packet)
 	for (i = 0; i < PACKET_MAX_TAGS; i++) {
 		if (packet->tags == PACKET_MAX_TAGS)
 			break;
-		if (ethertype != bpf_htons(ETH_P_8021Q) && ethertype != bpf_htons(ETH_P_8021AD))
+		if (!is_tag(ethertype))
 			break;
 		if ((void *)(tag + 1) > end)
 			return -1;

@@ -184,16 +184,13 @@ __attribute__((noinline)) int acl_look_transport(context *ctx, __u32 l3, int fam
 		source = ACL_UNKNOWN_PORT;
 		destination = ACL_UNKNOWN_PORT;
 	} else if (packet.fragment != FRAGMENT_LATER) {
-		__u32 end = packet.l4 + 2 * sizeof(__be16);
-		// What is behind the packet is padding.
-		__be16 *both = end > l3 + packet.length ? NULL :
-			       at(ctx, packet.l4, 2 * sizeof(*both));
+		__be16 *both = at(ctx, packet.l4, 2 * sizeof(*both));
 
-		// Of protocols without ports these are whatever lies there, and no rule with ports
-		// takes such a protocol.
-		if (both) {
-			source = bpf_ntohs(both[0]);
-			destination = bpf_ntohs(both[1]);
+		// What is behind the packet is padding. Of protocols without ports these are
+		// whatever lies there, and no rule with ports takes such a protocol.
+		if (packet.l4 + 2 * sizeof(*both) <= l3 + packet.length) {
+			source = both ? bpf_ntohs(both[0]) : ACL_UNKNOWN_PORT;
+			destination = both ? bpf_ntohs(both[1]) : ACL_UNKNOWN_PORT;
 		}
 	}
 	shown->row[ACL_PROTOCOL] = acl_entry(image, header->protocols, protocol);
@@ -343,7 +340,13 @@ __attribute__((noinline)) int acl_step(__u32 bank)
 	return 1;
 }
 
-// What the rule that takes a packet says of it, by its slot; counts the packet for the rule.
+// What the rule that takes a packet says of it, by its slot.
+static __always_inline int acl_verdict(__u32 decided)
+{
+	return decided & ACL_DENIES ? ACL_DENY : ACL_ALLOW;
+}
+
+// acl_verdict(), and counts the packet for the rule.
 static __always_inline int acl_count(__u32 bank, const struct acl_header *header, __u32 decided,
 				     __u32 size)
 {
@@ -355,12 +358,12 @@ static __always_inline int acl_count(__u32 bank, const struct acl_header *header
 		count->packets++;
 		count->bytes += size;
 	}
-	return decided & ACL_DENIES ? ACL_DENY : ACL_ALLOW;
+	return acl_verdict(decided);
 }
 
-// Judges the packet that was looked at, and counts it for its rule. `interfaces`: the one that it
-// came in by, and in the upper half the one that it leaves by.
-__attribute__((noinline)) int acl_decide(__u32 bank, __u64 interfaces)
+// Judges the packet that was looked at, and counts it for its rule if it `counts`. `interfaces`:
+// the one that it came in by, and in the upper half the one that it leaves by.
+__attribute__((noinline)) int acl_decide(__u32 bank, __u64 interfaces, __u32 counts)
 {
 	struct acl_shown *shown = acl_shown();
 	const struct acl_header *header;
@@ -378,7 +381,8 @@ __attribute__((noinline)) int acl_decide(__u32 bank, __u64 interfaces)
 		return ACL_DENY;
 	for (i = 0; i < ACL_ROW_WORDS && acl_step(bank); i++)
 		;
-	return acl_count(bank, header, shown->decided, shown->size);
+	return counts ? acl_count(bank, header, shown->decided, shown->size) :
+	       acl_verdict(shown->decided);
 }
 
 // Whether packets of a family are judged at all.
@@ -387,8 +391,10 @@ static __always_inline bool acl_is_on(__u32 flags, __u8 v6)
 	return flags & (v6 ? CONFIG_ACL6 : CONFIG_ACL4);
 }
 
-// Judges a packet that is to leave, where an access list is.
-static __always_inline int acl_check(context *ctx, __u32 l3, __u32 in, __u32 out, __u32 flags)
+// Judges a packet that is to leave, where an access list is, and counts it for the rule that takes
+// it if it `counts`.
+static __always_inline int acl_judge(context *ctx, __u32 l3, __u32 in, __u32 out, __u32 flags,
+				     bool counts)
 {
 	__u32 bank = !!(flags & CONFIG_ACL_BANK);
 	int family = acl_look_addresses(ctx, l3, bank);
@@ -397,7 +403,12 @@ static __always_inline int acl_check(context *ctx, __u32 l3, __u32 in, __u32 out
 		return ACL_DENY;
 	if (acl_look_transport(ctx, l3, family, bank) < 0 && !(flags & CONFIG_ACL_ALL))
 		return ACL_UNREAD;
-	return acl_decide(bank, (__u64)out << 32 | in);
+	return acl_decide(bank, (__u64)out << 32 | in, counts);
+}
+
+static __always_inline int acl_check(context *ctx, __u32 l3, __u32 in, __u32 out, __u32 flags)
+{
+	return acl_judge(ctx, l3, in, out, flags, true);
 }
 
 // Reasons to leave a packet to the kernel for which that may forward it. What it answers itself or
@@ -407,6 +418,13 @@ static __always_inline int acl_check(context *ctx, __u32 l3, __u32 in, __u32 out
 	 1u << COUNT_DESTINATION | 1u << COUNT_NEIGHBOUR | 1u << COUNT_SAME_INTERFACE | \
 	 1u << COUNT_ELSEWHERE | 1u << COUNT_FIREWALL | 1u << COUNT_BEYOND |            \
 	 1u << COUNT_BEGUN | 1u << COUNT_HUNG)
+
+// Addresses that the kernel's routes refuse as a source, and as a destination if the packet is to
+// go to another host. Of 0.0.0.0/8 it is the first alone since Linux 5.3.
+static __always_inline bool acl_is_refused4(__be32 address)
+{
+	return !address || (bpf_ntohl(address) >> 24 && is_special4(address));
+}
 
 static __always_inline bool acl_is_of_link6(const struct in6_addr *address)
 {
@@ -442,7 +460,7 @@ __attribute__((noinline)) int acl_way(context *ctx, __u32 l3, __u32 in)
 	if (*version >> 4 == 4) {
 		struct iphdr *ip = at(ctx, l3, sizeof(*ip));
 
-		if (!ip || is_special4(ip->daddr))
+		if (!ip || acl_is_refused4(ip->daddr))
 			return -1;
 		fib.family = 2;
 		fib.tos = ip->tos;
@@ -541,8 +559,8 @@ static __always_inline bool acl_is_refused6(const struct in6_addr *source, __u32
 	return !returns && (small || acl_is_of_link6(source));
 }
 
-// Whether the kernel refuses a source before its firewall looks: one that nobody else can have.
-// `returns`: the packet leaves by the interface that it came in by.
+// Whether the kernel refuses a source before its firewall looks, as by its defaults: one that
+// nobody else can have. `returns`: the packet leaves by the interface that it came in by.
 __attribute__((noinline)) int acl_source_is_refused(context *ctx, __u32 l3, __u32 returns)
 {
 	struct iphdr *ip = at(ctx, l3, sizeof(*ip));
@@ -556,7 +574,7 @@ __attribute__((noinline)) int acl_source_is_refused(context *ctx, __u32 l3, __u3
 
 		return !ip6 || acl_is_refused6(&ip6->saddr, returns);
 	}
-	if (ip->version != 4 || is_special4(ip->saddr))
+	if (ip->version != 4 || acl_is_refused4(ip->saddr))
 		return true;
 	from = bpf_ntohl(ip->saddr);
 	back = path_of(find4(root4(from), from));
@@ -584,8 +602,9 @@ __attribute__((noinline)) int acl_is_at_end(context *ctx, __u32 l3)
 	for (i = 0; i < 30 && i < words; i++) {
 		__u16 *word = at(ctx, l3 + 2 * i, sizeof(*word));
 
+		// It is there, since the frame holds the packet: not in view.
 		if (!word)
-			return true;
+			return false;
 		sum += *word;
 	}
 	sum = (sum & 0xffff) + (sum >> 16);
@@ -593,29 +612,40 @@ __attribute__((noinline)) int acl_is_at_end(context *ctx, __u32 l3)
 	return sum != 0xffff;
 }
 
-// Judges a packet that is left to the kernel for that reason: whether it is to be dropped. A
-// function of its own for the verifier, who looks at it once.
+enum acl_left {
+	ACL_LEAVES = 0,
+	ACL_DROPS = 1,
+	ACL_DROPS_UNCOUNTED = 2,  // the list's answer to what the kernel should refuse by itself
+};
+
+// Judges a packet that is left to the kernel for that reason: enum acl_left. A function of its own
+// for the verifier, who looks at it once.
 __attribute__((noinline)) int acl_drops_left(context *ctx, __u32 l3, __u32 in, __u32 flags,
 					     __u32 reason)
 {
+	bool refused;
 	int out;
 
 	if (reason > 31 || !(ACL_LEFT & 1u << reason))
-		return 0;
+		return ACL_LEAVES;
 	if (reason == COUNT_TOO_BIG) {
 		struct iphdr *ip = at(ctx, l3, sizeof(*ip));
 
 		// The sender is told so by the kernel.
 		if (!ip || ip->version != 4 || ip->frag_off & bpf_htons(IP_DF))
-			return 0;
+			return ACL_LEAVES;
 	}
 	// Some reasons are found before all of this was looked at.
 	if (acl_is_at_end(ctx, l3) || acl_is_beyond_route(ctx, l3))
-		return 0;
+		return ACL_LEAVES;
 	out = acl_way(ctx, l3, in);
-	if (acl_source_is_refused(ctx, l3, out == (int)in))
-		return 0;
+	if (out < 0)
+		return ACL_LEAVES;
+	// With accept_local or route_localnet the kernel refuses fewer.
+	refused = acl_source_is_refused(ctx, l3, out == (int)in);
 	if (out > 0 && acl_has_ways(ctx, l3))
 		out = 0;
-	return out >= 0 && acl_check(ctx, l3, in, out, flags) == ACL_DENY;
+	if (acl_judge(ctx, l3, in, out, flags, !refused) != ACL_DENY)
+		return ACL_LEAVES;
+	return refused ? ACL_DROPS_UNCOUNTED : ACL_DROPS;
 }

@@ -167,6 +167,9 @@ impl Interface {
         if run.xdp && run.buffers {
             flags |= layout::INTERFACE_BEGUN;
         }
+        if link.is_some_and(|link| is_on_another_mac(link, snapshot)) {
+            flags |= layout::INTERFACE_OTHER_MAC;
+        }
         let rp_filter = match own.rp_filter.max(all.rp_filter) {
             0 if custom_rules => RP_ROUTES,
             0 => 0,
@@ -186,6 +189,21 @@ impl Interface {
     pub fn link<'a>(&self, snapshot: &'a Snapshot) -> Option<&'a Link> {
         snapshot.links.get(&self.ifindex).map(|link| &**link)
     }
+}
+
+/// Whether the device of a VLAN, the VLAN that it is within, or a port of its bond has another MAC
+/// address: the kernel takes for it what is sent to that one as well.
+fn is_on_another_mac(link: &Link, snapshot: &Snapshot) -> bool {
+    let below = |one: &Link| one.vlan.as_ref().map(|vlan| vlan.parent);
+    let mut device = link;
+    while let Some(next) = below(device).and_then(|parent| snapshot.links.get(&parent)) {
+        device = next;
+        if device.mac != link.mac {
+            return true;
+        }
+    }
+    let mut ports = snapshot.ports_of(device.index);
+    ports.any(|port| port.mac != link.mac)
 }
 
 /// `enum rp_filter`: off, but routes that refuse refuse sources too.

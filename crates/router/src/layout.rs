@@ -162,6 +162,8 @@ pub const INTERFACE_FORWARD6: u8 = 2;
 pub const INTERFACE_XDP: u8 = 4;
 /// The program runs in XDP there, and checksums of packets may be begun only.
 pub const INTERFACE_BEGUN: u8 = 8;
+/// What it is on has a MAC address that is not its own.
+pub const INTERFACE_OTHER_MAC: u8 = 16;
 
 /// `struct egress`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]

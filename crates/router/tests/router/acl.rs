@@ -613,6 +613,102 @@ fn what_is_left_to_the_kernel_is_judged() {
     }
 }
 
+/// Nor do tags that are no VLAN's, sources and destinations that Linux forwards since 5.3, or
+/// headers that are not in the buffer's first part hide a packet from the list.
+#[test]
+fn nothing_hides_what_is_left_to_the_kernel() {
+    for modes in [NATIVE, TC] {
+        let cables = Cables { modes, ..PLAIN };
+        let setup = "ip route add 0.0.0.0/1 via 10.2.0.2";
+        story_over(&cables, setup, async move |_, mut lab| {
+            let mut ours = Ours::start_in(modes, &SMALL).await;
+            let set = |ours: &mut Ours, list: &str| {
+                let list = List::parse(list).expect("a list");
+                ours.service.router.set_acl(Some(list)).expect("a list");
+            };
+            let mut out = |frame: &[u8]| {
+                lab.east.send(frame);
+                assert_eq!(lab.east.receive(), Vec::<Vec<u8>>::new());
+                lab.west.receive().len()
+            };
+            let tagged = |tags: &[u8], port| {
+                let frame = to("203.0.113.7").udp(1, port).build();
+                [&frame[..12], tags, &frame[12..]].concat()
+            };
+            let priority = [0x81, 0, 0xe0, 0];
+            let service = [0x88, 0xa8, 0, 0];
+            let named = |src: &str, dst: &str, port| {
+                from(src, dst.parse().expect("an address"))
+                    .udp(1, port)
+                    .build()
+            };
+            let frames = |port| {
+                [
+                    ("a priority tag", tagged(&priority, port)),
+                    ("a service tag", tagged(&service, port)),
+                    ("two", tagged(&[service, priority].concat(), port)),
+                    ("from 0.0.0.0/8", named("0.1.2.3", "203.0.113.7", port)),
+                    ("to 0.0.0.0/8", named("10.1.0.2", "0.1.2.3", port)),
+                ]
+            };
+            for ((name, allowed), (_, denied)) in frames(8).into_iter().zip(frames(9)) {
+                ours.service.router.set_acl(None).expect("none");
+                assert_eq!((out(&allowed), out(&denied)), (1, 1), "{name}: the kernel");
+                set(&mut ours, "default allow\ndeny proto udp to any port 9");
+                assert_eq!((out(&allowed), out(&denied)), (1, 0), "{name}");
+            }
+            assert_eq!(ours.count(Counter::Denied), 5);
+            // More than are read here.
+            let three = tagged(&[priority; 3].concat(), 8);
+            assert_eq!(out(&three), 0);
+            assert_eq!(ours.count(Counter::Denied), 6);
+            ours.service.router.set_acl(None).expect("none");
+            assert_eq!(out(&three), 1);
+            set(&mut ours, "default allow\ndeny proto udp to any port 9");
+
+            // Options of 40 bytes, of a packet that TAP takes in pieces, the first of which ends
+            // with IP's fixed header.
+            let mut in_pieces = |port| {
+                let packet = to("203.0.113.7").ip_options(&[1; 40]).udp(1, port);
+                let frame = packet.payload(&[0; 4200]).build();
+                lab.east.send_as_it_is(&frame, 34);
+                lab.west.receive().len()
+            };
+            assert!(in_pieces(8) > 1);
+            assert_eq!(in_pieces(9), 0);
+        });
+    }
+}
+
+/// An own address of this host and one of its loopback as a source, which the kernel takes with
+/// `accept_local` and `route_localnet`, are judged; what it refuses by itself counts for no rule.
+#[test]
+fn sources_that_the_kernel_was_told_to_take_are_judged() {
+    for told in [true, false] {
+        let setup = if told {
+            "sysctl -qw net.ipv4.conf.east.accept_local=1 net.ipv4.conf.east.route_localnet=1"
+        } else {
+            ""
+        };
+        story_over(&PLAIN, setup, async move |_, mut lab| {
+            let mut ours = Ours::start(&SMALL).await;
+            let list = List::parse("default allow\ndeny proto udp to any port 9");
+            let list = list.expect("a list");
+            ours.service.router.set_acl(Some(list)).expect("a list");
+            for source in ["10.2.0.1", "127.0.0.1"] {
+                let mut out = |port| {
+                    let dst = "203.0.113.7".parse().expect("an address");
+                    lab.east.send(&from(source, dst).udp(1, port).build());
+                    lab.west.receive().len()
+                };
+                assert_eq!((out(8), out(9)), (usize::from(told), 0), "{source}");
+            }
+            let report = ours.service.router.acl_report().expect("a list");
+            assert_eq!(report.rules[0].1.packets, 0);
+        });
+    }
+}
+
 /// An interface that a rule names comes, and goes.
 #[test]
 fn names_are_followed() {

@@ -6,6 +6,7 @@ use crate::lab::{SMALL, story_over};
 use crate::oracle::compare_over;
 use crate::ours::Ours;
 use crate::packets::to;
+use butterfly_router::acl::List;
 use butterfly_router::layout::Counter;
 use testkit::netns::Namespace;
 use xdp::Mode;
@@ -129,6 +130,41 @@ fn two_tags_are_put_on() {
     if can_make("vlan") {
         compare(&cables, "", 18);
     }
+}
+
+/// What is to the address of a VLAN's device is the VLAN's for the kernel, too, and a priority tag
+/// on either side of the VLAN's own is nothing to it: the access list judges both.
+#[test]
+fn a_list_judges_all_that_comes_by_a_vlan() {
+    if !can_make("vlan") {
+        return;
+    }
+    let cables = Cables {
+        west: &["west"],
+        west_tag: &[],
+        setup: "ip link add link cable-e name east type vlan id 5
+            ip link set east address 02:00:00:00:00:aa up",
+        ..VLANS
+    };
+    story_over(&cables, "", async |_: &Namespace, mut lab| {
+        let mut ours = Ours::start(&SMALL).await;
+        let list = List::parse("default allow\ndeny proto udp to any port 9");
+        let list = list.expect("a list");
+        ours.service.router.set_acl(Some(list)).expect("a list");
+        let mut out = |before: &[u8], behind: &[u8], port| {
+            let frame = to("203.0.113.7").udp(1, port).build();
+            let tagged = [before, &[0x81, 0, 0, 5], behind].concat();
+            let frame = [&frame[..12], &tagged, &frame[12..]].concat();
+            lab.east.send_as_it_is(&frame, 0);
+            lab.west.receive().len()
+        };
+        let priority: &[u8] = &[0x81, 0, 0, 0];
+        for (before, behind) in [(&[][..], &[][..]), (priority, &[]), (&[], priority)] {
+            let passed = (out(before, behind, 8), out(before, behind, 9));
+            assert_eq!(passed, (1, 0), "{before:?} {behind:?}");
+        }
+        assert_eq!(ours.count(Counter::Denied), 3);
+    });
 }
 
 /// What comes by a VLAN that is down the kernel drops.

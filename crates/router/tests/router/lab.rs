@@ -13,6 +13,7 @@ use io::tap::{TapOptions, TapPort};
 use testkit::netns::Namespace;
 use wire::Mac;
 use wire::offload::Offload;
+use wire::virtio_net::HDR_LEN_MRG;
 
 pub const EAST: Mac = Mac([2, 0, 0, 0, 0, 0xe]);
 pub const WEST: Mac = Mac([2, 0, 0, 0, 0, 0xf]);
@@ -69,6 +70,18 @@ impl Wire {
         port.transmit(&self.batch, 0).expect("a wire that is up");
         port.flush().expect("a wire that is up");
         self.batch.clear();
+    }
+
+    /// A frame as it is, without the wire's tag, of which the kernel takes the first `linear` bytes
+    /// in one piece if it is long (0: as it likes): `hdr_len` of a virtio-net header.
+    pub fn send_as_it_is(&self, frame: &[u8], linear: u16) {
+        let Port::Tap(device) = &self.ports[0] else {
+            unreachable!("a wire is a TAP device");
+        };
+        let device = device.descriptor().expect("a device that is there");
+        let mut header = [0; HDR_LEN_MRG];
+        header[2..4].copy_from_slice(&linear.to_le_bytes());
+        rustix::io::write(device, &[&header, frame].concat()).expect("a wire that is up");
     }
 
     /// All that has come but what the kernel asks of neighbours on its own account. A frame without
