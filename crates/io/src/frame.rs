@@ -219,6 +219,8 @@ pub struct Batch {
     umem: Option<Arc<Umem>>,
     /// Chains that its port has taken for it and is to give back when it is done with.
     owed: usize,
+    /// Buffers that came with its frames and were empty.
+    empty: usize,
 }
 
 impl Default for Batch {
@@ -243,6 +245,7 @@ impl Batch {
             memory: Vec::with_capacity(1),
             umem: None,
             owed: 0,
+            empty: 0,
         }
     }
 
@@ -264,10 +267,17 @@ impl Batch {
         self.most.saturating_sub(self.len)
     }
 
-    /// Pieces of other memory that the bodies of its frames are in.
+    /// Pieces of other memory that came with its frames: those that their bodies are in, and empty
+    /// ones, which took a look all the same.
     #[inline]
     pub fn pieces(&self) -> usize {
-        self.segments.len()
+        self.segments.len() + self.empty
+    }
+
+    /// So many buffers that came with its frames were empty.
+    #[inline]
+    pub(crate) fn count_empty(&mut self, buffers: usize) {
+        self.empty += buffers;
     }
 
     /// Has it take this many frames from now on, [`BATCH`] at most: for who is to receive only a
@@ -301,6 +311,7 @@ impl Batch {
         self.memory.clear();
         self.umem = None;
         self.owed = 0;
+        self.empty = 0;
     }
 
     /// Adds a frame that owns its bytes (generated here, held back, or of a test). Gives its index,

@@ -56,6 +56,15 @@ impl Guest2<'_> {
         }
         SPARE_ADDR + 0x1000
     }
+
+    /// The same of as many buffers as a chain may have, each of `len` bytes.
+    fn long_table(&self, len: u32) -> u64 {
+        let mut entries: Vec<_> = (1..=1024)
+            .map(|next| (SPARE_ADDR, len, NEXT | self.flag, next))
+            .collect();
+        entries[1023].2 = self.flag;
+        self.table(&entries)
+    }
 }
 
 fn offer(queue: &mut Queue, head: u16) {
@@ -423,6 +432,29 @@ fn receive_cases() -> Vec<Case> {
                 q.write_descriptor(1, 8, 2000, WRITE, 0);
                 q.push_available(0);
                 offer(q, 1);
+            },
+        ),
+        case(
+            "a ring of empty buffers, which each frame would go through",
+            "1012 bytes take more than 79 descriptors, up to the chain of descriptor 1",
+            |q, g| {
+                let table = g.long_table(0);
+                q.write_descriptor(0, SPARE_ADDR, 12, WRITE, 0);
+                q.write_descriptor(1, table, 16 * 1024, INDIRECT, 0);
+                q.push_available(0);
+                for _ in 1..SIZE {
+                    q.push_available(1);
+                }
+                q.publish();
+            },
+        ),
+        case(
+            "a ring of buffers of a byte each",
+            "1012 bytes take more than 79 descriptors, up to the chain of descriptor 0",
+            |q, g| {
+                let table = g.long_table(1);
+                q.write_descriptor(0, table, 16 * 1024, INDIRECT, 0);
+                offer(q, 0);
             },
         ),
     ]

@@ -193,6 +193,16 @@ fn receive_cases() -> Vec<Case> {
             "the chain of descriptor 1 names 2000 bytes at 0x8, not all guest memory",
             &[(BUFFER, 64, WRITE), (8, 2000, WRITE)],
         ),
+        // A ring of empty buffers, which each frame would go through.
+        with_table(
+            "1012 bytes take more than 79 descriptors, up to the chain of descriptor 1",
+            &{
+                let mut slots = [(TABLE, 16 * 1024, INDIRECT); 64];
+                slots[0] = (BUFFER, 12, WRITE);
+                slots
+            },
+            &[(BUFFER, 0, WRITE); 1024],
+        ),
     ]
 }
 

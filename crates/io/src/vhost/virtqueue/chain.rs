@@ -103,6 +103,15 @@ pub(in crate::vhost) enum Walk {
     Writable { want: u64 },
 }
 
+/// What a walk over a chain has found.
+#[derive(Clone, Copy, Default)]
+pub(in crate::vhost) struct Walked {
+    /// Bytes of its buffers, as far as the walk wanted them.
+    pub bytes: u64,
+    /// Descriptors of these, empty ones among them.
+    pub descriptors: u32,
+}
+
 /// The memory that descriptors name.
 pub(in crate::vhost) struct Buffers {
     memory: Arc<GuestMemory>,
@@ -156,7 +165,8 @@ impl Buffers {
     }
 
     /// Judges one buffer of the chain at `head` and adds it to `out`, and its length to `total`.
-    /// True when the walk has what it wants, before the chain's end.
+    /// An empty one adds nothing: drivers send such (packets of several parts, of which one is
+    /// empty). True when the walk has what it wants, before the chain's end.
     pub fn add(
         &mut self,
         head: u16,

@@ -5,7 +5,7 @@ use wire::virtio_net;
 use crate::copy;
 use crate::frame::{FRAME_MAX, HEAD_MAX};
 use crate::segment::Segment;
-use crate::vhost::virtqueue::chain::{Buffer, Walk};
+use crate::vhost::virtqueue::chain::{Buffer, Walk, Walked};
 use crate::vhost::virtqueue::fault::RingFault;
 
 /// A chain between the passes.
@@ -36,6 +36,8 @@ pub(in crate::vhost) struct Chains<'a> {
     pub(super) len: usize,
     pub(super) segments: &'a mut Vec<Segment>,
     pub(super) header_len: usize,
+    /// Empty buffers of all of them.
+    pub(super) empty: usize,
 }
 
 impl Chains<'_> {
@@ -78,11 +80,13 @@ impl Chains<'_> {
         self.segments
     }
 
-    /// Adds the chain at `head` that was walked: `bytes` in the segments from `start` on.
-    pub fn add(&mut self, head: u16, bytes: u64, start: usize) -> Result<(), RingFault> {
+    /// Adds the chain at `head` that was walked: what it holds is in the segments from `start` on.
+    pub fn add(&mut self, head: u16, walked: Walked, start: usize) -> Result<(), RingFault> {
+        let Walked { bytes, descriptors } = walked;
         if bytes < self.header_len as u64 {
             return Err(RingFault::NoHeader { head, len: bytes });
         }
+        self.empty += (descriptors as usize).saturating_sub(self.segments.len() - start);
         let first = self.segments[start];
         let mut chain = Chain {
             ptr: first.ptr,

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::vhost::limits::CHAIN_MAX;
+use crate::vhost::limits::{CHAIN_MAX, scatter_max};
 
 /// What a guest did wrong in a ring. The message names the thing and its value; the queue's name
 /// goes before it. `head` is the first descriptor of the chain: its index in the table of a split
@@ -45,6 +45,9 @@ pub enum RingFault {
     TooLong { head: u16, limit: u64 },
     /// Fewer bytes than the virtio-net header has.
     NoHeader { head: u16, len: u64 },
+    /// A frame would take more descriptors than [`scatter_max`] says: their buffers are empty, or
+    /// next to that.
+    Scattered { head: u16, len: u64 },
     /// Nobody did anything wrong: a part of it has yet to come from the host that the guest was on.
     NotThere { head: u16 },
 }
@@ -136,6 +139,13 @@ impl fmt::Display for RingFault {
                     f,
                     "the chain of descriptor {head} holds {len} bytes, less than the virtio-net \
                      header"
+                )
+            }
+            Scattered { head, len } => {
+                write!(
+                    f,
+                    "{len} bytes take more than {} descriptors, up to the chain of descriptor {head}",
+                    scatter_max(len)
                 )
             }
             NotThere { head } => {

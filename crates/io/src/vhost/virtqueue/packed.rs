@@ -38,7 +38,7 @@ use crate::vhost::dirty_log::RingLog;
 use crate::vhost::features;
 use crate::vhost::limits::CHAIN_MAX;
 use crate::vhost::virtqueue::chain::{
-    Buffers, Descriptor, INDIRECT, NEXT, RawDescriptor, WRITE, Walk, read, read_aligned,
+    Buffers, Descriptor, INDIRECT, NEXT, RawDescriptor, WRITE, Walk, Walked, read, read_aligned,
 };
 use crate::vhost::virtqueue::chains::Chains;
 use crate::vhost::virtqueue::fault::RingFault;
@@ -53,6 +53,7 @@ use crate::vhost::virtqueue::ring::Ring;
 use crate::vhost::virtqueue::ring::RingPart;
 use crate::vhost::virtqueue::ring::Room;
 use crate::vhost::virtqueue::ring::Seldom;
+use crate::vhost::virtqueue::ring::Taken;
 
 /// How often a ring is copied until two copies are the same: a driver that goes on has filled its
 /// ring before.
@@ -80,12 +81,11 @@ struct Pending {
     len: u32,
 }
 
-/// What a walk has found.
-struct Walked {
+/// A chain that was walked.
+struct Found {
     id: u16,
     slots: u16,
-    /// Of its buffers, as far as the walk wanted them.
-    bytes: u64,
+    walked: Walked,
 }
 
 /// One packed ring.
@@ -394,9 +394,9 @@ impl PackedQueue {
         first: &Descriptor,
         walk: Walk,
         out: &mut Vec<Segment>,
-    ) -> Result<Walked, RingFault> {
+    ) -> Result<Found, RingFault> {
         let head = self.next.slot;
-        let mut bytes = 0;
+        let (mut bytes, mut descriptors) = (0, 0);
         if first.flags & INDIRECT != 0 {
             let (table, count) = self.buffers.indirect(head, first)?;
             for index in 0..count as usize {
@@ -405,14 +405,15 @@ impl PackedQueue {
                 if descriptor.flags & INDIRECT != 0 {
                     return Err(RingFault::IndirectNested { head });
                 }
+                descriptors += 1;
                 if self.buffers.add(head, &descriptor, walk, &mut bytes, out)? {
                     break;
                 }
             }
-            return Ok(Walked {
+            return Ok(Found {
                 id: first.tail,
                 slots: 1,
-                bytes,
+                walked: Walked { bytes, descriptors },
             });
         }
         // Slots that are pending cannot be the guest's at the same time.
@@ -423,12 +424,15 @@ impl PackedQueue {
                 return Err(RingFault::IndirectBehind { head });
             }
             // The walk goes on to the end, where the id is.
-            enough = enough || self.buffers.add(head, &descriptor, walk, &mut bytes, out)?;
+            if !enough {
+                descriptors += 1;
+                enough = self.buffers.add(head, &descriptor, walk, &mut bytes, out)?;
+            }
             if descriptor.flags & NEXT == 0 {
-                return Ok(Walked {
+                return Ok(Found {
                     id: descriptor.tail,
                     slots,
-                    bytes,
+                    walked: Walked { bytes, descriptors },
                 });
             }
             if u32::from(slots) >= limit {
@@ -564,13 +568,13 @@ impl Ring for PackedQueue {
             } else {
                 let (walk, start) = chains.walk();
                 let head = self.next.slot;
-                let walked = self.walk(&first, walk, chains.segments());
-                let added = walked.and_then(|walked| {
-                    chains.add(head, walked.bytes, start)?;
-                    Ok(walked)
+                let found = self.walk(&first, walk, chains.segments());
+                let added = found.and_then(|found| {
+                    chains.add(head, found.walked, start)?;
+                    Ok(found)
                 });
                 match added {
-                    Ok(walked) => self.stage(walked.id, walked.slots, 0),
+                    Ok(found) => self.stage(found.id, found.slots, 0),
                     Err(RingFault::NotThere { .. }) => {
                         chains.segments().truncate(start);
                         break;
@@ -620,14 +624,14 @@ impl Ring for PackedQueue {
         &mut self,
         want: u64,
         out: &mut Vec<Segment>,
-    ) -> Result<Option<(u16, u64)>, RingFault> {
+    ) -> Result<Option<Taken>, RingFault> {
         let Some(first) = self.offered() else {
             return Ok(None);
         };
         let head = self.next.slot;
-        let walked = self.walk(&first, Walk::Writable { want }, out)?;
-        self.stage(walked.id, walked.slots, walked.bytes.min(want) as u32);
-        Ok(Some((head, walked.bytes)))
+        let Found { id, slots, walked } = self.walk(&first, Walk::Writable { want }, out)?;
+        self.stage(id, slots, walked.bytes.min(want) as u32);
+        Ok(Some(Taken { head, walked }))
     }
 
     fn mark(&self) -> Mark {

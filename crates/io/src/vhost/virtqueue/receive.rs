@@ -44,12 +44,15 @@ fn receive_any<R: Ring>(
     let mut list = [NO_CHAIN; BATCH];
     let room = batch.room();
     let (_, segments) = batch.slots(0);
-    let count = ring.take(&mut Chains {
+    let mut chains = Chains {
         list: &mut list[..room],
         len: 0,
         segments,
         header_len,
-    })?;
+        empty: 0,
+    };
+    let count = ring.take(&mut chains)?;
+    let empty = chains.empty;
     if count == 0 {
         return Ok(0);
     }
@@ -64,6 +67,7 @@ fn receive_any<R: Ring>(
     }
     batch.commit(count);
     batch.owe(count);
+    batch.count_empty(empty);
     Ok(count)
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::guest_memory::GuestMemory;
 use crate::segment::Segment;
 use crate::vhost::dirty_log::{LogSetup, LogTooSmall, RingLog};
-use crate::vhost::virtqueue::chain::{Buffer, Buffers};
+use crate::vhost::virtqueue::chain::{Buffer, Buffers, Walked};
 use crate::vhost::virtqueue::chains::Chains;
 use crate::vhost::virtqueue::fault::RingFault;
 use crate::vhost::virtqueue::index::Position;
@@ -132,14 +132,13 @@ pub(in crate::vhost) trait Ring {
     fn fill(&mut self, rooms: &[Room]);
 
     /// Takes the next chain to receive in, of whatever kind, of which `want` bytes at most will be
-    /// written: adds buffers for these to `out`. Gives which chain it is and how many bytes its
-    /// buffers hold, as far as was looked; `None` when there is none. After an error other than
-    /// [`RingFault::NotThere`] the ring must not be used any more.
+    /// written: adds buffers for these to `out`. `None` when there is none. After an error other
+    /// than [`RingFault::NotThere`] the ring must not be used any more.
     fn take_writable(
         &mut self,
         want: u64,
         out: &mut Vec<Segment>,
-    ) -> Result<Option<(u16, u64)>, RingFault>;
+    ) -> Result<Option<Taken>, RingFault>;
 
     /// How far was taken, for [`back`](Self::back).
     fn mark(&self) -> Mark;
@@ -158,6 +157,14 @@ pub(in crate::vhost) trait Ring {
 
     /// Room for the segments of the frame that is being written, kept for its allocation.
     fn scratch(&mut self) -> &mut Vec<Segment>;
+}
+
+/// A chain to receive in that was taken.
+pub(in crate::vhost) struct Taken {
+    /// Which it is, for who complains of it.
+    pub head: u16,
+    /// What it holds, as far as was looked.
+    pub walked: Walked,
 }
 
 /// A place in a ring; see [`Ring::mark`].

@@ -32,7 +32,7 @@ use crate::vhost::dirty_log::RingLog;
 use crate::vhost::features;
 use crate::vhost::limits::CHAIN_MAX;
 use crate::vhost::virtqueue::chain::{
-    Buffers, Descriptor, INDIRECT, NEXT, RawDescriptor, Walk, read, read_aligned,
+    Buffers, Descriptor, INDIRECT, NEXT, RawDescriptor, Walk, Walked, read, read_aligned,
 };
 use crate::vhost::virtqueue::chains::Chains;
 use crate::vhost::virtqueue::fault::RingFault;
@@ -46,6 +46,7 @@ use crate::vhost::virtqueue::ring::Ring;
 use crate::vhost::virtqueue::ring::RingPart;
 use crate::vhost::virtqueue::ring::Room;
 use crate::vhost::virtqueue::ring::Seldom;
+use crate::vhost::virtqueue::ring::Taken;
 
 const AVAIL_NO_INTERRUPT: u16 = 1;
 const USED_NO_NOTIFY: u16 = 1;
@@ -368,8 +369,8 @@ impl SplitQueue {
         Some(unsafe { read_aligned(self.table.add(usize::from(head))) }.split())
     }
 
-    /// Adds the buffers of the chain at `head` to `out`; gives how many bytes they hold together.
-    fn walk(&mut self, head: u16, walk: Walk, out: &mut Vec<Segment>) -> Result<u64, RingFault> {
+    /// Adds the buffers of the chain at `head` to `out`.
+    fn walk(&mut self, head: u16, walk: Walk, out: &mut Vec<Segment>) -> Result<Walked, RingFault> {
         let mut table = self.table;
         let mut count = u32::from(self.size);
         let mut indirect = false;
@@ -395,7 +396,10 @@ impl SplitQueue {
             }
             let enough = self.buffers.add(head, &descriptor, walk, &mut total, out)?;
             if enough || descriptor.flags & NEXT == 0 {
-                return Ok(total);
+                return Ok(Walked {
+                    bytes: total,
+                    descriptors: steps,
+                });
             }
             index = descriptor.tail;
             if u32::from(index) >= count {
@@ -491,7 +495,7 @@ impl Ring for SplitQueue {
             if !chains.add_only(only) {
                 let (walk, start) = chains.walk();
                 match self.walk(head, walk, chains.segments()) {
-                    Ok(bytes) => chains.add(head, bytes, start)?,
+                    Ok(walked) => chains.add(head, walked, start)?,
                     Err(RingFault::NotThere { .. }) => {
                         chains.segments().truncate(start);
                         count = ahead;
@@ -549,7 +553,7 @@ impl Ring for SplitQueue {
         &mut self,
         want: u64,
         out: &mut Vec<Segment>,
-    ) -> Result<Option<(u16, u64)>, RingFault> {
+    ) -> Result<Option<Taken>, RingFault> {
         if self.known() == 0 {
             self.refresh()?;
         }
@@ -557,11 +561,11 @@ impl Ring for SplitQueue {
             return Ok(None);
         }
         let head = self.head_at(self.next_avail);
-        let holds = self.walk(head, Walk::Writable { want }, out)?;
-        self.write_used(self.pending_end, head, holds.min(want) as u32);
+        let walked = self.walk(head, Walk::Writable { want }, out)?;
+        self.write_used(self.pending_end, head, walked.bytes.min(want) as u32);
         self.pending_end = self.pending_end.wrapping_add(1);
         self.next_avail = self.next_avail.wrapping_add(1);
-        Ok(Some((head, holds)))
+        Ok(Some(Taken { head, walked }))
     }
 
     fn mark(&self) -> Mark {

@@ -15,9 +15,11 @@ use crate::deliver::{self, Accepts, Piece};
 use crate::error::TransmitError;
 use crate::frame::{BATCH, Batch, Frame, HEAD_MAX};
 use crate::segment::Segment;
+use crate::vhost::limits::{CHAIN_MAX, scatter_max};
 use crate::vhost::virtqueue::fault::RingFault;
 use crate::vhost::virtqueue::ring::Ring;
 use crate::vhost::virtqueue::ring::Room;
+use crate::vhost::virtqueue::ring::Taken;
 
 /// How the receiver wants its frames.
 #[derive(Clone, Copy, Debug)]
@@ -203,11 +205,16 @@ fn ask_ahead<R: Ring>(ring: &mut R, buffers: &mut Vec<Segment>) {
     if !ring.buffers().begin_asking(mark.next) {
         return;
     }
+    let mut descriptors = 0;
     for _ in 0..AHEAD {
-        let Ok(Some(_)) = ring.take_writable(AHEAD_LEN, buffers) else {
+        let Ok(Some(taken)) = ring.take_writable(AHEAD_LEN, buffers) else {
             break;
         };
         buffers.clear();
+        descriptors += taken.walked.descriptors;
+        if descriptors > CHAIN_MAX {
+            break;
+        }
     }
     ring.buffers().end_asking();
     ring.back(mark);
@@ -221,17 +228,24 @@ fn collect<R: Ring>(
     framing: Framing,
     buffers: &mut Vec<Segment>,
 ) -> Result<u16, PutError> {
-    let (mut room, mut chains) = (0, 0u16);
+    let (mut room, mut chains, mut descriptors) = (0, 0u16, 0);
     loop {
         let want = need - room;
-        let Some((head, holds)) = ring.take_writable(want, buffers)? else {
+        let Some(Taken { head, walked }) = ring.take_writable(want, buffers)? else {
             return Err(PutError::Transmit(TransmitError::Full));
         };
-        if chains == 0 && holds < framing.header_len as u64 {
-            return Err(RingFault::NoHeader { head, len: holds }.into());
+        let len = walked.bytes;
+        if chains == 0 && len < framing.header_len as u64 {
+            return Err(RingFault::NoHeader { head, len }.into());
         }
-        room += holds.min(want);
+        room += len.min(want);
         chains += 1;
+        // Buffers that hold next to nothing cost the worker much for each frame, and those of a
+        // frame that finds no room in the end are looked at again for the next.
+        descriptors += u64::from(walked.descriptors);
+        if descriptors > scatter_max(need) {
+            return Err(RingFault::Scattered { head, len: need }.into());
+        }
         if room == need {
             return Ok(chains);
         }
