@@ -171,10 +171,15 @@ impl Slots<'_> {
     /// Goes from one used descriptor to the next, until there is none. That is after a lap at the
     /// most: the slot that one began with was given back in the lap before.
     fn end_of_used(&self, from: Position) -> Option<Position> {
+        self.end_of_unseen(from, &mut self.none_seen())
+    }
+
+    /// The same of slots that nobody has [seen](Seen): who did has found no end.
+    fn end_of_unseen(&self, from: Position, seen: &mut Seen) -> Option<Position> {
         let (mut at, mut left) = (from, self.size());
         while self.is_used(at) {
             let span = self.span(at);
-            left = left.checked_sub(span)?;
+            left = left.checked_sub(span).filter(|_| seen.is_first(at))?;
             at = at.after(span, self.size());
         }
         Some(at)
@@ -183,30 +188,42 @@ impl Slots<'_> {
     /// Slots on offer that somebody has passed over, who has given back what comes behind them:
     /// what is to be given back in their stead, and the place behind all of it.
     fn passed_over(&self) -> Option<(Position, Vec<GivenBack>)> {
+        let (mut offered, mut used) = (self.none_seen(), self.none_seen());
         let ends = self.ends_of_used().into_iter();
         ends.chain(self.oldest_of_full()).find_map(|end| {
-            let (mut at, mut left, mut found) = (end, self.size(), Vec::new());
-            while self.is_offered(at) {
-                let slots = self.chain(at);
-                left = left.checked_sub(slots)?;
-                found.push(self.given_back(at, slots));
-                at = at.after(slots, self.size());
-            }
-            let is_behind = !found.is_empty() && self.is_used(at);
-            let next = self.end_of_used(at).filter(|_| is_behind)?;
+            let (behind, found) = self.passed_over_from(end, &mut offered)?;
+            let next = self.end_of_unseen(behind, &mut used)?;
             Some((next, found))
         })
     }
 
+    /// The slots on offer from an end on, if others were given back behind them, and where. From a
+    /// slot that was seen before it goes on as it did then, to nothing.
+    fn passed_over_from(
+        &self,
+        end: Position,
+        seen: &mut Seen,
+    ) -> Option<(Position, Vec<GivenBack>)> {
+        let (mut at, mut left, mut found) = (end, self.size(), Vec::new());
+        while self.is_offered(at) {
+            let slots = self.chain(at, seen)?;
+            left = left.checked_sub(slots)?;
+            found.push(self.given_back(at, slots));
+            at = at.after(slots, self.size());
+        }
+        (!found.is_empty() && self.is_used(at)).then_some((at, found))
+    }
+
     /// Where runs of given back slots end. There is one such place, unless slots were passed over.
     fn ends_of_used(&self) -> Vec<Position> {
-        let mut seen = vec![false; self.0.len()];
+        let (mut seen, mut ended) = (self.none_seen(), self.none_seen());
         let mut ends = Vec::new();
         for mut at in self.all_used() {
-            while self.is_used(at) && !std::mem::replace(&mut seen[usize::from(at.slot)], true) {
+            while self.is_used(at) && seen.is_first(at) {
                 at = at.after(self.span(at), self.size());
             }
-            if !self.is_used(at) && !ends.contains(&at) {
+            // From any other nothing leads on.
+            if self.is_offered(at) && ended.is_first(at) {
                 ends.push(at);
             }
         }
@@ -263,7 +280,8 @@ impl Slots<'_> {
         let touched = |at| self.is_offered(at) && matches!(self.note(at), Some(Note::First { .. }));
         let mut slots = match touched(first) {
             true => self.span(first),
-            false => self.chain(first),
+            // None but its own slots are seen, and these once.
+            false => self.chain(first, &mut self.none_seen()).unwrap_or(size),
         };
         let (mut at, mut left, mut found) = (first, size, Vec::new());
         while slots <= left {
@@ -294,11 +312,35 @@ impl Slots<'_> {
         GivenBack { at, slots, id }
     }
 
-    /// How many slots a chain on offer takes.
-    fn chain(&self, first: Position) -> u16 {
-        let more = (0..self.size() - 1)
-            .take_while(|&ahead| self.flags(first.after(ahead, self.size())) & NEXT != 0);
-        1 + more.count() as u16
+    /// How many slots a chain on offer takes. `None`: it goes over one that was seen before.
+    fn chain(&self, first: Position, seen: &mut Seen) -> Option<u16> {
+        let mut slots = 0;
+        loop {
+            let at = first.after(slots, self.size());
+            if !seen.is_first(at) {
+                return None;
+            }
+            slots += 1;
+            if self.flags(at) & NEXT == 0 || slots == self.size() {
+                return Some(slots);
+            }
+        }
+    }
+
+    fn none_seen(&self) -> Seen {
+        Seen(vec![[false; 2]; self.0.len()])
+    }
+}
+
+/// Places of both laps that were looked at, so that no ring, whatever is in it, has one looked at
+/// again and again.
+struct Seen(Vec<[bool; 2]>);
+
+impl Seen {
+    /// True the first time.
+    fn is_first(&mut self, at: Position) -> bool {
+        let seen = &mut self.0[usize::from(at.slot)][usize::from(at.wrap)];
+        !std::mem::replace(seen, true)
     }
 }
 
@@ -456,5 +498,44 @@ mod tests {
             id,
         };
         assert_eq!(unfinished, [one(0, 7), one(1, 8), one(2, 9)]);
+    }
+
+    /// Rings that no driver makes: ends of given back slots that lead into one another, on which
+    /// each of 32,768 slots would be looked at thousands of times. A VMM may ask for a look at such
+    /// a ring with each message.
+    #[test]
+    fn no_ring_takes_long_to_look_at() {
+        const HALF: u16 = 1 << 14;
+        const QUARTER: u16 = 1 << 13;
+        let used = |slots, flags| slot(Note::First { slots, back: 0 }.bits(), 7, flags);
+        let offered = |flags| slot(0x1000, 7, flags);
+        let ring = |of: &dyn Fn(u16) -> RawDescriptor| (0..2 * HALF).map(of).collect::<Vec<_>>();
+        let rings = [
+            // Each slot of the first half ends at one of the second.
+            ring(&|at| match at < HALF {
+                true => used(HALF, USED_1),
+                false => offered(OFFERED_1),
+            }),
+            // The last of them at the first, and the second half is one chain.
+            ring(&|at| match at < HALF {
+                true => used(2 * (HALF - at) - 1, USED_1),
+                false => offered(OFFERED_1 | NEXT),
+            }),
+            // Thousands of slots on offer, with a given back one behind each, that lead to one long
+            // run of such which has no end.
+            ring(&|at| match at / QUARTER {
+                0 if at < QUARTER - 1 => used(1, USED_1),
+                0 => used(2 * HALF, USED_1),
+                1 => used(at, USED_0),
+                _ if at % 2 == 0 => offered(OFFERED_0),
+                _ => used(2 * HALF - at, USED_0),
+            }),
+        ];
+        let begin = std::time::Instant::now();
+        for ring in &rings {
+            std::hint::black_box(find(ring));
+        }
+        let took = begin.elapsed();
+        assert!(took.as_millis() < 1000, "{took:?}");
     }
 }
