@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 
 use butterfly_io::frame::Batch;
 use butterfly_io::guest_memory::{GuestMemory, MemoryError, MissingPages, RegionSpec};
-use butterfly_io::port::{Port, PortError};
+use butterfly_io::port::{Port, PortError, TransmitError};
 use butterfly_io::vhost::port::VhostPort;
 use butterfly_io::vhost::queue::NotifyFd;
 use common::*;
@@ -81,6 +81,17 @@ fn a_receiver_whose_memory_goes() {
     assert_eq!(pair.turn().error, Some(lost()));
     assert!(pair.from_port.is_up() && !pair.to_port.is_up());
     assert_eq!(pair.from.reclaim(), 1);
+    // A port that is made of the same is stopped before a frame is written into it.
+    let Port::Vhost(port) = pair.to_port else {
+        unreachable!("a guest's port");
+    };
+    pair.to_port = VhostPort::new(port.into_parts()).into();
+    assert!(!pair.to_port.is_up());
+    pair.from
+        .send(&pattern(60), Offload::default(), &Shape::whole());
+    let turn = pair.turn();
+    assert_eq!(turn.sent, [Err(TransmitError::Down)]);
+    assert_eq!(turn.error, Some(lost()));
 }
 
 #[test]

@@ -934,6 +934,35 @@ fn memory_that_is_replaced_takes_the_rings_along() {
     assert!(matches!(vmm.state(), PortState::Broken(_)));
 }
 
+/// What is in the place of memory that a VMM has taken away is the switch's own: a ring that is
+/// started again there, as often as its VMM likes, would have more and more of it used.
+#[test]
+fn a_ring_does_not_run_in_memory_that_is_gone() {
+    let _alone = alone();
+    let mut vmm = Vmm::new(nic("gone"));
+    let file = memory(0x10_0000);
+    let one = table(&[[0, 0x10_0000, USER, 0]]);
+    vmm.negotiate(0);
+    vmm.send(SET_MEM_TABLE, &one, vec![file.try_clone().unwrap()]);
+    (0..2).for_each(|ring| vmm.set_up_ring(ring));
+    assert_eq!((vmm.rings(), vmm.state()), ([true, true], PortState::Up));
+    File::from(file).set_len(0).unwrap();
+    // The first look is what finds it out, the second says so.
+    let broken: Vec<_> = (0..3).flat_map(|_| vmm.switch.turn()).collect();
+    assert_eq!(broken.len(), 1, "{broken:?}");
+    for ring in [0u64, 1, 0, 1] {
+        vmm.send(SET_VRING_KICK, &ring.to_ne_bytes(), vec![event()]);
+        assert!(!vmm.has_port(), "ring {ring} runs in memory of ours");
+        let PortState::Broken(why) = vmm.state() else {
+            panic!("{:?}", vmm.state());
+        };
+        assert!(why.contains("the guest's memory was cut short"), "{why}");
+    }
+    // Memory that is there mends it.
+    vmm.send(SET_MEM_TABLE, &one, vec![memory(0x10_0000)]);
+    assert_eq!((vmm.rings(), vmm.state()), ([true, true], PortState::Up));
+}
+
 /// Memory that is still elsewhere is for a VMM that was offered to wait for it, and said first.
 #[test]
 fn pages_that_are_elsewhere_are_waited_for_where_that_was_offered() {

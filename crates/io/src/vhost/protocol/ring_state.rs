@@ -171,6 +171,7 @@ impl RingState {
                     QueueError::Outside { .. }
                         | QueueError::Misaligned { .. }
                         | QueueError::LogTooSmall { .. }
+                        | QueueError::Lost(_)
                 );
                 self.fault = Some(error.to_string());
                 Err(error)

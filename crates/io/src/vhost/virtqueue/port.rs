@@ -81,7 +81,7 @@ impl VhostPort {
         } else {
             10
         };
-        VhostPort {
+        let mut port = VhostPort {
             is_logged: parts.receiveq.as_ref().is_some_and(Queue::is_logged),
             parts,
             accepts,
@@ -95,9 +95,11 @@ impl VhostPort {
             kicks: 0,
             broken: None,
             reported: false,
-            // Looked at by the first turn in any case.
+            // Looked at in any case, before anything is written there.
             lost_seen: u64::MAX,
-        }
+        };
+        port.check_memory();
+        port
     }
 
     /// Takes the port apart, between two batches. [`Queue::into_parts`] then gives back what is

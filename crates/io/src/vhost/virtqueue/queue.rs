@@ -79,6 +79,12 @@ impl Queue {
                 return Err(QueueError::NotEventfd(name));
             }
         }
+        if setup.memory.is_lost() {
+            return Err(QueueError::Lost("the guest's memory"));
+        }
+        if setup.log.as_ref().is_some_and(|log| log.log.is_lost()) {
+            return Err(QueueError::Lost("the log of written pages"));
+        }
         let packed = setup.features & features::RING_PACKED != 0;
         let mut queue = match packed {
             true => Queue::Packed(PackedQueue::new(setup)?),

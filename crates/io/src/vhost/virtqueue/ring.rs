@@ -100,6 +100,12 @@ pub enum QueueError {
     /// The log of written pages has no bit for one that is to be noted.
     #[error(transparent)]
     LogTooSmall(#[from] LogTooSmall),
+    /// Memory that the ring needs was taken away by its VMM. What is in its place is the daemon's
+    /// own memory, of which nothing more is to be used.
+    #[error(
+        "the file that holds {0} was cut short while it was in use, or has no page where one was"
+    )]
+    Lost(&'static str),
     /// A kick or call descriptor that could make the worker wait.
     #[error("the {0} descriptor is not an eventfd")]
     NotEventfd(&'static str),
