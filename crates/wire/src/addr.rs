@@ -54,6 +54,13 @@ impl Mac {
             m[5],
         ])
     }
+
+    /// The MAC that an address is the [link-local](Self::link_local) one of; `None` for all others.
+    pub fn of_link_local(address: std::net::Ipv6Addr) -> Option<Mac> {
+        let [.., a, b, c, _, _, d, e, f] = address.octets();
+        let mac = Mac([a ^ 2, b, c, d, e, f]);
+        (mac.link_local() == address).then_some(mac)
+    }
 }
 
 impl fmt::Display for Mac {
@@ -179,6 +186,14 @@ mod tests {
     fn link_local_is_modified_eui_64() {
         let mac: Mac = "52:54:00:12:34:01".parse().unwrap();
         assert_eq!(mac.link_local().to_string(), "fe80::5054:ff:fe12:3401");
+        assert_eq!(Mac::of_link_local(mac.link_local()), Some(mac));
+        for other in [
+            "fe80::1",
+            "fe80:0:0:1:5054:ff:fe12:3401",
+            "::5054:ff:fe12:3401",
+        ] {
+            assert_eq!(Mac::of_link_local(other.parse().unwrap()), None);
+        }
     }
 
     #[test]

@@ -95,23 +95,33 @@ pub(crate) fn check_remote_ip(
     from: TunnelSource,
     address: IpAddr,
 ) -> Result<(), DropReason> {
-    if view.is_owned(from.network, address) {
+    let network = view.network(from.network);
+    let Some((network, overlay)) = network.and_then(|it| Some((it, it.overlay.as_ref()?))) else {
+        return Err(DropReason::RemoteSpoofed);
+    };
+    let given_by = link_local_of(address);
+    let is_here = given_by.is_some_and(|mac| network.macs.contains_key(&mac));
+    if is_here || view.is_owned(from.network, address) {
         return Err(DropReason::RemoteSpoofed);
     }
-    let network = view.network(from.network);
-    let Some(overlay) = network.and_then(|network| network.overlay.as_ref()) else {
-        return Err(DropReason::RemoteSpoofed);
+    let host_of = |mac: &Mac| view.host(*overlay.bindings.get(mac)?);
+    let is_there = |mac: &Mac| host_of(mac) == Some(from.host);
+    let may = match (overlay.neighbours.get(&address), given_by) {
+        (Some(holder), _) => holder.macs().iter().any(is_there),
+        (None, Some(mac)) => host_of(&mac).is_none_or(|host| host == from.host),
+        (None, None) => true,
     };
-    let Some(holder) = overlay.neighbours.get(&address) else {
-        return Ok(());
-    };
-    let is_there = |mac: &Mac| {
-        let index = overlay.bindings.get(mac);
-        index.is_some_and(|index| view.host(*index) == Some(from.host))
-    };
-    match holder.macs().iter().any(is_there) {
+    match may {
         true => Ok(()),
         false => Err(DropReason::RemoteIpSpoofed),
+    }
+}
+
+/// The MAC that gives this link-local address, which is its NIC's without being declared.
+fn link_local_of(address: IpAddr) -> Option<Mac> {
+    match address {
+        IpAddr::V4(_) => None,
+        IpAddr::V6(address) => Mac::of_link_local(address),
     }
 }
 

@@ -124,6 +124,8 @@ fn an_address_of_another_host_s_machine_is_not_claimed() {
             build::neighbour_advertisement(mac, b.nic.v6, wire::nd::ALL_NODES_MAC, ALL_NODES),
             build::neighbour_solicitation(mac, b.nic.v6, a.v6),
             build::neighbour_solicitation(mac, nowhere, b.nic.v6),
+            build::neighbour_advertisement(mac, b.nic.mac.link_local(), a.mac, a.v6),
+            build::neighbour_solicitation(mac, b.nic.mac.link_local(), a.v6),
         ] {
             host.refuses(inbound(c.at, &claim), RemoteIpSpoofed);
         }
@@ -131,6 +133,8 @@ fn an_address_of_another_host_s_machine_is_not_claimed() {
         for claim in [
             build::arp_request(mac, [0, 0, 0, 0].into(), a.v4),
             build::neighbour_solicitation(mac, nowhere, a.v6),
+            build::neighbour_advertisement(mac, a.mac.link_local(), a.mac, a.v6),
+            build::neighbour_solicitation(mac, nowhere, a.mac.link_local()),
         ] {
             host.refuses(inbound(c.at, &claim), RemoteSpoofed);
         }
@@ -140,11 +144,19 @@ fn an_address_of_another_host_s_machine_is_not_claimed() {
             build::arp_request(c.nic.mac, c.nic.v4, b.nic.v4),
             build::arp_request(c.nic.mac, [0, 0, 0, 0].into(), c.nic.v4),
             build::neighbour_advertisement(c.nic.mac, c.nic.v6, a.mac, a.v6),
+            build::neighbour_advertisement(c.nic.mac, c.nic.mac.link_local(), a.mac, a.v6),
             build::neighbour_solicitation(c.nic.mac, c.nic.v6, b.nic.v6),
             build::neighbour_solicitation(c.nic.mac, nowhere, c.nic.v6),
         ] {
             host.enters(c.at, a, honest);
         }
+        // One that is declared is its holder's, whatever MAC would give it.
+        let declared = b.nic.mac.link_local();
+        host.configure(|overlay| {
+            overlay.neighbours.insert(declared.into(), c.nic.mac.into());
+        });
+        let moved = build::neighbour_advertisement(c.nic.mac, declared, a.mac, a.v6);
+        host.enters(c.at, a, moved);
     }
 }
 
