@@ -48,7 +48,8 @@ drop_reasons! {
     LinkDown = "link_down",
     /// The source MAC address is not one of the NIC's.
     MacSpoofed = "mac_spoofed",
-    /// The source IP address is not one of the NIC's.
+    /// The source IP address is not one of the NIC's, or an ICMP error to another host quotes a
+    /// packet that was not for the NIC.
     IpSpoofed = "ip_spoofed",
     /// An ARP message names a sender that is not the NIC.
     ArpSpoofed = "arp_spoofed",

@@ -4,6 +4,7 @@
 
 use wire::parse::{L4, TcpFlags};
 
+use crate::drop_reason::DropReason;
 use crate::flow::{FlowEnd, FlowId, Key, Seen, Side, Tracked};
 use crate::ids::PortSlot;
 use crate::opening::Opening;
@@ -14,6 +15,9 @@ use crate::stages::{fast_path, redecide, related};
 pub(crate) fn run(round: &mut Round) {
     round.each_open(|round, job, case| {
         let (item, target) = (round.cases[case].item, round.jobs[job].target);
+        if related::is_feigned(round, item, target) {
+            return Verdict::DropFrom(DropReason::IpSpoofed);
+        }
         if passes_without_state(round, item, target) {
             return Verdict::Pass;
         }

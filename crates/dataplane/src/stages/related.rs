@@ -1,13 +1,19 @@
 //! ICMP errors about a packet of a tracked flow belong to that flow, whether the other end or a
 //! router sends them (security-groups.md 7).
 
+use std::net::IpAddr;
+
 use wire::parse::{self, IpPacket, L4, Quoted};
 
 use crate::flow::{FlowEnd, FlowId, Key};
 use crate::ids::{PortSlot, PortUid};
+use crate::judge;
+use crate::overlay::TunnelSource;
 use crate::round::{Round, Verdict};
 use crate::snapshot::PortConfig;
 use crate::stages::redecide::{redecide, waits};
+use crate::stages::spoof;
+use crate::view::View;
 
 /// In a network of this many NICs at most an error from a third party is matched; in a larger one
 /// it needs a rule. Bounds what one frame can cost.
@@ -28,6 +34,12 @@ pub(crate) fn judge(round: &mut Round, item: usize, target: PortSlot) -> Verdict
     };
     // The error goes to whom the quoted packet came from.
     if quoted.src() != ip.dst() {
+        return Verdict::Open;
+    }
+    let reporter = round
+        .sources
+        .map(|sources| sources[round.items[item].frame]);
+    if reporter.is_some_and(|from| !may_report(round.view, from, quoted.dst())) {
         return Verdict::Open;
     }
     // What was left is looked at for the two ends alone: of a whole network it would cost too much.
@@ -81,6 +93,33 @@ fn quoted(ip: &IpPacket, head: &[u8]) -> Option<Quoted> {
 pub(crate) fn key_of(ip: &IpPacket, head: &[u8], receiver: PortUid, to: PortUid) -> Option<Key> {
     let (key, _) = Key::of_quoted(&quoted(ip, head)?, receiver, to)?;
     Some(key)
+}
+
+/// Machines of another host may report about a packet to this address: it may be theirs, or one
+/// that is reached through them.
+fn may_report(view: &View, from: TunnelSource, to: IpAddr) -> bool {
+    let overlay = view
+        .network(from.network)
+        .and_then(|it| it.overlay.as_ref());
+    let routes = overlay.is_some_and(|overlay| overlay.routers.includes(from.host));
+    routes || spoof::check_remote_ip(view, from, to).is_ok()
+}
+
+/// An error of a NIC that forwards nothing about a packet that was not for it does not leave for
+/// another host: that one has to rely on it that who reports may.
+#[inline]
+pub(crate) fn is_feigned(round: &Round, item: usize, target: PortSlot) -> bool {
+    if target.remote_of().is_none() || may_route(round.nic) {
+        return false;
+    }
+    let Some(ip) = round.items[item].ip() else {
+        return false;
+    };
+    let Some(quoted) = quoted(ip, round.frame(item).head()) else {
+        return false;
+    };
+    let to = quoted.dst();
+    !to.is_multicast() && !judge::owns(round.nic, None, to)
 }
 
 /// A NIC that is held to its own addresses forwards nothing, so it has nothing to report about the

@@ -252,6 +252,31 @@ fn a_guest_reports_no_errors_about_other_peoples_flows() {
     }
 }
 
+/// Another host cannot tell who may report: the one that it comes from is asked.
+#[test]
+fn errors_about_other_peoples_flows_do_not_leave_for_another_host() {
+    for family in FAMILIES {
+        let mut host = Host::new();
+        let (a, thief) = (host.far(20, 2), host.lab.nic());
+        let b = host.far(30, 3);
+        let sent = udp(a.nic, b.nic, family, 1, 53);
+        let forged = too_big(thief, thief.ip(family), a.nic, family, &sent);
+        host.lab.refuses(thief, forged.clone(), IpSpoofed);
+        let own = udp(a.nic, thief, family, 1, 53);
+        let honest = too_big(thief, thief.ip(family), a.nic, family, &own);
+        host.leaves(thief, a.at, honest.clone());
+        // Nor where it needs no flow.
+        host.lab
+            .group_of(thief, vec![allow_all_in(None), allow_all_out(None)]);
+        host.lab.refuses(thief, forged.clone(), IpSpoofed);
+        host.leaves(thief, a.at, honest);
+        // A router may.
+        host.lab
+            .configure(thief, |config| config.anti_spoof = false);
+        host.leaves(thief, a.at, forged);
+    }
+}
+
 #[test]
 fn errors_punch_no_holes() {
     for family in FAMILIES {

@@ -10,6 +10,7 @@ use dataplane::overlay::{Holder, HostIdx, Trust};
 use wire::nd::ALL_NODES;
 use wire::{Mac, build};
 
+use crate::contract::errors::error;
 use crate::lab::*;
 use crate::wire_lab::*;
 
@@ -178,6 +179,44 @@ fn fragments_and_errors_do_not_carry_a_forged_source() {
         .icmp(3, 1, 0)
         .payload(&quoted[14..42]);
     host.refuses(inbound(c.at, &error.build()), RemoteIpSpoofed);
+}
+
+#[test]
+fn a_third_machine_elsewhere_reports_no_errors_about_the_flows_of_others() {
+    for family in FAMILIES {
+        let (mut host, a, b, c) = three_hosts();
+        let here = host.lab.nic();
+        host.lab.set_rules(GroupIdx(0), vec![allow_in(UDP, 53)]);
+        host.lab
+            .configure(here, |config| config.groups = vec![GroupIdx(0)]);
+        let report = |from: Far, sent: &[u8]| {
+            let about = error(from.nic, from.nic.ip(family), a, family, sent, 60);
+            inbound(from.at, &about)
+        };
+        let sent = udp(a, b.nic, family, 1, 53);
+        host.leaves(a, b.at, sent.clone());
+        let inside = udp(a, here, family, 1, 53);
+        host.lab.passes(a, here, inside.clone());
+        host.refuses(report(c, &sent), NoIngressRule);
+        host.refuses(report(c, &inside), NoIngressRule);
+        // The machine itself may, and a router: on a host that is trusted with that, or towards an
+        // address that is bound to nobody.
+        host.enters(b.at, a, report(b, &sent)[50..].to_vec());
+        host.configure(|overlay| overlay.routers = Trust::Only([c.at].into()));
+        host.enters(c.at, a, report(c, &sent)[50..].to_vec());
+        host.configure(|overlay| overlay.routers = Trust::Nobody);
+        let beyond = Nic {
+            mac: c.nic.mac,
+            ..machine(99, c.at).nic
+        };
+        let routed = udp(a, beyond, family, 1, 53);
+        host.leaves(a, c.at, routed.clone());
+        host.enters(c.at, a, report(c, &routed)[50..].to_vec());
+        // By a rule it may say what it likes, as ever.
+        host.lab
+            .set_rules(GroupIdx(0), vec![allow_all_in(Some(ICMP))]);
+        host.enters(c.at, a, report(c, &sent)[50..].to_vec());
+    }
 }
 
 #[test]
