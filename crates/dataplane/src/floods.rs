@@ -12,8 +12,11 @@
 //! them to say.
 
 use io::frame::Batch;
+use io::port::Accepts;
+use wire::offload::Gso;
 
 use crate::ids::{NetworkIdx, PortSlot};
+use crate::limits::Charge;
 use crate::queue::QueueId;
 use crate::work;
 
@@ -135,24 +138,30 @@ impl Floods {
 
 impl Flood {
     /// Those copies that are the queue's part of a turn, of which others have `spent` some; one at
-    /// the least, and all of them when nobody is in a hurry.
+    /// the least, and all of them when nobody is in a hurry. `accepts`: what a target takes undone.
     pub(crate) fn part(
         &mut self,
         spent: &mut u64,
         hurry: bool,
+        accepts: impl Fn(PortSlot) -> Accepts,
     ) -> impl Iterator<Item = PendingCopy> {
         let (batch, copies) = (&self.batch, &mut self.copies);
         std::iter::from_fn(move || {
             copies.pop_if(|copy| {
                 let is_first = *spent == 0;
-                *spent += cost(batch, copy.frame);
+                *spent += cost(batch, copy.frame, || accepts(copy.target));
                 is_first || *spent <= work::TURN || !hurry
             })
         })
     }
 }
 
-/// What one copy of a frame costs.
-pub(crate) fn cost(batch: &Batch, frame: u8) -> u64 {
-    work::cost_of_copies(1, batch.frames()[usize::from(frame)].len())
+/// What one copy of a frame costs, for a target that takes so much undone.
+pub(crate) fn cost(batch: &Batch, frame: u8, accepts: impl FnOnce() -> Accepts) -> u64 {
+    let frame = &batch.frames()[usize::from(frame)];
+    let copy = work::cost_of_copies(1, frame.len());
+    match frame.offload.gso == Gso::None || accepts().gso(&frame.offload) {
+        true => copy,
+        false => copy.max(work::cost_of_packets(Charge::of(frame).packets as usize)),
+    }
 }

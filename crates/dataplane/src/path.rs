@@ -350,14 +350,17 @@ impl Path {
                 continue;
             }
             self.clear();
-            self.jobs
-                .extend(flood.part(&mut spent, hurry).map(|copy| Job {
-                    frame: copy.frame,
-                    verdict: Verdict::Pass,
-                    target: copy.target,
-                    steer: copy.steer,
-                    case: NO_CASE,
-                }));
+            self.jobs.extend(
+                flood
+                    .part(&mut spent, hurry, |target| ports.accepts(target))
+                    .map(|copy| Job {
+                        frame: copy.frame,
+                        verdict: Verdict::Pass,
+                        target: copy.target,
+                        steer: copy.steer,
+                        case: NO_CASE,
+                    }),
+            );
             let watch = match ports.outbox.is_alone() {
                 true => Stopwatch::OFF,
                 false => Stopwatch::start(),
@@ -370,8 +373,14 @@ impl Path {
             if let Some((_, _, mut round)) = self.open(sender, &flood.batch, now) {
                 deliver::run(&mut round, ports);
             }
+            let packets = work::cost_of_packets(flood.batch.take_cut());
             if let Some(attached) = ports.find(queue) {
                 attached.load.add(watch.cycles());
+                // As copies they were charged with the batch that they were of.
+                let len = |job: &Job| flood.batch.frames()[usize::from(job.frame)].len();
+                let bytes = self.jobs.iter().map(len).sum();
+                let copies = work::cost_of_copies(self.jobs.len(), bytes);
+                attached.debt.charge_more(packets.saturating_sub(copies));
             }
             self.tables.floods.put_back(flood);
         }

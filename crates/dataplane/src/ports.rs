@@ -16,7 +16,7 @@ use crate::ids::PortSlot;
 use crate::ids::{MAX_PORTS, MAX_UPLINKS};
 use crate::load::QueueLoad;
 use crate::queue::{QueueId, Routes, pick};
-use crate::work::Debt;
+use crate::work::{self, Debt};
 
 pub(crate) struct Ports {
     slots: Vec<Slot>,
@@ -93,13 +93,18 @@ impl Attached {
         work
     }
 
-    /// Gives the guest the buffers of those batches that have come back, in their order. True when
-    /// none is out.
+    /// Gives the guest the buffers of those batches that have come back, in their order, and charges
+    /// it what others have cut of them. True when none is out.
     pub(crate) fn reclaim(&mut self, outbox: &mut Outbox) -> bool {
         while let Some(oldest) = self.out.front_mut() {
             let Some(batch) = Arc::get_mut(oldest) else {
                 return false;
             };
+            let packets = work::cost_of_packets(batch.take_cut());
+            if packets > 0 {
+                let bytes: usize = batch.frames().iter().map(|frame| frame.len()).sum();
+                self.debt.charge_more(packets.saturating_sub(bytes as u64));
+            }
             self.port.complete(batch);
             if let Some(batch) = self.out.pop_front() {
                 outbox.give_back(batch);

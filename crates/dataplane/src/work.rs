@@ -88,6 +88,13 @@ pub(crate) fn cost_of_copies(copies: usize, bytes: usize) -> u64 {
     copies as u64 * COPY + bytes as u64
 }
 
+/// Packets that frames were cut into where their receivers take no larger ones: each as a frame. Not
+/// beside what the frames cost, but instead where it is more, so that packets of a wire's length
+/// cost what their bytes do.
+pub(crate) fn cost_of_packets(packets: usize) -> u64 {
+    cost(packets, 0, 0)
+}
+
 /// Frames that were received.
 pub(crate) fn cost(frames: usize, bytes: usize, pieces: usize) -> u64 {
     frames as u64 * FRAME + bytes as u64 + pieces as u64 * PIECE
@@ -158,6 +165,11 @@ impl Debt {
         }
         self.owed -= TURN;
         true
+    }
+
+    /// Charges what was found out late.
+    pub(crate) fn charge_more(&mut self, cost: u64) {
+        self.owed += cost;
     }
 
     /// How many frames may be received of `most`, one at the least.

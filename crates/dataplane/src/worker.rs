@@ -286,6 +286,8 @@ impl Worker {
             self.path
                 .run(queue.slot, queue.pair, &self.batch, &mut self.ports, now)
         };
+        let packets = self.batch.take_cut();
+        cost.carried = cost.carried.max(work::cost_of_packets(packets));
         self.flush();
         self.path.watch.mark(Step::Flush);
         if let Some((attached, outbox)) = self.ports.find_with_outbox(queue) {

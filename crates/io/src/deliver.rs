@@ -51,7 +51,7 @@ impl Accepts {
 
     /// True when a frame with these fields may stay in one piece.
     #[inline]
-    pub(crate) fn gso(&self, offload: &Offload) -> bool {
+    pub fn gso(&self, offload: &Offload) -> bool {
         let kind = match offload.gso {
             Gso::None => return true,
             Gso::Tcp4 => self.tso4,
@@ -362,7 +362,7 @@ fn complete(
         return Err(TransmitError::BadOffload);
     }
     if !accepts.gso(&frame.offload) {
-        return cut(frame, body, accepts, sink);
+        return cut(batch, frame, body, accepts, sink);
     }
     let offload = Offload {
         checksum: None,
@@ -382,6 +382,7 @@ fn complete(
 /// of room the rest is lost, as it would be on a wire.
 #[cold]
 fn cut(
+    batch: &Batch,
     frame: &Frame,
     mut rest: Body<'_>,
     accepts: Accepts,
@@ -402,7 +403,7 @@ fn cut(
         // together are no longer than that head.
         let private = &whole[payload.start.min(whole.len())..payload.end.min(whole.len())];
         let body = rest.take(payload.len() - private.len());
-        sink.put(&Piece {
+        let written = sink.put(&Piece {
             offload,
             head: Head::Segment {
                 segments: &segments,
@@ -413,7 +414,12 @@ fn cut(
             checksum,
             // A packet of a wire's length: through the caches, as all others of it.
             for_many: false,
-        })?;
+        });
+        if written.is_err() {
+            batch.note_cut(index);
+            return written;
+        }
     }
+    batch.note_cut(segments.count());
     Ok(())
 }

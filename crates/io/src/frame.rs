@@ -8,6 +8,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use wire::offload::Offload;
 use wire::vxlan::Outer;
@@ -221,6 +222,8 @@ pub struct Batch {
     owed: usize,
     /// Buffers that came with its frames and were empty.
     empty: usize,
+    /// Packets that its frames were cut into, by every worker that has done so.
+    cut: AtomicU32,
 }
 
 impl Default for Batch {
@@ -246,6 +249,7 @@ impl Batch {
             umem: None,
             owed: 0,
             empty: 0,
+            cut: AtomicU32::new(0),
         }
     }
 
@@ -312,6 +316,24 @@ impl Batch {
         self.umem = None;
         self.owed = 0;
         self.empty = 0;
+        *self.cut.get_mut() = 0;
+    }
+
+    /// A frame of it was cut into so many packets.
+    pub(crate) fn note_cut(&self, packets: usize) {
+        self.cut.fetch_add(packets as u32, Ordering::Relaxed);
+    }
+
+    /// How many packets its frames were cut into for receivers that take no larger ones.
+    #[inline]
+    pub fn cut(&self) -> usize {
+        self.cut.load(Ordering::Relaxed) as usize
+    }
+
+    /// As many, since this was asked last.
+    #[inline]
+    pub fn take_cut(&mut self) -> usize {
+        std::mem::take(self.cut.get_mut()) as usize
     }
 
     /// Adds a frame that owns its bytes (generated here, held back, or of a test). Gives its index,

@@ -24,7 +24,8 @@ pub(crate) fn run(round: &mut Round, ports: &Ports) {
     };
     let left = round.jobs.iter_mut().filter(|job| is_copy(job));
     let left: Vec<&mut Job> = left.collect();
-    let cost: u64 = left.iter().map(|job| floods::cost(batch, job.frame)).sum();
+    let cost = |job: &Job| floods::cost(batch, job.frame, || ports.accepts(job.target));
+    let cost: u64 = left.iter().map(|job| cost(job)).sum();
     // Fragments that have waited for their first one go behind it.
     let is_behind = round.tables.floods.has_of(from);
     if !is_behind && round.tables.floods.fit_at_once(cost) {

@@ -64,12 +64,16 @@ impl Worker {
                     }
                     Message::Frames(transfer) => {
                         few = Some(transfer.few && few != Some(false));
+                        let cut_before = transfer.batch.cut();
+                        all.sent_on += usize::from(!self.deliver(&transfer, now));
                         if room.is_some() {
                             let count = transfer.count() as usize;
                             let copy = work::cost_of_copies(1, 0);
-                            spent += work::cost(count, transfer.bytes(), 0) + copy;
+                            let packets = transfer.batch.cut() - cut_before;
+                            spent += work::cost(count, transfer.bytes(), 0)
+                                .max(work::cost_of_packets(packets))
+                                + copy;
                         }
-                        all.sent_on += usize::from(!self.deliver(&transfer, now));
                         self.delivered.push(transfer.batch);
                     }
                 }

@@ -8,6 +8,7 @@ use dataplane::DropReason::*;
 use dataplane::ruleset::{Direction, Peer};
 use dataplane::{AddressPair, GroupIdx, NetworkIdx, Simulation, WorkerConfig};
 use io::frame::BATCH;
+use io::port::Accepts;
 use wire::build;
 use wire::offload::{Gso, Offload, PartialChecksum};
 use wire::parse::{ArpPacket, TcpFlags};
@@ -640,6 +641,93 @@ fn a_flood_of_broadcasts_takes_no_more_than_its_turn() {
             many
         );
         assert_eq!(lab.received(d).len() as u64, 2 * many);
+    }
+}
+
+/// A frame of `nic` that stands for 320 packets of a byte each.
+fn of_tiny_segments(nic: Nic, to: (Mac, IpAddr), family: Family) -> (Vec<u8>, Offload) {
+    let frame = build::frame(nic.mac, to.0).ip(nic.ip(family), to.1);
+    let frame = frame.udp(1, 2).payload(&[7; 320]);
+    frame.gso(1).build_with_offload()
+}
+
+/// Whose receiver has it cut into its segments, whichever worker does so.
+#[test]
+fn a_flood_of_tiny_segments_takes_no_more_than_its_part() {
+    for (family, workers) in [(Family::V4, 1), (Family::V6, 1), (Family::V4, 2)] {
+        for (is_cut, most) in [(true, 2), (false, 12)] {
+            let mut lab = Lab::on(Simulation::several(workers));
+            let [c, elsewhere, flooder, own, d] = [(); 5].map(|()| lab.nic());
+            let group = lab.group(vec![allow_all_in(None), allow_all_out(None)]);
+            for nic in [c, d, flooder, own, elsewhere] {
+                lab.configure(nic, |config| config.groups = vec![group]);
+            }
+            // At the other worker, where there is one.
+            let own = if workers == 2 { elsewhere } else { own };
+            if !is_cut {
+                lab.peer(own).accept(Accepts::ALL);
+            }
+            let (frame, offload) = of_tiny_segments(flooder, (own.mac, own.ip(family)), family);
+            for _ in 0..12 * BATCH {
+                lab.queue(flooder, frame.clone(), offload);
+                lab.queue(c, udp(c, d, family, 1, 2), Offload::default());
+            }
+            for _ in 0..12 {
+                lab.sim.turn();
+                lab.sim.turn_of(1);
+            }
+            let batches = |nic: Nic| lab.sim.port(nic.slot).rx_frames / BATCH as u64;
+            assert_eq!(batches(c), 12);
+            let heard = batches(flooder);
+            assert!(
+                (1..=most).contains(&heard) && (is_cut || heard > 4),
+                "{heard}"
+            );
+        }
+    }
+}
+
+/// As many packets as a wire's are cost what their bytes do.
+#[test]
+fn large_frames_are_received_as_fast_where_they_are_cut() {
+    let heard = |accepts| {
+        let (mut lab, a, b) = Lab::pair(vec![allow_all_in(None)]);
+        let c = lab.nic();
+        lab.peer(b).accept(accepts);
+        let large = ip(a, b, Family::V4).udp(1, 2).payload(&[7; 60_000]);
+        let (frame, offload) = large.gso(1400).build_with_offload();
+        for _ in 0..2 * BATCH {
+            lab.queue(a, frame.clone(), offload);
+            lab.queue(c, udp(c, a, Family::V4, 1, 2), Offload::default());
+        }
+        let each = (0..20).map(|_| {
+            lab.sim.turn();
+            lab.sim.port(a.slot).rx_frames
+        });
+        each.collect::<Vec<_>>()
+    };
+    assert_eq!(heard(Accepts::default()), heard(Accepts::ALL));
+}
+
+#[test]
+fn beside_who_asks_and_who_answers_copies_that_are_cut_small_are_made_one_by_one() {
+    for family in FAMILIES {
+        let (mut lab, c, d) = Lab::pair(vec![allow_all_in(None)]);
+        let flooder = lab.nic();
+        let crowd = crowd(&mut lab);
+        lab.passes(c, d, udp(c, d, family, 1, 2));
+        lab.sim.advance(Duration::from_millis(2));
+        hurried(&mut lab, c, d, family);
+        let all = (Mac::BROADCAST, d.ip(family));
+        let (frame, offload) = of_tiny_segments(flooder, all, family);
+        lab.queue(flooder, frame, offload);
+        let mut most = vec![];
+        while copies(&lab, &crowd) < 20 && most.len() < 100 {
+            let before = copies(&lab, &crowd);
+            hurried(&mut lab, c, d, family);
+            most.push(copies(&lab, &crowd) - before);
+        }
+        assert_eq!(most.iter().max(), Some(&1), "{most:?}");
     }
 }
 
