@@ -69,15 +69,17 @@ impl<F: FnMut(GroupIdx, GroupAnswer)> Look for F {}
 /// Nobody looks: costs nothing.
 fn unseen(_: GroupIdx, _: GroupAnswer) {}
 
-/// May the packet leave `nic`? `owned` says whether its source address is the NIC's.
+/// May the packet leave `nic`? `owned` says whether its source address is the NIC's. In how many
+/// places of the rules is looked is added to `looked`, here and below.
 #[inline]
 pub(crate) fn egress(
     view: &View,
     nic: &PortConfig,
     question: &Question,
     owned: bool,
+    looked: &mut u64,
 ) -> Option<Grant> {
-    egress_seen(view, nic, question, owned, unseen)
+    egress_seen(view, nic, question, owned, unseen, looked)
 }
 
 /// What [`egress`] says; `look` is told which groups were asked.
@@ -87,6 +89,7 @@ pub(crate) fn egress_seen(
     question: &Question,
     owned: bool,
     look: impl Look,
+    looked: &mut u64,
 ) -> Option<Grant> {
     let open = view.open_to(nic.slot);
     if nic.bypass || (!open.needs_egress && owned) {
@@ -96,13 +99,18 @@ pub(crate) fn egress_seen(
         });
     }
     let asked = question.to_rules(Direction::Egress);
-    by_groups(view, nic, &asked, question.midstream, look)
+    by_groups(view, nic, &asked, question.midstream, look, looked)
 }
 
 /// May the packet enter `nic`?
 #[inline]
-pub(crate) fn ingress(view: &View, nic: &PortConfig, question: &Question) -> Option<Grant> {
-    ingress_seen(view, nic, question, unseen)
+pub(crate) fn ingress(
+    view: &View,
+    nic: &PortConfig,
+    question: &Question,
+    looked: &mut u64,
+) -> Option<Grant> {
+    ingress_seen(view, nic, question, unseen, looked)
 }
 
 /// What [`ingress`] says; `look` is told which groups were asked.
@@ -111,12 +119,13 @@ pub(crate) fn ingress_seen(
     nic: &PortConfig,
     question: &Question,
     look: impl Look,
+    looked: &mut u64,
 ) -> Option<Grant> {
     if nic.bypass {
         return Some(Grant::default());
     }
     let asked = question.to_rules(Direction::Ingress);
-    by_groups(view, nic, &asked, question.midstream, look)
+    by_groups(view, nic, &asked, question.midstream, look, looked)
 }
 
 /// Asks the NIC's groups one after the other. A group that does not exist allows nothing.
@@ -126,6 +135,7 @@ fn by_groups(
     asked: &Asked,
     midstream: bool,
     mut look: impl Look,
+    looked: &mut u64,
 ) -> Option<Grant> {
     let mut granted: Option<Grant> = None;
     for index in &nic.groups {
@@ -136,7 +146,7 @@ fn by_groups(
         if granted.is_some_and(|granted| granted.unknown_tcp >= group.unknown_tcp) {
             continue;
         }
-        let rule = group.rules.decide(asked, view.groups());
+        let rule = group.rules.find(asked, view.groups(), looked);
         look(
             *index,
             rule.map_or(GroupAnswer::Silent, GroupAnswer::Allows),

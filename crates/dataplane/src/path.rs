@@ -143,6 +143,7 @@ impl Path {
                 shaper: Shaper::default(),
                 floods: Floods::default(),
                 wide_searches: WIDE_SEARCHES,
+                looked: 0,
             },
             counters,
             watch: Watch::default(),
@@ -437,6 +438,7 @@ impl Path {
             .received(source, batch.len() as u64, bytes as u64);
         let from = QueueId { slot: source, pair };
         self.judged = 0;
+        self.tables.looked = 0;
         self.round(from, batch, ports, now, true);
         if self.sampler.is_some() {
             self.sample(source, batch, true);
@@ -454,8 +456,9 @@ impl Path {
             self.round(from, &spare, ports, now, false);
             self.spare = spare;
         }
+        let searched = work::cost_of_search(batch.len(), self.tables.looked);
         Cost {
-            carried: carried + std::mem::take(&mut self.tables.floods.cost),
+            carried: carried + searched + std::mem::take(&mut self.tables.floods.cost),
             judged: self.judged,
         }
     }

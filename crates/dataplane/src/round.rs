@@ -40,6 +40,8 @@ pub(crate) struct Tables {
     /// How many ICMP errors may still look for their flow in the whole network before the next
     /// housekeeping.
     pub wide_searches: u32,
+    /// In how many places of rules was looked for those that allow a packet of the batch.
+    pub looked: u64,
 }
 
 /// A frame that the whole path is for: all but those that took the [fast

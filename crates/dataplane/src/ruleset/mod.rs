@@ -147,9 +147,21 @@ impl RuleSet {
     /// group.
     #[inline]
     pub fn decide(&self, asked: &Asked, groups: &(impl GroupMembers + ?Sized)) -> Option<RuleSlot> {
+        self.find(asked, groups, &mut 0)
+    }
+
+    /// What [`decide`](Self::decide) says. In how many places a rule was looked for is added to
+    /// `looked`: ranges of ports, lengths of prefixes and groups.
+    #[inline]
+    pub(crate) fn find(
+        &self,
+        asked: &Asked,
+        groups: &(impl GroupMembers + ?Sized),
+        looked: &mut u64,
+    ) -> Option<RuleSlot> {
         match asked.direction {
-            Direction::Ingress => self.ingress.find(asked, groups),
-            Direction::Egress => self.egress.find(asked, groups),
+            Direction::Ingress => self.ingress.find(asked, groups, looked),
+            Direction::Egress => self.egress.find(asked, groups, looked),
         }
     }
 
@@ -184,8 +196,13 @@ impl Side {
         }
     }
 
-    fn find(&self, asked: &Asked, groups: &(impl GroupMembers + ?Sized)) -> Option<RuleSlot> {
-        if let found @ Some(_) = self.everything.find(&asked.peer, groups) {
+    fn find(
+        &self,
+        asked: &Asked,
+        groups: &(impl GroupMembers + ?Sized),
+        looked: &mut u64,
+    ) -> Option<RuleSlot> {
+        if let found @ Some(_) = self.everything.find(&asked.peer, groups, looked) {
             return found;
         }
         // A rule for ICMP means ICMPv6 where the packet is IPv6, and then not protocol 1.
@@ -198,13 +215,13 @@ impl Side {
             let found = self
                 .protocols
                 .get(&protocol)
-                .and_then(|peers| peers.find(&asked.peer, groups))
-                .or_else(|| self.find_selector(protocol.into(), asked, groups));
+                .and_then(|peers| peers.find(&asked.peer, groups, looked))
+                .or_else(|| self.find_selector(protocol.into(), asked, groups, looked));
             if found.is_some() {
                 return found;
             }
         }
-        self.find_selector(EVERY, asked, groups)
+        self.find_selector(EVERY, asked, groups, looked)
     }
 
     fn find_selector(
@@ -212,15 +229,16 @@ impl Side {
         protocol: u16,
         asked: &Asked,
         groups: &(impl GroupMembers + ?Sized),
+        looked: &mut u64,
     ) -> Option<RuleSlot> {
         let selector = asked.selector?;
         self.exact
             .get(&(protocol, selector))
-            .and_then(|peers| peers.find(&asked.peer, groups))
+            .and_then(|peers| peers.find(&asked.peer, groups, looked))
             .or_else(|| {
                 self.ranges
                     .get(&protocol)?
-                    .find(selector, &asked.peer, groups)
+                    .find(selector, &asked.peer, groups, looked)
             })
     }
 }

@@ -64,22 +64,26 @@ impl PeerSet {
             && self.groups.is_empty()
     }
 
-    /// The rule that allows `address`. A group that does not exist matches nobody.
+    /// The rule that allows `address`. A group that does not exist matches nobody. How many places
+    /// that is looked for in is added to `looked`.
     #[inline]
     pub(super) fn find(
         &self,
         address: &IpAddr,
         groups: &(impl GroupMembers + ?Sized),
+        looked: &mut u64,
     ) -> Option<RuleSlot> {
         if let Some(slots) = &self.any {
             return Some(slots.first);
         }
-        let network = match address {
-            IpAddr::V4(v4) => self.v4.find(left_aligned_v4(*v4)),
-            IpAddr::V6(v6) => self.v6.find(v6.to_bits()),
+        let (networks, bits) = match address {
+            IpAddr::V4(v4) => (&self.v4, left_aligned_v4(*v4)),
+            IpAddr::V6(v6) => (&self.v6, v6.to_bits()),
         };
-        network.or_else(|| {
+        *looked += networks.lengths.len() as u64;
+        networks.find(bits).or_else(|| {
             self.groups.find_map(|group, slots| {
+                *looked += 1;
                 let allows = groups.members(*group)?.contains(address);
                 allows.then_some(slots.first)
             })

@@ -49,8 +49,9 @@ impl Ranges {
         selector: u16,
         address: &IpAddr,
         groups: &(impl GroupMembers + ?Sized),
+        looked: &mut u64,
     ) -> Option<RuleSlot> {
-        search(&self.root, selector, address, groups)
+        search(&self.root, selector, address, groups, looked)
     }
 }
 
@@ -59,22 +60,24 @@ fn search(
     selector: u16,
     address: &IpAddr,
     groups: &(impl GroupMembers + ?Sized),
+    looked: &mut u64,
 ) -> Option<RuleSlot> {
     let node = link.as_ref()?;
+    *looked += 1;
     if node.highest < selector {
         return None;
     }
-    let left = search(&node.left, selector, address, groups);
+    let left = search(&node.left, selector, address, groups, looked);
     if left.is_some() || node.low > selector {
         return left;
     }
     if node.high >= selector {
-        let here = node.peers.find(address, groups);
+        let here = node.peers.find(address, groups, looked);
         if here.is_some() {
             return here;
         }
     }
-    search(&node.right, selector, address, groups)
+    search(&node.right, selector, address, groups, looked)
 }
 
 impl Node {

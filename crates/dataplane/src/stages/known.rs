@@ -97,14 +97,14 @@ fn follow(
         return Verdict::Open;
     };
     let now_ms = round.now.millis();
-    let flows = &mut round.tables.flows;
+    let (flows, looked) = (&mut round.tables.flows, &mut round.tables.looked);
     let entry = flows.entry(id);
     if flows.is_expired(entry, now_ms) {
         flows.remove(id, FlowEnd::Idle);
         return Verdict::Open;
     }
     if entry.epoch.get() != round.view.epoch_mark()
-        && !redecide::redecide(round.view, flows, round.counters, id)
+        && !redecide::redecide(round.view, flows, round.counters, id, looked)
     {
         let begins = matches!(ip.l4_info, L4::Tcp { flags, .. } if flags.contains(TcpFlags::SYN));
         let waits = redecide::waits(round.view, flows.entry(id), side);

@@ -14,7 +14,13 @@ use crate::view::View;
 
 /// True when the flow lives on: both NICs are still there, and each side allows it still, or did so
 /// by a rule of a group that drains.
-pub(crate) fn redecide(view: &View, flows: &FlowTable, counters: &Counters, id: FlowId) -> bool {
+pub(crate) fn redecide(
+    view: &View,
+    flows: &FlowTable,
+    counters: &Counters,
+    id: FlowId,
+    looked: &mut u64,
+) -> bool {
     let entry = flows.entry(id);
     let key = entry.key();
     let (initiator, responder) = (entry.initiator(), 1 - entry.initiator());
@@ -29,8 +35,8 @@ pub(crate) fn redecide(view: &View, flows: &FlowTable, counters: &Counters, id: 
     }
     let question = question(&key, initiator);
     let owned = judge::owns(from, None, question.src);
-    let egress = judge::egress(view, from, &question, owned);
-    let ingress = judge::ingress(view, to, &question);
+    let egress = judge::egress(view, from, &question, owned, looked);
+    let ingress = judge::ingress(view, to, &question, looked);
     let drains = |flag| entry.flags.get() & flag != 0;
     if (egress.is_none() && !drains(DRAIN_EGRESS)) || (ingress.is_none() && !drains(DRAIN_INGRESS))
     {

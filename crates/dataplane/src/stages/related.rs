@@ -139,13 +139,13 @@ fn is_error(ip: &IpPacket) -> bool {
 
 /// The flow is not over, and still allowed.
 fn is_alive(round: &mut Round, id: FlowId) -> bool {
-    let flows = &mut round.tables.flows;
+    let (flows, looked) = (&mut round.tables.flows, &mut round.tables.looked);
     let entry = flows.entry(id);
     if flows.is_expired(entry, round.now.millis()) {
         return false;
     }
     if entry.epoch.get() == round.view.epoch_mark()
-        || redecide(round.view, flows, round.counters, id)
+        || redecide(round.view, flows, round.counters, id, looked)
     {
         return true;
     }

@@ -17,7 +17,8 @@ pub(crate) fn egress(round: &mut Round) {
             return Verdict::Open;
         };
         let owned = owns_source(round.nic, packet, ip);
-        match may_leave(round.view, round.nic, &question(ip), owned) {
+        let looked = &mut round.tables.looked;
+        match may_leave(round.view, round.nic, &question(ip), owned, looked) {
             Ok(grant) => case.egress = grant,
             Err(reason) => return Verdict::DropFrom(reason),
         }
@@ -32,8 +33,9 @@ pub(crate) fn may_leave(
     nic: &PortConfig,
     question: &Question,
     owned: bool,
+    looked: &mut u64,
 ) -> Result<Grant, DropReason> {
-    judge::egress(view, nic, question, owned).ok_or_else(|| {
+    judge::egress(view, nic, question, owned, looked).ok_or_else(|| {
         // Without egress rules it is the address that is wrong.
         match view.open_to(nic.slot).needs_egress {
             false => DropReason::ForeignSource,
@@ -50,7 +52,8 @@ pub(crate) fn ingress(round: &mut Round) {
         let (Some(ip), Some(target)) = (round.items[case.item].ip(), target) else {
             return Verdict::Open;
         };
-        match judge::ingress(round.view, target, &question(ip)) {
+        let looked = &mut round.tables.looked;
+        match judge::ingress(round.view, target, &question(ip), looked) {
             Some(grant) => case.ingress = grant,
             None => return Verdict::DropTo(DropReason::NoIngressRule),
         }

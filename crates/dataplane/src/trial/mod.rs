@@ -260,6 +260,7 @@ impl Trial {
                 shaper: Shaper::default(),
                 floods: Floods::default(),
                 wide_searches: 0,
+                looked: 0,
             },
             replies: Replies::default(),
         }

@@ -250,9 +250,9 @@ impl<'a> Watcher<'a> {
             let granted = match direction {
                 Direction::Egress => {
                     let owned = owns_source(round.nic, packet, ip);
-                    judge::egress_seen(round.view, nic, &question, owned, look)
+                    judge::egress_seen(round.view, nic, &question, owned, look, &mut 0)
                 }
-                Direction::Ingress => judge::ingress_seen(round.view, nic, &question, look),
+                Direction::Ingress => judge::ingress_seen(round.view, nic, &question, look, &mut 0),
             };
             if asked.len() == before && granted.is_none() {
                 asked.push(one(None, GroupAnswer::Silent));

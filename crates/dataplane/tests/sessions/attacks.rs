@@ -768,6 +768,48 @@ fn a_flood_of_what_nobody_knows_takes_no_more_than_its_part() {
     }
 }
 
+/// Rules that all have to be looked at, and allow nobody here.
+#[test]
+fn a_flood_that_many_rules_are_asked_of_takes_no_more_than_its_part() {
+    let nets = ["192.0.2.1/32", "2001:db8:9::1/128"].map(|net| net.parse().unwrap());
+    let ranges = |n| {
+        let net = Peer::Net(nets[usize::from(n % 2)]);
+        rule(Direction::Ingress, Some(UDP), n..=60_000, net)
+    };
+    let groups = |n: u16| {
+        let group = Peer::Group(GroupIdx(1000 + u32::from(n)));
+        rule(Direction::Ingress, Some(UDP), 7000..=7000, group)
+    };
+    let all: [&dyn Fn(u16) -> dataplane::ruleset::RuleSpec; 2] = [&ranges, &groups];
+    for family in FAMILIES {
+        for (rule, count, is_dear) in [
+            (all[0], 4000, true),
+            (all[1], 2000, true),
+            (all[0], 8, false),
+        ] {
+            let (mut lab, c, d) = Lab::pair(vec![allow_all_in(Some(UDP))]);
+            let (flooder, own) = (lab.nic(), lab.nic());
+            lab.group_of(own, (1..=count).map(rule).collect());
+            let many = 15 * BATCH as u16;
+            for port in 0..many {
+                let refused = udp(flooder, own, family, 1000 + port, 7000);
+                lab.queue(flooder, refused, Offload::default());
+                lab.queue(c, udp(c, d, family, 1, 2), Offload::default());
+            }
+            for _ in 0..15 {
+                lab.sim.turn();
+            }
+            let heard = |nic: Nic| lab.sim.port(nic.slot).rx_frames;
+            assert_eq!(heard(c), u64::from(many));
+            let batches = heard(flooder) / BATCH as u64;
+            assert_eq!(batches == 1, is_dear, "{batches} of {count} rules");
+            lab.sim.run();
+            let lost = lab.sim.port(own.slot).drops_to;
+            assert_eq!(lost[NoIngressRule as usize], u64::from(many));
+        }
+    }
+}
+
 #[test]
 fn beside_who_asks_and_who_answers_a_flood_has_shorter_turns() {
     for (family, workers) in [(Family::V4, 1), (Family::V6, 1), (Family::V4, 2)] {

@@ -153,7 +153,10 @@ impl Beginning<'_, '_> {
             }
         }
         self.asked += 1;
-        let first = match self.judge(round, seen) {
+        let mut looked = 0;
+        let first = self.judge(round, seen, &mut looked);
+        round.tables.looked += looked;
+        let first = match first {
             Ok(first) => first,
             Err(refused) => return Some(refused),
         };
@@ -181,7 +184,7 @@ impl Beginning<'_, '_> {
     }
 
     /// What the rules of both ends say.
-    fn judge(&self, round: &Round, seen: &Seen) -> Result<First<'_>, Verdict> {
+    fn judge(&self, round: &Round, seen: &Seen, looked: &mut u64) -> Result<First<'_>, Verdict> {
         let mut question = question(&self.run.key, seen.side);
         question.midstream = match seen.what {
             What::Tcp(segment) => !segment.flags.contains(TcpFlags::SYN),
@@ -189,16 +192,17 @@ impl Beginning<'_, '_> {
         };
         let mac = (!self.from.learn_macs).then_some(self.from.mac);
         let owned = judge::owns(self.from, mac, question.src);
-        let egress = may_leave(round.view, self.from, &question, owned);
-        let ingress = || judge::ingress(round.view, self.to, &question);
+        let egress = may_leave(round.view, self.from, &question, owned, looked);
+        let egress = egress.map_err(Verdict::DropFrom)?;
+        let ingress = judge::ingress(round.view, self.to, &question, looked);
         Ok(First {
             key: self.run.key,
             hash: self.run.hash,
             seen: *seen,
             from: self.from,
             to: self.to,
-            egress: egress.map_err(Verdict::DropFrom)?,
-            ingress: ingress().ok_or(Verdict::DropTo(DropReason::NoIngressRule))?,
+            egress,
+            ingress: ingress.ok_or(Verdict::DropTo(DropReason::NoIngressRule))?,
         })
     }
 }
