@@ -23,6 +23,9 @@ use crate::{connections, idle, latency, rate};
 const RING: u16 = 1024;
 const RING_LARGE: u16 = 256;
 
+/// Ring entries of each guest of a crowd.
+const RING_CROWD: u16 = 64;
+
 /// Before the first frame after a quiet time. A worker sleeps much sooner.
 pub const QUIET: Duration = Duration::from_millis(20);
 
@@ -67,7 +70,10 @@ impl Entrant {
             _ if setup.is_large() => (RING_LARGE, 65_536),
             _ => (RING, 2_036),
         };
-        let guest = |_| Guest::new(ring, frame_max);
+        let guest = |index| match index > FLOODER && setup.has_crowd() {
+            true => Guest::new(RING_CROWD, frame_max),
+            false => Guest::new(ring, frame_max),
+        };
         let guests: Vec<Guest> = (0..setup.guests()).map(guest).collect::<Result<_, _>>()?;
         let sessions = running.connect(&guests)?;
         let mut guests = guests.into_iter();
@@ -75,7 +81,7 @@ impl Entrant {
             return Err(PeerError("two guests at least".to_owned()));
         };
         let attack = guests.next().zip(guests.next());
-        let attack = attack.map(|(third, fourth)| Attack::new([third, fourth]));
+        let attack = attack.map(|(third, fourth)| Attack::new([third, fourth], guests.collect()));
         let attack = attack.transpose()?;
         let mut guests = [first, second];
         rate::meet(&mut guests)?;

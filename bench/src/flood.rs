@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
+use wire::Mac;
 use wire::build::{self, Builder};
 use wire::offload::Offload;
 use wire::parse::TcpFlags;
@@ -15,7 +16,7 @@ use crate::peers::{PeerError, guest_ip, guest_mac};
 use crate::report::Samples;
 use crate::{interrupt, rate};
 
-/// Which guest floods, and which one.
+/// Which guest floods, and which one. Of a crowd that hears broadcasts that one is the first.
 pub const FLOODER: usize = 2;
 const FLOODED: usize = 3;
 
@@ -51,6 +52,10 @@ pub enum Flood {
     Empty,
     /// Frames of 64 KiB of one connection.
     Large,
+    /// Broadcasts of 1,500 bytes to a crowd.
+    Broadcasts,
+    /// Broadcasts of 64 KiB to a crowd.
+    LargeBroadcasts,
     /// A datagram at a time, and notifications that nobody has asked for.
     Kicks,
     /// No frame: its VMM stops its rings and starts them anew, memory and all, as fast as the
@@ -59,7 +64,7 @@ pub enum Flood {
 }
 
 impl Flood {
-    pub const ALL: [Flood; 9] = [
+    pub const ALL: [Flood; 11] = [
         Flood::Small,
         Flood::Syn,
         Flood::Udp,
@@ -69,6 +74,8 @@ impl Flood {
         Flood::Kicks,
         Flood::Restarts,
         Flood::Large,
+        Flood::Broadcasts,
+        Flood::LargeBroadcasts,
     ];
 
     /// Those of frames of which not everything is known.
@@ -84,6 +91,8 @@ impl Flood {
             Flood::Chains => "flood_chains",
             Flood::Empty => "flood_empty",
             Flood::Large => "flood_large",
+            Flood::Broadcasts => "flood_broadcasts",
+            Flood::LargeBroadcasts => "flood_large_broadcasts",
             Flood::Kicks => "flood_kicks",
             Flood::Restarts => "flood_restarts",
         }
@@ -92,21 +101,27 @@ impl Flood {
     /// Fills the transmit buffers of the guest that floods; not of one whose frames are a
     /// connection's.
     pub fn prepare(self, flooder: &mut Guest) -> Result<(), PeerError> {
-        let frame = self.frame()?;
+        let (frame, offload) = self.frame()?;
         match self {
-            Flood::Chains => flooder.prepare_chain(&frame, &Offload::default()),
-            _ => flooder.prepare(&frame, &Offload::default()),
+            Flood::Chains => flooder.prepare_chain(&frame, &offload),
+            _ => flooder.prepare(&frame, &offload),
         }
         Ok(())
     }
 
     /// A frame of it.
-    fn frame(self) -> Result<Vec<u8>, PeerError> {
-        let start = header(FLOODER, FLOODED)?;
+    fn frame(self) -> Result<(Vec<u8>, Offload), PeerError> {
+        let to = match self {
+            Flood::Broadcasts | Flood::LargeBroadcasts => Mac::BROADCAST,
+            _ => guest_mac(FLOODED)?,
+        };
+        let start = header_by(to, FLOODER, FLOODED)?;
         let port = crate::TRAFFIC_PORT;
         let mut frame = match self {
             Flood::Syn => start.tcp(1, port, TcpFlags::SYN).window(65_535).build(),
             Flood::Chains => start.udp(1, port).payload(&[0; CHAIN - 42]).build(),
+            Flood::Broadcasts => start.udp(1, port).payload(&[0; 1_500 - 28]).build(),
+            Flood::LargeBroadcasts => return Ok(large(start.tcp(1, port, TcpFlags::ACK))),
             _ => start.udp(1, port).payload(&[0; 8]).build(),
         };
         match self {
@@ -114,12 +129,11 @@ impl Flood {
             Flood::Udp => frame[40..42].fill(0),
             // At offset 8, and not the last.
             Flood::Fragments => frame[20..22].copy_from_slice(&[0x20, 1]),
-            Flood::Empty => return Ok(Vec::new()),
-            Flood::Chains => return Ok(frame),
-            Flood::Syn | Flood::Small | Flood::Large | Flood::Kicks | Flood::Restarts => {}
+            Flood::Empty => return Ok((Vec::new(), Offload::default())),
+            _ => {}
         }
-        frame.resize(60, 0);
-        Ok(frame)
+        frame.resize(frame.len().max(60), 0);
+        Ok((frame, Offload::default()))
     }
 
     /// Makes it another frame of the flood.
@@ -151,20 +165,32 @@ fn connection(guests: &mut [Guest; 2]) -> Result<(Vec<u8>, Offload), PeerError> 
     let both = TcpFlags::SYN | TcpFlags::ACK;
     let answer = of(back, (there, here), both, 0, 1);
     rate::say(guests, 1, &answer.build())?;
-    let data = of(out, (here, there), TcpFlags::ACK, 1, 1).payload(&vec![0x5a; LARGE]);
-    Ok(data.gso(1448).build_with_offload())
+    Ok(large(of(out, (here, there), TcpFlags::ACK, 1, 1)))
+}
+
+/// 64 KiB behind these headers, to be cut into segments.
+fn large(header: Builder) -> (Vec<u8>, Offload) {
+    let data = header.payload(&vec![0x5a; LARGE]);
+    data.gso(1448).build_with_offload()
 }
 
 /// From one guest to another, up to the IP header.
 fn header(from: usize, to: usize) -> Result<Builder, PeerError> {
-    let frame = build::frame(guest_mac(from)?, guest_mac(to)?);
+    header_by(guest_mac(to)?, from, to)
+}
+
+/// The same to a MAC address that need not be the other guest's.
+fn header_by(mac: Mac, from: usize, to: usize) -> Result<Builder, PeerError> {
+    let frame = build::frame(guest_mac(from)?, mac);
     Ok(frame.ip(guest_ip(from), guest_ip(to)))
 }
 
-/// The guest that floods, and the one that it floods.
+/// The guest that floods, and those that it floods.
 pub struct Attack {
     flood: Flood,
     guests: [Guest; 2],
+    /// Who else hears its broadcasts.
+    crowd: Vec<Guest>,
     random: u64,
     /// Is notified in the switch's place while there is no flood: that costs the driver as much.
     nobody: OwnedFd,
@@ -173,12 +199,13 @@ pub struct Attack {
 }
 
 impl Attack {
-    /// Two guests that do nothing yet.
-    pub fn new(guests: [Guest; 2]) -> Result<Attack, PeerError> {
+    /// Guests that do nothing yet.
+    pub fn new(guests: [Guest; 2], crowd: Vec<Guest>) -> Result<Attack, PeerError> {
         let nobody = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         Ok(Attack {
             flood: Flood::Small,
             guests,
+            crowd,
             random: 1,
             nobody: nobody.map_err(|error| PeerError(format!("an eventfd: {error}")))?,
             on: false,
@@ -208,6 +235,7 @@ impl Attack {
         let Attack {
             flood,
             guests: [flooder, flooded],
+            crowd,
             random,
             nobody,
             on,
@@ -232,7 +260,9 @@ impl Attack {
                 }
             }
         }
-        flooded.collect(CHUNK);
+        for guest in std::iter::once(flooded).chain(crowd) {
+            guest.collect(CHUNK.min(guest.receive.size / 4));
+        }
     }
 }
 

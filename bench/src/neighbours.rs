@@ -28,12 +28,9 @@ use crate::guest::Guest;
 use crate::interrupt;
 use crate::load::{self, Load, Turns};
 use crate::path::{self, Switch};
-use crate::peers::{PeerError, guest_ip};
+use crate::peers::{CROWD, PeerError, guest_ip};
 use crate::report::{Ratios, Samples};
 use crate::switch;
-
-/// Who hears the attacker's broadcasts.
-const CROWD: usize = 24;
 
 /// The attacker's place among the NICs, behind the two victims; the crowd is behind it.
 const ATTACKER: usize = 2;

@@ -120,6 +120,8 @@ impl Test {
             Test::Rate(Load::Tso) => Setup::Large,
             Test::ManyRules => Setup::ManyRules,
             Test::Flood(Flood::Large) => Setup::LargeFlood,
+            Test::Flood(Flood::Broadcasts) => Setup::Crowd,
+            Test::Flood(Flood::LargeBroadcasts) => Setup::LargeCrowd,
             Test::Flood(_) => Setup::Flood,
             _ => Setup::Small,
         }

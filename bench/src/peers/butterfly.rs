@@ -55,7 +55,8 @@ fn launch(
     Ok(daemon)
 }
 
-/// A daemon with one worker, these options, and the NICs of one network.
+/// A daemon with one worker, these options, and the NICs of one network, or of two where there is a
+/// crowd.
 pub fn start(
     dir: &Path,
     core: usize,
@@ -65,7 +66,8 @@ pub fn start(
 ) -> Result<Running, PeerError> {
     let daemon = daemon_in(None, dir, Some(&core.to_string()), options)?;
     for nic in 0..setup.guests() {
-        add_nic(dir, nic, nic, 1, rules)?;
+        let judged = nic < setup.judged();
+        add_nic(dir, nic, nic, if judged { 1 } else { 2 }, rules && judged)?;
     }
     if rules {
         add_rules(dir, setup.rules())?;

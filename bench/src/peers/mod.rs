@@ -49,29 +49,51 @@ pub enum Setup {
     Flood,
     /// Frames of 64 KiB, and two more guests, of which one floods the other.
     LargeFlood,
+    /// Small frames, and in a network of their own a guest that sends broadcasts and a crowd that
+    /// hears them.
+    Crowd,
+    /// The same with frames of 64 KiB.
+    LargeCrowd,
 }
+
+/// Who hears the broadcasts of a guest that floods.
+pub const CROWD: usize = 24;
 
 impl Setup {
     /// In this order.
-    pub const ALL: [Setup; 5] = [
+    pub const ALL: [Setup; 7] = [
         Setup::Small,
         Setup::Large,
         Setup::ManyRules,
         Setup::Flood,
         Setup::LargeFlood,
+        Setup::Crowd,
+        Setup::LargeCrowd,
     ];
 
     /// How many guests there are.
     pub fn guests(self) -> usize {
         match self {
             Setup::Flood | Setup::LargeFlood => 4,
+            Setup::Crowd | Setup::LargeCrowd => 3 + CROWD,
             Setup::Small | Setup::Large | Setup::ManyRules => 2,
         }
     }
 
+    /// A guest sends broadcasts to a crowd.
+    pub fn has_crowd(self) -> bool {
+        matches!(self, Setup::Crowd | Setup::LargeCrowd)
+    }
+
+    /// How many guests have rules, the first ones. Who sends broadcasts and who hears them has
+    /// none: a broadcast begins no connection.
+    pub fn judged(self) -> usize {
+        if self.has_crowd() { 2 } else { self.guests() }
+    }
+
     /// Frames are of 64 KiB.
     pub fn is_large(self) -> bool {
-        matches!(self, Setup::Large | Setup::LargeFlood)
+        matches!(self, Setup::Large | Setup::LargeFlood | Setup::LargeCrowd)
     }
 
     /// Rules that every filtering switch has to look at.

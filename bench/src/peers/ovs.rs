@@ -32,16 +32,19 @@ pub fn start(
 ) -> Result<Running, PeerError> {
     let server = Server::launch(dir, Some(core), setup.is_large(), None)?;
     server.add_bridge("br0", "")?;
-    let ports = &[("p0", 1), ("p1", 2), ("p2", 3), ("p3", 4)][..setup.guests()];
-    for guest in 0..ports.len() {
+    for guest in 0..setup.guests() {
         server.add_guest("br0", guest)?;
     }
-    server.wait_for_ports(ports)?;
+    let names: Vec<String> = (0..setup.guests())
+        .map(|guest| format!("p{guest}"))
+        .collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let ports: Vec<(&str, u16)> = names.iter().copied().zip(1..).collect();
+    server.wait_for_ports(&ports)?;
     if pipeline != Pipeline::Normal {
         server.add_flows("br0", &pipeline::flows(pipeline, setup)?)?;
     }
-    let sockets: Vec<&str> = ports.iter().map(|(name, _)| *name).collect();
-    Ok(server.running(&sockets, pipeline != Pipeline::Normal))
+    Ok(server.running(&names, pipeline != Pipeline::Normal))
 }
 
 /// Two TAP devices in the network namespace of process `holder`, under the rules of two guests: the

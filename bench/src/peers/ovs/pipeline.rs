@@ -1,5 +1,6 @@
 //! What OVS does with a frame, and the same rules that ours has as its flows.
 
+use crate::flood::FLOODER;
 use crate::peers::{PeerError, Setup, guest_mac};
 
 /// What it does with a frame.
@@ -15,11 +16,18 @@ pub enum Pipeline {
 
 /// Security groups as a pipeline: established connections pass, new ones when one of the ingress
 /// rules allows them, of which the last two allow the benchmark's traffic. The first two guests are
-/// each other's, and so are the others.
+/// each other's, and so are the others. Where there is a crowd, the third sends to all of it,
+/// untracked.
 pub fn flows(pipeline: Pipeline, setup: Setup) -> Result<String, PeerError> {
     let mut flows =
         String::from("table=0,priority=0,actions=drop\ntable=0,priority=50,arp,actions=NORMAL\n");
-    for guest in 0..setup.guests() {
+    if setup.has_crowd() {
+        let (port, mac) = (FLOODER + 1, guest_mac(FLOODER)?);
+        let crowd = (port + 1..=setup.guests()).map(|port| format!("output:{port}"));
+        let crowd = crowd.collect::<Vec<_>>().join(",");
+        flows += &format!("table=0,priority=100,in_port={port},dl_src={mac},actions={crowd}\n");
+    }
+    for guest in 0..setup.judged() {
         let (port, mac) = (guest + 1, guest_mac(guest)?);
         let out = (guest ^ 1) + 1;
         // The zone of the ingress rules, and how a frame gets there.
@@ -66,7 +74,9 @@ mod tests {
             for setup in Setup::ALL {
                 let flows = flows(pipeline, setup).unwrap();
                 let rules = flows.lines().filter(|line| line.contains("tp_dst")).count();
-                assert_eq!(rules, setup.guests() * usize::from(setup.rules()));
+                assert_eq!(rules, setup.judged() * usize::from(setup.rules()));
+                let heard = flows.matches("output:27").count();
+                assert_eq!(heard, usize::from(setup.has_crowd()));
                 assert_eq!(flows.contains("zone=2"), zones == 2);
             }
         }
