@@ -1,4 +1,4 @@
-//! What the project aims at with its switch, and whether a table shows it reached.
+//! What the project aims at, and whether it is reached: with its switch by a table.
 
 use std::fmt::Write as _;
 
@@ -13,14 +13,15 @@ use crate::results::{Column, Row as _, Table};
 pub const WAKE: &str = "a sleeping thread woken, us";
 
 /// An aim and what was measured.
-struct Aim {
+pub struct Aim {
     what: String,
     value: Samples,
     reached: bool,
 }
 
 impl Aim {
-    fn new(what: String, value: Samples, reached: impl Fn(f64) -> bool) -> Aim {
+    /// It is reached if that holds of the median.
+    pub fn new(what: String, value: Samples, reached: impl Fn(f64) -> bool) -> Aim {
         let reached = reached(value.median());
         Aim {
             what,
@@ -28,15 +29,17 @@ impl Aim {
             reached,
         }
     }
+
+    /// The line that is printed.
+    pub fn line(&self) -> String {
+        let reached = if self.reached { "reached" } else { "MISSED " };
+        format!("{reached} {}: {}\n", self.what, self.value.summary())
+    }
 }
 
 /// The aims as they are printed.
 pub fn text(table: &Table<Row, Peer>) -> String {
-    let line = |aim: &Aim| {
-        let reached = if aim.reached { "reached" } else { "MISSED " };
-        format!("{reached} {}: {}\n", aim.what, aim.value.summary())
-    };
-    all(table).iter().map(line).collect()
+    all(table).iter().map(Aim::line).collect()
 }
 
 /// The aims as a table for the documentation.
