@@ -13,6 +13,7 @@ Prints a line a step; a step that fails prints what was said, and fails the test
 
 import glob
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -446,6 +447,27 @@ def install_on(suite, packages):
     print(f"{time.monotonic() - begin:6.1f} s  installed by apt on {suite}", flush=True)
 
 
+# Settings of the unit that `systemctl show` says in the same words.
+SETTINGS = (
+    "NoNewPrivileges",
+    "OOMScoreAdjust",
+    "RestrictAddressFamilies",
+    "MemoryDenyWriteExecute",
+    "PrivateTmp",
+    "ProtectSystem",
+)
+
+
+def settings_in_force():
+    """What `systemctl show` is to say of SETTINGS: what the unit has."""
+    with open(f"{ROOT}/packaging/butterflyd.service", encoding="utf-8") as unit:
+        said = dict(line.strip().split("=", 1) for line in unit if re.match("[A-Za-z]+=", line))
+    # It sorts these.
+    families = said["RestrictAddressFamilies"].split()
+    said["RestrictAddressFamilies"] = " ".join(sorted(families))
+    return [f"{name}={said[name]}\n" for name in SETTINGS]
+
+
 def session(test):
     step = test.step
     step(
@@ -467,6 +489,16 @@ def session(test):
     )
     step(
         "exposure at most 3.0", "systemd-analyze security --threshold=30 butterflyd | tail -1", "OK"
+    )
+    step(
+        "the unit's settings are in force",
+        f"systemctl show butterflyd -p {','.join(SETTINGS)},SystemCallFilter",
+        *settings_in_force(),
+        *(f" {call} " for call in ("bpf", "userfaultfd", "sched_setaffinity", "setrlimit")),
+        absent=[
+            f" {call} "
+            for call in ("io_uring_setup", "add_key", "setuid", "memfd_secret", "personality")
+        ],
     )
     step("first ping between two containers", CONTAINERS, "no_ingress_rule", "3 received")
     step(
