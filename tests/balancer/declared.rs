@@ -88,6 +88,70 @@ pub fn the_configuration_is_declared(stage: &mut Stage) -> Result<()> {
     check(keys(stage)?.is_empty(), "none is left")
 }
 
+/// Interfaces are declared with their mode, which a document changes; and one document is all that
+/// a daemon that knows nothing needs.
+pub fn interfaces_are_declared_with_their_mode(stage: &mut Stage) -> Result<()> {
+    let is = |stage: &Stage, mode: &str| {
+        let declared = stage.daemon.json("config")?["balancer"]["interfaces"].take();
+        let list = json!({ "interfaces": [{ "name": "eth0", "mode": mode }] });
+        check(
+            declared == list,
+            &format!("eth0 is declared as {mode}: {declared}"),
+        )?;
+        let attached = stage.daemon.json("service interface list")?;
+        check(
+            attached[0]["name"] == "eth0" && attached[0]["mode"] == mode,
+            &format!("eth0 is attached as {mode}: {attached}"),
+        )
+    };
+    stage.set_services(&format!(
+        "service add {SERVICE} --server 10.1.2.10 10.1.2.11"
+    ))?;
+    is(stage, "XDP_MODE_GENERIC")?;
+    let mut document = stage.daemon.json("config")?;
+    document["balancer"]["interfaces"]["interfaces"][0]["mode"] = json!("XDP_MODE_TC");
+    let lines = "~ service interface eth0\n    mode: generic -> tc\n";
+    let shown = apply(stage, &document, "--dry-run")?;
+    check(shown == lines, &format!("what would change:\n{shown}"))?;
+    is(stage, "XDP_MODE_GENERIC")?;
+    let done = apply(stage, &document, "")?;
+    check(done == lines, &format!("what changed:\n{done}"))?;
+    is(stage, "XDP_MODE_TC")?;
+
+    // It has no store.
+    stage.daemon.stop_and_restart()?;
+    let nothing = stage.daemon.json("service interface list")?;
+    check(
+        nothing == json!([]),
+        &format!("a new daemon knows none: {nothing}"),
+    )?;
+    let done = apply(stage, &document, "")?;
+    check(
+        done == "+ service 192.168.101.1:80/tcp\n+ service interface eth0\n",
+        &format!("all is there again:\n{done}"),
+    )?;
+    is(stage, "XDP_MODE_TC")?;
+    stage.servers_are_reached()?;
+    check(stage.open(10)?.len() == 10, "and clients are served")?;
+
+    // Left out they stay; none means none.
+    document["balancer"]["interfaces"] = Value::Null;
+    let done = apply(stage, &document, "")?;
+    check(done.is_empty(), &format!("left out:\n{done}"))?;
+    is(stage, "XDP_MODE_TC")?;
+    document["balancer"]["interfaces"] = json!({});
+    let done = apply(stage, &document, "")?;
+    check(
+        done == "- service interface eth0\n",
+        &format!("it is given back:\n{done}"),
+    )?;
+    let nothing = stage.daemon.json("service interface list")?;
+    check(
+        nothing == json!([]),
+        &format!("nothing is balanced on: {nothing}"),
+    )
+}
+
 /// `butterfly apply` of a document.
 fn apply(stage: &Stage, document: &Value, option: &str) -> Result<String> {
     let file = stage.daemon.dir().join("declared.json");

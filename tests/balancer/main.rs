@@ -68,6 +68,7 @@ fn main() {
                 interfaces::a_refused_mode_changes_nothing,
                 interfaces::an_interface_that_comes_back_is_taken_again,
                 declared::the_configuration_is_declared,
+                declared::interfaces_are_declared_with_their_mode,
                 paths::a_balancer_behind_a_bridge,
                 paths::errors_reach_the_server_of_their_flow,
                 announce::addresses_are_announced_by_bird,
