@@ -2,6 +2,8 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use butterfly_tests::daemon::program;
 use butterfly_tests::lab::check;
@@ -94,9 +96,8 @@ pub fn health_is_asked_through_the_vip(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// `butterfly service watch`, once it has told what is there. A daemon that is started again knows
-/// no connection, and its servers answer their first checks one after the other: nobody's packets
-/// go elsewhere meanwhile.
+/// A daemon that is started again knows no connection, and its servers answer their first checks
+/// one after the other: nobody's packets go elsewhere meanwhile.
 pub fn checks_keep_connections_over_a_restart(stage: &mut Stage) -> Result<()> {
     let add = format!(
         "service add {SERVICE} --server 10.1.2.10 10.1.2.11 10.1.2.12 --check tcp --check-interval \
@@ -110,17 +111,27 @@ pub fn checks_keep_connections_over_a_restart(stage: &mut Stage) -> Result<()> {
         "all servers have their share",
     )?;
     for round in 0..3 {
-        stage.restart(&[])?;
-        stage.daemon.cli(&add)?;
-        // Their clients speak while the servers are being asked.
-        connections
-            .ask_all()
-            .map_err(|e| format!("after restart {round}: {e}"))?;
+        let stop = Arc::new(AtomicBool::new(false));
+        // Their clients speak all the time: what is sent while nobody balances comes again while
+        // the servers are being asked.
+        let spoken = std::thread::scope(|scope| {
+            let asking = scope.spawn(|| connections.ask_until(&stop));
+            let mut restart = || {
+                stage.restart(&[])?;
+                stage.daemon.cli(&add)?;
+                stage.healths_become(&["HEALTHY"; 3])
+            };
+            let restarted = restart();
+            stop.store(true, Ordering::Relaxed);
+            let asked = asking.join().map_err(|_| "who asks panicked")?;
+            restarted.and(asked)
+        });
+        spoken.map_err(|e| format!("restart {round}: {e}"))?;
     }
-    stage.healths_become(&["HEALTHY"; 3])?;
     connections.ask_all()
 }
 
+/// `butterfly service watch`, once it has told what is there.
 fn watch(stage: &Stage, dir: &Path) -> Result<Process> {
     let (butterfly, endpoint) = (program("butterfly"), stage.daemon.endpoint());
     let words = [

@@ -2,6 +2,9 @@
 //! and ask again on each.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use testkit::netns::Namespace;
 use testkit::process::Process;
@@ -9,6 +12,7 @@ use testkit::{PATIENCE, Result, wait_for};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
+use tokio::task::JoinSet;
 
 /// A server in a process of its own, which has its own limit of open files; it and all its
 /// connections end when it is dropped.
@@ -136,12 +140,7 @@ impl Connections {
                     let name = ask(&mut stream).await?;
                     Ok::<_, String>((stream, name))
                 });
-                let mut set: tokio::task::JoinSet<_> = tasks.collect();
-                let mut done = Vec::new();
-                while let Some(one) = set.join_next().await {
-                    done.push(one.map_err(|e| e.to_string())??);
-                }
-                Ok::<_, String>(done)
+                all(tasks.collect()).await
             })?;
             self.open.extend(connected);
         }
@@ -175,18 +174,53 @@ impl Connections {
     pub fn ask_all(&mut self) -> Result<()> {
         let open = &mut self.open;
         self.runtime.block_on(async {
-            for (index, (stream, server)) in open.iter_mut().enumerate() {
-                let name = ask(stream)
-                    .await
-                    .map_err(|e| format!("connection {index} to {server}: {e}"))?;
-                if name != *server {
-                    return Err(format!(
-                        "connection {index} to {server} was answered by {name}"
-                    ));
-                }
+            for (stream, server) in open {
+                ask_again(stream, server).await?;
             }
             Ok(())
         })
+    }
+
+    /// Asks again and again on all at once until `stop`, with pauses of other lengths on each, so
+    /// that some packet is sent at any moment; the answers have to come, and from the same servers.
+    pub fn ask_until(&mut self, stop: &Arc<AtomicBool>) -> Result<()> {
+        let count = self.open.len() as u32;
+        let tasks = (0..).zip(self.open.drain(..));
+        let tasks = tasks.map(|(index, (mut stream, server))| {
+            let (stop, pause) = (Arc::clone(stop), LONGEST_PAUSE * index / count);
+            async move {
+                while !stop.load(Ordering::Relaxed) {
+                    ask_again(&mut stream, &server).await?;
+                    tokio::time::sleep(pause).await;
+                }
+                Ok::<_, String>((stream, server))
+            }
+        });
+        self.open = self
+            .runtime
+            .block_on(async { all(tasks.collect()).await })?;
+        Ok(())
+    }
+}
+
+/// Of [`Connections::ask_until`].
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// What all tasks have given, or the first failure.
+async fn all<T: 'static>(mut tasks: JoinSet<Result<T>>) -> Result<Vec<T>> {
+    let mut done = Vec::new();
+    while let Some(one) = tasks.join_next().await {
+        done.push(one.map_err(|e| e.to_string())??);
+    }
+    Ok(done)
+}
+
+/// The answer has to come from this server.
+async fn ask_again(stream: &mut TcpStream, server: &str) -> Result<()> {
+    match ask(stream).await {
+        Ok(name) if name == server => Ok(()),
+        Ok(name) => Err(format!("a connection to {server} was answered by {name}")),
+        Err(e) => Err(format!("a connection to {server}: {e}")),
     }
 }
 
