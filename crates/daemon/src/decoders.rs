@@ -14,6 +14,7 @@ pub use crate::logging::LogControl;
 pub use crate::stored::{load_packed, pack};
 pub use crate::v0::handler::{Answer, Handler};
 pub use crate::v1::convert::config;
+pub use crate::v1::declaring::carry_out as carry_out_v1;
 
 /// Who asks, by whom a file of `--access` may grant something.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -68,6 +68,14 @@ impl Simulation {
         Simulation::with(1, None, move |_| config.take().expect("one worker"))
     }
 
+    /// Several workers, with the tables that are given for each.
+    ///
+    /// # Panics
+    /// When the process is out of descriptors.
+    pub fn configured(workers: usize, configure: impl FnMut(usize) -> WorkerConfig) -> Self {
+        Simulation::with(workers, None, configure)
+    }
+
     /// Several workers whose flows are in this memory, with tables as large as that.
     ///
     /// # Panics

@@ -168,25 +168,43 @@ fn answers() -> Vec<Vec<u8>> {
 }
 
 /// NICs, groups, hosts and bindings, and frames between them: for each kind of frame and each kind
-/// of rule.
+/// of rule, over both APIs and in both families.
 fn whole() -> Vec<Vec<u8>> {
-    // Two NICs in both networks' first group, one in another group, one in none.
-    let nics = [0, 0, 0, 1, 0, 1, 0, 1, 0, 2, 0, 2, 0, 3, 1, 4];
     // A host of the first network, and machines behind it.
-    let hosts = [10, 0, 1, 12, 0, 5, 0, 1, 12, 0, 6, 0, 1, 14, 1, 5];
+    let hosts = [10, 0, 1, 12, 0, 5, 0, 2, 12, 0, 6, 0, 1, 14, 1, 5];
     let mut seeds = Vec::new();
-    for rule in 0..16 {
-        let groups = [5, 0, 2, rule, 0, rule ^ 1, 2, 5, 1, 1, 0, 0];
-        let mut seed = [&nics[..], &groups, &hosts].concat();
+    for choice in 0..64 {
+        let (rule, v0, v6) = (choice & 15, (choice & 0x10) << 1, (choice & 0x20) >> 2);
+        // Two NICs in both networks' first group, one in another group, one in none.
+        let nics = [[v0, 0, 0, 1], [v0, 1, 0, 1], [v0, 2, 0, 2], [v0, 3, 1, 4]];
+        let groups = [v0 | 5, 0, 2, rule, 0, rule ^ 1, 2, v0 | 5, 1, 1, 0, 0];
+        let mut seed = [&nics.concat()[..], &groups, &hosts].concat();
         for frame in [0x51, 0x52, 0x53, 0xd1, 0xd3, 0x42, 0x50] {
             for to in [1, 2, 5] {
-                seed.extend([22, 0, 0, to, frame, 0]);
+                seed.extend([22, 0, 0, v6 | to, frame, 0]);
             }
             // Its answer, and one from the wire.
-            seed.extend([22, 1, 0, 0, frame, 0]);
-            seed.extend([17, 0, 0, 5, 0, frame, 0]);
+            seed.extend([22, 1, 0, v6, frame, 0]);
+            seed.extend([17, 0, 0, 5, v6, frame, 0]);
         }
-        seed.extend([16, 0, rule, 22, 0, 0, 1, 0x52, 0, 15, 22, 0, 0, 1, 0x52, 0]);
+        // A guest that lies, before and after it is healed; then a worker more, a rule for a pair
+        // of machines and one less, a member, other addresses and groups, and less of all.
+        let frame = [22, 0, 0, v6 | 1, 0x52, 0];
+        let after = [
+            &[16, 0, rule][..],
+            &[15],
+            &[31, 0, 1],
+            &[v0 | 6, 0, 0, rule, 0x43 | v6 << 2],
+            &[v0 | 6, 0, 1, rule, 0],
+            &[v0 | 8, 0, v6 | 5],
+            &[v0 | 3, 1, 0x1d, 3],
+            &[v0 | 9, 0, v6 | 5],
+            &[v0 | 7, 0],
+            &[v0 | 4, 1],
+        ];
+        for step in after {
+            seed.extend([step, &frame].concat());
+        }
         seeds.push(seed);
     }
     seeds

@@ -13,8 +13,8 @@ use tonic::{Request, Response, Status};
 use super::bounds::REPLY_TENTHS;
 use super::budget::Held;
 use super::{
-    capture, convert, declare, flows, history, observe, overlay, render, trace, uplinks, watch,
-    workers,
+    capture, convert, declare, flows, history, objects, observe, overlay, render, trace, uplinks,
+    watch, workers,
 };
 use crate::access::{Caller, Permitted, Reach, Refusal, taken};
 use crate::app::App;
@@ -138,30 +138,6 @@ pub(super) fn required<T>(field: Option<T>, name: &str) -> Result<T, Status> {
     field.ok_or_else(|| Status::invalid_argument(format!("the request has no {name}")))
 }
 
-/// The id of a group that an operation makes where there is none.
-fn group_to_make(control: &Permitted, id: &str) -> Result<GroupId, Refusal> {
-    let id = GroupId::new(id)?;
-    // One of that id was made over v0, which takes blanks.
-    if control.group(&id).is_err() {
-        convert::word("group", id.as_str())?;
-    }
-    Ok(id)
-}
-
-/// A group after an operation on it; an empty one where there is none. Brief: its id alone.
-fn group_after(control: &Permitted, id: &GroupId, brief: bool) -> v1::Group {
-    if brief {
-        return v1::Group {
-            id: id.to_string(),
-            ..Default::default()
-        };
-    }
-    match control.group(id) {
-        Ok(group) => render::group(&group),
-        Err(_) => render::group(&control::model::Group::new(id.clone())),
-    }
-}
-
 #[tonic::async_trait]
 impl Butterfly for Service {
     async fn list_nics(
@@ -193,12 +169,7 @@ impl Butterfly for Service {
         let (nic, create_only) = (required(request.nic, "nic")?, request.create_only);
         let given = convert::socket_names(&nic);
         let put = move |_: &App, control: &mut Permitted| {
-            let nic = convert::nic(nic, control.settings()).map_err(refused)?;
-            let status = match create_only {
-                true => control.create_nic(nic)?,
-                false => control.put_nic(nic)?,
-            };
-            Ok(render::nic_status(&status))
+            Ok(objects::put_nic(control, nic, create_only)?)
         };
         self.operate_giving(caller, |_| vec![given], put).await
     }
@@ -213,10 +184,8 @@ impl Butterfly for Service {
             });
             to_be.into_iter().collect()
         };
-        let make = move |_: &App, control: &mut Permitted| {
-            let (id, update) = convert::nic_update(request).map_err(refused)?;
-            Ok(render::nic_status(&control.update_nic(&id, update)?))
-        };
+        let make =
+            move |_: &App, control: &mut Permitted| Ok(objects::update_nic(control, request)?);
         self.operate_giving(caller, given, make).await
     }
 
@@ -225,10 +194,8 @@ impl Butterfly for Service {
         request: Request<v1::DeleteNicRequest>,
     ) -> Answer<v1::DeleteNicResponse> {
         let (caller, request) = taken(request)?;
-        let id = request.id;
         self.control(caller, move |control| {
-            control.delete_nic(&NicId::new(&id)?)?;
-            Ok(v1::DeleteNicResponse {})
+            objects::delete_nic(control, &request)
         })
         .await
     }
@@ -323,27 +290,14 @@ impl Butterfly for Service {
     async fn put_group(&self, request: Request<v1::PutGroupRequest>) -> Answer<v1::Group> {
         let (caller, request) = taken(request)?;
         let group = required(request.group, "group")?;
-        self.control(caller, move |control| {
-            let group = convert::group(group)?;
-            let id = group_to_make(control, group.id.as_str())?;
-            control.put_group(group)?;
-            Ok(group_after(control, &id, false))
-        })
-        .await
+        self.control(caller, move |control| objects::put_group(control, group))
+            .await
     }
 
     async fn update_group(&self, request: Request<v1::UpdateGroupRequest>) -> Answer<v1::Group> {
         let (caller, request) = taken(request)?;
-        let update = request;
         self.control(caller, move |control| {
-            let id = group_to_make(control, &update.id)?;
-            let removal = update
-                .removal
-                .map(|number| convert::removal(&id, number))
-                .transpose()?;
-            let (allow, silent) = (update.allow_midstream, update.silent_midstream);
-            control.update_group(&id, removal, allow, silent)?;
-            Ok(group_after(control, &id, false))
+            objects::update_group(control, &request)
         })
         .await
     }
@@ -353,32 +307,24 @@ impl Butterfly for Service {
         request: Request<v1::DeleteGroupRequest>,
     ) -> Answer<v1::DeleteGroupResponse> {
         let (caller, request) = taken(request)?;
-        let id = request.id;
         self.control(caller, move |control| {
-            control.delete_group(&GroupId::new(&id)?)?;
-            Ok(v1::DeleteGroupResponse {})
+            objects::delete_group(control, &request)
         })
         .await
     }
 
     async fn add_rule(&self, request: Request<v1::RuleRequest>) -> Answer<v1::Group> {
         let (caller, request) = taken(request)?;
-        let rule = required(request.rule, "rule")?;
-        self.control(caller, move |control| {
-            let id = group_to_make(control, &request.group)?;
-            control.add_rule(&id, convert::rule(&rule)?)?;
-            Ok(group_after(control, &id, request.brief))
+        self.operate(caller, move |_, control| {
+            objects::add_rule(control, &request)
         })
         .await
     }
 
     async fn delete_rule(&self, request: Request<v1::RuleRequest>) -> Answer<v1::Group> {
         let (caller, request) = taken(request)?;
-        let rule = required(request.rule, "rule")?;
-        self.control(caller, move |control| {
-            let id = GroupId::new(&request.group)?;
-            control.delete_rule(&id, &convert::rule(&rule)?)?;
-            Ok(group_after(control, &id, request.brief))
+        self.operate(caller, move |_, control| {
+            objects::delete_rule(control, &request)
         })
         .await
     }
@@ -386,9 +332,7 @@ impl Butterfly for Service {
     async fn add_member(&self, request: Request<v1::MemberRequest>) -> Answer<v1::Group> {
         let (caller, request) = taken(request)?;
         self.control(caller, move |control| {
-            let id = group_to_make(control, &request.group)?;
-            control.add_member(&id, convert::member(&request.group, &request.member)?)?;
-            Ok(group_after(control, &id, request.brief))
+            objects::add_member(control, &request)
         })
         .await
     }
@@ -396,9 +340,7 @@ impl Butterfly for Service {
     async fn delete_member(&self, request: Request<v1::MemberRequest>) -> Answer<v1::Group> {
         let (caller, request) = taken(request)?;
         self.control(caller, move |control| {
-            let id = GroupId::new(&request.group)?;
-            control.delete_member(&id, convert::member(&request.group, &request.member)?)?;
-            Ok(group_after(control, &id, request.brief))
+            objects::delete_member(control, &request)
         })
         .await
     }
