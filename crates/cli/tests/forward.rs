@@ -1,7 +1,7 @@
 //! `butterfly forward` between two hosts, each a namespace of its own with the kernel's stack: what
 //! it prints, and that packets go on when it ends, however it ends.
 
-use testkit::process::Process;
+use testkit::process::{Process, state};
 use testkit::routed_hosts::{RoutedHosts, WEST};
 use testkit::{PATIENCE, wait_for};
 
@@ -198,6 +198,60 @@ fn it_counts_what_the_far_host_counts() {
             "{family}: {report}"
         );
     }
+}
+
+/// While it stands still (SIGSTOP) nobody follows the routes: five seconds later packets are the
+/// kernel's, so that a route that has come meanwhile is in force. When it goes on, so does the fast
+/// path.
+#[test]
+fn hanging_it_leaves_packets_to_the_kernel() {
+    let hosts = RoutedHosts::new().expect("the kernel forwards");
+    let mut process = begin(&hosts, "--json --watch", "\"notes\"");
+    let counted = |process: &Process, name: &str| -> [u64; 2] {
+        let log = process.log();
+        let mut reports = log.lines().rev();
+        // The last line may not be whole yet.
+        let report = reports.find_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+        let east = &report.expect("a report")["interfaces"][0];
+        ["ipv4", "ipv6"].map(|family| east[family][name].as_u64().expect("a counter"))
+    };
+    let reported = |process: &Process, name: &str, least: [u64; 2], meanwhile: &dyn Fn()| {
+        wait_for(&format!("a report of packets {name}"), PATIENCE, || {
+            meanwhile();
+            let now = counted(process, name);
+            Ok((now[0] >= least[0] && now[1] >= least[1]).then_some(()))
+        })
+        .expect("packets are counted");
+    };
+    let ping = || pinging(&hosts, || {});
+    reported(&process, "forwarded", [500; 2], &ping);
+    process.signal("STOP").expect("a signal");
+    wait_for("it to stand still", PATIENCE, || {
+        Ok((state(process.pid()) == Some(b'T')).then_some(()))
+    })
+    .expect("it is stopped");
+    let blackholes = |verb: &str| {
+        for address in WEST {
+            let line = format!("ip route {verb} blackhole {address}");
+            hosts.router.ok(&line).expect("a route");
+        }
+    };
+    blackholes("add");
+    // Five seconds, by a look each second.
+    std::thread::sleep(std::time::Duration::from_secs(7));
+    for address in WEST {
+        let ping = format!("ping -q -c 1 -W 1 {address}");
+        assert!(
+            !hosts.east.succeeds(&ping).expect("ping"),
+            "{address} is in a blackhole"
+        );
+    }
+    blackholes("del");
+    ping();
+    process.signal("CONT").expect("a signal");
+    reported(&process, "hung", [501; 2], &|| {});
+    let before = counted(&process, "forwarded");
+    reported(&process, "forwarded", before.map(|n| n + 500), &ping);
 }
 
 #[test]
