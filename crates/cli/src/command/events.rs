@@ -30,7 +30,7 @@ impl EventArgs {
         out: &mut Output,
         mut events: Streaming<E>,
         name: &str,
-        line: impl Fn(&E) -> Option<String>,
+        mut line: impl FnMut(&E) -> Option<String>,
     ) -> Result<(), Error> {
         let mut left = self.count;
         while left != Some(0) {
