@@ -1,5 +1,6 @@
 //! The two eventfds of a ring: the guest kicks us, we call the guest. Neither can make the worker
-//! wait.
+//! wait for the VMM. That raising one wakes all who wait for it is the kernel's work in our time: a
+//! VMM that has put an eventfd into a great many epoll instances makes a notification slow.
 //!
 //! They come from the VMM, which keeps descriptors of the same open files: whatever flags are set
 //! on them here, it can take O_NONBLOCK away again at any time, fill the counter that is to be
