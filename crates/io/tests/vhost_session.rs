@@ -934,6 +934,49 @@ fn memory_that_is_replaced_takes_the_rings_along() {
     assert!(matches!(vmm.state(), PortState::Broken(_)));
 }
 
+/// Counts lines of the log.
+#[derive(Clone, Default)]
+struct Count(Arc<std::sync::atomic::AtomicUsize>);
+
+impl tracing::Subscriber for Count {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, _: &tracing::Event<'_>) {
+        self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    }
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// With another MTU, or another place of a ring, no line would be the one before.
+#[test]
+fn a_vmm_fills_no_log_with_what_it_may_do() {
+    let _alone = alone();
+    let count = Count::default();
+    let begin = Instant::now();
+    tracing::subscriber::with_default(count.clone(), || {
+        let mut vmm = Vmm::new(nic("talks"));
+        vmm.set_up(features::PROTOCOL_FEATURES);
+        for number in 100..300 {
+            vmm.send(NET_SET_MTU, &u64::from(number).to_ne_bytes(), vec![]);
+            vmm.send(SET_VRING_BASE, &pair(0, number), vec![]);
+            vmm.send(SET_VRING_ENABLE, &pair(0, 1), vec![]);
+            assert_eq!(vmm.state(), PortState::Up);
+            vmm.send(SET_VRING_ENABLE, &pair(0, 0), vec![]);
+            assert_eq!(vmm.state(), PortState::Connected);
+        }
+    });
+    let lines = count.0.load(std::sync::atomic::Ordering::Relaxed) as u64;
+    let most = 17 + begin.elapsed().as_secs() / 10;
+    assert!((10..=most).contains(&lines), "{lines} lines");
+}
+
 /// What is in the place of memory that a VMM has taken away is the switch's own: a ring that is
 /// started again there, as often as its VMM likes, would have more and more of it used.
 #[test]

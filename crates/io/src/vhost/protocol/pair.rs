@@ -1,13 +1,16 @@
 //! One queue pair of a session: its two rings, and the port that a worker has of them while one of
 //! them can run.
 
+use std::cell::RefCell;
 use std::sync::Arc;
+use std::time::Instant;
 
 use tracing::info;
 
 use crate::guest_memory::GuestMemory;
 use crate::port::Port;
 use crate::vhost::features;
+use crate::vhost::protocol::allowance::{Line, Lines};
 use crate::vhost::protocol::breach::Breach;
 use crate::vhost::protocol::ring_state::{Base, Log, RingInfo, RingState};
 use crate::vhost::protocol::sink::{PortKey, PortSink};
@@ -29,6 +32,7 @@ pub(in crate::vhost) struct Owner<'a> {
     pub sink: &'a dyn PortSink,
     /// The pair's number.
     pub pair: u16,
+    pub lines: &'a RefCell<Lines>,
 }
 
 /// What all pairs of a session have in common.
@@ -133,11 +137,12 @@ impl Pair {
             })?;
         if let (Some(queue), Base::Given(base)) = (&queue, ring.base)
             && base as u16 != queue.last_avail()
+            && let Some(Line { left_out }) = owner.lines.borrow_mut().take(Instant::now())
         {
             let at = queue.last_avail();
             info!(
                 nic = owner.nic,
-                "ring {index} goes on at {at}, where it was, not at {base}"
+                left_out, "ring {index} goes on at {at}, where it was, not at {base}"
             );
         }
         Ok(queue)

@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
 
 use crate::vhost::nic_options::NicOptions;
+use crate::vhost::protocol::allowance::Lines;
 use crate::vhost::protocol::channel;
 use crate::vhost::protocol::client::{Client, Watches};
 use crate::vhost::protocol::connection::{Connection, Progress};
@@ -430,6 +431,8 @@ struct Nic {
     connection: Option<Connection>,
     /// What the keeper has of the session is the session as it is.
     held: bool,
+    /// What the log has had of its sessions.
+    lines: Lines,
 }
 
 impl Nic {
@@ -709,6 +712,7 @@ impl Thread {
                 end,
                 connection: None,
                 held: false,
+                lines: Lines::default(),
             },
         );
         if let Some(left) = left {
@@ -809,7 +813,9 @@ impl Thread {
 
     fn connection(&self, key: PortKey, options: &Arc<NicOptions>, socket: OwnedFd) -> Connection {
         let (options, sink) = (Arc::clone(options), Arc::clone(&self.sink));
+        let lines = self.nics.get(&key).map(|nic| nic.lines);
         let session = Session::new(key, options, sink).ringing(self.pages.clone());
+        let session = session.saying(lines.unwrap_or_default());
         let session = match self.keeper {
             Some(_) => session.outliving(),
             None => session,
@@ -1110,6 +1116,9 @@ impl Thread {
             return;
         };
         let helper_failed = connection.session().helper_failed();
+        if let Some(nic) = self.nics.get_mut(&key) {
+            nic.lines = connection.session().lines();
+        }
         let keeper = self.keeper.as_ref().zip(self.nics.get_mut(&key));
         let is_left = keeper.is_some_and(|(keeper, nic)| {
             nic.held = false;

@@ -21,6 +21,7 @@
 
 mod memory;
 
+use std::cell::RefCell;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -36,7 +37,7 @@ use crate::vhost::dirty_log::DirtyLog;
 use crate::vhost::features::{self, protocol};
 use crate::vhost::limits::SLOTS_MAX;
 use crate::vhost::nic_options::NicOptions;
-use crate::vhost::protocol::allowance::Allowance;
+use crate::vhost::protocol::allowance::{Allowance, Line, Lines};
 use crate::vhost::protocol::breach::Breach;
 use crate::vhost::protocol::channel::{self, ChannelError};
 use crate::vhost::protocol::message::{ConfigSpan, Message, MessageError, Reply, RingValue};
@@ -137,6 +138,8 @@ pub struct Session {
     announcements: Allowance,
     /// Lines left of [`COMPLAINTS`].
     complaints: u32,
+    /// What else the log has of the NIC, of its sessions before too.
+    lines: RefCell<Lines>,
 }
 
 impl Session {
@@ -170,6 +173,7 @@ impl Session {
             unknown_logged: false,
             announcements: Allowance::new(ANNOUNCEMENTS, ANNOUNCE_EVERY),
             complaints: COMPLAINTS,
+            lines: RefCell::default(),
         };
         session.change_state(PortState::Connected);
         session
@@ -179,6 +183,17 @@ impl Session {
     pub(in crate::vhost) fn outliving(mut self) -> Self {
         let copies = std::iter::repeat_with(Default::default).take(self.pairs.len());
         self.copies = Some(copies.collect());
+        self
+    }
+
+    /// Lines that the log has had of the NIC, for its next session.
+    pub(in crate::vhost) fn lines(&self) -> Lines {
+        *self.lines.borrow()
+    }
+
+    /// This session, behind one of the NIC of which the log has had so many.
+    pub(in crate::vhost) fn saying(mut self, lines: Lines) -> Self {
+        self.lines = RefCell::new(lines);
         self
     }
 
@@ -779,7 +794,7 @@ impl Session {
 
     /// Takes one pair's port back from its worker.
     fn unplug(&mut self, pair: usize) {
-        let owner = owner(self.key, &self.nic, &*self.sink, pair);
+        let owner = owner(self.key, &self.nic, &*self.sink, &self.lines, pair);
         self.pairs[pair].unplug(owner);
     }
 
@@ -811,7 +826,8 @@ impl Session {
                 log: self.log.as_ref(),
             };
             for (number, pair) in self.pairs.iter_mut().enumerate() {
-                let plugged = pair.plug(owner(self.key, &self.nic, &*self.sink, number), common);
+                let owner = owner(self.key, &self.nic, &*self.sink, &self.lines, number);
+                let plugged = pair.plug(owner, common);
                 result = result.and(plugged);
             }
         }
@@ -848,21 +864,33 @@ impl Session {
         if self.state == state {
             return;
         }
-        let nic = &self.nic.name;
-        match &state {
-            PortState::Disconnected => info!(nic, "the VMM has disconnected"),
-            PortState::Connected => info!(nic, "down: no ring runs"),
-            PortState::Up => self.log_served("up"),
-            // Its cause has been or is being logged as a breach.
-            PortState::Broken(_) => {}
+        // The cause of what is broken has been or is being logged as a breach.
+        if !matches!(state, PortState::Broken(_))
+            && let Some(line) = self.lines.get_mut().take(Instant::now())
+        {
+            self.log_state(&state, line);
         }
         self.change_state(state);
     }
 
+    fn log_state(&self, state: &PortState, Line { left_out }: Line) {
+        let nic = &self.nic.name;
+        match state {
+            PortState::Disconnected => info!(nic, left_out, "the VMM has disconnected"),
+            PortState::Connected => info!(nic, left_out, "down: no ring runs"),
+            PortState::Up => self.log_with(left_out, "up"),
+            PortState::Broken(_) => {}
+        }
+    }
+
     /// Says in the log how it is served, and with what.
     pub fn log_served(&self, how: &str) {
+        self.log_with(None, how);
+    }
+
+    fn log_with(&self, left_out: Option<u64>, how: &str) {
         let features = format_args!("{:#x}", self.features.unwrap_or(0));
-        info!(nic = self.nic.name, %features, mtu = self.mtu(), "{how}");
+        info!(nic = self.nic.name, left_out, %features, mtu = self.mtu(), "{how}");
     }
 
     fn change_state(&mut self, state: PortState) {
@@ -895,8 +923,15 @@ impl Session {
     }
 }
 
-fn owner<'a>(key: PortKey, nic: &'a NicOptions, sink: &'a dyn PortSink, pair: usize) -> Owner<'a> {
+fn owner<'a>(
+    key: PortKey,
+    nic: &'a NicOptions,
+    sink: &'a dyn PortSink,
+    lines: &'a RefCell<Lines>,
+    pair: usize,
+) -> Owner<'a> {
     Owner {
+        lines,
         key,
         nic: &nic.name,
         sink,
