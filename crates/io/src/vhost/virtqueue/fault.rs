@@ -144,7 +144,8 @@ impl fmt::Display for RingFault {
             Scattered { head, len } => {
                 write!(
                     f,
-                    "{len} bytes take more than {} descriptors, up to the chain of descriptor {head}",
+                    "{len} bytes take more than {} descriptors, up to the chain of descriptor \
+                     {head}",
                     scatter_max(len)
                 )
             }
