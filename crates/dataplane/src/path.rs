@@ -452,7 +452,7 @@ impl Path {
             }
         }
         self.give_back_room();
-        while let Some(spare) = self.take_released() {
+        while let Some(spare) = self.take_released(|_, _| {}) {
             self.round(from, &spare, ports, now, false);
             self.spare = spare;
         }
@@ -536,9 +536,8 @@ impl Path {
             );
             targets += self.jobs.len();
             self.give_back_room();
-            while let Some(mut spare) = self.take_released() {
-                // They came from the same network as the one that released them.
-                let sources = [sources[mine.trailing_zeros() as usize % BATCH]; BATCH];
+            let mut sources = NOBODY;
+            while let Some(mut spare) = self.take_released(|index, from| sources[index] = from) {
                 let bits = io::frame::first_bits(spare.len());
                 self.clear();
                 self.judge_arriving(
@@ -606,8 +605,10 @@ impl Path {
         }
     }
 
-    /// A batch of fragments whose first one has come.
-    fn take_released(&mut self) -> Option<Batch> {
+    /// A batch of fragments whose first one has come. `note` is told where in it those are that came
+    /// from the wire, and from where.
+    #[inline]
+    fn take_released(&mut self, mut note: impl FnMut(usize, TunnelSource)) -> Option<Batch> {
         if self.released.is_empty() {
             return None;
         }
@@ -617,7 +618,10 @@ impl Path {
             && let Some(held) = self.released.pop()
         {
             // Cannot be refused: there is room, and it was a frame before.
-            spare.push_bytes(&held.bytes, held.offload);
+            let index = spare.push_bytes(&held.bytes, held.offload);
+            if let (Some(index), Some(from)) = (index, held.from) {
+                note(index % BATCH, from);
+            }
         }
         Some(spare)
     }

@@ -3,7 +3,7 @@
 //! Nothing is put together. What the first fragment says of layer 4 is remembered for 30 s and lent
 //! to the later ones, which are then judged like it: same ports, same flow, same rules. Fragments
 //! that come before their first one are held back as copies for a second. All of it is bounded, an
-//! eighth for one NIC at most, and less the more of it is taken. Bytes may be sent once: a datagram
+//! eighth for one NIC, or one network's other hosts, at most, and less the more of it is taken. Bytes may be sent once: a datagram
 //! with overlapping fragments is lost with all that is yet to come of it (RFC 5722; here for IPv4
 //! as well).
 
@@ -22,15 +22,16 @@ pub(crate) use datagram::{Lent, Piece};
 
 use crate::drop_reason::DropReason;
 use crate::ids::{PortSlot, PortUid};
+use crate::overlay::TunnelSource;
 
 /// How long a first fragment is remembered.
 const REMEMBER_MS: u32 = 30_000;
 /// How long a fragment is held back for its first one.
 const HOLD_MS: u32 = 1_000;
-/// Fragments and bytes held back at most by a worker, and for one NIC.
+/// Fragments and bytes held back at most by a worker, and for one sender.
 const HELD_MAX: usize = 64;
 const HELD_BYTES_MAX: usize = 1 << 20;
-const HELD_MAX_PER_NIC: usize = HELD_MAX / 2;
+const HELD_MAX_EACH: usize = HELD_MAX / 2;
 
 /// One datagram of one sender.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -63,6 +64,8 @@ pub(crate) enum Disposition {
 pub(crate) struct Held {
     pub key: DatagramKey,
     pub source: PortSlot,
+    /// Of what has come from the wire: from where.
+    pub from: Option<TunnelSource>,
     pub bytes: Vec<u8>,
     pub offload: Offload,
     since_ms: u32,
@@ -163,7 +166,7 @@ impl Fragments {
     pub(crate) fn hold(
         &mut self,
         key: DatagramKey,
-        source: PortSlot,
+        (source, from): (PortSlot, Option<TunnelSource>),
         bytes: Vec<u8>,
         offload: Offload,
         now_ms: u32,
@@ -172,44 +175,52 @@ impl Fragments {
         self.held.push_back(Held {
             key,
             source,
+            from,
             bytes,
             offload,
             since_ms: now_ms,
         });
     }
 
-    /// True when a fragment of `len` bytes of this NIC can be held back. Where all room is taken
-    /// the NIC that takes most of it gives some up, unless that is the one that asks.
+    /// True when a fragment of `len` bytes of this sender can be held back. Where all room is taken
+    /// the sender that takes most of it gives some up, unless that is the one that asks.
     pub(crate) fn make_room(
         &mut self,
-        source: PortSlot,
+        sender: PortUid,
         len: usize,
         mut given_up: impl FnMut(Held),
     ) -> bool {
         let mine = self
             .held
             .iter()
-            .filter(|held| held.source == source)
+            .filter(|held| held.key.sender == sender)
             .count();
-        if mine >= HELD_MAX_PER_NIC || len > HELD_BYTES_MAX {
+        if mine >= HELD_MAX_EACH || len > HELD_BYTES_MAX {
             return false;
         }
         while self.held.len() >= HELD_MAX || self.held_bytes + len > HELD_BYTES_MAX {
-            let of = |source| self.held.iter().filter(move |held| held.source == source);
-            let taken = |source| {
-                of(source)
+            let of = |sender| {
+                self.held
+                    .iter()
+                    .filter(move |held| held.key.sender == sender)
+            };
+            let taken = |sender| {
+                of(sender)
                     .map(|held| held.bytes.len() + HELD_BYTES_MAX / HELD_MAX)
                     .sum()
             };
             let greediest = self
                 .held
                 .iter()
-                .map(|held| held.source)
+                .map(|held| held.key.sender)
                 .max_by_key(|s| -> usize { taken(*s) });
-            let Some(greediest) = greediest.filter(|s| taken(*s) > taken(source)) else {
+            let Some(greediest) = greediest.filter(|s| taken(*s) > taken(sender)) else {
                 return false;
             };
-            let oldest = self.held.iter().position(|held| held.source == greediest);
+            let oldest = self
+                .held
+                .iter()
+                .position(|held| held.key.sender == greediest);
             match oldest.and_then(|at| self.take_held(at)) {
                 Some(held) => given_up(held),
                 None => return false,

@@ -65,9 +65,11 @@ fn judge_like_first(round: &mut Round, index: usize, fragment: Fragment) {
         }
         // Not filtered: it goes as it is, where its receiver is not filtered either.
         Disposition::Early | Disposition::Drop(_) if unfiltered => {}
-        Disposition::Early if fragments.make_room(round.from.slot, frame.len(), given_up) => {
+        Disposition::Early if fragments.make_room(key.sender, frame.len(), given_up) => {
             let bytes = round.batch.to_bytes(item.frame);
-            fragments.hold(key, round.from.slot, bytes, frame.offload, millis);
+            let from = round.sources.map(|sources| sources[item.frame]);
+            let source = (round.from.slot, from);
+            fragments.hold(key, source, bytes, frame.offload, millis);
             item.fate = Fate::Held;
         }
         Disposition::Early => round.drop_item(index, DropReason::FragmentWithoutFirst),

@@ -5,9 +5,10 @@
 //! also sent as a packet of a flow that is there, which must not carry it past the checks.
 
 use dataplane::DropReason::*;
-use dataplane::GroupIdx;
-use dataplane::overlay::{Holder, HostIdx, Trust};
+use dataplane::overlay::{Holder, HostIdx, Overlay, Trust};
+use dataplane::{GroupIdx, PortUid};
 use wire::nd::ALL_NODES;
+use wire::vxlan::Ends;
 use wire::{Mac, build};
 
 use crate::contract::errors::error;
@@ -179,6 +180,58 @@ fn fragments_and_errors_do_not_carry_a_forged_source() {
         .icmp(3, 1, 0)
         .payload(&quoted[14..42]);
     host.refuses(inbound(c.at, &error.build()), RemoteIpSpoofed);
+}
+
+#[test]
+fn a_fragment_that_has_waited_is_still_of_the_host_that_sent_it() {
+    for family in FAMILIES {
+        let (mut host, a, b, c) = three_hosts();
+        let whole = ip(b.nic, a, family).udp(2, 1).payload(&[7; 2000]).build();
+        let [first, second] = <[_; 2]>::try_from(build::fragments(&whole, 1400, 5)).unwrap();
+        host.arrive(inbound(b.at, &second));
+        host.lab.silent();
+        // A frame of another host is before the first one in its batch.
+        let before = host.lab.drops();
+        let other = build::arp_reply(c.nic.mac, c.nic.v4, a.mac, a.v4);
+        for (at, frame) in [(c.at, &other), (b.at, &first)] {
+            let frame = inbound(at, frame);
+            assert!(host.wire.send(frame, Default::default()));
+        }
+        host.lab.sim.run();
+        assert_eq!(difference(&before, &host.lab.drops()), []);
+        let mut arrived = host.lab.received(a);
+        let mut expected = vec![other, first, second];
+        arrived.sort();
+        expected.sort();
+        assert_eq!(arrived, expected);
+    }
+}
+
+#[test]
+fn fragments_of_another_network_do_not_take_the_room_to_wait() {
+    for family in FAMILIES {
+        let (mut host, a, b, c) = three_hosts();
+        host.lab.overlays[1] = host.lab.overlays[0].clone().map(|overlay| Overlay {
+            uid: PortUid(51),
+            ..overlay
+        });
+        let other = host.lab.nic_in(1);
+        let part = |from: Far, to: Nic, id, which: usize| {
+            let whole = ip(from.nic, to, family).udp(2, 1).payload(&[7; 4000]);
+            build::fragments(&whole.build(), 1400, id)[which].clone()
+        };
+        let ends = Ends::new(c.at, HERE).unwrap();
+        for id in 0..40 {
+            host.arrive(arriving(ends, 1, &part(c, other, id, 1), 0));
+        }
+        let before = host.lab.drops();
+        for id in 0..20 {
+            host.arrive(inbound(b.at, &part(b, a, id, 1)));
+            host.arrive(inbound(b.at, &part(b, a, id, 0)));
+        }
+        assert_eq!(difference(&before, &host.lab.drops()), []);
+        assert_eq!(host.lab.received(a).len(), 40);
+    }
 }
 
 #[test]
