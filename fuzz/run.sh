@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 
 seconds=${FUZZ_SECONDS:-60}
 all="frames rings session round tunnel whole netlink v0 text v1 decoded dns http page access cni"
-targets=${FUZZ_TARGETS:-"$all keeper stored"}
+targets=${FUZZ_TARGETS:-"$all keeper stored zmtp filter"}
 # Longer inputs only make the slow ones slower.
 length=${FUZZ_LENGTH:-2048}
 

@@ -1,12 +1,14 @@
 //! What stands between somebody's bytes and the daemon, for whoever drives that without sockets and
 //! files: no thread, and no clock of its own.
 
+use api::encrypted::Key;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tonic::service::Routes;
 
 use crate::access::{Gate, Named, Who, policy_of};
 use crate::http::{Origin, converse};
 use crate::page::{self, Token, history::History, server::Page};
+use crate::v0::zmtp::{Connection, Room, ZmtpError};
 
 pub use crate::access::Reaches;
 pub use crate::app::Operations;
@@ -79,4 +81,26 @@ where
     let origin = Origin::Clear(([127, 0, 0, 1], 1).into());
     converse(page::server::SERVED, page, stream, origin).await;
     Ok(())
+}
+
+/// Has a conversation of the v0 API on a connection that is there, with a key or without: each
+/// request, by its frames, is answered with what `answer` makes of it. Returns when the client has
+/// hung up, or why it is hung up on.
+pub async fn zmtp<S>(
+    stream: S,
+    key: Option<Key>,
+    mut answer: impl FnMut(Vec<Vec<u8>>) -> Vec<u8>,
+) -> Result<(), String>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let conversation = async {
+        let mut connection = Connection::greet(stream, Room::default(), key).await?;
+        while let Some(mut request) = connection.receive().await? {
+            let frames = std::mem::take(&mut request.body);
+            connection.reply(&request, &answer(frames)).await?;
+        }
+        Ok(())
+    };
+    conversation.await.map_err(|why: ZmtpError| why.to_string())
 }

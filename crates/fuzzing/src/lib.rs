@@ -16,6 +16,7 @@ mod access;
 mod cni;
 mod decoded;
 mod dns;
+mod filter;
 mod fixture;
 mod frames;
 mod http;
@@ -35,11 +36,13 @@ mod v1;
 mod whole;
 mod witness;
 mod world;
+mod zmtp;
 
 pub use access::access;
 pub use cni::cni;
 pub use decoded::decoded;
 pub use dns::dns;
+pub use filter::filter;
 pub use frames::frames;
 pub use http::http;
 pub use keeper::keeper;
@@ -54,12 +57,13 @@ pub use tunnel::tunnel;
 pub use v0::v0;
 pub use v1::v1;
 pub use whole::whole;
+pub use zmtp::zmtp;
 
 /// A target: what it is called in `fuzz/`, and its function.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 18] = [
+pub const TARGETS: [Target; 20] = [
     ("frames", frames),
     ("rings", rings),
     ("session", session),
@@ -78,4 +82,6 @@ pub const TARGETS: [Target; 18] = [
     ("cni", cni),
     ("keeper", keeper),
     ("stored", stored),
+    ("zmtp", zmtp),
+    ("filter", filter),
 ];

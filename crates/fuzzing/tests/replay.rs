@@ -173,6 +173,16 @@ fn stored() {
 }
 
 #[test]
+fn zmtp() {
+    random("zmtp");
+}
+
+#[test]
+fn filter() {
+    random("filter");
+}
+
+#[test]
 fn whole() {
     random_some("whole", RANDOM_WHOLE);
 }

@@ -9,4 +9,4 @@ mod convert;
 pub mod handler;
 mod requests;
 pub mod server;
-mod zmtp;
+pub(crate) mod zmtp;

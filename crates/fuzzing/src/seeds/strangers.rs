@@ -4,10 +4,15 @@
 use api::v1::Config;
 use daemon::decoders::{config, pack};
 
-use super::{Seed, piece};
+use wire::build;
+use wire::parse::TcpFlags;
+
+use super::{A, B, Seed, piece};
 use crate::cni::VARIABLES;
+use crate::filter::CODES;
 use crate::page::TOKEN;
 use crate::world;
+use crate::zmtp::greeting;
 
 pub fn all(configs: [&Config; 2]) -> Vec<Seed> {
     let mut seeds = Vec::new();
@@ -24,6 +29,8 @@ pub fn all(configs: [&Config; 2]) -> Vec<Seed> {
     for text in ACCESS {
         seeds.push(("access", text.as_bytes().to_vec()));
     }
+    seeds.extend(clients().into_iter().map(|said| ("zmtp", said)));
+    seeds.extend(filters().into_iter().map(|seed| ("filter", seed)));
     for (command, arguments, configuration) in CNI {
         let values = [
             command,
@@ -63,6 +70,76 @@ pub fn all(configs: [&Config; 2]) -> Vec<Seed> {
         let control = world::controller();
         let declared = config(declared.clone(), control.settings()).expect("a seed");
         seeds.push(("stored", pack(&declared)));
+    }
+    seeds
+}
+
+/// Of the v0 API: requests of a REQ and a DEALER socket, a ping, what is cut short, too large, or
+/// breaks the protocol.
+fn clients() -> Vec<Vec<u8>> {
+    let says: [&[u8]; 8] = [
+        b"\x01\0\0\x05hello",
+        b"\x01\x02ab\x01\0\x01\x01c\0\x01d",
+        b"\x04\x09\x04PING\0\x0aab",
+        b"\x01\0\x02\0\0\0\0\0\0\0\x05hello",
+        b"\x01\0\x02\0\0\0\0\0\x02\0\0hello",
+        b"\x01\0\x02\0\x01\0\0\0\0\0\0hello",
+        b"\x01\0\x04\0",
+        b"\xf8\0",
+    ];
+    let after = |kind: u8| says.map(|said| [&[kind, 3], said].concat());
+    let mut seeds = [after(0), after(2)].concat();
+    seeds.push([&[0, 1], &says.concat()[..]].concat());
+    let whole = greeting();
+    for len in [10, 40, 64, 80, whole.len()] {
+        seeds.push([&[1, 7], &whole[..len]].concat());
+    }
+    seeds
+}
+
+/// `tcpdump -dd 'tcp port 443 and ip'` of libpcap 1.10 on a frame, and instructions by their
+/// numbers.
+fn filters() -> Vec<Vec<u8>> {
+    let program: [(u16, u8, u8, u32); 13] = [
+        (0x28, 0, 0, 0x0c),
+        (0x15, 0, 10, 0x800),
+        (0x30, 0, 0, 0x17),
+        (0x15, 0, 8, 6),
+        (0x28, 0, 0, 0x14),
+        (0x45, 6, 0, 0x1fff),
+        (0xb1, 0, 0, 0x0e),
+        (0x48, 0, 0, 0x0e),
+        (0x15, 2, 0, 443),
+        (0x48, 0, 0, 0x10),
+        (0x15, 0, 1, 443),
+        (0x06, 0, 0, 0x4_0000),
+        (0x06, 0, 0, 0),
+    ];
+    let mut by_pcap = vec![0x80 | program.len() as u8];
+    for (code, jt, jf, k) in program {
+        by_pcap.push(0xff);
+        by_pcap.extend(code.to_le_bytes());
+        by_pcap.extend([jt, jf]);
+        by_pcap.extend(k.to_le_bytes());
+    }
+    let ip = build::frame(A, B).ip([10, 0, 0, 1], [10, 0, 0, 2]);
+    let frame = ip.tcp(1000, 443, TcpFlags::SYN).build();
+    let on = |program: &[u8], part: u16| [program, &part.to_le_bytes(), &frame].concat();
+    let mut seeds = vec![on(&by_pcap, 30), on(&by_pcap, 60)];
+    // Each instruction between loads of both registers and of memory, and a question whether there
+    // is much in A: what it is is not said, but whether it is 0.
+    let at = |code| {
+        CODES
+            .iter()
+            .position(|one| *one == code)
+            .unwrap_or_default() as u8
+    };
+    let before = [6, at(0x30), 0, 12, at(0x01), 0, 2, at(0x03), 0, 3];
+    for choice in 0..CODES.len() as u8 {
+        for much in [1, 0x80, 0xff] {
+            let after = [choice, 1, 5, at(0x35), 1, much, at(0x00), 0, 0];
+            seeds.push(on(&[&before[..], &after].concat(), 10));
+        }
     }
     seeds
 }
