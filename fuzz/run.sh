@@ -1,7 +1,8 @@
 #!/bin/bash
 # Runs every fuzz target for FUZZ_SECONDS, one after the other; `make fuzz` calls it. Ends with a
 # count line, and fails when a target did. What it found is in fuzz/artifacts/TARGET: mend it, and
-# keep the file under fuzz/regressions/TARGET with its sentence in the README there.
+# keep the file under fuzz/regressions/TARGET with its sentence in the README there. What has grown
+# in fuzz/corpus is kept by fuzz/keep.sh.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -17,7 +18,13 @@ if ! rustup toolchain list | grep -q '^nightly'; then
 fi
 cargo fuzz --version >/dev/null 2>&1 || cargo install cargo-fuzz --locked
 
-cargo run --quiet -p butterfly-fuzzing --bin fuzz-seeds -- fuzz/corpus
+seeds=(cargo run --quiet -p butterfly-fuzzing --bin fuzz-seeds --)
+"${seeds[@]}" fuzz/corpus
+for target in $targets; do
+    if [ -e "fuzz/inputs/$target.inputs" ]; then
+        "${seeds[@]}" unpack "fuzz/inputs/$target.inputs" "fuzz/corpus/$target"
+    fi
+done
 cargo +nightly fuzz build --fuzz-dir fuzz
 
 count=0 runs=0 failed=""

@@ -8,8 +8,8 @@
 //! what does not parse. The promises are in each module's first lines.
 //!
 //! These functions are called by `fuzz/` (cargo-fuzz, coverage-guided: `make fuzz`) and by this
-//! crate's ordinary test, which feeds them the [`seeds`], every file under `fuzz/regressions/` and
-//! some thousand random inputs. A function has no clock, no randomness and no memory of the input
+//! crate's ordinary test, which feeds them the [`seeds`], every file under `fuzz/regressions/`, what
+//! campaigns have found and is [`kept`], and some thousand random inputs. A function has no clock, no randomness and no memory of the input
 //! before ([`round`] keeps its switch and empties it): an input means the same everywhere.
 
 mod access;
@@ -22,6 +22,7 @@ mod frames;
 mod http;
 mod input;
 mod keeper;
+pub mod kept;
 mod netlink;
 mod page;
 mod ring;

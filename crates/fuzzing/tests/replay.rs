@@ -1,17 +1,17 @@
-//! The fuzz targets in the ordinary tests: the seeds, everything that once went wrong, and random
-//! inputs.
+//! The fuzz targets in the ordinary tests: the seeds, everything that once went wrong, what
+//! campaigns have kept, and random inputs.
 
 use std::fs;
 use std::path::Path;
 
-use fuzzing::{TARGETS, seeds};
+use fuzzing::{TARGETS, kept, seeds};
 
 /// Random inputs a target; each is a seed with changes or all random. FUZZ_INPUTS says another
 /// number: a campaign where there is no fuzzer.
 const RANDOM: usize = 2_000;
 
 /// Of the target that has a whole daemon in it.
-const RANDOM_WHOLE: usize = 500;
+const RANDOM_WHOLE: usize = 300;
 
 /// Enough to cover much; the fuzzer has longer ones.
 const LEN_MAX: u64 = 400;
@@ -209,6 +209,31 @@ fn regressions() {
                 "{name}/{file} is not in the README"
             );
             run(name, &fs::read(&path).expect("a readable file"));
+        }
+    }
+}
+
+/// A file for each target that a campaign has kept inputs of (`fuzz/keep.sh`).
+#[test]
+fn kept_inputs() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/inputs");
+    let Ok(files) = fs::read_dir(folder) else {
+        eprintln!("no campaign has kept anything");
+        return;
+    };
+    for file in files {
+        let path = file.expect("a readable folder").path();
+        let file = path.file_name().expect("a file").to_string_lossy();
+        let name = file.strip_suffix(".inputs").expect("a file of inputs");
+        let bytes = fs::read(&path).expect("a readable file");
+        let inputs = kept::unpack(&bytes).unwrap_or_else(|why| panic!("{file}: {why}"));
+        assert_eq!(
+            kept::pack(inputs.clone()),
+            bytes,
+            "{file} is not as it is packed"
+        );
+        for input in inputs {
+            run(name, &input);
         }
     }
 }
