@@ -835,7 +835,7 @@ impl Path {
     #[inline]
     fn forget_moved(&mut self) {
         if self.tables.learned.take_moved() {
-            self.fast_path.forget();
+            self.fast_path.forget_learnt();
         }
     }
 

@@ -95,7 +95,7 @@ pub struct UnderlayError {
 }
 
 /// Index of a path.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct PathIdx(u32);
 
 /// A next hop, ready to be sent to.

@@ -130,6 +130,15 @@ impl FastPath {
         self.arriving.forget();
     }
 
+    /// A machine that was learnt has moved: what was learnt is void, and what was declared is not.
+    pub(crate) fn forget_learnt(&mut self) {
+        let is_learnt = |route: &Route| route.far.is_some_and(|far| far.until_secs.is_some());
+        for route in self.routes.iter_mut().filter(|route| is_learnt(route)) {
+            *route = Route::default();
+        }
+        self.arriving.forget_learnt();
+    }
+
     /// Which frames of the last batch of a NIC took more than others, where these are left.
     pub(crate) fn costly(&self, left: Bits) -> Costly {
         Costly {
@@ -488,5 +497,33 @@ pub(crate) fn open(round: &Round, id: FlowId, side: Side, case: usize) {
         .is_some_and(|packet| packet.src == round.nic.mac)
     {
         entry.sides[side].fast_path.set(round.view.epoch_mark());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two NICs that send from one MAC in turn make nobody else's routes cold.
+    #[test]
+    fn a_machine_that_moves_leaves_routes_to_declared_ones() {
+        let mut fast_path = FastPath::new();
+        let to = |until_secs: Option<Option<u32>>| Route {
+            source: Some(PortSlot(1)),
+            far: until_secs.map(|until_secs| Far {
+                path: PathIdx::default(),
+                until_secs,
+            }),
+            ..Route::default()
+        };
+        for (index, far) in [None, Some(None), Some(Some(10))].into_iter().enumerate() {
+            fast_path.routes[index] = to(far);
+        }
+        let known =
+            |fast_path: &FastPath| [0, 1, 2].map(|at| fast_path.routes[at].source.is_some());
+        fast_path.forget_learnt();
+        assert_eq!(known(&fast_path), [true, true, false]);
+        fast_path.forget();
+        assert_eq!(known(&fast_path), [false; 3]);
     }
 }

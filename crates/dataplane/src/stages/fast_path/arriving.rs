@@ -45,6 +45,13 @@ impl Routes {
         self.routes.fill(None);
     }
 
+    pub(super) fn forget_learnt(&mut self) {
+        let is_learnt = |route: &Option<Route>| route.is_some_and(|it| it.until_secs.is_some());
+        for route in self.routes.iter_mut().filter(|route| is_learnt(route)) {
+            *route = None;
+        }
+    }
+
     /// The route of frames between two MAC addresses, as an index. `None`: the whole path is to see
     /// them.
     #[inline]
