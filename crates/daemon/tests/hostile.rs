@@ -8,8 +8,12 @@ use std::net::{Shutdown, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use api::encrypted::{Key, decrypt, encrypt};
+use api::strict::{MESSAGES_MAX, VALUES_MAX};
+use api::v0::{Encrypted, message_v0 as v0};
 use api::v1;
 use common::{Daemon, PATIENCE, within};
+use prost::Message as _;
 
 const LIST: &str = "messages { revision: 0 message_0 { request { nic_list: true } } }";
 const EMPTY: &str = "\
@@ -242,26 +246,123 @@ async fn large_messages_that_do_not_end_take_little_memory_and_keep_nobody_waiti
     );
 }
 
-/// What a large request took is not kept: whether it was refused or carried out.
+/// How much of what a large request took may stay.
+const STAYS: usize = 24 << 20;
+
+/// What the daemon took for what is done meanwhile was a lot, and goes back to the system.
+async fn goes_back<T>(daemon: &Daemon, done: impl Future<Output = T>) -> T {
+    let before = resident(daemon);
+    let highest = most(daemon);
+    let answer = done.await;
+    let took = most(daemon).saturating_sub(highest);
+    assert!(took > 3 * STAYS, "it took {} MiB alone", took >> 20);
+    let deadline = Instant::now() + PATIENCE;
+    let kept = loop {
+        let kept = resident(daemon).saturating_sub(before);
+        if kept < STAYS || Instant::now() > deadline {
+            break kept;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    };
+    println!("{} MiB of {} stay", kept >> 20, took >> 20);
+    assert!(kept < STAYS, "{} MiB of {} stay", kept >> 20, took >> 20);
+    answer
+}
+
+/// As many messages as one frame may have, with nearly as many values: groups without a name, each
+/// of which is decoded, and refused.
+fn fullest_frame() -> Vec<u8> {
+    let rule = v0::Rule {
+        protocol: 6,
+        ..Default::default()
+    };
+    let group = v0::Sg {
+        rule: vec![rule; VALUES_MAX / MESSAGES_MAX - 4],
+        ..Default::default()
+    };
+    let request = v0::Request {
+        sg_add: Some(group),
+        ..Default::default()
+    };
+    let message = api::v0::Message {
+        message_0: Some(api::v0::MessageV0 {
+            request: Some(request),
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    let one = api::v0::Messages {
+        messages: vec![message],
+        encrypted: None,
+    };
+    one.encode_to_vec().repeat(MESSAGES_MAX)
+}
+
+/// Each message of a reply to [`fullest_frame`].
+fn all_are_refused(reply: &[u8]) {
+    let reply = api::v0::Messages::decode(reply).unwrap();
+    assert_eq!(reply.messages.len(), MESSAGES_MAX);
+    for message in reply.messages {
+        let response = message.message_0.unwrap().response.unwrap();
+        assert!(!response.status.status);
+        assert_eq!(message.error, None);
+    }
+}
+
 #[tokio::test]
-async fn memory_goes_back_after_a_large_request() {
+async fn memory_goes_back_after_the_fullest_frame_of_v0() {
     let daemon = Daemon::start_tcp(&[]);
     let mut client = daemon.v0().await;
     assert_eq!(client.ask_text(LIST).await, EMPTY);
-    let before = resident(&daemon);
-    // 200,000 messages in two bytes each.
-    client.ask([0x0a, 0].repeat(200_000)).await;
+    let reply = goes_back(&daemon, client.ask(fullest_frame())).await;
+    all_are_refused(&reply);
     assert_eq!(client.ask_text(LIST).await, EMPTY);
-    let mut kept = usize::MAX;
-    for _ in 0..100 {
-        kept = resident(&daemon).saturating_sub(before);
-        if kept < 32 << 20 {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    assert!(kept < 32 << 20, "{} MiB stay", kept >> 20);
-    println!("{} MiB stay", kept >> 20);
+}
+
+#[tokio::test]
+async fn memory_goes_back_after_the_fullest_sealed_frame_of_v0() {
+    let (dir, v0) = common::folder();
+    let path = dir.path().join("key");
+    std::fs::write(&path, "QkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkI=").unwrap();
+    let key = Key::from([0x42; 32]);
+    let daemon = Daemon::start_in(dir, v0, &["-k", path.to_str().unwrap()]);
+    let mut client = daemon.v0().await;
+    let encrypted = Encrypted {
+        aes256cbc_sha512: Some(encrypt(&key, &fullest_frame())),
+        error: None,
+    };
+    let request = api::v0::Messages {
+        messages: vec![],
+        encrypted: Some(encrypted),
+    };
+    let reply = goes_back(&daemon, client.ask(request.encode_to_vec())).await;
+    let reply = api::v0::Messages::decode(&*reply).unwrap();
+    let sealed = reply.encrypted.unwrap().aes256cbc_sha512.unwrap();
+    all_are_refused(&decrypt(&key, &sealed).unwrap());
+}
+
+/// As large as a document may be once it is decoded, but for a tenth.
+#[tokio::test]
+async fn memory_goes_back_after_the_largest_document_of_v1() {
+    let daemon = Daemon::start(&[]);
+    let mut client = daemon.v1().await.max_encoding_message_size(128 << 20);
+    // Without an id: all are decoded, and the first one is refused.
+    let nic = v1::Nic {
+        mac: "52:54:00:00:00:01".into(),
+        addresses: vec!["10.0.0.1".into(), "2001:db8::1".into()],
+        security_groups: vec!["web".into(), "db".into()],
+        ..Default::default()
+    };
+    let config = v1::Config {
+        nics: vec![nic; 500_000],
+        ..Default::default()
+    };
+    let request = v1::ApplyRequest {
+        config: Some(config),
+        dry_run: false,
+    };
+    let refused = goes_back(&daemon, client.apply(request)).await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::InvalidArgument, "{refused}");
 }
 
 /// The daemon's memory at its highest, bytes.
@@ -318,6 +419,49 @@ async fn empty_messages_of_v1_are_refused_before_they_take_memory() {
         let status = bystander.get_status(v1::GetStatusRequest::default()).await;
         status.unwrap();
     }
+}
+
+/// One field that no request has.
+#[derive(Clone, PartialEq, prost::Message)]
+struct Unknown {
+    #[prost(bytes = "vec", tag = "1000")]
+    unknown: Vec<u8>,
+}
+
+/// docs/limits.md, "a v1 request".
+#[tokio::test]
+async fn a_request_of_v1_that_is_too_long_is_refused_before_it_is_read() {
+    let daemon = Daemon::start(&[]);
+    let before = most(&daemon);
+    for method in [
+        "Butterfly/Apply",
+        "Butterfly/GetStatus",
+        "Balancer/ListServices",
+        "Router/ListRoutes",
+    ] {
+        let refused = ask_unknown(&daemon, method, 129).await.unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::OutOfRange, "{refused}");
+        assert!(refused.message().contains("134217728 bytes"), "{refused}");
+        let more = most(&daemon).saturating_sub(before);
+        assert!(more < 16 << 20, "{method}: {} MiB more", more >> 20);
+    }
+    ask_unknown(&daemon, "Butterfly/GetStatus", 127)
+        .await
+        .unwrap();
+}
+
+/// Asks with so many MiB that mean nothing.
+async fn ask_unknown(daemon: &Daemon, method: &str, mib: usize) -> Result<(), tonic::Status> {
+    let mut grpc = tonic::client::Grpc::new(daemon.channel().await);
+    grpc.ready().await.unwrap();
+    let request = Unknown {
+        unknown: vec![0; mib << 20],
+    };
+    let path = format!("/butterfly.v1.{method}").parse().unwrap();
+    let codec = tonic_prost::ProstCodec::<Unknown, Unknown>::default();
+    within(grpc.unary(tonic::Request::new(request), path, codec))
+        .await
+        .map(drop)
 }
 
 /// A NIC's connections come as bytes inside the request, and are messages as well.
