@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
@@ -562,4 +563,47 @@ fn a_thread_that_hangs_is_named_and_ends_the_daemon() {
         assert!(!status.success(), "{thread}: {log}");
         assert!(log.contains(named), "{thread}: {log}");
     }
+}
+
+/// One of the API's that is about to take a connection.
+#[test]
+fn a_thread_of_the_api_that_hangs_is_named_and_ends_the_daemon() {
+    let mut daemon = Daemon::start(&["--hang-secs", "2"]);
+    let _hang = daemon.will_hang("api", "accept4");
+    let _client = UnixStream::connect(daemon.path("v1.sock")).unwrap();
+    let (status, _) = daemon.wait();
+    let log = daemon.log();
+    assert!(!status.success(), "{log}");
+    let named = |index| log.contains(&format!("API thread {index} has not moved for"));
+    assert!(named(0) || named(1), "{log}");
+}
+
+/// One that makes a NIC's socket, and keeps all others waiting, for thirty times as long as another
+/// thread may.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operation_that_hangs_is_named_and_ends_the_daemon() {
+    let mut daemon = Daemon::start(&["--hang-secs", "2"]);
+    let mut client = daemon.v1().await;
+    let nic = v1::Nic {
+        id: "vm1".into(),
+        mac: "52:54:00:00:00:01".into(),
+        vni: 1,
+        ..Default::default()
+    };
+    let put = v1::PutNicRequest {
+        nic: Some(nic),
+        create_only: true,
+    };
+    let _hang = daemon.will_hang("api", "bind");
+    let asked = tokio::spawn(async move { client.put_nic(put).await });
+    let (status, took) = daemon.wait_within(4 * PATIENCE);
+    let log = daemon.log();
+    assert!(!status.success(), "{log}");
+    assert!(
+        log.contains("an operation of the API has not moved"),
+        "{log}"
+    );
+    assert!(!log.contains("thread"), "nothing else hangs: {log}");
+    assert!(took > PATIENCE, "{took:?}");
+    asked.await.unwrap().unwrap_err();
 }

@@ -3,6 +3,7 @@
 
 pub mod certificates;
 
+use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -95,6 +96,16 @@ impl Drop for Running {
                 std::thread::sleep(Duration::from_millis(2));
             }
         }
+    }
+}
+
+/// What has a thread hang.
+pub struct Hang(Child);
+
+impl Drop for Hang {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
@@ -303,15 +314,31 @@ impl Daemon {
     /// Stops one thread of it, as one that hangs, and waits until the daemon has ended of that;
     /// how.
     pub fn hangs(&mut self, thread: &str) -> ExitStatus {
+        let _hang = self.hang(&[thread, "30"]);
+        self.wait().0
+    }
+
+    /// The first of its threads of this name that makes a system call hangs there, for two minutes,
+    /// or until what is returned is dropped.
+    pub fn will_hang(&self, thread: &str, call: &str) -> Hang {
+        self.hang(&[thread, "120", call])
+    }
+
+    fn hang(&self, words: &[&str]) -> Hang {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/hang_thread.py");
         let mut hang = Command::new("python3")
-            .args([script, &self.pid().to_string(), thread, "30"])
+            .args([script, &self.pid().to_string()])
+            .args(words)
+            .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let status = self.wait().0;
-        let _ = hang.kill();
-        let _ = hang.wait();
-        status
+        // Until then nothing is stopped.
+        let mut said = String::new();
+        let out = hang.stdout.as_mut().unwrap();
+        BufReader::new(out).read_line(&mut said).unwrap();
+        let hang = Hang(hang);
+        assert_ne!(said, "", "the thread cannot be stopped");
+        hang
     }
 
     /// Waits until the daemon has ended; how, and after how long.
