@@ -17,7 +17,7 @@ HOLD ?=
 	demo check test lint test-devices docs performance-page setup guest-image bench-switch \
 	bench-overlay bench-containers bench-workers bench-control bench-hosts bench-neighbours \
 	bench-seeing bench-restart bench-balancer bench-router soak-router soak-cni fuzz miri go-objects \
-	install uninstall clean help soak-store
+	install uninstall clean help soak-store soak-devices
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile \
@@ -144,7 +144,7 @@ bench-workers: setup ## what two workers cost each other, with flows of their ow
 	cargo build --quiet --release -p butterfly-daemon -p butterfly-cli -p butterfly-bench
 	target/release/butterfly-bench workers $(QUICK_FLAG)
 
-bench-control: setup ## a change in force at 16,000 NICs and 10,000 rules, and the pause it makes; a request at 1,000 NICs; QUICK=1 for a short one
+bench-control: setup ## a change in force at 16,000 NICs and 10,000 rules, and the pause it makes; a request at 1,000 NICs; 2,000 TAP NICs that go; QUICK=1 for a short one
 	cargo build --quiet --release -p butterfly-daemon -p butterfly-bench
 	target/release/butterfly-bench control $(QUICK_FLAG)
 
@@ -192,6 +192,10 @@ soak-cni: build ## a thousand containers added and deleted by the CNI plugin; fa
 	BUTTERFLY_PROGRAMS=$(abspath target/release) BUTTERFLY_CNI_ROUNDS=1000 \
 		BUTTERFLY_CNI_P99_MS=$(or $(CNI_P99_MS),50) \
 		cargo test --workspace --test cni many_come_and_go -- --nocapture
+
+soak-devices: setup ## 2,000 TAP NICs removed by one request, others' requests meanwhile, a stop with all of them; fails where it takes 3 s, 50 ms or 2 s
+	cargo build --quiet --release -p butterfly-daemon -p butterfly-bench
+	target/release/butterfly-bench control --devices
 
 soak-store: ## 20,000 crashes of the store's disk, with writes lost and torn, and 1,000 of the daemon (20 minutes)
 	BUTTERFLY_CRASHES=20000 cargo test --release -p butterfly-store --test crash \

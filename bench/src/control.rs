@@ -1,5 +1,6 @@
 //! How long the control plane takes: one request at 1,000 NICs, and a rule in force for all of
-//! them; behind it what `changes.rs` measures at 16,000 without a daemon.
+//! them; behind it what `changes.rs` measures at 16,000 without a daemon, and `devices.rs` with
+//! 2,000 TAP devices.
 //!
 //! A daemon with 1,000 vhost-user NICs in ten networks and one security group with all of them in
 //! it. Requests are timed one at a time, from the client's side, over gRPC on a unix socket and
@@ -17,6 +18,7 @@ use tonic::transport::Channel;
 use zeromq::{ReqSocket, Socket, SocketRecv, SocketSend};
 
 use crate::changes;
+use crate::devices;
 use crate::durable;
 use crate::peers::{self, PeerError};
 use crate::report::{Ratios, Samples};
@@ -36,6 +38,7 @@ pub fn run(rounds: usize) -> Result<Ratios, PeerError> {
     let mut ratios = ratios?;
     changes::add_to(&mut ratios)?;
     ratios.extend(runtime.block_on(durable::measure(rounds))?);
+    runtime.block_on(devices::add_to(&mut ratios))?;
     Ok(ratios)
 }
 

@@ -27,7 +27,7 @@ const RULES_PER_GROUP: usize = 100;
 /// For a daemon to answer.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-type Client = ButterflyClient<Channel>;
+pub type Client = ButterflyClient<Channel>;
 
 /// Runs it and prints it.
 pub async fn measure(rounds: usize) -> Result<Ratios, PeerError> {
@@ -174,7 +174,7 @@ async fn put(client: &mut Client, number: usize, more: bool) -> Result<(), PeerE
     client.put_nic(request).await.map(drop).map_err(refused)
 }
 
-async fn connect(dir: &Path) -> Result<Client, PeerError> {
+pub async fn connect(dir: &Path) -> Result<Client, PeerError> {
     let address = format!("unix:{}", dir.join("api.sock").display());
     let client = ButterflyClient::connect(address).await;
     client.map_err(|error| PeerError(error.to_string()))
@@ -191,10 +191,10 @@ async fn answered(dir: &Path) -> Result<Client, PeerError> {
     Ok(client)
 }
 
-fn refused(status: tonic::Status) -> PeerError {
+pub fn refused(status: tonic::Status) -> PeerError {
     PeerError(status.to_string())
 }
 
-fn millis(start: Instant) -> f64 {
+pub fn millis(start: Instant) -> f64 {
     start.elapsed().as_secs_f64() * 1e3
 }
