@@ -3,14 +3,20 @@
 
 mod common;
 
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
 use api::v1::butterfly_client::ButterflyClient;
 use api::v1::{self, ApplyRequest, ListNicsRequest, PortState};
 use common::{Daemon, boot, within};
+use rustix::fs::FallocateFlags;
 use rustix::process::Signal;
 use testkit::process;
+use testkit::ring_driver::Shape;
+use testkit::ring_driver::queue::Queue;
 use tonic::transport::Channel;
+use wire::offload::Offload;
 
 /// So many TAP devices took 45 s when they went one after the other; they are to go within 3 s,
 /// and to end with the daemon within 2 s, while other requests take less than 50 ms: `make
@@ -55,7 +61,7 @@ async fn apply(
     client.apply(request).await.unwrap().into_inner()
 }
 
-/// State and detail of the only NIC.
+/// State and detail of the first NIC.
 async fn state(client: &mut ButterflyClient<Channel>) -> (PortState, String) {
     let nics = within(client.list_nics(ListNicsRequest {})).await.unwrap();
     let nic = nics.into_inner().nics.remove(0);
@@ -248,17 +254,68 @@ async fn rings_that_were_stopped_go_on_when_the_guest_has_mended_them() {
     );
     assert_eq!(state(&mut client).await, (PortState::Up, String::new()));
     // What it sends is taken.
-    use wire::offload::Offload;
-    assert!(guest.send(
-        &[0xff; 60],
-        Offload::default(),
-        &testkit::ring_driver::Shape::whole()
-    ));
+    assert!(guest.send(&[0xff; 60], Offload::default(), &Shape::whole()));
     guest.transmitq.publish();
     guest.transmitq.notify();
     let deadline = Instant::now() + common::PATIENCE;
     while guest.reclaim() == 0 {
         assert!(Instant::now() < deadline, "nothing is taken from its ring");
         tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// An emulator that shares memory which its guest has not used: the first who touches a page is
+/// charged for it.
+#[tokio::test]
+async fn pages_that_a_guest_has_not_are_made_for_the_daemon_unless_it_refuses() {
+    for options in [&["--guest-memory-populated"][..], &[]] {
+        let daemon = Daemon::start(options);
+        let mut client = daemon.v1().await;
+        let one = |id: &str, number| v1::Nic {
+            vni: 1,
+            bypass_filtering: true,
+            ..nic(id.into(), number, v1::NicKind::VhostUser)
+        };
+        let nics = vec![one("empty", 1), one("full", 2)];
+        apply(&mut client, nics, false).await;
+        let (_vmm, empty) = boot(&daemon, "empty");
+        let (_other, mut full) = boot(&daemon, "full");
+        // Its rings are there, its buffers are not.
+        let rings = [&empty.receiveq, &empty.transmitq];
+        let rings = rings.map(|ring| ring.desc_at + Queue::bytes(ring.size));
+        let buffers = rings.into_iter().max().unwrap().next_multiple_of(4096) as u64;
+        let file = File::from(empty.regions().remove(0).fd);
+        let more = file.metadata().unwrap().len() - buffers;
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(&file, hole, buffers, more).unwrap();
+        let blocks = || file.metadata().unwrap().blocks();
+        let before = blocks();
+
+        let mut frame = [0xff; 60];
+        frame[6..14].copy_from_slice(b"\x52\x54\0\0\0\x02\x88\xb5");
+        assert!(full.send(&frame, Offload::default(), &Shape::whole()));
+        full.transmitq.publish();
+        full.transmitq.notify();
+        if options.is_empty() {
+            let deadline = Instant::now() + common::PATIENCE;
+            while blocks() == before {
+                assert!(Instant::now() < deadline, "no frame comes");
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            assert_eq!(state(&mut client).await, (PortState::Up, String::new()));
+            continue;
+        }
+        let why = until_broken(&mut client).await;
+        let said = "has no page where one was used (--guest-memory-populated)";
+        assert!(why.contains(said), "{why}");
+        assert_eq!(blocks(), before, "pages were made");
+        let nics = client.list_nics(ListNicsRequest {}).await.unwrap();
+        let states = nics
+            .into_inner()
+            .nics
+            .iter()
+            .map(v1::NicStatus::state)
+            .collect::<Vec<_>>();
+        assert_eq!(states, [PortState::Broken, PortState::Up]);
     }
 }
