@@ -105,3 +105,86 @@ impl StartGate {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use dataplane::{Now, PortSlot, Worker, WorkerConfig};
+    use io::memory_port::{MemoryPeer, MemoryPort};
+
+    use super::*;
+
+    /// A worker that turns when it is told to, beside whoever asks it for something.
+    struct Beside {
+        worker: Worker,
+        millis: u64,
+    }
+
+    impl Beside {
+        /// Frames that it receives in a turn.
+        fn turn(&mut self) -> usize {
+            self.millis += 1;
+            let now = Now {
+                mono_ns: self.millis * 1_000_000,
+                unix_ns: 0,
+            };
+            self.worker.turn(now).frames
+        }
+
+        /// What is answered, and how many frames it receives until then.
+        fn until<T: Send>(&mut self, asked: impl FnOnce() -> T + Send) -> (T, usize) {
+            std::thread::scope(|scope| {
+                let asked = scope.spawn(asked);
+                let mut frames = 0;
+                while !asked.is_finished() {
+                    frames += self.turn();
+                    std::thread::yield_now();
+                }
+                (asked.join().unwrap(), frames)
+            })
+        }
+    }
+
+    /// An uplink that has a frame already: what a NIC sends waits until it is published as well.
+    fn sender() -> (Port, MemoryPeer) {
+        let (port, peer) = MemoryPort::pair();
+        assert!(peer.send(vec![0; 60], Default::default()));
+        (port.into(), peer)
+    }
+
+    #[test]
+    fn ports_are_not_polled_before_it_is_open() {
+        let config = |_| WorkerConfig {
+            max_flows: 16,
+            max_fragments: 16,
+            max_learned_macs: 16,
+            seed: 3,
+            on_broken: Box::new(|_, _| {}),
+        };
+        let (switch, mut workers) = Switch::new(1, config).unwrap();
+        let mut worker = Beside {
+            worker: workers.remove(0),
+            millis: 0,
+        };
+        let gate = StartGate::new(Arc::new(switch));
+        let mut peers = Vec::new();
+        for slot in 1..=3 {
+            let (port, peer) = sender();
+            let queue = PortSlot::uplink(slot).into();
+            assert_eq!(worker.until(|| gate.attach(queue, port)), (Ok(()), 0));
+            peers.push(peer);
+        }
+        let (gone, frames) = worker.until(|| gate.detach(PortSlot::uplink(1).into()));
+        assert_eq!((gone.unwrap().is_some(), frames), (true, 0));
+        assert!((0..100).all(|_| worker.turn() == 0));
+
+        let (opened, amid) = worker.until(|| gate.open());
+        assert_eq!(opened, Ok(()));
+        let behind: usize = (0..100).map(|_| worker.turn()).sum();
+        assert_eq!(amid + behind, 2, "the others' frames");
+        let (port, _peer) = sender();
+        let (attached, amid) = worker.until(|| gate.attach(PortSlot::uplink(1).into(), port));
+        assert_eq!(attached, Ok(()));
+        let behind: usize = (0..100).map(|_| worker.turn()).sum();
+        assert_eq!(amid + behind, 1, "nothing waits any more");
+    }
+}
