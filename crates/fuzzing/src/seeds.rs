@@ -156,11 +156,11 @@ pub fn all() -> Vec<Seed> {
 /// What a name server says to the query of the target: yes, no such name, and that it refuses.
 fn answers() -> Vec<Vec<u8>> {
     let answer = |code: u8| {
-        let mut answer = crate::dns::ID.to_be_bytes().to_vec();
+        let mut answer = crate::dns::QUERY[..2].to_vec();
         // A response, with recursion; one question and one answer.
         answer.extend([0x81, 0x80 | code, 0, 1, 0, 1, 0, 0, 0, 0]);
-        // example.org A IN, and its address by a pointer to the name.
-        answer.extend(b"\x07example\x03org\x00\x00\x01\x00\x01");
+        // The question, and the name's address by a pointer to it.
+        answer.extend(&crate::dns::QUERY[12..]);
         answer.extend(b"\xc0\x0c\x00\x01\x00\x01\x00\x00\x0e\x10\x00\x04\xc0\x00\x02\x01");
         answer
     };

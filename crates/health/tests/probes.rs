@@ -218,6 +218,46 @@ async fn dns_over_udp() {
     );
 }
 
+/// A stranger's datagrams seem to be the server's: they are no answer, neither good nor bad.
+#[tokio::test]
+async fn dns_over_udp_passes_over_what_answers_another_query() {
+    let server = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let at = server.local_addr().unwrap();
+    tokio::spawn(async move {
+        let mut query = vec![0; 512];
+        for answers in [true, false] {
+            let (len, from) = server.recv_from(&mut query).await.unwrap();
+            let query = &query[..len];
+            let failure = dns_answer(query, 2);
+            let changed = |at: usize, bits: u8| {
+                let mut other = dns_answer(query, 0);
+                other[at] ^= bits;
+                other
+            };
+            let strays = [
+                b"junk".to_vec(),
+                changed(0, 1),
+                changed(2, 0x80),
+                // Another question: its type, and two of it.
+                changed(len - 3, 1),
+                changed(5, 3),
+                failure[..len - 1].to_vec(),
+                Vec::new(),
+            ];
+            for stray in strays {
+                server.send_to(&stray, from).await.unwrap();
+            }
+            if answers {
+                server.send_to(&dns_answer(query, 0), from).await.unwrap();
+            }
+        }
+    });
+    let dns = || Kind::Dns(Dns::default());
+    assert_eq!(check(dns(), at).await, Ok(()));
+    let said = within(SHORT, dns(), at, "udp").await;
+    assert_eq!(said, Err("no answer within 100 ms".into()));
+}
+
 #[tokio::test]
 async fn dns_over_tcp() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

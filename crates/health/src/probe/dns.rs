@@ -1,6 +1,6 @@
 //! DNS over UDP and TCP (RFC 1035): one query, and the code of its answer.
 
-use hickory_proto::op::{Message, MessageType, ResponseCode};
+use hickory_proto::op::{Message, ResponseCode};
 use hickory_proto::serialize::binary::{BinDecodable, BinEncodable};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -9,6 +9,13 @@ use crate::check::Dns;
 
 /// What a server may send over UDP without EDNS, and some: RFC 1035, section 4.2.1.
 const DATAGRAM_MAX: usize = 4096;
+
+/// A message's header (RFC 1035, section 4.1.1): all of it, and what is read of it here.
+const HEADER_LEN: usize = 12;
+const ID: std::ops::Range<usize> = 0..2;
+const FLAGS: usize = 2;
+const RESPONSE: u8 = 0x80;
+const QUESTIONS: std::ops::Range<usize> = 4..6;
 
 impl Dns {
     pub(super) async fn probe(&self, path: impl Path) -> Result<(), String> {
@@ -25,32 +32,56 @@ impl Dns {
             true => over_tcp(&bytes, path).await?,
             false => over_udp(&bytes, path).await?,
         };
-        self::answer(query.metadata.id, &answer)
+        self::answer(&bytes, &answer)
     }
 }
 
-/// What an answer to the query of this number says of the server: one that is there says yes or
-/// that there is no such name; one that refuses or fails is not well, and why is a sentence.
-pub fn answer(query: u16, answer: &[u8]) -> Result<(), String> {
-    let answer =
-        Message::from_bytes(answer).map_err(|e| format!("the answer is no DNS message: {e}"))?;
-    if answer.metadata.message_type != MessageType::Response || answer.metadata.id != query {
+/// What an answer to this query says of the server: one that is there says yes or that there is no
+/// such name; one that refuses or fails is not well, and why is a sentence.
+pub fn answer(query: &[u8], answer: &[u8]) -> Result<(), String> {
+    if !answers(query, answer) {
         return Err("the answer is that to another query".into());
     }
+    let answer =
+        Message::from_bytes(answer).map_err(|e| format!("the answer is no DNS message: {e}"))?;
     match answer.metadata.response_code {
         ResponseCode::NoError | ResponseCode::NXDomain => Ok(()),
         code => Err(format!("DNS answer {}: {code}", u16::from(code))),
     }
 }
 
+/// Whether a message is a response with the id and the question of this query (RFC 5452, section
+/// 9.1). A server that cannot read the question may leave it out.
+fn answers(query: &[u8], message: &[u8]) -> bool {
+    let (Some((asked, question)), Some((header, rest))) = (
+        query.split_at_checked(HEADER_LEN),
+        message.split_at_checked(HEADER_LEN),
+    ) else {
+        return false;
+    };
+    let asks_the_same = header[QUESTIONS] == asked[QUESTIONS]
+        && rest
+            .get(..question.len())
+            .is_some_and(|its| its.eq_ignore_ascii_case(question));
+    header[ID] == asked[ID]
+        && header[FLAGS] & RESPONSE != 0
+        && (header[QUESTIONS] == [0, 0] || asks_the_same)
+}
+
+/// Anybody can send a datagram to the check's port that seems to come from the server: what is not
+/// the answer to the query is passed over, until the check's time is up.
 async fn over_udp(query: &[u8], path: impl Path) -> Result<Vec<u8>, String> {
     let failed = |e: std::io::Error| format!("no DNS answer: {}", reason(&e));
     let (socket, _hold) = path.udp().await.map_err(failed)?;
     socket.send(query).await.map_err(failed)?;
     let mut answer = vec![0; DATAGRAM_MAX];
-    let len = socket.recv(&mut answer).await.map_err(failed)?;
-    answer.truncate(len);
-    Ok(answer)
+    loop {
+        let len = socket.recv(&mut answer).await.map_err(failed)?;
+        if answers(query, &answer[..len]) {
+            answer.truncate(len);
+            return Ok(answer);
+        }
+    }
 }
 
 /// Each message behind its length in two bytes (section 4.2.2).
