@@ -79,7 +79,10 @@ static __always_inline int arrive(context *ctx, struct packet *packet, struct tu
 	struct ethhdr *ethernet;
 	int i;
 
-	if (!target || !is_address(target->vip, tuple->client))
+	// What a server sends to a client by way of this host is not for the check, whatever its
+	// port.
+	if (!target || !is_address(target->vip, tuple->client) ||
+	    !is_address(target->source, tuple->vip))
 		return chain_next(ctx);
 	if (take_tags_off(ctx, packet) < 0)
 		return chain_next(ctx);

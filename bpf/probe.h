@@ -22,10 +22,11 @@ struct probe_key {
 
 // Whom it asks.
 struct probe_target {
-	__be32 vip[4];  // IPv4: the first word, the others zero
-	__u32 server;   // its number, as in the balancer's map
+	__be32 vip[4];     // IPv4: the first word, the others zero
+	__be32 source[4];  // the host's address that the check speaks from, of the VIP's family
+	__u32 server;      // its number, as in the balancer's map
 };
 
 _Static_assert(sizeof(struct probe_source) == 12, "probe_source");
 _Static_assert(sizeof(struct probe_key) == 4, "probe_key");
-_Static_assert(sizeof(struct probe_target) == 20, "probe_target");
+_Static_assert(sizeof(struct probe_target) == 36, "probe_target");

@@ -64,11 +64,12 @@ struct ProbeKey {
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct ProbeTarget {
     vip: [u8; 16],
+    source: [u8; 16],
     server: u32,
 }
 
 const _: () = assert!(
-    size_of::<ProbeSource>() == 12 && size_of::<ProbeKey>() == 4 && size_of::<ProbeTarget>() == 20
+    size_of::<ProbeSource>() == 12 && size_of::<ProbeKey>() == 4 && size_of::<ProbeTarget>() == 36
 );
 
 /// The room, and the program that is its door.
@@ -91,27 +92,7 @@ impl Door {
             reserved: [0; 2],
         };
         let failed = |e: xdp::Error| format!("the program of health checks: {e}");
-        let (half, servers) = (
-            balancer.program().map("half").map_err(failed)?,
-            balancer.program().map("servers").map_err(failed)?,
-        );
-        let program = Program::load_both("probe", objects::PROBE, objects::tc::PROBE, |object| {
-            for mut map in object.maps_mut() {
-                match map.name().to_str().unwrap_or_default() {
-                    "half" => map.reuse_fd(half.as_fd())?,
-                    "servers" => map.reuse_fd(servers.as_fd())?,
-                    name if name.ends_with(".rodata.settings") => {
-                        map.set_initial_value(bytemuck::bytes_of(balancer.settings()))?;
-                    }
-                    name if name.ends_with(".rodata.source") => {
-                        map.set_initial_value(bytemuck::bytes_of(&source))?
-                    }
-                    _ => (),
-                }
-            }
-            Ok(())
-        })
-        .map_err(failed)?;
+        let program = load(balancer, source).map_err(failed)?;
         // Generic: it may send out of any interface, those without XDP in the driver too, and
         // checks are few.
         let attachment =
@@ -126,7 +107,13 @@ impl Door {
     }
 
     /// Opens a way; it is closed when the answer is dropped.
-    fn way(self: &Arc<Door>, protocol: u8, vip: IpAddr, server: u16) -> io::Result<Hold> {
+    fn way(
+        self: &Arc<Door>,
+        protocol: u8,
+        vip: IpAddr,
+        source: IpAddr,
+        server: u16,
+    ) -> io::Result<Hold> {
         let port = {
             let mut ports = lock(&self.ports);
             let free = |port: &u16| !ports.contains(&(protocol, *port));
@@ -144,13 +131,9 @@ impl Door {
             protocol,
             port,
         };
-        let mut address = [0; 16];
-        match vip {
-            IpAddr::V4(vip) => address[..4].copy_from_slice(&vip.octets()),
-            IpAddr::V6(vip) => address = vip.octets(),
-        }
         let target = ProbeTarget {
-            vip: address,
+            vip: octets(vip),
+            source: octets(source),
             server: server.into(),
         };
         self.probes
@@ -164,6 +147,38 @@ impl Door {
         let _ = self.probes.remove(&key(protocol, port));
         lock(&self.ports).remove(&(protocol, port));
     }
+}
+
+/// The program, with the balancer's table of servers.
+fn load(balancer: &balancer::Balancer, source: ProbeSource) -> Result<Program, xdp::Error> {
+    let half = balancer.program().map("half")?;
+    let servers = balancer.program().map("servers")?;
+    Program::load_both("probe", objects::PROBE, objects::tc::PROBE, |object| {
+        for mut map in object.maps_mut() {
+            match map.name().to_str().unwrap_or_default() {
+                "half" => map.reuse_fd(half.as_fd())?,
+                "servers" => map.reuse_fd(servers.as_fd())?,
+                name if name.ends_with(".rodata.settings") => {
+                    map.set_initial_value(bytemuck::bytes_of(balancer.settings()))?;
+                }
+                name if name.ends_with(".rodata.source") => {
+                    map.set_initial_value(bytemuck::bytes_of(&source))?
+                }
+                _ => (),
+            }
+        }
+        Ok(())
+    })
+}
+
+/// An address as the program has it.
+fn octets(address: IpAddr) -> [u8; 16] {
+    let mut octets = [0; 16];
+    match address {
+        IpAddr::V4(ip) => octets[..4].copy_from_slice(&ip.octets()),
+        IpAddr::V6(ip) => octets = ip.octets(),
+    }
+    octets
 }
 
 fn key(protocol: u8, port: u16) -> ProbeKey {
@@ -236,8 +251,9 @@ impl ProbePath {
         }
         let number = lock(&running.balancer).server_number(&key, server);
         let number = number.ok_or_else(|| io::Error::other("the server is gone"))?;
-        let hold = door.way(protocol, self.subject.service.ip(), number)?;
-        let source = source(&running, self.subject.service.ip(), server)?;
+        let vip = self.subject.service.ip();
+        let source = source(&running, vip, server)?;
+        let hold = door.way(protocol, vip, source, number)?;
         let port = hold.port;
         Ok((hold, (source, port).into()))
     }
@@ -291,4 +307,57 @@ fn source(running: &Running, vip: IpAddr, server: IpAddr) -> io::Result<IpAddr> 
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use wire::{Mac, build};
+    use xdp::Verdict;
+
+    use super::*;
+
+    const SOURCE: ProbeSource = ProbeSource {
+        // Not that of trials' packets.
+        ifindex: 1000,
+        mac: room::MAC,
+        reserved: [0; 2],
+    };
+
+    /// A check is out from 64,600: its server's datagram to it is taken, and nothing that is for
+    /// others: a server's answer to a client that chose the same port, by way of this host.
+    #[test]
+    fn an_answer_to_a_client_with_the_same_port_is_not_the_check_s() {
+        let balancer = balancer::Balancer::new(&balancer::Options {
+            max_flows: 1024,
+            max_services: 1,
+            max_servers: 1,
+            ..balancer::Options::default()
+        });
+        let program = load(&balancer.unwrap(), SOURCE).unwrap();
+        let probes: Table<ProbeKey, ProbeTarget> = program.table("probes").unwrap();
+        let addresses = [
+            ["192.0.2.80", "10.1.2.3", "198.51.100.7"],
+            ["2001:db8::80", "2001:db8:ffff::1", "2001:db8:c1::7"],
+        ];
+        for [vip, own, client] in addresses.map(|three| three.map(|ip| ip.parse().unwrap())) {
+            let target = ProbeTarget {
+                vip: octets(vip),
+                source: octets(own),
+                server: 1,
+            };
+            probes.set(&key(UDP, 64_600), &target).unwrap();
+            let verdict = |from: IpAddr, to: IpAddr| {
+                let frame = build::frame(Mac([2, 0, 0, 0, 0, 2]), Mac([2, 0, 0, 0, 0, 1]));
+                let frame = frame
+                    .ip(from, to)
+                    .udp(53, 64_600)
+                    .payload(b"answer")
+                    .build();
+                xdp::run(&program, &frame, 0, 1).unwrap().verdict
+            };
+            assert_eq!(verdict(vip, own), Verdict::Redirect);
+            assert_eq!(verdict(vip, client), Verdict::Pass);
+            assert_eq!(verdict(client, own), Verdict::Pass);
+        }
+    }
 }
