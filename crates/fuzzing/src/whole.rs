@@ -18,6 +18,7 @@
 
 mod client;
 mod frames;
+mod messages;
 mod model;
 mod plane;
 
