@@ -93,8 +93,8 @@ impl Attached {
         work
     }
 
-    /// Gives the guest the buffers of those batches that have come back, in their order, and charges
-    /// it what others have cut of them. True when none is out.
+    /// Gives the guest the buffers of those batches that have come back, in their order, and
+    /// charges it what others have cut of them. True when none is out.
     pub(crate) fn reclaim(&mut self, outbox: &mut Outbox) -> bool {
         while let Some(oldest) = self.out.front_mut() {
             let Some(batch) = Arc::get_mut(oldest) else {

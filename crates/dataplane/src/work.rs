@@ -94,9 +94,9 @@ pub(crate) fn cost_of_copies(copies: usize, bytes: usize) -> u64 {
     copies as u64 * COPY + bytes as u64
 }
 
-/// Packets that frames were cut into where their receivers take no larger ones: each as a frame. Not
-/// beside what the frames cost, but instead where it is more, so that packets of a wire's length
-/// cost what their bytes do.
+/// Packets that frames were cut into where their receivers take no larger ones: each as a frame.
+/// Not beside what the frames cost, but instead where it is more, so that packets of a wire's
+/// length cost what their bytes do.
 pub(crate) fn cost_of_packets(packets: usize) -> u64 {
     cost(packets, 0, 0)
 }

@@ -8,9 +8,10 @@
 //! what does not parse. The promises are in each module's first lines.
 //!
 //! These functions are called by `fuzz/` (cargo-fuzz, coverage-guided: `make fuzz`) and by this
-//! crate's ordinary test, which feeds them the [`seeds`], every file under `fuzz/regressions/`, what
-//! campaigns have found and is [`kept`], and some thousand random inputs. A function has no clock, no randomness and no memory of the input
-//! before ([`round`] keeps its switch and empties it): an input means the same everywhere.
+//! crate's ordinary test, which feeds them the [`seeds`], every file under `fuzz/regressions/`,
+//! what campaigns have found and is [`kept`], and some thousand random inputs. A function has no
+//! clock, no randomness and no memory of the input before ([`round`] keeps its switch and empties
+//! it): an input means the same everywhere.
 
 mod access;
 mod cni;

@@ -1,5 +1,5 @@
-//! Target `whole`: guests, hosts on the wire and a client of both APIs, all at once, on a controller
-//! with its data plane of two workers.
+//! Target `whole`: guests, hosts on the wire and a client of both APIs, all at once, on a
+//! controller with its data plane of two workers.
 //!
 //! After every step a model says what may cross. It is made of the declared configuration alone and
 //! of the flows that have been let pass; what it says is the contract (docs/security-groups.md,
@@ -9,9 +9,9 @@
 //! else; what needs no flow to be there (UDP, echo requests) is delivered where the model lets it;
 //! what goes to the wire goes to hosts of its network, and comes from a NIC; what the switch says
 //! itself are answers for machines on other hosts, to who has asked, and resets of connections that
-//! are not known, to who could have them. A guest that breaks the protocol of its ring is out alone,
-//! and back when the same configuration is applied. What the client is told was done is what is
-//! declared then ([`client`]).
+//! are not known, to who could have them. A guest that breaks the protocol of its ring is out
+//! alone, and back when the same configuration is applied. What the client is told was done is what
+//! is declared then ([`client`]).
 //!
 //! Input: steps, each a byte and what the step takes: see [`Lab::step`]. Every frame is alone: the
 //! data plane comes to rest before the next step.

@@ -3,9 +3,9 @@
 //! Nothing is put together. What the first fragment says of layer 4 is remembered for 30 s and lent
 //! to the later ones, which are then judged like it: same ports, same flow, same rules. Fragments
 //! that come before their first one are held back as copies for a second. All of it is bounded, an
-//! eighth for one NIC, or one network's other hosts, at most, and less the more of it is taken. Bytes may be sent once: a datagram
-//! with overlapping fragments is lost with all that is yet to come of it (RFC 5722; here for IPv4
-//! as well).
+//! eighth for one NIC, or one network's other hosts, at most, and less the more of it is taken.
+//! Bytes may be sent once: a datagram with overlapping fragments is lost with all that is yet to
+//! come of it (RFC 5722; here for IPv4 as well).
 
 mod datagram;
 
