@@ -18,7 +18,7 @@ mod underlay;
 pub use counts::nic_key;
 pub use heal::Healed;
 pub use overlay::{HostStatus, NetworkStatus};
-pub use trace::{GroupVerdict, Miss};
+pub use trace::{Explained, GroupVerdict, Miss};
 pub use underlay::Reach;
 
 use crate::attach::{

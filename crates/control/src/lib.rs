@@ -49,8 +49,8 @@ pub use attach::{
 };
 pub use compile::Work;
 pub use controller::{
-    Changed, Controller, GroupVerdict, Healed, HostStatus, Miss, NetworkStatus, NicStatus, Reach,
-    Status, nic_key,
+    Changed, Controller, Explained, GroupVerdict, Healed, HostStatus, Miss, NetworkStatus,
+    NicStatus, Reach, Status, nic_key,
 };
 pub use diff::{
     AclChange, BindingChange, Diff, FieldChange, GroupChange, GroupDiff, HostChange,

@@ -36,6 +36,9 @@ const WATCHING_ALL: usize = 128;
 const CAPTURING_EACH: usize = 4;
 /// The others are for root.
 const CAPTURING_ALL: usize = capture::AT_ONCE * 3 / 4;
+/// Traces of a frame that one client asks for at one time, and all: the controller waits for each.
+const TRACING_EACH: usize = 2;
+const TRACING_ALL: usize = 8;
 
 /// What operations need, and no more: no socket, no worker.
 pub struct Operations {
@@ -203,6 +206,8 @@ pub struct App {
     /// Streams of events, and captures and live traces.
     pub watching: Shares,
     pub capturing: Shares,
+    /// Traces of a frame.
+    pub tracing: Shares,
     stop: watch::Sender<bool>,
 }
 
@@ -240,6 +245,7 @@ impl App {
             replies: bounds::replies(),
             watching: Shares::new("streams of Watch", WATCHING_EACH, WATCHING_ALL),
             capturing: Shares::new("captures and live traces", CAPTURING_EACH, CAPTURING_ALL),
+            tracing: Shares::new("traces", TRACING_EACH, TRACING_ALL),
             stop: watch::Sender::new(false),
         }
     }

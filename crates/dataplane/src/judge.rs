@@ -52,7 +52,7 @@ impl Question {
 }
 
 /// What a group says to a question.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum GroupAnswer {
     /// This rule of it allows what is asked.
     Allows(RuleSlot),

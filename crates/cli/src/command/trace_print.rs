@@ -114,6 +114,13 @@ fn group(out: &mut String, asked: &v1::TraceGroup) {
         let differs = miss.differs.join(" and ");
         out.push_str(&format!("    {:<14}   not {rule}: another {differs}\n", ""));
     }
+    if asked.not_compared > 0 {
+        let count = asked.not_compared;
+        out.push_str(&format!(
+            "    {:<14}   {count} of them were not compared\n",
+            ""
+        ));
+    }
 }
 
 fn words(rule: &v1::Rule) -> String {

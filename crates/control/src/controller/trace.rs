@@ -6,14 +6,15 @@ use std::net::IpAddr;
 use dataplane::ruleset::{self, Asked, GroupMembers, RuleSet, RuleSpec};
 use dataplane::snapshot::{Group, GroupIdx, PortSlot, RuleSlot};
 use dataplane::{AddressSet, GroupAnswer};
+use std::collections::HashMap;
 use std::sync::Arc;
 use wire::{Mac, Vni};
 
 use super::Controller;
 use crate::compile::rule_spec;
-use crate::model::{GroupId, NicId, Rule};
+use crate::model::{Direction, GroupId, NicId, Rule};
 
-/// So many rules of a group are compared with a frame, and so many are told.
+/// So many rules of all groups are compared with a frame, and so many are told of each.
 const COMPARED: usize = 2000;
 const TOLD: usize = 8;
 
@@ -30,6 +31,32 @@ pub struct GroupVerdict {
     pub rules: usize,
     /// Where none allows it: those that differ in least.
     pub misses: Vec<Miss>,
+    /// And how many were not compared, since enough had been.
+    pub not_compared: usize,
+}
+
+/// What groups have said to one frame: each is asked once, and of all their rules only so many are
+/// compared.
+#[derive(Debug)]
+pub struct Explained {
+    room: usize,
+    said: HashMap<(GroupId, Asked, GroupAnswer), GroupVerdict>,
+}
+
+impl Default for Explained {
+    fn default() -> Explained {
+        Explained {
+            room: COMPARED,
+            said: HashMap::new(),
+        }
+    }
+}
+
+impl Explained {
+    /// For another frame, which has what room is left.
+    pub fn next_frame(&mut self) {
+        self.said.clear();
+    }
 }
 
 /// A rule that does not allow a frame, and what differs: some of `peer`, `ports`, `protocol`.
@@ -85,49 +112,72 @@ impl Controller {
         })
     }
 
+    /// One of a NIC's groups, by what the data plane calls it.
+    pub fn group_of(&self, nic: PortSlot, group: GroupIdx) -> Option<&GroupId> {
+        let nic = self.state.nics.get(self.nic_at(nic)?)?;
+        let mut groups = nic.nic.security_groups.iter();
+        groups.find(|id| {
+            let entry = self.state.groups.get(*id);
+            entry.is_some_and(|entry| entry.idx == group)
+        })
+    }
+
     /// What a group has said to the question of a frame, and why.
     pub fn explain(
         &self,
-        group: GroupIdx,
+        id: &GroupId,
         question: &Asked,
         answer: GroupAnswer,
+        explained: &mut Explained,
     ) -> Option<GroupVerdict> {
-        let (id, entry) = self
-            .state
-            .groups
-            .iter()
-            .find(|(_, entry)| entry.idx == group)?;
-        let rules = entry.group.iter().flat_map(|group| group.rules.iter());
-        let compiled = rules.filter_map(|rule| {
-            let slot = entry.counters.get(rule)?.slot;
-            Some((rule, rule_spec(rule, slot, &self.state.groups)?))
-        });
-        let mine: Vec<(&Rule, RuleSpec)> = compiled
-            .filter(|(_, spec)| spec.direction == question.direction)
-            .collect();
-        let by = |slot: RuleSlot| mine.iter().find(|(_, spec)| spec.slot == slot);
-        let rule = match answer {
-            GroupAnswer::Allows(slot) => by(slot).map(|(rule, _)| (*rule).clone()),
-            GroupAnswer::Silent | GroupAnswer::Missing => None,
-        };
-        let mut misses = Vec::new();
-        if answer == GroupAnswer::Silent {
-            let groups = Groups(&self.state.snapshot.groups);
-            let compared = mine.iter().take(COMPARED);
-            misses.extend(compared.map(|(rule, spec)| Miss {
-                rule: (*rule).clone(),
-                differs: differs(spec, question, &groups),
-            }));
-            misses.sort_by_key(|miss| miss.differs.len());
-            misses.truncate(TOLD);
+        let key = (id.clone(), *question, answer);
+        if let Some(verdict) = explained.said.get(&key) {
+            return Some(verdict.clone());
         }
-        Some(GroupVerdict {
+        let entry = self.state.groups.get(id)?;
+        let rules = entry.group.iter().flat_map(|group| group.rules.iter());
+        let mine = rules.filter(|rule| {
+            let egress = rule.direction() == Direction::Egress;
+            egress == (question.direction == ruleset::Direction::Egress)
+        });
+        let count = mine.clone().count();
+        let by = |slot: RuleSlot| {
+            let mut rules = entry.counters.iter();
+            let (rule, _) = rules.find(|(_, counter)| counter.slot == slot)?;
+            Some(rule.clone())
+        };
+        let (mut misses, mut not_compared) = (Vec::new(), 0);
+        let rule = match answer {
+            GroupAnswer::Allows(slot) => by(slot),
+            GroupAnswer::Missing => None,
+            GroupAnswer::Silent => {
+                let compared = count.min(explained.room);
+                explained.room -= compared;
+                not_compared = count - compared;
+                let groups = Groups(&self.state.snapshot.groups);
+                misses.extend(mine.take(compared).filter_map(|rule| {
+                    let slot = entry.counters.get(rule)?.slot;
+                    let spec = rule_spec(rule, slot, &self.state.groups)?;
+                    Some(Miss {
+                        rule: rule.clone(),
+                        differs: differs(&spec, question, &groups),
+                    })
+                }));
+                misses.sort_by_key(|miss| miss.differs.len());
+                misses.truncate(TOLD);
+                None
+            }
+        };
+        let verdict = GroupVerdict {
             group: id.clone(),
             missing: answer == GroupAnswer::Missing,
             rule,
-            rules: mine.len(),
+            rules: count,
             misses,
-        })
+            not_compared,
+        };
+        explained.said.insert(key, verdict.clone());
+        Some(verdict)
     }
 }
 
@@ -156,4 +206,63 @@ fn differs(spec: &RuleSpec, question: &Asked, groups: &Groups) -> Vec<&'static s
     };
     let fewest = CONDITIONS.iter().find(allows);
     fewest.map_or_else(|| vec!["peer", "protocol"], |fewest| fewest.to_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Group, Peer, Ports, RuleMatch};
+    use crate::tests::world::{controller, group_id, nic, nic_id};
+
+    fn rule(port: u16) -> Rule {
+        let ports = RuleMatch::Ports(Ports {
+            start: port,
+            end: port,
+        });
+        Rule::new(Direction::Ingress, Some(6), ports, Peer::Any).unwrap()
+    }
+
+    /// Many targets, each in many groups of many rules, cost no more than one large group.
+    #[test]
+    fn a_group_is_asked_once_and_all_rules_share_what_is_compared() {
+        let (mut controller, _shared) = controller();
+        let names = ["g0", "g1", "g2"];
+        controller.put_nic(nic("a", 1, &names)).unwrap();
+        for name in names {
+            let group = Group {
+                rules: (0..900).map(rule).collect(),
+                ..Group::new(group_id(name))
+            };
+            controller.put_group(group).unwrap();
+        }
+        let slot = controller.nic(&nic_id("a")).unwrap().slot;
+        let question = Asked {
+            direction: ruleset::Direction::Ingress,
+            protocol: 6,
+            selector: Some(5000),
+            peer: "10.0.0.9".parse().unwrap(),
+        };
+        let mut explained = Explained::default();
+        let mut ask = |name: &str| {
+            let idx = controller.state.groups[&group_id(name)].idx;
+            let id = controller.group_of(slot, idx).unwrap();
+            let answer = GroupAnswer::Silent;
+            let said = controller.explain(id, &question, answer, &mut explained);
+            let said = said.unwrap();
+            assert_eq!((&said.group, said.rules), (&group_id(name), 900));
+            (said.misses.len(), said.not_compared, explained.room)
+        };
+        assert_eq!(ask("g0"), (TOLD, 0, COMPARED - 900));
+        assert_eq!(ask("g0"), (TOLD, 0, COMPARED - 900));
+        assert_eq!(ask("g1"), (TOLD, 0, COMPARED - 1800));
+        assert_eq!(ask("g2"), (TOLD, 700, 0));
+        explained.next_frame();
+        let g1 = controller.explain(
+            &group_id("g1"),
+            &question,
+            GroupAnswer::Silent,
+            &mut explained,
+        );
+        assert_eq!(g1.unwrap().not_compared, 900);
+    }
 }

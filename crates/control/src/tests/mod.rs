@@ -10,4 +10,4 @@ mod refusals;
 mod services;
 mod sessions;
 mod worker;
-mod world;
+pub(crate) mod world;

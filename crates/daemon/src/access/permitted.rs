@@ -14,13 +14,13 @@ use control::model::{
     NicUpdate, Peer as RulePeer, Removal, Rule,
 };
 use control::{
-    Controller, Diff, Error, GroupStats, GroupVerdict, HostSettings, NetworkStatus, NicStats,
-    NicStatus,
+    Controller, Diff, Error, Explained, GroupStats, GroupVerdict, HostSettings, NetworkStatus,
+    NicStats, NicStatus,
 };
 use dataplane::counters::PortCounters;
 use dataplane::flow::FlowInfo;
-use dataplane::ruleset::Asked;
-use dataplane::{GroupAnswer, GroupIdx, PortSlot, PortUid, RuleSlot};
+use dataplane::trial::Asked;
+use dataplane::{PortSlot, PortUid, RuleSlot};
 use tonic::Status;
 use wire::{Mac, Vni};
 
@@ -551,14 +551,13 @@ impl<'a> Permitted<'a> {
         Ok(self.control.macs_with(vni, address))
     }
 
-    pub fn explain(
-        &self,
-        group: GroupIdx,
-        question: &Asked,
-        answer: GroupAnswer,
-    ) -> Option<GroupVerdict> {
-        let verdict = self.control.explain(group, question, answer)?;
-        self.sees_group(&verdict.group).then_some(verdict)
+    pub fn explain(&self, asked: &Asked, explained: &mut Explained) -> Option<GroupVerdict> {
+        let group = self.control.group_of(asked.nic, asked.group?)?;
+        if !self.sees_group(group) {
+            return None;
+        }
+        let (question, answer) = (&asked.question, asked.answer);
+        self.control.explain(group, question, answer, explained)
     }
 
     pub fn rule_of(&self, nic: &NicId, slot: RuleSlot) -> Option<(GroupId, Rule)> {

@@ -655,7 +655,10 @@ impl Butterfly for Service {
     async fn get_trace(&self, request: Request<v1::GetTraceRequest>) -> Answer<v1::Trace> {
         let (caller, request) = taken(request)?;
         self.connections_are_there().await?;
+        // Until it is answered, also where its client has gone away.
+        let share = self.app.tracing.take(&caller)?;
         self.operate(caller, move |app, control| {
+            let _share = share;
             trace::get(app, control, request)
         })
         .await

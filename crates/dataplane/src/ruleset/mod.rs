@@ -63,7 +63,7 @@ pub struct RuleSpec {
 }
 
 /// What of a packet the rules look at.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Asked {
     /// Which way the packet goes for the NIC that is in the group.
     pub direction: Direction,

@@ -9,6 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use api::v1;
+use control::Explained;
 use control::model::NicId;
 use dataplane::trial::live::{Live, Outcome, Passed};
 use dataplane::{CaptureError, DropReason};
@@ -173,13 +174,15 @@ impl Writer {
             let missing = self.begun.step().saturating_sub(self.begun.live.supplied());
             self.begun.live.supply(missing);
             let mut frames = Vec::new();
+            // All frames of a step share the rules that are compared.
+            let mut explained = Explained::default();
             match self.begun.sent.recv_timeout(STEP) {
-                Ok(passed) => frames.push(self.sent(&passed)),
+                Ok(passed) => frames.push(self.sent(&passed, &mut explained)),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
             while let Ok(passed) = self.begun.sent.try_recv() {
-                frames.push(self.sent(&passed));
+                frames.push(self.sent(&passed, &mut explained));
             }
             let mut room = self.begun.step();
             while let Ok(caught) = self.begun.entering.try_recv() {
@@ -227,11 +230,17 @@ impl Writer {
         })
     }
 
-    fn sent(&self, passed: &Passed) -> v1::PassedFrame {
+    fn sent(&self, passed: &Passed, explained: &mut Explained) -> v1::PassedFrame {
+        explained.next_frame();
         let mut control = self.app.control();
         let control = Permitted::new(&mut control, &self.caller);
-        let mut trace =
-            super::trace_of_report(&self.app, &control, &self.begun.nic, &passed.report);
+        let mut trace = super::trace_of_report(
+            &self.app,
+            &control,
+            &self.begun.nic,
+            &passed.report,
+            explained,
+        );
         let (delivered, held, reason) = match passed.fate {
             Outcome::Delivered => (true, false, None),
             Outcome::Held => (false, true, None),

@@ -7,9 +7,11 @@ mod live;
 mod packet;
 mod remedies;
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use api::v1;
+use control::Explained;
 use control::model::NicId;
 use dataplane::ruleset::Direction;
 use dataplane::trial::{Asked, By, End, Outcome, Report, Stage, Target, To};
@@ -38,12 +40,19 @@ pub fn get(
         made: &made,
         report: &report,
         names: control.nics_by_uid(),
+        explained: RefCell::new(&mut Explained::default()),
     }
     .trace())
 }
 
 /// A frame that a NIC has sent, in the model's names.
-fn trace_of_report(app: &App, control: &Permitted, nic: &NicId, report: &Report) -> v1::Trace {
+fn trace_of_report(
+    app: &App,
+    control: &Permitted,
+    nic: &NicId,
+    report: &Report,
+    explained: &mut Explained,
+) -> v1::Trace {
     let nic = control.nic(nic).ok();
     let made = Made {
         from: nic.as_ref().map_or(PortSlot(u32::MAX >> 1), |nic| nic.slot),
@@ -57,6 +66,7 @@ fn trace_of_report(app: &App, control: &Permitted, nic: &NicId, report: &Report)
         made: &made,
         report,
         names: control.nics_by_uid(),
+        explained: RefCell::new(explained),
     }
     .trace()
 }
@@ -68,6 +78,7 @@ struct TraceBuilder<'a, 'c> {
     made: &'a Made,
     report: &'a Report,
     names: BTreeMap<PortUid, NicId>,
+    explained: RefCell<&'a mut Explained>,
 }
 
 impl TraceBuilder<'_, '_> {
@@ -369,9 +380,9 @@ impl TraceBuilder<'_, '_> {
 
     fn group(&self, asked: &Asked) -> v1::TraceGroup {
         let question = &asked.question;
-        let verdict = asked
-            .group
-            .and_then(|group| self.control.explain(group, question, asked.answer));
+        let verdict = self
+            .control
+            .explain(asked, &mut self.explained.borrow_mut());
         let nic = self.control.nic_at(asked.nic);
         let direction = match question.direction {
             Direction::Egress => v1::Direction::Egress,
@@ -387,6 +398,7 @@ impl TraceBuilder<'_, '_> {
             told.group = verdict.group.to_string();
             told.rule = verdict.rule.as_ref().map(render::rule);
             told.rules = verdict.rules as u32;
+            told.not_compared = verdict.not_compared as u32;
             told.misses = verdict
                 .misses
                 .iter()
