@@ -21,7 +21,7 @@ mod vm_tap;
 
 pub use ::model::acl::List as AccessList;
 pub use ::model::{Mode, Protocol, ServiceKey, State, Tunnel, Weight};
-pub use group::{Config, Group, Removal};
+pub use group::{Config, Group, Removal, check_sizes};
 pub use id::{GroupId, NicId};
 pub use interface::{Feature, Interface, Interfaces};
 pub(crate) use interface::{declared, once};

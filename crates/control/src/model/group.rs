@@ -99,11 +99,16 @@ impl Group {
 
     /// Fails above the maxima of rules and members.
     pub(crate) fn check_sizes(&self) -> Result<(), Error> {
-        let owner = || format!("group '{}'", self.id);
-        let (members, rules) = (self.members.len(), self.rules.len());
-        quota(owner(), "members", members, limits::MEMBERS_PER_GROUP)?;
-        quota(owner(), "rules", rules, limits::RULES_PER_GROUP)
+        check_sizes(&self.id, self.members.len(), self.rules.len())
     }
+}
+
+/// Fails where a group would have more members or rules than it may, which costs less to ask before
+/// each is looked at.
+pub fn check_sizes(group: &GroupId, members: usize, rules: usize) -> Result<(), Error> {
+    let owner = || format!("group '{group}'");
+    quota(owner(), "members", members, limits::MEMBERS_PER_GROUP)?;
+    quota(owner(), "rules", rules, limits::RULES_PER_GROUP)
 }
 
 /// Everything that is declared: what [`apply`](crate::Controller::apply) takes and

@@ -4,7 +4,7 @@
 //!
 //! What a change does to the audit log's record is done here, too.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::IpAddr;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -361,13 +361,16 @@ impl<'a> Permitted<'a> {
 
     pub fn put_group(&mut self, group: Group) -> Done<Diff> {
         self.has_group(&group.id)?;
-        let known = self.control.group(&group.id).ok();
-        for rule in &group.rules {
-            if !known
-                .as_ref()
-                .is_some_and(|known| known.rules.contains(rule))
-            {
-                self.has_peer(&group.id, rule)?;
+        let foreign = group.rules.iter().filter_map(|rule| {
+            let refused = self.has_peer(&group.id, rule).err()?;
+            Some((rule, refused))
+        });
+        let mut foreign = foreign.peekable();
+        if foreign.peek().is_some() {
+            let known = self.control.group(&group.id).ok();
+            let known: HashSet<&Rule> = known.iter().flat_map(|known| &known.rules).collect();
+            if let Some((_, refused)) = foreign.find(|(rule, _)| !known.contains(rule)) {
+                return Err(refused);
             }
         }
         Ok(self.control.put_group(group)?)

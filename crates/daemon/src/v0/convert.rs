@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use api::v0::message_v0 as v0;
 use control::model::{
     BenchKind, Direction, Group, GroupId, MacCase, Nic, NicId, NicKind, NicUpdate, Peer, Rule,
-    parse_address, parse_addresses, parse_groups, parse_mac, parse_vni,
+    check_sizes, parse_address, parse_addresses, parse_groups, parse_mac, parse_vni,
 };
 use control::{Error, HostSettings, NicStatus};
 
@@ -147,6 +147,7 @@ pub fn path(status: &NicStatus) -> Option<String> {
 /// A group to create.
 pub fn group(sg: v0::Sg) -> Result<Group, Error> {
     let mut group = Group::new(GroupId::new(&sg.id)?);
+    check_sizes(&group.id, sg.member.len(), sg.rule.len())?;
     group.members = sg
         .member
         .iter()

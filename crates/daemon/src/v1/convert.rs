@@ -11,8 +11,8 @@ use control::model::{
     AccessList, AddressPair, BenchKind, Config, Direction, Feature, Group, GroupId, Icmp,
     Interface, Limit, Limits, MacCase, Mirror, MirrorKind, Nic, NicId, NicKind, NicUpdate, Peer,
     Ports, Removal, Rule, RuleMatch, SocketAccess, Timeouts, Veth, VethRoute, VhostMode, VmTap,
-    parse_address, parse_addresses, parse_cidr, parse_groups, parse_mac, parse_mode, parse_vni,
-    with_bursts,
+    check_sizes, parse_address, parse_addresses, parse_cidr, parse_groups, parse_mac, parse_mode,
+    parse_vni, with_bursts,
 };
 use control::{Error, HostSettings};
 
@@ -370,6 +370,7 @@ fn mtu(owner: &str, mtu: u32) -> Result<Option<u16>, Error> {
 /// A group to put.
 pub fn group(group: v1::Group) -> Result<Group, Error> {
     let mut new = Group::new(GroupId::new(&group.id)?);
+    check_sizes(&new.id, group.members.len(), group.rules.len())?;
     new.members = group
         .members
         .iter()
@@ -538,6 +539,28 @@ fn given(text: String) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// None of them is looked at: the first one already is no rule.
+    #[test]
+    fn too_many_rules_or_members_are_refused_by_their_number() {
+        let too_many = |members, rules| {
+            let made = group(v1::Group {
+                id: "web".into(),
+                members: vec!["nobody".into(); members],
+                rules: vec![v1::Rule::default(); rules],
+                ..Default::default()
+            });
+            made.unwrap_err().to_string()
+        };
+        assert_eq!(
+            too_many(0, 10_001),
+            "group 'web' would have 10001 rules, the limit is 10000"
+        );
+        assert_eq!(
+            too_many(16_385, 0),
+            "group 'web' would have 16385 members, the limit is 16384"
+        );
+    }
 
     #[test]
     fn new_ids_are_printable_words() {
