@@ -3,7 +3,7 @@
 //! than [`limits::EVENTS`](crate::limits::EVENTS) behind is told how many it missed
 //! (`RecvError::Lagged`) and reads the configuration anew.
 
-use crate::diff::{Diff, FieldChange, GroupDiff, NicDiff};
+use crate::diff::{Diff, GroupDiff, NicDiff};
 use crate::features::InterfaceStatus;
 use crate::model::{BindingKey, Feature, GroupId, Interface, NicId, ServiceKey};
 use health::Health;
@@ -46,16 +46,16 @@ pub struct Event {
 pub enum EventKind {
     /// A NIC is there.
     NicAdded(NicId),
-    /// A NIC has other values; which.
-    NicChanged(NicId, Vec<FieldChange>),
+    /// A NIC has other values. Which is asked of the controller: events wait by the thousand.
+    NicChanged(NicId),
     /// A NIC is gone.
     NicRemoved(NicId),
     /// A guest came or went.
     NicState(NicId, NicState),
     /// A group is there.
     GroupAdded(GroupId),
-    /// A group changed; how.
-    GroupChanged(GroupId, GroupDiff),
+    /// A group changed.
+    GroupChanged(GroupId),
     /// A group is gone.
     GroupRemoved(GroupId),
     /// A host is there, or has other values.
@@ -185,7 +185,7 @@ impl Events {
             let kind = match &change.diff {
                 GroupDiff { added: true, .. } => EventKind::GroupAdded(id),
                 GroupDiff { removed: true, .. } => EventKind::GroupRemoved(id),
-                diff => EventKind::GroupChanged(id, diff.clone()),
+                GroupDiff { .. } => EventKind::GroupChanged(id),
             };
             self.send(epoch, kind);
         }
@@ -194,7 +194,7 @@ impl Events {
             let kind = match &change.diff {
                 NicDiff::Added(_) => EventKind::NicAdded(id),
                 NicDiff::Removed => EventKind::NicRemoved(id),
-                NicDiff::Changed(fields) => EventKind::NicChanged(id, fields.clone()),
+                NicDiff::Changed(_) => EventKind::NicChanged(id),
             };
             self.send(epoch, kind);
         }

@@ -436,7 +436,7 @@ fn concerns_reach(event: &EventKind) -> bool {
         event,
         EventKind::NicState(..)
             | EventKind::GroupAdded(_)
-            | EventKind::GroupChanged(..)
+            | EventKind::GroupChanged(_)
             | EventKind::GroupRemoved(_)
     );
     event.part() == Part::Switch && !harmless

@@ -154,7 +154,7 @@ async fn next(
 fn kind(control: &Permitted, seen: &mut BTreeSet<NicId>, kind: EventKind) -> Option<Kind> {
     let all = control.sees_all();
     Some(match kind {
-        EventKind::NicAdded(id) | EventKind::NicChanged(id, _) => match control.nic(&id) {
+        EventKind::NicAdded(id) | EventKind::NicChanged(id) => match control.nic(&id) {
             Ok(status) => {
                 if !all {
                     seen.insert(id);
@@ -179,7 +179,7 @@ fn kind(control: &Permitted, seen: &mut BTreeSet<NicId>, kind: EventKind) -> Opt
                 detail,
             })
         }
-        EventKind::GroupAdded(id) | EventKind::GroupChanged(id, _) => {
+        EventKind::GroupAdded(id) | EventKind::GroupChanged(id) => {
             Kind::GroupChanged(render::group(&*control.group(&id).ok()?))
         }
         EventKind::GroupRemoved(id) => match control.sees_group(&id) {
