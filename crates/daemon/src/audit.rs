@@ -25,9 +25,15 @@ use crate::v1::render;
 pub const ARGUMENTS_MAX: usize = 64 << 10;
 /// Changes of a request that are listed.
 const LISTED: usize = 1000;
-/// Refused attempts of one peer that are recorded in [`WINDOW`], by role, by part, or since they
-/// cannot be: whoever may not do anything must not fill the disk either, or keep those of others
-/// out of it.
+/// Bytes of what has changed in them.
+const DETAILS_MAX: usize = 64 << 10;
+/// Where lines in the log come from.
+pub const AUDIT: &str = "butterfly_audit";
+/// Letters of what was asked for by who was not let in.
+const REQUEST_MAX: usize = 256;
+/// Refused attempts of one peer that are recorded in [`WINDOW`], by role, by part, since they
+/// cannot be, or since nobody waited for their answer: whoever may not do anything must not fill
+/// the disk either, or keep those of others out of it.
 const REFUSED_MAX: u32 = 120;
 /// Peers that are told apart by that in one window; the others are counted as one.
 const PEERS_MAX: usize = 1024;
@@ -131,7 +137,7 @@ impl Audit {
             return;
         };
         self.write(&Line {
-            request: request.to_owned(),
+            request: request.chars().take(REQUEST_MAX).collect(),
             result: Some("refused".into()),
             why: why.to_owned(),
             unsaid,
@@ -141,7 +147,7 @@ impl Audit {
 
     fn write(&self, line: &Line) {
         let value = line.value();
-        tracing::info!(target: "butterfly_audit", "{value}");
+        tracing::info!(target: AUDIT, "{value}");
         let mut state = self.lock();
         let Some(file) = &mut state.file else { return };
         // One call a line: whoever reads beside us sees whole ones.
@@ -216,6 +222,9 @@ struct Line {
     changes: Vec<v1::Change>,
     removed: Vec<v1::Nic>,
     more: usize,
+    /// Room for details, and how many had none.
+    room: usize,
+    more_details: usize,
     result: Option<String>,
     why: String,
     unsaid: u64,
@@ -237,7 +246,15 @@ impl Record {
         let changes = render::changes(&changed.diff);
         let room = LISTED.saturating_sub(line.changes.len());
         line.more += changes.len().saturating_sub(room);
-        line.changes.extend(changes.into_iter().take(room));
+        for mut change in changes.into_iter().take(room) {
+            let of_change = change.details.len();
+            change.details = std::mem::take(&mut change.details)
+                .into_iter()
+                .take_while(|detail| line.has_room(detail))
+                .collect();
+            line.more_details += of_change - change.details.len();
+            line.changes.push(change);
+        }
     }
 
     /// How it ended: `ok`, or a code and the sentence.
@@ -279,16 +296,25 @@ impl Line {
             changes: Vec::new(),
             removed: Vec::new(),
             more: 0,
+            room: DETAILS_MAX,
+            more_details: 0,
             result: None,
             why: String::new(),
             unsaid: 0,
         }
     }
 
-    /// It was answered by a refusal, and nothing was changed.
+    /// Takes it of what room there is for details; once there is none, there is none for others.
+    fn has_room(&mut self, detail: &str) -> bool {
+        let left = self.room.checked_sub(detail.len());
+        self.room = left.unwrap_or(0);
+        left.is_some()
+    }
+
+    /// It was answered by a refusal, or its client went away before the end, and nothing was
+    /// changed.
     fn is_refusal(&self) -> bool {
-        let ended = self.result.as_deref();
-        ended.is_some_and(|result| result != "ok")
+        self.result.as_deref() != Some("ok")
             && self.changes.is_empty()
             && self.removed.is_empty()
             && self.more == 0
@@ -341,6 +367,9 @@ impl Line {
         if self.more > 0 {
             say("more", self.more.into());
         }
+        if self.more_details > 0 {
+            say("more_details", self.more_details.into());
+        }
         // Whoever went away before the end has had no answer.
         let result = self.result.as_deref().unwrap_or("unanswered");
         say("result", result.into());
@@ -357,6 +386,8 @@ impl Line {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use control::model::{Direction, GroupId, Peer as RulePeer, Ports, Rule, RuleMatch};
+    use control::{Diff, GroupChange, GroupDiff};
     use std::os::unix::fs::PermissionsExt;
 
     fn peer() -> Peer {
@@ -441,16 +472,60 @@ mod tests {
         assert_eq!(lines(&path).len(), REFUSED_MAX as usize);
         assert!(size < 100 << 10, "{size}");
         assert_eq!(lines(&path)[0]["arguments_bytes"], ARGUMENTS_MAX - 100);
+        // Who goes away before the answer is one of them.
+        drop(audit.begin("v1", &peer(), "PutNic"));
+        assert_eq!(lines(&path).len(), REFUSED_MAX as usize);
         // What another one was refused is recorded all the same, and what one has changed.
         let other = Peer::unknown();
         audit.refused("v1", &other, "Shutdown", "needs admin");
-        assert_eq!(lines(&path).pop().unwrap()["unsaid"], REFUSED_MAX);
+        assert_eq!(lines(&path).pop().unwrap()["unsaid"], REFUSED_MAX + 1);
         ask(&peer(), "ok");
         let last = lines(&path).pop().unwrap();
         assert_eq!(
             (&last["result"], last["arguments"].is_string()),
             (&json!("ok"), true)
         );
+    }
+
+    #[test]
+    fn a_line_is_bounded_whatever_was_asked_for_and_changed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("audit.json");
+        let audit = Audit::open(Some(path.clone())).unwrap();
+        audit.refused("page", &peer(), &"/x".repeat(30 << 10), "a wrong token");
+        assert_eq!(
+            lines(&path)[0]["request"].as_str().unwrap().len(),
+            REQUEST_MAX
+        );
+        let record = audit.begin("v1", &peer(), "PutGroup");
+        let rule = |port: u16| {
+            let ports = RuleMatch::Ports(Ports {
+                start: port,
+                end: port,
+            });
+            Rule::new(Direction::Ingress, Some(6), ports, RulePeer::Any).unwrap()
+        };
+        let group = GroupId::new("web").unwrap();
+        let diff = Diff {
+            groups: vec![GroupChange {
+                id: group,
+                diff: GroupDiff {
+                    rules_added: (0..10_000).map(rule).collect(),
+                    ..Default::default()
+                },
+            }],
+            ..Default::default()
+        };
+        record.changed(&Changed {
+            diff,
+            ..Default::default()
+        });
+        drop(record);
+        let line = lines(&path).pop().unwrap();
+        let details = line["changes"][0]["details"].as_array().unwrap().len();
+        assert!((100..9_000).contains(&details), "{details}");
+        assert_eq!(line["more_details"], 10_000 - details);
+        assert!(line.to_string().len() < 2 * DETAILS_MAX);
     }
 
     /// /dev/full takes nothing; what is asked of the daemon goes on.

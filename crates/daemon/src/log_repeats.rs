@@ -17,6 +17,8 @@ use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata};
 use tracing_subscriber::layer::{Context, Filter};
 
+use crate::audit::AUDIT;
+
 /// A line is written once in this time.
 const EVERY: Duration = Duration::from_secs(5);
 /// Lines that are known at a time; where there are more, the quarter that was said first is
@@ -148,7 +150,8 @@ impl<S> Filter<S> for Repeats {
 
     fn event_enabled(&self, event: &Event<'_>, _: &Context<'_, S>) -> bool {
         let meta = event.metadata();
-        if meta.target() == TARGET {
+        // A line of the audit log is never the same as another, and can be long.
+        if [TARGET, AUDIT].contains(&meta.target()) {
             return true;
         }
         let mut written = Written::default();
@@ -259,6 +262,16 @@ mod tests {
         tracing::warn!(target: "butterfly_test", peer = 7, "no route");
         assert_eq!(log.take(), ["WARN no route peer=7"]);
         running.abort();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn lines_of_the_audit_log_are_all_said_and_none_is_kept() {
+        let (log, repeats, _guard) = log();
+        for _ in 0..3 {
+            tracing::info!(target: AUDIT, "{}", "x".repeat(1 << 20));
+        }
+        assert_eq!(log.take().len(), 3);
+        assert_eq!(repeats.lock().len(), 0);
     }
 
     #[tokio::test(start_paused = true)]

@@ -289,19 +289,19 @@ where
             }))
         });
         let (answer, changes) = (self.service.call(request), self.gate.changes.clone());
+        let asking = Asking {
+            caller,
+            path,
+            recorded,
+        };
         Box::pin(async move {
+            let caller = &asking.caller;
             // Who asks for an upgrade has that answer himself what comes of it.
             let answer = match changes.wait().await {
                 Err(why) if need.request != needs::UPGRADE => Status::unavailable(why).into_http(),
                 _ => answer.await?,
             };
             requests.answered("v1", need.request, began, result(&answer));
-            let recorded = recorded.lock().unwrap_or_else(PoisonError::into_inner);
-            caller.asked(
-                || api::json::of_v1_request(&path, recorded.message()),
-                recorded.bytes.saturating_sub(PREFIX),
-            );
-            drop(recorded);
             match Status::from_header_map(answer.headers()) {
                 Some(status) if status.code() != Code::Ok => {
                     caller.ended(&code(status.code()), status.message());
@@ -361,6 +361,25 @@ impl RecordedBody {
 
     fn message(&self) -> &[u8] {
         self.first.get(PREFIX..).unwrap_or_default()
+    }
+}
+
+/// A change that is asked for. What was asked is recorded when it is over, also where its client
+/// went away before.
+struct Asking {
+    caller: Caller,
+    path: String,
+    recorded: Arc<Mutex<RecordedBody>>,
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        let recorded = self.recorded.lock();
+        let recorded = recorded.unwrap_or_else(PoisonError::into_inner);
+        self.caller.asked(
+            || api::json::of_v1_request(&self.path, recorded.message()),
+            recorded.bytes.saturating_sub(PREFIX),
+        );
     }
 }
 
