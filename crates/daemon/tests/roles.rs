@@ -526,6 +526,13 @@ async fn a_tenant_sees_and_changes_its_own_networks_and_groups_alone() {
                 ..guest("blue4", 42, 8)
             },
         ),
+        (
+            "bypass_filtering",
+            v1::Nic {
+                bypass_filtering: true,
+                ..guest("blue4", 42, 8)
+            },
+        ),
         // What the host's operators put it in, it stays in.
         (
             "group 'quarantine'",
@@ -543,6 +550,18 @@ async fn a_tenant_sees_and_changes_its_own_networks_and_groups_alone() {
         ..Default::default()
     };
     denied(within(blue.update_nic(leave)).await, "group 'quarantine'");
+    let bypass = v1::UpdateNicRequest {
+        id: "blue2".into(),
+        bypass_filtering: Some(true),
+        ..Default::default()
+    };
+    denied(within(blue.update_nic(bypass)).await, "bypass_filtering");
+    // It would be made anew without.
+    let delete = |id: &str| v1::DeleteNicRequest { id: id.into() };
+    denied(
+        within(blue.delete_nic(delete("blue2"))).await,
+        "group 'quarantine'",
+    );
     // A mirror is neither set, nor taken away where the operators have set one.
     let mirrored = |address: &str| v1::UpdateNicRequest {
         id: "blue2".into(),
@@ -641,12 +660,30 @@ async fn a_tenant_sees_and_changes_its_own_networks_and_groups_alone() {
     within(blue.put_bindings(bind(binding(42, 2, "192.0.2.1"))))
         .await
         .unwrap();
-    within(blue.delete_nic(v1::DeleteNicRequest { id: "blue3".into() }))
+    let mirrored = |address: &str| v1::UpdateNicRequest {
+        id: "blue3".into(),
+        mirror: Some(mirror_to(address)),
+        ..Default::default()
+    };
+    within(admin.update_nic(mirrored("127.0.0.1")))
         .await
         .unwrap();
-    within(blue.delete_nic(v1::DeleteNicRequest { id: "blue3".into() }))
-        .await
-        .unwrap();
+    denied(within(blue.delete_nic(delete("blue3"))).await, "mirror");
+    within(admin.update_nic(mirrored(""))).await.unwrap();
+    let traced = |packet_trace| v1::UpdateNicRequest {
+        id: "blue3".into(),
+        packet_trace: Some(packet_trace),
+        ..Default::default()
+    };
+    within(admin.update_nic(traced(true))).await.unwrap();
+    denied(within(blue.update_nic(traced(false))).await, "packet_trace");
+    denied(
+        within(blue.delete_nic(delete("blue3"))).await,
+        "packet_trace",
+    );
+    within(admin.update_nic(traced(false))).await.unwrap();
+    within(blue.delete_nic(delete("blue3"))).await.unwrap();
+    within(blue.delete_nic(delete("blue3"))).await.unwrap();
 
     // Nothing of what was refused has changed anything.
     let config = within(admin.get_config(v1::GetConfigRequest {}))

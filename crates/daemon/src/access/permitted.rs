@@ -64,6 +64,50 @@ fn limits(limits: Limits) -> Option<String> {
     (limits != Limits::default()).then(|| format!("{limits:?}"))
 }
 
+fn of_host_s(field: &str, id: &NicId) -> String {
+    format!("the {field} of NIC '{id}', which is the whole host's")
+}
+
+/// What a NIC has of a field, `None` where that is what NICs have when nothing is said.
+type Field = fn(&Nic) -> Option<String>;
+
+/// These reach files, interfaces and NICs beyond the network, or are what the host's operators hold
+/// a NIC to.
+const BEYOND: [(&str, Field); 14] = [
+    ("path", |nic| nic.path.clone()),
+    ("netns", |nic| match &nic.kind {
+        NicKind::Veth(veth) => Some(format!("{} {}", veth.netns, veth.ifname)),
+        _ => None,
+    }),
+    ("socket_owner", |nic| nic.socket.owner.clone()),
+    ("socket_group", |nic| nic.socket.group.clone()),
+    ("socket_mode", |nic| nic.socket.mode_text()),
+    ("vm_tap", |nic| match &nic.kind {
+        NicKind::VmTap(tap) => Some(tap.to_string()),
+        _ => None,
+    }),
+    ("packet_trace_path", |nic| nic.packet_trace_path.clone()),
+    ("mirror", |nic| nic.mirror.as_ref().map(ToString::to_string)),
+    ("sflow_rate", |nic| {
+        nic.sflow_rate.map(|rate| rate.to_string())
+    }),
+    ("sniff_target", |nic| {
+        nic.sniff_target.as_ref().map(NicId::to_string)
+    }),
+    // A TAP device is the host's own, and a bench sends as much as a core can.
+    ("type", |nic| match &nic.kind {
+        NicKind::Tap => Some("tap".to_owned()),
+        NicKind::Bench(bench) => Some(format!("{bench:?}")),
+        NicKind::VhostUser | NicKind::Veth(_) | NicKind::VmTap(_) => None,
+    }),
+    ("limit_in", |nic| limits(nic.limit_in)),
+    ("limit_out", |nic| limits(nic.limit_out)),
+    // With it no group says anything any more.
+    ("bypass_filtering", |nic| {
+        nic.bypass_filtering.then(|| "true".to_owned())
+    }),
+];
+
 /// The controller, for one operation of one caller.
 pub struct Permitted<'a> {
     control: &'a mut Controller,
@@ -235,11 +279,34 @@ impl<'a> Permitted<'a> {
     }
 
     pub fn delete_nic(&mut self, id: &NicId) -> Done<Diff> {
-        // What is not there is deleted already.
-        if let Err(refused @ Refusal::Denied(_)) = self.nic(id) {
-            return Err(refused);
+        match self.nic(id) {
+            Ok(old) => self.may_delete(&old.nic)?,
+            Err(refused @ Refusal::Denied(_)) => return Err(refused),
+            // What is not there is deleted already.
+            Err(Refusal::Control(_)) => (),
         }
         Ok(self.control.delete_nic(id)?)
+    }
+
+    /// Whether a NIC may be deleted. One that has what its tenant may not take off it may not: it
+    /// could be made anew without.
+    fn may_delete(&self, nic: &Nic) -> Done<()> {
+        if self.is_whole() {
+            return Ok(());
+        }
+        let id = &nic.id;
+        let mut groups = nic.security_groups.iter();
+        if let Some(group) = groups.find(|group| !self.sees_group(group)) {
+            let what = format!("group '{group}', which NIC '{id}' would leave");
+            return Err(self.not_ours(&what));
+        }
+        let traced = nic.packet_trace && !self.settings().trace_default;
+        let of_host = BEYOND.iter().filter(|(_, of)| of(nic).is_some());
+        let mut of_host = of_host.map(|(field, _)| *field);
+        match of_host.next().or(traced.then_some("packet_trace")) {
+            Some(field) => Err(self.not_ours(&of_host_s(field, id))),
+            None => Ok(()),
+        }
     }
 
     /// Whether a NIC may be made so: in a network of the caller's, and nothing about it reaches
@@ -270,52 +337,20 @@ impl<'a> Permitted<'a> {
             let what = format!("group '{group}', which NIC '{id}' would join or leave");
             return Err(self.not_ours(&what));
         }
-        type Field = fn(&Nic) -> Option<String>;
-        // These reach files, interfaces and NICs beyond the network.
         let same = |of: Field| match old {
             Some(old) => of(old) == of(new),
             None => of(new).is_none(),
         };
-        let beyond: [(&str, Field); 13] = [
-            ("path", |nic| nic.path.clone()),
-            ("netns", |nic| match &nic.kind {
-                NicKind::Veth(veth) => Some(format!("{} {}", veth.netns, veth.ifname)),
-                _ => None,
-            }),
-            ("socket_owner", |nic| nic.socket.owner.clone()),
-            ("socket_group", |nic| nic.socket.group.clone()),
-            ("socket_mode", |nic| nic.socket.mode_text()),
-            ("vm_tap", |nic| match &nic.kind {
-                NicKind::VmTap(tap) => Some(tap.to_string()),
-                _ => None,
-            }),
-            ("packet_trace_path", |nic| nic.packet_trace_path.clone()),
-            ("mirror", |nic| nic.mirror.as_ref().map(ToString::to_string)),
-            ("sflow_rate", |nic| {
-                nic.sflow_rate.map(|rate| rate.to_string())
-            }),
-            ("sniff_target", |nic| {
-                nic.sniff_target.as_ref().map(NicId::to_string)
-            }),
-            // A TAP device is the host's own, and a bench sends as much as a core can.
-            ("type", |nic| match &nic.kind {
-                NicKind::Tap => Some("tap".to_owned()),
-                NicKind::Bench(bench) => Some(format!("{bench:?}")),
-                NicKind::VhostUser | NicKind::Veth(_) | NicKind::VmTap(_) => None,
-            }),
-            ("limit_in", |nic| limits(nic.limit_in)),
-            ("limit_out", |nic| limits(nic.limit_out)),
-        ];
         // A trace is a file of the host's that grows without end.
-        let traced = old.map_or(self.settings().trace_default, |old| old.packet_trace);
-        if new.packet_trace && !traced {
-            let what = format!("the packet_trace of NIC '{id}', which is the whole host's");
-            return Err(self.not_ours(&what));
+        let is_other = match old {
+            Some(old) => new.packet_trace != old.packet_trace,
+            None => new.packet_trace && !self.settings().trace_default,
+        };
+        if is_other {
+            return Err(self.not_ours(&of_host_s("packet_trace", id)));
         }
-        match beyond.into_iter().find(|(_, of)| !same(*of)) {
-            Some((field, _)) => Err(self.not_ours(&format!(
-                "the {field} of NIC '{id}', which is the whole host's"
-            ))),
+        match BEYOND.iter().find(|(_, of)| !same(*of)) {
+            Some((field, _)) => Err(self.not_ours(&of_host_s(field, id))),
             None => Ok(()),
         }
     }
