@@ -22,7 +22,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use nix::unistd::{Gid, Group};
 
-pub use admit::{Admitted, Caller, Gate, taken};
+pub use admit::{Admitted, Caller, Gate, STALE, taken};
 pub use directory::Directory;
 pub use file::{Names as Named, parse as policy_of};
 pub use peer::{Peer, User, Who};

@@ -989,6 +989,23 @@ async fn a_tenant_hears_of_its_own_alone() {
     assert_eq!(heard, ["blue0", "blue-web"]);
 }
 
+/// Who came by an authority that is not trusted any more.
+#[tokio::test]
+async fn streams_end_with_the_authority_that_their_reader_came_by() {
+    let host = Host::start();
+    let mut viewer = host.by("viewer.test").await;
+    let watch = v1::WatchRequest { snapshot: true };
+    let mut events = within(viewer.watch(watch)).await.unwrap().into_inner();
+    within(events.message()).await.unwrap().unwrap();
+    let both = [host.authority.pem.as_str(), &Authority::new().pem].concat();
+    write(&host.file("ca.pem"), &both);
+    host.hang_up();
+    let mut admin = host.by("admin.test").await;
+    within(admin.put_group(group("blue-web"))).await.unwrap();
+    let ended = within(events.message()).await.unwrap_err();
+    assert_eq!(ended.code(), Code::Unauthenticated, "{ended}");
+}
+
 /// Who captured what guests say when he might goes on reading when he may not any more.
 #[tokio::test]
 async fn frames_are_seen_for_as_long_as_one_may() {

@@ -24,6 +24,10 @@ use crate::audit::{ARGUMENTS_MAX, Audit, Record};
 use crate::metrics::Requests;
 use crate::upgrade::Changes;
 use crate::v1::bounds::Guest;
+use crate::v1::tls::Authority;
+
+/// What a client is told that came by an authority of before.
+pub const STALE: &str = "the authority of clients' certificates was changed: connect again";
 
 /// What every request passes. Cheap to clone.
 #[derive(Clone)]
@@ -246,10 +250,10 @@ where
         };
         let guest = request.extensions().get::<Guest>();
         let peer = guest.map_or_else(Peer::unknown, |guest| guest.peer.clone());
+        let authority = guest.and_then(Guest::authority).cloned();
         if guest.is_some_and(Guest::is_stale) {
-            let why = "the authority of clients' certificates was changed: connect again";
-            self.gate.turned_away("v1", &peer, need.request, why);
-            return answer(Status::unauthenticated(why));
+            self.gate.turned_away("v1", &peer, need.request, STALE);
+            return answer(Status::unauthenticated(STALE));
         }
         let (began, requests) = (Instant::now(), self.gate.requests.clone());
         // What is said in force when the request began: a reload between the two is noticed.
@@ -265,6 +269,7 @@ where
         let watched = Watched {
             gate: self.gate.clone(),
             peer,
+            authority,
             role: need.role,
             reach: caller.reach.clone(),
             generation,
@@ -387,19 +392,26 @@ impl Drop for Asking {
 struct Watched {
     gate: Gate,
     peer: Peer,
+    /// Over mutual TLS.
+    authority: Option<Authority>,
     role: Role,
     reach: Reach,
     generation: u64,
 }
 
 impl Watched {
-    fn is_revoked(&mut self) -> bool {
+    fn revoked(&mut self) -> Option<Status> {
+        if self.authority.as_ref().is_some_and(Authority::is_stale) {
+            return Some(Status::unauthenticated(STALE));
+        }
         let now = self.gate.generation();
         if now == self.generation {
-            return false;
+            return None;
         }
         self.generation = now;
-        !self.gate.still(&self.peer, self.role, &self.reach)
+        let still = self.gate.still(&self.peer, self.role, &self.reach);
+        let why = "what this client may see was changed: ask again";
+        (!still).then(|| Status::permission_denied(why))
     }
 
     fn body(self, body: Body) -> Body {
@@ -430,11 +442,12 @@ impl Stream for Guarding {
             return Poll::Ready(None);
         };
         let frame = std::task::ready!(Pin::new(&mut this.body).poll_next(cx));
-        if frame.is_some() && watched.is_revoked() {
+        if frame.is_some()
+            && let Some(revoked) = watched.revoked()
+        {
             this.watched = None;
-            let why = "what this client may see was changed: ask again";
             let mut trailers = http::HeaderMap::new();
-            return match Status::permission_denied(why).add_header(&mut trailers) {
+            return match revoked.add_header(&mut trailers) {
                 Ok(()) => Poll::Ready(Some(Ok(Frame::trailers(trailers)))),
                 Err(status) => Poll::Ready(Some(Err(status))),
             };

@@ -11,8 +11,8 @@ use tokio::sync::Mutex;
 
 use super::encode::{Format, encode};
 use super::gather::gather;
-use crate::access::Gate;
 use crate::access::needs::METRICS;
+use crate::access::{Gate, STALE};
 use crate::app::App;
 use crate::http::{Answers, Client, Origin, Served, plain, whole};
 
@@ -52,6 +52,13 @@ impl Answers for Metrics {
         }
         if request.uri().path() != "/metrics" {
             return plain(StatusCode::NOT_FOUND, "there is /metrics\n");
+        }
+        if let Origin::Tls(peer, authority) = &client.origin
+            && authority.is_stale()
+        {
+            self.gate
+                .turned_away("metrics", peer, METRICS.request, STALE);
+            return plain(StatusCode::FORBIDDEN, format!("{STALE}\n"));
         }
         if let Origin::Unix(peer) | Origin::Tls(peer, _) = &client.origin
             && let Err(why) = self.gate.admit("metrics", peer, METRICS)

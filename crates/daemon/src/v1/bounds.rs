@@ -253,6 +253,11 @@ impl Guest {
     pub fn is_stale(&self) -> bool {
         self.authority.as_ref().is_some_and(Authority::is_stale)
     }
+
+    /// By which it came.
+    pub fn authority(&self) -> Option<&Authority> {
+        self.authority.as_ref()
+    }
 }
 
 /// A connection that is known to be somebody's.
