@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use api::v1;
 use api::v1::balancer_client::BalancerClient;
 use api::v1::butterfly_client::ButterflyClient;
+use api::v1::router_client::RouterClient;
 use common::certificates::Authority;
 use common::{Daemon, PATIENCE, within};
 use prost::Message;
@@ -1500,6 +1501,14 @@ async fn who_opens_stream_after_stream_takes_none_of_another_s() {
     };
     assert_eq!((count, refused.code()), (16, Code::ResourceExhausted));
     within(blue.watch(watch)).await.unwrap();
+    // Those of the other services count with them.
+    let channel = host.channel(&host.authority, "viewer.test").await;
+    let mut balancer = BalancerClient::new(channel.clone());
+    let refused = within(balancer.watch_balancer(v1::WatchBalancerRequest::default())).await;
+    assert_eq!(refused.unwrap_err().code(), Code::ResourceExhausted);
+    let mut router = RouterClient::new(channel);
+    let refused = within(router.watch_router(v1::WatchRouterRequest::default())).await;
+    assert_eq!(refused.unwrap_err().code(), Code::ResourceExhausted);
     // A tenant's captures leave the operators some.
     let mut admin = host.by("admin.test").await;
     within(admin.put_nic(put(nic("blue1", 42, 2))))

@@ -301,7 +301,9 @@ impl Balancer for Service {
         &self,
         request: Request<v1::WatchBalancerRequest>,
     ) -> Answer<Self::WatchBalancerStream> {
-        let events = watch::watch(self.app.clone(), request.into_inner());
+        let (caller, request) = taken(request)?;
+        let share = self.app.watching.take(&caller)?;
+        let events = watch::watch(self.app.clone(), share, request);
         Ok(Response::new(ReceiverStream::new(events)))
     }
 }

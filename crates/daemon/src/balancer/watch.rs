@@ -15,13 +15,19 @@ use tonic::Status;
 use super::{render, status};
 use crate::app::App;
 use crate::events;
+use crate::shares::Share;
 
 /// Ends with the daemon and with the client.
 pub fn watch(
     app: Arc<App>,
+    share: Share,
     request: v1::WatchBalancerRequest,
 ) -> Receiver<Result<v1::BalancerEvent, Status>> {
-    events::stream(app.clone(), |sender| forward(app, request, sender))
+    events::stream(app.clone(), |sender| async move {
+        let told = forward(app, request, sender).await;
+        drop(share);
+        told
+    })
 }
 
 /// Ends with the reader.

@@ -178,7 +178,9 @@ impl Router for Service {
         &self,
         request: Request<v1::WatchRouterRequest>,
     ) -> Answer<Self::WatchRouterStream> {
-        let events = watch::watch(self.app.clone(), request.into_inner())?;
+        let (caller, request) = taken(request)?;
+        let share = self.app.watching.take(&caller)?;
+        let events = watch::watch(self.app.clone(), share, request)?;
         Ok(Response::new(events.into()))
     }
 }

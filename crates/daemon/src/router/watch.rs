@@ -19,10 +19,12 @@ use super::render;
 use super::service::status;
 use crate::app::App;
 use crate::events;
+use crate::shares::Share;
 
 /// Ends with the daemon and with the client.
 pub fn watch(
     app: Arc<App>,
+    share: Share,
     request: v1::WatchRouterRequest,
 ) -> Result<Receiver<Result<v1::RouterEvent, Status>>, Refusal> {
     let every = match request.counters_ms {
@@ -34,8 +36,10 @@ pub fn watch(
         }
     };
     let control = app.router.clone();
-    Ok(events::stream(app, move |sender| {
-        forward(control, request.snapshot, every, sender)
+    Ok(events::stream(app, move |sender| async move {
+        let told = forward(control, request.snapshot, every, sender).await;
+        drop(share);
+        told
     }))
 }
 

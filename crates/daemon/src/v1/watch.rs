@@ -169,7 +169,8 @@ fn kind(control: &Permitted, seen: &mut BTreeSet<NicId>, kind: EventKind) -> Opt
             false => return None,
         },
         EventKind::NicState(id, state) => {
-            if !all && !seen.contains(&id) {
+            // Of one that has gone unheard, another may have the name by now.
+            if !all && (!seen.contains(&id) || control.nic(&id).is_err()) {
                 return None;
             }
             let (state, detail) = render::port_state(&state);
