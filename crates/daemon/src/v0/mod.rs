@@ -2,10 +2,11 @@
 //! controller.
 //!
 //! [`server`] has the connections, [`zmtp`] the bytes on them, [`handler`] the envelope with its
-//! encryption, and [`requests`] what is asked for; [`convert`] turns messages into the model and
+//! encryption, and [`requests`] what is asked for; [`few`] is what they share; [`convert`] turns messages into the model and
 //! back.
 
 mod convert;
+mod few;
 pub mod handler;
 mod requests;
 pub mod server;

@@ -2,8 +2,8 @@
 //!
 //! What clients can take is bounded: the places, of which one that is needed is taken from whoever
 //! has been silent longest (see [`places`](crate::places)); large messages, received, answered or
-//! sent, by zmtp's [`Room`]; requests that are answered at one time. Libraries of ZeroMQ connect
-//! again by themselves.
+//! sent, by zmtp's [`Room`]; requests that are answered at one time; of both one user of this host has
+//! the half. Libraries of ZeroMQ connect again by themselves.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,8 +13,8 @@ use std::sync::Arc;
 use api::encrypted::Key;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, lookup_host};
-use tokio::sync::Semaphore;
 
+use super::few::Few;
 use super::handler::Handler;
 use super::zmtp::{Connection, Room, SMALL, ZmtpError};
 use crate::access::{Access, Gate, Peer, Who};
@@ -115,7 +115,7 @@ impl Listener {
                 Socket::Tcp(_) => ClientPlaces::new("v0", CLIENTS_MAX),
             },
             room: Room::default(),
-            turns: Arc::new(Semaphore::new(ANSWERED_AT_ONCE)),
+            turns: Few::new(ANSWERED_AT_ONCE),
         };
         tokio::select! {
             () = app.stopping() => (),
@@ -158,7 +158,7 @@ struct Desk {
     app: Arc<App>,
     places: ClientPlaces,
     room: Room,
-    turns: Arc<Semaphore>,
+    turns: Few,
 }
 
 async fn accept(socket: &mut Socket, policy: &Policy, desk: &Desk) {
@@ -215,7 +215,8 @@ async fn converse<S: AsyncRead + AsyncWrite + Unpin>(
     place: &ClientPlace,
 ) -> Result<(), ZmtpError> {
     let key = desk.handler.key().cloned();
-    let mut connection = Connection::greet(stream, desk.room.clone(), key).await?;
+    let (room, turns) = (desk.room.of(peer), desk.turns.of(peer));
+    let mut connection = Connection::greet(stream, room.clone(), key).await?;
     loop {
         let mut request = match connection.receive().await {
             Ok(Some(request)) => request,
@@ -233,8 +234,7 @@ async fn converse<S: AsyncRead + AsyncWrite + Unpin>(
         // One frame is a request; anything else is no `Messages`, and is answered so.
         let frames = std::mem::take(&mut request.body);
         let (answering, peer) = (desk.handler.clone(), peer.clone());
-        // The semaphore is never closed.
-        let turn = desk.turns.clone().acquire_owned().await;
+        let turn = turns.take().await;
         let answered = tokio::task::spawn_blocking(move || match frames.as_slice() {
             [frame] => answering.answer_to(&peer, frame),
             _ => answering.answer_to(&peer, &[0xff]),
@@ -246,7 +246,7 @@ async fn converse<S: AsyncRead + AsyncWrite + Unpin>(
         // A large reply to a small request waits in its turn for room, so that there are few of
         // them.
         if answer.bytes.len() > SMALL && request.room.is_none() {
-            request.room = Some(desk.room.take().await?);
+            request.room = Some(room.take().await?);
         }
         drop(turn);
         connection.reply(&request, &answer.bytes).await?;

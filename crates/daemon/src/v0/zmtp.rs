@@ -11,13 +11,14 @@
 //! routing frames for DEALER), an empty frame, and the request.
 
 use std::io;
-use std::sync::Arc;
 use std::time::Duration;
 
 use api::encrypted::{BEGINNING, Key, begins_sealed};
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout, timeout_at};
+
+use super::few::{Few, Taken};
+use crate::access::Peer;
 
 /// The largest message, all frames together, in bytes: some 200,000 rules.
 pub const MESSAGE_MAX: usize = 16 << 20;
@@ -70,20 +71,24 @@ pub enum ZmtpError {
 
 /// Room for large messages, shared by all clients. Cheap to clone.
 #[derive(Clone)]
-pub struct Room(Arc<Semaphore>);
+pub struct Room(Few);
 
 impl Default for Room {
     fn default() -> Room {
-        Room(Arc::new(Semaphore::new(LARGE_AT_ONCE)))
+        Room(Few::new(LARGE_AT_ONCE))
     }
 }
 
 impl Room {
-    /// Room for one large message, given back when this is dropped. Who came first is served first.
-    pub async fn take(&self) -> Result<OwnedSemaphorePermit, ZmtpError> {
-        let taken = timeout(PATIENCE, self.0.clone().acquire_owned()).await;
-        // The semaphore is never closed.
-        taken.ok().and_then(Result::ok).ok_or(ZmtpError::NoRoom)
+    /// The same for one client.
+    pub fn of(&self, peer: &Peer) -> Room {
+        Room(self.0.of(peer))
+    }
+
+    /// Room for one large message, given back when this is dropped.
+    pub async fn take(&self) -> Result<Taken, ZmtpError> {
+        let taken = timeout(PATIENCE, self.0.take()).await;
+        taken.map_err(|_| ZmtpError::NoRoom)
     }
 }
 
@@ -94,7 +99,7 @@ struct Budget {
     most: usize,
     deadline: Instant,
     /// The room that it has, once it has turned out to be large.
-    room: Option<OwnedSemaphorePermit>,
+    room: Option<Taken>,
     /// What has come since then, and by when more has to.
     since: Instant,
     come: u64,
@@ -120,12 +125,14 @@ impl Budget {
     fn next(&self) -> Instant {
         match &self.room {
             None => self.deadline,
-            Some(_) => {
-                let taken = Duration::from_millis(self.come * 1000 / LARGE_RATE);
-                self.deadline.min(self.since + GRACE + taken)
-            }
+            Some(_) => self.deadline.min(due(self.since, self.come)),
         }
     }
+}
+
+/// By when there has to be more of a large message, of which so many bytes have come or gone.
+fn due(since: Instant, bytes: u64) -> Instant {
+    since + GRACE + Duration::from_millis(bytes * 1000 / LARGE_RATE)
 }
 
 /// A client behind its greeting.
@@ -144,7 +151,7 @@ pub struct Request {
     /// The frames behind: one for a client that keeps to the protocol.
     pub body: Vec<Vec<u8>>,
     /// What a large one takes, until it is dropped.
-    pub room: Option<OwnedSemaphorePermit>,
+    pub room: Option<Taken>,
 }
 
 struct Frame {
@@ -338,13 +345,19 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     }
 
     async fn write(&mut self, bytes: &[u8]) -> Result<(), ZmtpError> {
-        let written = async {
-            self.stream.write_all(bytes).await?;
-            self.stream.flush().await
-        };
-        Ok(timeout(PATIENCE, written)
-            .await
-            .map_err(|_| ZmtpError::Slow)??)
+        let since = Instant::now();
+        let mut written = 0;
+        for piece in bytes.chunks(PIECE as usize) {
+            let mut deadline = since + PATIENCE;
+            if bytes.len() > SMALL {
+                deadline = deadline.min(due(since, written));
+            }
+            let sent = timeout_at(deadline, self.stream.write_all(piece)).await;
+            sent.map_err(|_| ZmtpError::Slow)??;
+            written += piece.len() as u64;
+        }
+        let flushed = timeout_at(since + PATIENCE, self.stream.flush()).await;
+        Ok(flushed.map_err(|_| ZmtpError::Slow)??)
     }
 }
 
@@ -597,7 +610,7 @@ mod tests {
         let start = Instant::now();
         assert!(matches!(server.receive().await, Err(ZmtpError::NotSealed)));
         assert!(start.elapsed() < GRACE);
-        assert_eq!(room.0.available_permits(), LARGE_AT_ONCE);
+        assert_eq!(room.0.free(), LARGE_AT_ONCE);
     }
 
     /// v0-contract.md 5.
@@ -618,5 +631,23 @@ mod tests {
         assert!(start.elapsed() < GRACE * 2, "{:?}", start.elapsed());
         drop(server);
         dripping.await.unwrap();
+    }
+    /// v0-contract.md 5.
+    #[tokio::test(start_paused = true)]
+    async fn a_large_reply_that_is_hardly_read_is_not_held_for_long() {
+        let (mut server, mut client) = connected().await;
+        client.write_all(b"\x01\x00\x00\x01q").await.unwrap();
+        let request = server.receive().await.unwrap().unwrap();
+        let dripping = tokio::spawn(async move {
+            let mut some = [0; 1000];
+            while client.read(&mut some).await.is_ok_and(|read| read > 0) {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        });
+        let start = Instant::now();
+        let sent = server.reply(&request, &[7; 1 << 20]).await;
+        assert!(matches!(sent, Err(ZmtpError::Slow)), "{sent:?}");
+        assert!(start.elapsed() < GRACE * 2, "{:?}", start.elapsed());
+        dripping.abort();
     }
 }
