@@ -341,9 +341,12 @@ async fn a_command_s_code_and_words() {
     assert_eq!(shells.sh("exit 0", at).await, Ok(()));
     assert_eq!(
         shells
-            .sh("echo out; echo no license >&2; echo more >&2; exit 3", at)
+            .sh(
+                "echo out; printf 'no license\\033[2J\\n' >&2; echo more >&2; exit 3",
+                at
+            )
             .await,
-        Err("sh ended with exit status: 3 no license".into())
+        Err("sh ended with exit status: 3 no license\\u{1b}[2J".into())
     );
     let none = Kind::Command(Command(vec!["/no/such/program".into()]));
     assert_eq!(

@@ -78,7 +78,8 @@ impl Command {
             Ok(status) if status.success() => Ok(()),
             Ok(status) => {
                 let said = String::from_utf8_lossy(&said);
-                let line = said.lines().next().unwrap_or_default();
+                // It is shown in terminals.
+                let line = said.lines().next().unwrap_or_default().escape_debug();
                 Err(format!("{program} ended with {status} {line}")
                     .trim_end()
                     .to_owned())
