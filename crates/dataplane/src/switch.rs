@@ -47,6 +47,8 @@ pub use captures::{CAPTURES_MAX, CaptureError};
 
 /// Flows that are taken out between two batches.
 const REMOVED_AT_ONCE: usize = 256;
+/// Flows that a worker takes up between two batches.
+const TAKEN_AT_ONCE: usize = 1 << 14;
 
 /// Transfers are sent on so many times at most before a snapshot counts as in force: once for each
 /// move of a queue that they meet, and queues are not moved more than that while one is published.
@@ -533,7 +535,14 @@ impl Switch {
     /// whose NICs are not, or for which there is no room.
     pub fn import_flows(&self, flows: Vec<FlowInfo>) -> Result<usize, WorkerGone> {
         self.taking_up.wait();
-        self.ask(0, |answer| Command::Import(flows, answer)).wait()
+        let (mut flows, mut taken) = (flows.into_iter(), 0);
+        loop {
+            let some: Vec<FlowInfo> = flows.by_ref().take(TAKEN_AT_ONCE).collect();
+            if some.is_empty() {
+                return Ok(taken);
+            }
+            taken += self.ask(0, |answer| Command::Import(some, answer)).wait()?;
+        }
     }
 
     /// From now on a packet whose flow is not known has it looked for in what another process has
