@@ -12,8 +12,8 @@ use crate::access::{Peer, Who};
 #[derive(Clone)]
 pub struct Few {
     all: Arc<Semaphore>,
-    /// Of the client's user; `None`: of root and the daemon's own user, and where a client cannot be
-    /// told from others.
+    /// Of the client's user; `None`: of root and the daemon's own user, and where a client cannot
+    /// be told from others.
     own: Option<Arc<Semaphore>>,
     users: Arc<Mutex<HashMap<String, Weak<Semaphore>>>>,
     each: usize,

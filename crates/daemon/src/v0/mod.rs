@@ -2,8 +2,8 @@
 //! controller.
 //!
 //! [`server`] has the connections, [`zmtp`] the bytes on them, [`handler`] the envelope with its
-//! encryption, and [`requests`] what is asked for; [`few`] is what they share; [`convert`] turns messages into the model and
-//! back.
+//! encryption, and [`requests`] what is asked for; [`few`] is what they share; [`convert`] turns
+//! messages into the model and back.
 
 mod convert;
 mod few;

@@ -2,8 +2,8 @@
 //!
 //! What clients can take is bounded: the places, of which one that is needed is taken from whoever
 //! has been silent longest (see [`places`](crate::places)); large messages, received, answered or
-//! sent, by zmtp's [`Room`]; requests that are answered at one time; of both one user of this host has
-//! the half. Libraries of ZeroMQ connect again by themselves.
+//! sent, by zmtp's [`Room`]; requests that are answered at one time; of both one user of this host
+//! has the half. Libraries of ZeroMQ connect again by themselves.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
