@@ -607,7 +607,6 @@ impl Path {
 
     /// A batch of fragments whose first one has come. `note` is told where in it those are that
     /// came from the wire, and from where.
-    #[inline]
     fn take_released(&mut self, mut note: impl FnMut(usize, TunnelSource)) -> Option<Batch> {
         if self.released.is_empty() {
             return None;
