@@ -243,7 +243,7 @@ impl App {
             sflow: Sflow::default(),
             upgrade: features.upgrade,
             replies: bounds::replies(),
-            watching: Shares::new("streams of Watch", WATCHING_EACH, WATCHING_ALL),
+            watching: Shares::new("streams of events", WATCHING_EACH, WATCHING_ALL),
             capturing: Shares::new("captures and live traces", CAPTURING_EACH, CAPTURING_ALL),
             tracing: Shares::new("traces", TRACING_EACH, TRACING_ALL),
             stop: watch::Sender::new(false),

@@ -2,7 +2,7 @@
 //! controller.
 //!
 //! [`server`] has the connections, [`zmtp`] the bytes on them, [`handler`] the envelope with its
-//! encryption, and [`requests`] what is asked for; [`few`] is what they share; [`convert`] turns
+//! encryption, and [`requests`] what is asked for; [`few`] is what clients share; [`convert`] turns
 //! messages into the model and back.
 
 mod convert;
