@@ -24,8 +24,10 @@ fn shape() -> impl Strategy<Value = Shape> {
 fn receive_shape() -> impl Strategy<Value = Shape> {
     let parts = prop::collection::vec(1usize..3000, 1..12);
     (parts, prop::option::of(0usize..12)).prop_map(|(mut parts, from)| {
-        // A header has to fit in the first chain.
+        // A header has to fit in the first chain, and no frame is to be written in more pieces than
+        // `io::vhost::limits::scatter_max` says.
         parts.push(12);
+        parts.push(64 * (parts.len() + 1));
         let from = from.map(|from| from.min(parts.len() - 1));
         Shape {
             parts,
