@@ -27,6 +27,10 @@ enum chosen {
 	CHOSEN_NO_SERVICE = -1,
 };
 
+// A flow that its client goes on with so many ticks after its end was not ended: somebody else has
+// said so, or it is closed on one side alone.
+#define CLOSED_TICKS 2
+
 // Whether a flow that was seen before goes on with its server.
 static __always_inline bool may_follow(__u64 entry, const struct server *server, __u8 part,
 				       __u32 tick)
@@ -43,27 +47,31 @@ static __always_inline bool may_follow(__u64 entry, const struct server *server,
 	return false;
 }
 
-static __always_inline __u8 next_state(__u8 state, __u8 part)
+// `age`: ticks since it was in this state, or was seen in it.
+static __always_inline __u8 next_state(__u8 state, __u8 part, __u32 age)
 {
-	if (part == PART_END || state == FLOW_CLOSED)
+	if (part == PART_END)
 		return FLOW_CLOSED;
+	if (state == FLOW_CLOSED)
+		return part == PART_MIDDLE && age >= CLOSED_TICKS ? FLOW_ESTABLISHED : FLOW_CLOSED;
 	return part == PART_BEGIN ? state : FLOW_ESTABLISHED;
 }
 
-// Says in the table that the flow was seen. Writes once a tick and when its state changes: the line
-// stays shared.
+// Says in the table that the flow was seen. Writes once a tick and when its state changes, so that
+// the line stays shared; of a closed one the tick is that of its end.
 static __always_inline void touch(struct place *place, const struct tuple *tuple, __u16 service,
 				  __u8 part, __u32 tick)
 {
 	__u64 entry = place->entry;
-	__u8 state = next_state(entry_state(entry), part);
+	__u32 age = entry_age(entry, tick);
+	__u8 was = entry_state(entry), state = next_state(was, part, age);
 
-	if (state == entry_state(entry) && entry_tick(entry) == tick)
+	if (state == was && (!age || (was == FLOW_CLOSED && part != PART_END)))
 		return;
 	if (!swap_entry(place, place->index, entry,
 			make_entry(place->fingerprint, entry_server(entry), state, tick)))
 		return;
-	if (state == FLOW_ESTABLISHED && entry_state(entry) == FLOW_NEW)
+	if (state == FLOW_ESTABLISHED && was != state)
 		name_flow(place, tuple, service);
 }
 

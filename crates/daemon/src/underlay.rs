@@ -309,6 +309,8 @@ impl NextHopTask {
             }
         }
         self.groups.join(&self.reach.groups, &homes);
+        let is_found = |host: &IpAddr| found.get(host).is_some_and(|hops| !hops.is_empty());
+        self.sought.forget_missing(is_found, self.renewed);
         let now = Some(Known {
             addresses,
             paths: found,

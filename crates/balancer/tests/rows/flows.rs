@@ -2,8 +2,11 @@
 //! counted exactly.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use butterfly_balancer::{FlowState, Options, Protocol, Reason, Server, Service, State, Weight};
+use butterfly_balancer::{
+    FlowState, Options, Protocol, Reason, Server, Service, State, Weight, layout,
+};
 use testkit::cpus;
 use wire::parse::TcpFlags;
 
@@ -21,6 +24,7 @@ trials! {
     a_client_of_a_sticky_service_stays_with_its_server,
     counters_are_exact,
     flows_can_be_listed_and_explained,
+    a_flow_that_goes_on_behind_its_end_is_established_again,
     a_fleet_with_one_configuration_chooses_alike,
     a_service_without_servers_drops_and_says_so,
 }
@@ -372,6 +376,33 @@ fn flows_can_be_listed_and_explained() {
             None
         );
     }
+}
+
+/// An end in somebody's name, as a RST that the server takes for none, leaves a flow to be
+/// forgotten for two ticks of 8.6 s at the most, in which a client that has ended it says its last
+/// words.
+fn a_flow_that_goes_on_behind_its_end_is_established_again() {
+    let mut balancer = stage_that_remembers_all();
+    apply(&mut balancer, [service(https(false), 4)]);
+    let (goes_on, is_over) = (1234, 1235);
+    let servers = open(&balancer, false, goes_on..is_over + 1);
+    let state = |port| {
+        let flows = balancer.flows(100).expect("maps can be read");
+        let asked = tuple(false, 1, port, Protocol::Tcp);
+        let flow = flows.iter().find(|flow| flow.tuple == asked);
+        flow.map(|flow| flow.state)
+    };
+    for port in [goes_on, is_over] {
+        goes_to(&balancer, &tcp(false, 1, port, TcpFlags::RST));
+        goes_to(&balancer, &tcp(false, 1, port, ACK));
+        assert_eq!(state(port), Some(FlowState::Closed));
+    }
+    // Time is the kernel's.
+    std::thread::sleep(Duration::from_nanos(2 << layout::TICK_SHIFT));
+    let server = goes_to(&balancer, &tcp(false, 1, goes_on, ACK));
+    assert_eq!(server, Some(servers[&goes_on]));
+    assert_eq!(state(goes_on), Some(FlowState::Established));
+    assert_eq!(state(is_over), Some(FlowState::Closed));
 }
 
 fn a_fleet_with_one_configuration_chooses_alike() {

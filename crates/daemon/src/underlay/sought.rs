@@ -2,7 +2,7 @@
 //! asked for; and what is kept of each meanwhile.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Instant;
 
 use control::{Reach, limits};
@@ -28,7 +28,7 @@ impl Sought {
         for address in wanted {
             is_news |= self.looked.insert(*address, now).is_none();
             let told = reach.hosts.contains(address) || reach.groups.contains(address);
-            if !told && self.is_learnt.insert(*address) {
+            if !told && is_of_one_host(*address) && self.is_learnt.insert(*address) {
                 self.learnt.push_back(*address);
             }
         }
@@ -50,12 +50,33 @@ impl Sought {
         targets
     }
 
+    /// Learnt ones that are not `found` and that no frame wanted to go to lately are asked for no
+    /// more, until one wants to: who forges sources has no neighbours looked for without end.
+    pub fn forget_missing(&mut self, found: impl Fn(&IpAddr) -> bool, now: Instant) {
+        let lately = |noted: &Instant| now.duration_since(*noted) < WAIT;
+        let is_learnt = &mut self.is_learnt;
+        let looked = &self.looked;
+        self.learnt.retain(|address| {
+            let stays = found(address) || looked.get(address).is_some_and(lately);
+            if !stays {
+                is_learnt.remove(address);
+            }
+            stays
+        });
+    }
+
     /// Those whom frames may wait for still.
     pub fn looked_for(&mut self, now: Instant) -> impl Iterator<Item = &IpAddr> {
         self.looked
             .retain(|_, noted| now.duration_since(*noted) < WAIT);
         self.looked.keys()
     }
+}
+
+/// A frame may have any source; these are no host's, or this one's (RFC 1122, section 3.2.1.3).
+fn is_of_one_host(address: IpAddr) -> bool {
+    let no_host = address.is_unspecified() || address.is_multicast() || address.is_loopback();
+    !no_host && address != Ipv4Addr::BROADCAST
 }
 
 #[cfg(test)]
@@ -109,5 +130,34 @@ mod tests {
         sought.targets(&reach);
         assert_eq!(sought.looked_for(now).count(), most + 1);
         assert_eq!(sought.looked_for(now + WAIT).count(), 0);
+    }
+
+    /// Frames of forged sources, one after the other, of hosts that are not there.
+    #[test]
+    fn who_is_not_there_is_not_asked_for_without_end() {
+        let (mut sought, now) = (Sought::default(), Instant::now());
+        let reach = Reach::default();
+        sought.ask(&[host(1), host(2)], &reach, now);
+        let there = |address: &IpAddr| *address == host(2);
+        sought.forget_missing(there, now);
+        assert_eq!(sought.targets(&reach), [host(1), host(2)].into());
+        sought.forget_missing(there, now + WAIT);
+        assert_eq!(sought.targets(&reach), [host(2)].into());
+        // A frame wants to go to it again.
+        assert!(sought.ask(&[host(1)], &reach, now + WAIT));
+        assert_eq!(sought.targets(&reach), [host(1), host(2)].into());
+
+        for no_host in [
+            "0.0.0.0",
+            "127.0.0.1",
+            "224.0.0.1",
+            "255.255.255.255",
+            "::",
+            "::1",
+            "ff02::1",
+        ] {
+            sought.ask(&[no_host.parse().unwrap()], &reach, now + WAIT);
+        }
+        assert_eq!(sought.targets(&reach), [host(1), host(2)].into());
     }
 }
