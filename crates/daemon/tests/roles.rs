@@ -76,6 +76,8 @@ impl Host {
             &access,
             "--audit",
             audit.to_str().unwrap(),
+            "--trace-dir",
+            files.path().to_str().unwrap(),
         ]);
         Host {
             daemon,
