@@ -12,7 +12,7 @@ use api::encrypted::{Key, decrypt, encrypt};
 use api::strict::{MESSAGES_MAX, VALUES_MAX};
 use api::v0::{Encrypted, message_v0 as v0};
 use api::v1;
-use common::{Daemon, PATIENCE, within};
+use common::{Daemon, PATIENCE, to_create, within};
 use prost::Message as _;
 
 const LIST: &str = "messages { revision: 0 message_0 { request { nic_list: true } } }";
@@ -469,17 +469,7 @@ async fn ask_unknown(daemon: &Daemon, method: &str, mib: usize) -> Result<(), to
 async fn empty_connections_of_a_nic_are_refused_before_they_take_memory() {
     let daemon = Daemon::start(&[]);
     let mut client = daemon.v1().await;
-    let nic = v1::Nic {
-        id: "vm1".into(),
-        mac: "52:54:00:00:00:01".into(),
-        vni: 1,
-        ..Default::default()
-    };
-    let put = v1::PutNicRequest {
-        nic: Some(nic),
-        create_only: true,
-    };
-    client.put_nic(put).await.unwrap();
+    client.put_nic(to_create("vm1")).await.unwrap();
     let before = most(&daemon);
     let import = v1::ImportNicRequest {
         id: "vm1".into(),

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use api::v1;
-use common::{Daemon, PATIENCE, boot, files, run};
+use common::{Daemon, PATIENCE, boot, files, run, to_create};
 use rustix::process::Signal;
 use testkit::netns::Namespace;
 use testkit::wait_for;
@@ -584,18 +584,8 @@ fn a_thread_of_the_api_that_hangs_is_named_and_ends_the_daemon() {
 async fn an_operation_that_hangs_is_named_and_ends_the_daemon() {
     let mut daemon = Daemon::start(&["--hang-secs", "2"]);
     let mut client = daemon.v1().await;
-    let nic = v1::Nic {
-        id: "vm1".into(),
-        mac: "52:54:00:00:00:01".into(),
-        vni: 1,
-        ..Default::default()
-    };
-    let put = v1::PutNicRequest {
-        nic: Some(nic),
-        create_only: true,
-    };
     let _hang = daemon.will_hang("api", "bind");
-    let asked = tokio::spawn(async move { client.put_nic(put).await });
+    let asked = tokio::spawn(async move { client.put_nic(to_create("vm1")).await });
     let (status, took) = daemon.wait_within(4 * PATIENCE);
     let log = daemon.log();
     assert!(!status.success(), "{log}");

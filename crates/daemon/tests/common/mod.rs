@@ -10,6 +10,7 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use api::v0::Messages;
+use api::v1;
 use api::v1::butterfly_client::ButterflyClient;
 use api::v1::router_client::RouterClient;
 use io::vhost::features::{EVENT_IDX, MRG_RXBUF, PROTOCOL_FEATURES, VERSION_1};
@@ -428,6 +429,19 @@ impl V0 {
         let request = api::text_format::parse(request).unwrap();
         let reply = self.ask(request.encode_to_vec()).await;
         api::text_format::print(&Messages::decode(reply.as_slice()).unwrap())
+    }
+}
+
+/// Asks for a NIC of this id, which is not to be there yet.
+pub fn to_create(id: &str) -> v1::PutNicRequest {
+    v1::PutNicRequest {
+        nic: Some(v1::Nic {
+            id: id.into(),
+            mac: "52:54:00:00:00:01".into(),
+            vni: 1,
+            ..Default::default()
+        }),
+        create_only: true,
     }
 }
 
