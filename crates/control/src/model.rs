@@ -20,7 +20,7 @@ mod veth;
 mod vm_tap;
 
 pub use ::model::acl::List as AccessList;
-pub use ::model::{Mode, Protocol, ServiceKey, State, Tunnel, Weight};
+pub use ::model::{Mode, Protocol, ServiceKey, State, Tunnel, Weight, is_of_one_host};
 pub use group::{Config, Group, Removal, check_sizes};
 pub use id::{GroupId, NicId};
 pub use interface::{Feature, Interface, Interfaces};

@@ -1,7 +1,7 @@
 //! What a service is known by: address, protocol, port. Keys that exist are valid.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::num::NonZeroU16;
 
 use crate::error::Error;
@@ -131,20 +131,17 @@ impl fmt::Display for ServiceKey {
     }
 }
 
+/// Whether an address can be that of a single machine other than this one (RFC 1122, section
+/// 3.2.1.3).
+pub fn is_of_one_host(address: IpAddr) -> bool {
+    let no_host = address.is_unspecified() || address.is_multicast() || address.is_loopback();
+    !no_host && address != Ipv4Addr::BROADCAST
+}
+
 /// Whether a single machine can have an address that is to be that of `what`.
 pub(crate) fn check_host(what: &'static str, address: IpAddr) -> Result<(), Error> {
-    let bad = match address {
-        IpAddr::V4(ip) => {
-            ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() || ip.is_broadcast()
-        }
-        IpAddr::V6(ip) => {
-            ip.is_unspecified()
-                || ip.is_loopback()
-                || ip.is_multicast()
-                || ip.to_ipv4_mapped().is_some()
-        }
-    };
-    if bad {
+    let mapped = matches!(address, IpAddr::V6(ip) if ip.to_ipv4_mapped().is_some());
+    if mapped || !is_of_one_host(address) {
         return Err(Error::NoHost { what, address });
     }
     Ok(())

@@ -12,6 +12,6 @@ mod mode;
 mod service;
 
 pub use error::Error;
-pub use key::{Protocol, ServiceKey};
+pub use key::{Protocol, ServiceKey, is_of_one_host};
 pub use mode::Mode;
 pub use service::{Server, Service, Services, State, Tunnel, Weight};

@@ -2,9 +2,10 @@
 //! asked for; and what is kept of each meanwhile.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::time::Instant;
 
+use control::model::is_of_one_host;
 use control::{Reach, limits};
 use netlink::Resolution;
 
@@ -71,12 +72,6 @@ impl Sought {
             .retain(|_, noted| now.duration_since(*noted) < WAIT);
         self.looked.keys()
     }
-}
-
-/// A frame may have any source; these are no host's, or this one's (RFC 1122, section 3.2.1.3).
-fn is_of_one_host(address: IpAddr) -> bool {
-    let no_host = address.is_unspecified() || address.is_multicast() || address.is_loopback();
-    !no_host && address != Ipv4Addr::BROADCAST
 }
 
 #[cfg(test)]
