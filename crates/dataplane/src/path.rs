@@ -479,7 +479,7 @@ impl Path {
         if self.sampler.is_some() {
             self.sample(from.slot, batch, false);
         }
-        let mut sources = [outer::NOWHERE; BATCH];
+        let mut sources = NOBODY;
         let counters = &self.counters;
         let raw = self.view.uplink_taps().arrived(from.slot, batch);
         let mut reasons = [None; BATCH];
