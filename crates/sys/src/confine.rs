@@ -93,6 +93,14 @@ pub fn confine(command: &mut Command, limits: Limits) {
     }
 }
 
+/// Whoever is out of memory is to end this process before any other.
+///
+/// # Errors
+/// Those of writing to a file of proc(5).
+pub fn go_first() -> io::Result<()> {
+    std::fs::write("/proc/self/oom_score_adj", "1000")
+}
+
 fn check(result: libc::c_int) -> io::Result<()> {
     match result {
         0 => Ok(()),

@@ -8,7 +8,7 @@
 //! - [`bpf`]: an XDP program on an interface by a bpf_link; [`bpf_array`]: an array map, mapped.
 //! - [`poll`]: epoll and eventfd, as a worker sleeps on them.
 //! - [`child`]: a program that ends with the process; [`confine`]: one without rights;
-//!   [`trim_memory`]: freed memory back to the system.
+//!   [`reading_only`]: what one that reads what strangers send may call. [`trim_memory`]: freed memory back to the system.
 //!   [`memory_holder`]: the end of a process without waiting for its memory to be taken apart.
 //! - [`held_name`]: a name that one process of a network namespace holds. [`handed`]: what one
 //!   process hands over to the next. [`socket_file`]: the file of a unix socket, and whose it is.
@@ -33,6 +33,7 @@ pub mod huge;
 pub mod memory_holder;
 pub mod packet_socket;
 pub mod poll;
+pub mod reading_only;
 pub mod shared_memory;
 pub mod socket_file;
 pub mod userfault;

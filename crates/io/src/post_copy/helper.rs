@@ -177,9 +177,8 @@ pub fn serve() -> Result<(), String> {
         let sent = send(socket, said, file, SendFlags::empty());
         sent.map_err(|e| format!("the daemon cannot be answered: {e}"))
     };
-    // Who is out of memory is to end this before anything else: a VMM can have it take some.
-    std::fs::write("/proc/self/oom_score_adj", "1000")
-        .map_err(|e| format!("/proc/self/oom_score_adj: {e}"))?;
+    // A VMM can have it take memory.
+    confine::go_first().map_err(|e| format!("/proc/self/oom_score_adj: {e}"))?;
     let userfault = Userfault::waiting().map_err(|e| format!("userfaultfd: {e}"))?;
     let userfault = Arc::new(userfault);
     let (asks, queue) = mpsc::channel();
