@@ -565,9 +565,12 @@ def session(test):
         butterfly service add 203.0.113.1:80 --server 198.18.0.2 --check http
         for try in $(seq 60); do butterfly service show | grep -q ' healthy' && break; sleep 1; done
         butterfly service show
+        reader=$(pgrep -P $(systemctl show -p MainPID --value butterflyd) -f -- --as-reader)
+        echo "who parses answers: $(grep -h CapPrm /proc/$reader/task/*/status | sort -u)"
         """,
         " healthy ",
         "1 of 1",
+        "who parses answers: CapPrm:\t0000000000000000",
     )
     ping = "ip addr add 10.0.0.12/24 dev eth0; ping -c 3 -W 20 10.0.0.1"
     step("the guest has booted, and reaches a container", in_guest(ping), "3 packets received")
