@@ -4,12 +4,13 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use butterfly_tests::daemon::program;
 use butterfly_tests::lab::check;
 use butterfly_tests::lan::take_vip;
 use testkit::image::repository;
-use testkit::process::Process;
+use testkit::process::{Process, holds_nothing, readers};
 use testkit::{PATIENCE, Result, wait_for};
 
 use crate::stage::{SERVICE, Server, Stage, VIP};
@@ -37,6 +38,7 @@ pub fn health_is_asked_through_the_vip(stage: &mut Stage) -> Result<()> {
     take_vip(&stage.servers[2].host, VIP)?;
     stage.healths_become(&["HEALTHY", "HEALTHY", "HEALTHY"])?;
     check(stage.open(200)?.to("s2") > 20, "it gets its share")?;
+    one_reader_after_the_other(stage, &watch)?;
     // Checks go through the tunnel, which none of them takes off.
     stage
         .daemon
@@ -131,7 +133,38 @@ pub fn checks_keep_connections_over_a_restart(stage: &mut Stage) -> Result<()> {
     connections.ask_all()
 }
 
-/// `butterfly service watch`, once it has told what is there.
+/// Answers are parsed by a process that holds nothing; where it ends, the next one goes on. That
+/// says nothing of a server: one failure of its own would be enough.
+fn one_reader_after_the_other(stage: &mut Stage, watch: &Process) -> Result<()> {
+    stage
+        .daemon
+        .cli(&format!("service set {SERVICE} --fall 1"))?;
+    let unhealthy = || watch.log().matches("is unhealthy").count();
+    let before = unhealthy();
+    let pid = stage.daemon.pid();
+    for _ in 0..4 {
+        let now = readers(pid);
+        let [reader] = now[..] else {
+            return Err(format!("not one reader, but {now:?}"));
+        };
+        testkit::process::run(&["kill", "-9", &reader.to_string()])?;
+        // A moment after it has begun it has given up all.
+        wait_for("the next reader, that holds nothing", PATIENCE, || {
+            let now = readers(pid);
+            let is_next = |next: &u32| *next != reader && holds_nothing(*next);
+            Ok((now.len() == 1 && now.iter().all(is_next)).then_some(()))
+        })?;
+    }
+    // A few rounds.
+    std::thread::sleep(Duration::from_secs(2));
+    let log = watch.log();
+    check(unhealthy() == before, &format!("all stay healthy:\n{log}"))?;
+    stage
+        .daemon
+        .cli(&format!("service set {SERVICE} --fall 2"))?;
+    stage.healths_become(&["HEALTHY"; 3])
+}
+
 fn watch(stage: &Stage, dir: &Path) -> Result<Process> {
     let (butterfly, endpoint) = (program("butterfly"), stage.daemon.endpoint());
     let words = [

@@ -50,6 +50,11 @@ impl Key {
             .map(Key)
             .map_err(|_| error(KeyErrorKind::Length(length)))
     }
+
+    /// Its 32 bytes, for a process that is to have it.
+    pub fn bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
 }
 
 impl From<[u8; 32]> for Key {

@@ -1,20 +1,24 @@
 //! What stands between somebody's bytes and the daemon, for whoever drives that without sockets and
 //! files: no thread, and no clock of its own.
 
+use std::sync::Arc;
+
 use api::encrypted::Key;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tonic::service::Routes;
 
-use crate::access::{Gate, Named, Who, policy_of};
+use crate::access::{Gate, Named, Peer, Who, policy_of};
 use crate::http::{Origin, converse};
 use crate::page::{self, Token, history::History, server::Page};
+use crate::v0::envelope::{Envelope, Opened};
+use crate::v0::handler::Handler;
 use crate::v0::zmtp::{Connection, Room, ZmtpError};
 
 pub use crate::access::Reaches;
 pub use crate::app::Operations;
 pub use crate::logging::LogControl;
 pub use crate::stored::{load_packed, pack};
-pub use crate::v0::handler::{Answer, Handler};
+pub use crate::v0::handler::Answer;
 pub use crate::v1::convert::config;
 pub use crate::v1::declaring::carry_out as carry_out_v1;
 
@@ -81,6 +85,38 @@ where
     let origin = Origin::Clear(([127, 0, 0, 1], 1).into());
     converse(page::server::SERVED, page, stream, origin).await;
     Ok(())
+}
+
+/// The v0 API from frame to frame: what the reader and the daemon make of a request together.
+/// Everybody may do everything. Cheap to clone.
+#[derive(Clone)]
+pub struct V0 {
+    envelope: Envelope,
+    handler: Handler,
+}
+
+impl V0 {
+    /// With a key, clear text is refused; without one, encrypted text is.
+    pub fn new(operations: Arc<Operations>, key: Option<Key>) -> V0 {
+        V0 {
+            envelope: Envelope::new(key),
+            handler: Handler::new(Gate::open(), operations),
+        }
+    }
+
+    /// The reply to a request frame of nobody in particular. Waits for the workers.
+    pub fn answer(&self, frame: &[u8]) -> Answer {
+        match self.envelope.open(frame) {
+            Opened::Request(request) => {
+                let answer = self.handler.answer(&Peer::unknown(), &request);
+                Answer {
+                    bytes: self.envelope.seal(answer.bytes),
+                    ..answer
+                }
+            }
+            Opened::Answered(bytes) | Opened::Refused(bytes, _) => Answer { bytes, quit: false },
+        }
+    }
 }
 
 /// Has a conversation of the v0 API on a connection that is there, with a key or without: each

@@ -22,6 +22,7 @@ use tokio::net::{TcpListener, TcpStream, lookup_host};
 use crate::access::{Access, Gate, Peer, Who};
 use crate::app::App;
 use crate::places::{ClientPlace, ClientPlaces};
+use crate::reader::{Protocol, Secured};
 use crate::unix_socket::ApiSocket;
 use crate::v0::server::listen_by;
 use crate::v1::bounds::Guarded;
@@ -253,10 +254,9 @@ impl<A: Answers> Desk<A> {
         };
         let desk = self.clone();
         tokio::spawn(async move {
-            let stream = Guarded::new(stream, place);
-            let place = stream.place();
-            match certificates.accept_http(stream).await {
-                Ok((stream, names, authority)) => {
+            match certificates.accept(stream, place, Protocol::Http1).await {
+                Ok((Secured { stream, names }, authority)) => {
+                    let place = stream.place();
                     let peer = Peer {
                         who: Who::Certificate { names },
                         address: Some(address.to_string()),

@@ -53,6 +53,7 @@ mod page;
 mod places;
 mod privileges;
 mod program;
+mod reader;
 mod reload;
 mod router;
 mod run;

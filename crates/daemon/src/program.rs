@@ -11,7 +11,7 @@ use io::post_copy::helper as page_helper;
 use crate::logging::LogControl;
 use crate::options::{Options, Settings};
 use crate::upgrade::Predecessor;
-use crate::{held, logging, run};
+use crate::{held, logging, reader, run};
 
 /// The command line or a file it names is wrong (sysexits would say 64 and 78; clap says 2).
 const USAGE: u8 = 2;
@@ -27,8 +27,8 @@ pub enum Failure {
 }
 
 /// Does what the command line asks for; `first` is the first argument. The daemon itself starts
-/// this program with one argument, as the [namespace helper](namespace_helper) and as the [page
-/// helper](page_helper); a person starts the daemon, or the keeper.
+/// this program with one argument, as the [namespace helper](namespace_helper), as the [page
+/// helper](page_helper) and as a [reader]; a person starts the daemon, or the keeper.
 ///
 /// # Errors
 /// The program ends for another reason than that it was asked to.
@@ -45,6 +45,12 @@ pub fn run_program(first: Option<OsString>) -> Result<(), Failure> {
         .is_some_and(|first| first == page_helper::ARGUMENT)
     {
         return page_helper::serve().map_err(|why| Failure::Process(format!("page helper: {why}")));
+    }
+    if first
+        .as_ref()
+        .is_some_and(|first| first == reader::ARGUMENT)
+    {
+        return reader::serve().map_err(|why| Failure::Process(format!("reader: {why}")));
     }
     let options = Options::parse();
     if let Some(text) = options.text_asked_for() {

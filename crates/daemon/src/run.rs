@@ -49,6 +49,7 @@ use crate::metrics;
 use crate::options::{Settings, UplinkMode};
 use crate::page;
 use crate::privileges;
+use crate::reader::{Reader, checks::Apart};
 use crate::reload::Reload;
 use crate::router;
 use crate::start_gate::StartGate;
@@ -197,7 +198,9 @@ async fn serve(
         .map(Key::load)
         .transpose()
         .map_err(|e| e.to_string())?;
-    let certificates = v1::tls::Certificates::new(&settings.tls)?.map(Arc::new);
+    let clients_reader = Reader::new("clients", settings.hang_secs);
+    let certificates = v1::tls::Certificates::new(&settings.tls, clients_reader.clone())?;
+    let certificates = certificates.map(Arc::new);
     let bgp = settings.balance_bgp.as_deref().map(bgp::Settings::load);
     let bgp = bgp.transpose().map_err(|e| e.to_string())?;
     if let Some(old) = predecessor.clone() {
@@ -245,7 +248,9 @@ async fn serve(
     let v0 = match &settings.v0_endpoint {
         Some(endpoint) => {
             let handed = listeners.take("v0", endpoint);
-            let bound = v0::server::Listener::bind(endpoint, handed, key, policy).await?;
+            let reader = clients_reader;
+            let bound =
+                v0::server::Listener::bind(endpoint, handed, key.as_ref(), policy, reader).await?;
             listeners.note("v0", endpoint, bound.descriptor())?;
             Some(bound)
         }
@@ -568,7 +573,12 @@ async fn serve(
     ));
     tasks.spawn(app.uplinks.clone().hold_those_that_come());
     let prober = balancer::Prober(engine);
-    tasks.spawn(balancer::check(app.clone(), due, programs, prober));
+    let answers = Reader::new("health answers", settings.hang_secs);
+    let means = health::probe::Means {
+        programs,
+        asks: Apart(answers),
+    };
+    tasks.spawn(balancer::check(app.clone(), due, means, prober));
     let hook = settings.balance_hook.as_deref().map(|program| {
         let announced = announced.announced;
         let take = || balancer::hook::Announced::take(&settings.socket_dir);

@@ -129,22 +129,9 @@ async fn a_thousand_clients_one_after_the_other_and_many_at_once() {
     }
 }
 
-/// Memory of the daemon, bytes.
+/// Memory of the daemon and its readers, bytes.
 fn resident(daemon: &Daemon) -> usize {
-    field(daemon, "VmRSS:")
-}
-
-fn field(daemon: &Daemon, name: &str) -> usize {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix(name))
-        .unwrap();
-    line.trim()
-        .trim_end_matches(" kB")
-        .parse::<usize>()
-        .unwrap()
-        << 10
+    daemon.memory("VmRSS:")
 }
 
 #[tokio::test]
@@ -365,9 +352,9 @@ async fn memory_goes_back_after_the_largest_document_of_v1() {
     assert_eq!(refused.code(), tonic::Code::InvalidArgument, "{refused}");
 }
 
-/// The daemon's memory at its highest, bytes.
+/// The memory of the daemon and its readers, each at its highest, bytes.
 fn most(daemon: &Daemon) -> usize {
-    field(daemon, "VmHWM:")
+    daemon.memory("VmHWM:")
 }
 
 /// A message of any kind whose fields of these numbers are messages, as bytes.

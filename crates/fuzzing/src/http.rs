@@ -10,8 +10,8 @@ use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
+use health::Http;
 use health::probe::ask_http;
-use health::{Http, Subject};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::input::Input;
@@ -27,11 +27,7 @@ pub fn http(data: &[u8]) {
         statuses: if any { Vec::new() } else { vec![204] },
         ..Http::default()
     };
-    let subject = Subject {
-        service: ([192, 0, 2, 1], 80).into(),
-        protocol: "tcp",
-        server: [192, 0, 2, 2].into(),
-    };
+    let service = ([192, 0, 2, 1], 80).into();
     let server = Server {
         asked: false,
         waits: None,
@@ -39,7 +35,7 @@ pub fn http(data: &[u8]) {
     };
     let runtime = tokio::runtime::Builder::new_current_thread().build();
     let runtime = runtime.expect("a runtime without threads");
-    match runtime.block_on(ask_http(&check, &subject, server)) {
+    match runtime.block_on(ask_http(&check, service, server)) {
         Ok(()) => {
             // RFC 9112, section 4: `HTTP/1.1 204 ...`.
             let says = |line: &[u8]| {

@@ -15,7 +15,7 @@ use api::strict::{self, MalformedMessage};
 use api::text_format;
 use api::v0::{Encrypted, Message, Messages};
 use daemon::decoders::LogControl;
-use daemon::decoders::{Handler, Operations};
+use daemon::decoders::{Operations, V0};
 use prost::Message as _;
 
 use crate::input::Input;
@@ -33,7 +33,7 @@ pub fn v0(data: &[u8]) {
     let clock = || 1_800_000_000;
     let operations = Operations::new(world::controller(), LogControl::detached(), clock);
     let operations = Arc::new(operations);
-    let handler = Handler::new(operations.clone(), key.clone());
+    let handler = V0::new(operations.clone(), key.clone());
     for _ in 0..REQUESTS_MAX {
         if input.is_empty() {
             break;
@@ -54,7 +54,7 @@ pub fn v0(data: &[u8]) {
     }
 }
 
-fn clear(handler: &Handler, request: &[u8]) {
+fn clear(handler: &V0, request: &[u8]) {
     let answer = handler.answer(request).bytes;
     let asked = match strict::decode_request(request) {
         Ok(asked) => asked,
@@ -80,7 +80,7 @@ fn clear(handler: &Handler, request: &[u8]) {
 }
 
 /// The bytes once as they are, where the envelope belongs, and once properly encrypted.
-fn sealed(handler: &Handler, key: &Key, bytes: &[u8]) {
+fn sealed(handler: &V0, key: &Key, bytes: &[u8]) {
     assert!(
         decrypt(key, bytes).is_err(),
         "bytes that this key has encrypted, by chance"

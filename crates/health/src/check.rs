@@ -60,6 +60,7 @@ pub enum Kind {
 
 /// An HTTP request and the answers that are well.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "probe", derive(serde::Serialize, serde::Deserialize))]
 pub struct Http {
     /// Over TLS; a certificate by any signer will do.
     pub tls: bool,
@@ -87,6 +88,7 @@ impl Default for Http {
 
 /// A DNS query.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "probe", derive(serde::Serialize, serde::Deserialize))]
 pub struct Dns {
     /// Over TCP instead of UDP.
     pub tcp: bool,

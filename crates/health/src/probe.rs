@@ -7,6 +7,7 @@ mod command;
 mod dns;
 mod http;
 mod path;
+mod question;
 mod tls;
 
 use std::time::Duration;
@@ -14,30 +15,75 @@ use std::time::Duration;
 pub use dns::answer as dns_answer;
 pub use http::ask as ask_http;
 pub use path::{Direct, Path};
+pub use question::{Asks, Here, NotMade, Question, Socket, ask};
 
 use crate::check::{Kind, Subject};
 use crate::programs::Programs;
 
-/// Makes a check within `timeout`. Of programs it runs those of `programs` alone.
+/// What checks are made with.
+#[derive(Clone, Debug)]
+pub struct Means<A> {
+    /// The programs that may be run.
+    pub programs: Programs,
+    /// Who asks servers, and parses what they answer.
+    pub asks: A,
+}
+
+/// Makes a check within `timeout`; gives nothing when all is well, or the sentence that says why it
+/// failed.
+///
+/// # Errors
+/// It could not be made, for reasons that are not the server's.
 pub async fn run(
     kind: &Kind,
     subject: &Subject,
     path: impl Path,
     timeout: Duration,
-    programs: &Programs,
-) -> Result<(), String> {
+    means: &Means<impl Asks>,
+) -> Result<Result<(), String>, NotMade> {
+    let is_asked = matches!(kind, Kind::Http(_) | Kind::Dns(_));
+    if is_asked {
+        means.asks.prepare().await?;
+    }
     let check = async {
         match kind {
-            Kind::Tcp => tcp(path).await,
-            Kind::Http(http) => http.probe(subject, path).await,
-            Kind::Dns(dns) => dns.probe(path).await,
-            Kind::Command(command) => command.probe(subject, path, programs).await,
+            Kind::Tcp => Ok(tcp(path).await),
+            Kind::Http(http) => asked(Question::Http(http.clone()), subject, path, means).await,
+            Kind::Dns(dns) => asked(Question::Dns(dns.clone()), subject, path, means).await,
+            Kind::Command(command) => Ok(command.probe(subject, path, &means.programs).await),
         }
     };
-    match tokio::time::timeout(timeout, check).await {
-        Ok(outcome) => outcome,
-        Err(_) => Err(format!("no answer within {} ms", timeout.as_millis())),
+    if let Ok(outcome) = tokio::time::timeout(timeout, check).await {
+        return outcome;
     }
+    if is_asked && !means.asks.is_well().await {
+        return Err(NotMade("who asks does not answer".into()));
+    }
+    Ok(Err(format!("no answer within {} ms", timeout.as_millis())))
+}
+
+/// Connects, and has the question asked. The way stays open for as long as that takes.
+async fn asked<P: Path>(
+    question: Question,
+    subject: &Subject,
+    path: P,
+    means: &Means<impl Asks>,
+) -> Result<Result<(), String>, NotMade> {
+    let connected = match question.is_for_udp() {
+        false => connect(&path)
+            .await
+            .map(|(stream, hold)| (Socket::Tcp(stream), hold)),
+        true => path
+            .udp()
+            .await
+            .map(|(socket, hold)| (Socket::Udp(socket), hold))
+            .map_err(|e| format!("no DNS answer: {}", reason(&e))),
+    };
+    let (server, _hold) = match connected {
+        Ok(connected) => connected,
+        Err(why) => return Ok(Err(why)),
+    };
+    means.asks.ask(question, subject.service, server).await
 }
 
 async fn tcp(path: impl Path) -> Result<(), String> {

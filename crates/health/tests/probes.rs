@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use butterfly_health as health;
-use health::probe::{Direct, run};
+use health::probe::{Direct, Here, Means, run};
 use health::{Command, Dns, Http, Kind, Programs, Subject};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, UdpSocket};
@@ -29,9 +29,17 @@ async fn within(
         &subject(at, protocol),
         Direct(at),
         timeout,
-        &Programs::default(),
+        &means(Programs::default()),
     )
     .await
+    .expect("it is asked here")
+}
+
+fn means(programs: Programs) -> Means<Here> {
+    Means {
+        programs,
+        asks: Here,
+    }
 }
 
 fn subject(at: SocketAddr, protocol: &'static str) -> Subject {
@@ -323,9 +331,10 @@ impl Shells {
             &subject(at, protocol),
             Direct(at),
             timeout,
-            &programs,
+            &means(programs),
         )
-        .await;
+        .await
+        .expect("it is asked here");
         outcome.map_err(|said| said.replace(&format!("{}/", self.dir.path().display()), ""))
     }
 

@@ -188,3 +188,43 @@ pub fn keepers_of(socket: &Path) -> Vec<u32> {
     };
     pids.filter(is_keeper).collect()
 }
+
+/// The processes that parse what strangers send to a daemon.
+pub fn readers(daemon: u32) -> Vec<u32> {
+    // Children are listed by the thread that has started them.
+    let threads = std::fs::read_dir(format!("/proc/{daemon}/task"));
+    let threads = threads.into_iter().flatten().flatten();
+    let children =
+        threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
+    let children = children.collect::<String>();
+    let is_reader = |pid: &u32| {
+        let words = std::fs::read(format!("/proc/{pid}/cmdline"));
+        words.is_ok_and(|words| words.ends_with(b"\0--as-reader\0"))
+    };
+    let children = children.split_whitespace();
+    let children = children.filter_map(|pid| pid.parse().ok());
+    children.filter(is_reader).collect()
+}
+
+/// Whether no thread of a process has a capability, can get one, or makes calls that no filter has
+/// let pass (proc_pid_status(5)).
+pub fn holds_nothing(pid: u32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task"));
+    let threads = threads.into_iter().flatten().flatten();
+    let mut statuses = threads.map(|thread| {
+        let status = std::fs::read_to_string(thread.path().join("status"));
+        status.unwrap_or_default()
+    });
+    let is = |status: &str, field: &str, value: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(field));
+        line.is_some_and(|line| line.trim() == value)
+    };
+    let no = "0000000000000000";
+    let sets = ["CapInh:", "CapPrm:", "CapEff:", "CapAmb:"];
+    std::path::Path::new(&format!("/proc/{pid}")).exists()
+        && statuses.all(|status| {
+            sets.iter().all(|set| is(&status, set, no))
+                && is(&status, "NoNewPrivs:", "1")
+                && is(&status, "Seccomp:", "2")
+        })
+}

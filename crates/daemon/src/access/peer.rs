@@ -95,6 +95,11 @@ impl Peer {
         matches!(&self.who, Who::Local(user) if user.is_ours())
     }
 
+    /// As which of this host's users, where there may be several beside root and the daemon's own.
+    pub fn user(&self) -> Option<String> {
+        (matches!(self.who, Who::Local(_)) && !self.is_ours()).then(|| self.shown())
+    }
+
     /// For the log, and for refusals.
     pub fn shown(&self) -> String {
         let who = match &self.who {

@@ -4,12 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use control::{Probe, Target};
-use health::probe;
-use health::{Job, Programs, Subject};
+use health::probe::{self, Asks, Means, NotMade};
+use health::{Job, Subject};
 use tokio::sync::Notify;
 use tokio::task::{JoinSet, block_in_place};
 
 use crate::app::App;
+
+/// Before a check is made again that could not be made: nothing is said of its server meanwhile.
+const AGAIN: Duration = Duration::from_millis(200);
 
 /// Makes the sockets of a check, on the way to one server.
 pub trait Paths: Send + Sync + 'static {
@@ -19,9 +22,8 @@ pub trait Paths: Send + Sync + 'static {
     fn path(&self, target: &Target, subject: &Subject) -> Self::Path;
 }
 
-/// Makes checks for ever, of programs those of `programs` alone. `due` says that one may be due
-/// earlier than was thought.
-pub async fn check<P: Paths>(app: Arc<App>, due: Arc<Notify>, programs: Programs, paths: P) {
+/// Makes checks for ever. `due` says that one may be due earlier than was thought.
+pub async fn check<P: Paths, A: Asks>(app: Arc<App>, due: Arc<Notify>, means: Means<A>, paths: P) {
     let mut running: JoinSet<(Job<Target>, Result<(), String>)> = JoinSet::new();
     let mut told = 0;
     loop {
@@ -37,9 +39,18 @@ pub async fn check<P: Paths>(app: Arc<App>, due: Arc<Notify>, programs: Programs
         });
         for Probe { job, kind, subject } in probes {
             let path = paths.path(&job.target, &subject);
-            let programs = programs.clone();
+            let means = means.clone();
             running.spawn(async move {
-                let outcome = probe::run(&kind, &subject, path, job.timeout, &programs).await;
+                let outcome = loop {
+                    let path = path.clone();
+                    match probe::run(&kind, &subject, path, job.timeout, &means).await {
+                        Ok(outcome) => break outcome,
+                        Err(NotMade(why)) => {
+                            tracing::debug!("a check is made again: {why}");
+                            tokio::time::sleep(AGAIN).await;
+                        }
+                    }
+                };
                 (job, outcome)
             });
         }

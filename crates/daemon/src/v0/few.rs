@@ -6,8 +6,6 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::access::{Peer, Who};
-
 /// Cheap to clone.
 #[derive(Clone)]
 pub struct Few {
@@ -36,26 +34,23 @@ impl Few {
         }
     }
 
-    /// The same for one client.
-    pub fn of(&self, peer: &Peer) -> Few {
-        let own = match &peer.who {
-            Who::Local(_) if !peer.is_ours() => Some(self.of_user(peer.shown())),
-            _ => None,
-        };
+    /// The same for one client, of the user that is called so; `None`: of root or the daemon's own
+    /// user, or of nobody who can be told from others.
+    pub fn of(&self, user: Option<&str>) -> Few {
         Few {
-            own,
+            own: user.map(|name| self.of_user(name)),
             ..self.clone()
         }
     }
 
-    fn of_user(&self, name: String) -> Arc<Semaphore> {
+    fn of_user(&self, name: &str) -> Arc<Semaphore> {
         let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
         users.retain(|_, own| own.strong_count() > 0);
-        match users.get(&name).and_then(Weak::upgrade) {
+        match users.get(name).and_then(Weak::upgrade) {
             Some(own) => own,
             None => {
                 let own = Arc::new(Semaphore::new(self.each));
-                users.insert(name, Arc::downgrade(&own));
+                users.insert(name.to_owned(), Arc::downgrade(&own));
                 own
             }
         }
@@ -86,27 +81,23 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn one_user_has_the_half_on_however_many_connections() {
-        let user = |uid| match Who::local(uid, 9) {
-            Who::Local(user) => Peer::local(user),
-            _ => unreachable!(),
-        };
         let few = Few::new(4);
-        let (blue, again, red) = (user(60_001), user(60_001), user(60_002));
+        let (blue, red) = (Some("uid 60001"), Some("uid 60002"));
         let mut held = Vec::new();
-        for client in [&blue, &again] {
-            held.push(few.of(client).take().await);
+        for _ in 0..2 {
+            held.push(few.of(blue).take().await);
         }
-        let third = few.of(&blue);
+        let third = few.of(blue);
         let wait = |few: Few| async move { timeout(Duration::from_secs(9), few.take()).await };
         assert!(wait(third.clone()).await.is_err());
-        held.push(few.of(&red).take().await);
-        held.push(few.of(&user(0)).take().await);
+        held.push(few.of(red).take().await);
+        held.push(few.of(None).take().await);
         assert_eq!(few.free(), 0);
         held.remove(0);
         held.push(wait(third).await.unwrap());
         drop(held);
         assert_eq!(few.free(), 4);
-        few.of(&red);
+        few.of(red);
         assert_eq!(
             few.users.lock().unwrap().len(),
             1,

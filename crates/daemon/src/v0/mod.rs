@@ -1,11 +1,14 @@
 //! The v0 API: protobuf over ZeroMQ, as clients of the original daemon speak it. A decoder over the
 //! controller.
 //!
-//! [`server`] has the connections, [`zmtp`] the bytes on them, [`handler`] the envelope with its
-//! encryption, and [`requests`] what is asked for; [`few`] is what clients share; [`convert`] turns
-//! messages into the model and back.
+//! What clients send is parsed in the [reader](crate::reader): [`conversation`] has it in hand,
+//! [`zmtp`] the bytes, [`envelope`] the messages and their encryption. The daemon has the rest:
+//! [`server`] the connections, [`handler`] the messages, [`requests`] what is asked for; [`few`] is
+//! what clients share; [`convert`] turns messages into the model and back.
 
+pub mod conversation;
 mod convert;
+pub mod envelope;
 mod few;
 pub mod handler;
 mod requests;

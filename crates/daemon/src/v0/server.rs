@@ -1,9 +1,12 @@
 //! Where v0 clients connect: tcp or ipc endpoints in ZeroMQ's spelling, a task for each client.
 //!
+//! Who is accepted is passed on to the [reader](crate::reader), which speaks with the client, and
+//! asks here what it asks.
+//!
 //! What clients can take is bounded: the places, of which one that is needed is taken from whoever
 //! has been silent longest (see [`places`](crate::places)); large messages, received, answered or
-//! sent, by zmtp's [`Room`]; requests that are answered at one time; of both one user of this host
-//! has the half. Libraries of ZeroMQ connect again by themselves.
+//! sent, by zmtp's [`Room`], in the reader and here; requests that are answered at one time; of
+//! both one user of this host has the half. Libraries of ZeroMQ connect again by themselves.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -11,16 +14,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use api::encrypted::Key;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, TcpStream, lookup_host};
+use tokio::net::{TcpListener, TcpStream, UnixStream, lookup_host};
+use tokio::time::timeout;
 
-use super::few::Few;
+use super::few::{Few, Taken};
 use super::handler::Handler;
-use super::zmtp::{Connection, Room, SMALL, ZmtpError};
+use super::zmtp::{MESSAGE_MAX, PATIENCE, Room, SMALL};
 use crate::access::{Access, Gate, Peer, Who};
 use crate::app::App;
 use crate::lock;
 use crate::places::{ClientPlace, ClientPlaces};
+use crate::reader::Reader;
+use crate::reader::words::{Kind, SENTENCE_MAX, Word, body, head, receive, send, sentence};
 use crate::unix_socket::ApiSocket;
 
 /// Clients connected at one time.
@@ -32,7 +37,7 @@ const ANSWERED_AT_ONCE: usize = 4;
 /// Bound, and not yet serving.
 pub struct Listener {
     socket: Socket,
-    key: Option<Key>,
+    reader: Arc<Reader>,
     policy: Policy,
 }
 
@@ -51,13 +56,14 @@ pub struct Policy {
 }
 
 impl Listener {
-    /// Binds to an endpoint, or goes on with the socket that was handed over. The error is a
-    /// sentence that says what to do.
+    /// Binds to an endpoint, or goes on with the socket that was handed over; `reader` is who
+    /// speaks with clients. The error is a sentence that says what to do.
     pub async fn bind(
         endpoint: &str,
         handed: Option<OwnedFd>,
-        key: Option<Key>,
+        key: Option<&Key>,
         policy: Policy,
+        reader: Arc<Reader>,
     ) -> Result<Listener, String> {
         let socket = match parse(endpoint).await? {
             Endpoint::Ipc(path) => Socket::Ipc(ApiSocket::at(&path, handed, &policy.access)?),
@@ -82,9 +88,13 @@ impl Listener {
                 Socket::Tcp(listener)
             }
         };
+        if let Some(key) = key {
+            let set = reader.set(Word::Key, key.bytes(), Vec::new());
+            set.map_err(|e| format!("the key of v0 cannot be passed on: {e}"))?;
+        }
         Ok(Listener {
             socket,
-            key,
+            reader,
             policy,
         })
     }
@@ -108,7 +118,8 @@ impl Listener {
     /// Serves until the daemon stops.
     pub async fn serve(mut self, app: Arc<App>) {
         let desk = Desk {
-            handler: Handler::behind(self.policy.gate.clone(), app.operations.clone(), self.key),
+            handler: Handler::new(self.policy.gate.clone(), app.operations.clone()),
+            reader: self.reader,
             app: app.clone(),
             places: match &self.socket {
                 Socket::Ipc(_) => ClientPlaces::local("v0", CLIENTS_MAX),
@@ -155,6 +166,7 @@ async fn listen(addresses: &[SocketAddr]) -> std::io::Result<TcpListener> {
 #[derive(Clone)]
 struct Desk {
     handler: Handler,
+    reader: Arc<Reader>,
     app: Arc<App>,
     places: ClientPlaces,
     room: Room,
@@ -170,11 +182,19 @@ async fn accept(socket: &mut Socket, policy: &Policy, desk: &Desk) {
                     who: Who::V0Tcp,
                     address: Some(peer.to_string()),
                 };
-                admit(stream, peer, desk);
+                admit(
+                    stream.into_std().map(OwnedFd::from),
+                    Word::V0Tcp,
+                    peer,
+                    desk,
+                );
             }),
             Socket::Ipc(listener) => {
                 let accepted = listener.accept("v0", &policy.access, &policy.gate).await;
-                accepted.map(|(stream, user)| admit(stream, Peer::local(user), desk))
+                accepted.map(|(stream, user)| {
+                    let stream = stream.into_std().map(OwnedFd::from);
+                    admit(stream, Word::V0Ipc, Peer::local(user), desk);
+                })
             }
         };
         if let Err(e) = accepted {
@@ -186,15 +206,20 @@ async fn accept(socket: &mut Socket, policy: &Policy, desk: &Desk) {
 }
 
 /// Gives the client a place; without one the connection is closed.
-fn admit<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(stream: S, peer: Peer, desk: &Desk) {
+fn admit(stream: std::io::Result<OwnedFd>, word: Word, peer: Peer, desk: &Desk) {
     let Some(place) = desk.places.take_for(&peer) else {
         return;
     };
     let desk = desk.clone();
     tokio::spawn(async move {
+        let talk = async {
+            let user = peer.user().unwrap_or_default();
+            let reader = desk.reader.hand(word, user.as_bytes(), stream?).await?;
+            Client::new(&peer, &desk, &place).converse(reader).await
+        };
         let ended = tokio::select! {
-            ended = converse(stream, &peer, &desk, &place) => ended,
-            () = place.displaced() => Err(ZmtpError::Displaced),
+            ended = talk => ended,
+            () = place.displaced() => Err(Ended::Displaced),
         };
         if let Err(e) = ended {
             tracing::debug!("v0: the connection of {} ends: {e}", peer.shown());
@@ -208,59 +233,118 @@ fn keep_alive(stream: &TcpStream) {
     let _ = stream.set_nodelay(true);
 }
 
-async fn converse<S: AsyncRead + AsyncWrite + Unpin>(
-    stream: S,
-    peer: &Peer,
-    desk: &Desk,
-    place: &ClientPlace,
-) -> Result<(), ZmtpError> {
-    let key = desk.handler.key().cloned();
-    let (room, turns) = (desk.room.of(peer), desk.turns.of(peer));
-    let mut connection = Connection::greet(stream, room.clone(), key).await?;
-    loop {
-        let mut request = match connection.receive().await {
-            Ok(Some(request)) => request,
-            Ok(None) => return Ok(()),
-            Err(e @ ZmtpError::NotSealed) => {
-                desk.handler
-                    .turn_away(peer, "it is not sealed with the key");
-                return Err(e);
-            }
-            Err(e) => return Err(e),
-        };
-        if !place.begin() {
-            return Err(ZmtpError::Displaced);
+/// Why a connection ends before the client hangs up.
+#[derive(Debug, thiserror::Error)]
+enum Ended {
+    #[error("{0}")]
+    Io(#[from] std::io::Error),
+    /// What the reader says.
+    #[error("{0}")]
+    Said(String),
+    #[error("the reader says what nobody asked for ({0:?})")]
+    Unasked(Kind),
+    #[error("a reply was not taken, or no room found for it, in {} s", 2 * PATIENCE.as_secs())]
+    Slow,
+    #[error("its place was needed for another client")]
+    Displaced,
+}
+
+/// Who is asked for, with his part of what clients share.
+struct Client<'a> {
+    peer: &'a Peer,
+    desk: &'a Desk,
+    place: &'a ClientPlace,
+    room: Room,
+    turns: Few,
+}
+
+impl<'a> Client<'a> {
+    fn new(peer: &'a Peer, desk: &'a Desk, place: &'a ClientPlace) -> Client<'a> {
+        let user = peer.user();
+        Client {
+            peer,
+            desk,
+            place,
+            room: desk.room.of(user.as_deref()),
+            turns: desk.turns.of(user.as_deref()),
         }
-        // One frame is a request; anything else is no `Messages`, and is answered so.
-        let frames = std::mem::take(&mut request.body);
-        let (answering, peer) = (desk.handler.clone(), peer.clone());
-        let turn = turns.take().await;
-        let answered = tokio::task::spawn_blocking(move || match frames.as_slice() {
-            [frame] => answering.answer_to(&peer, frame),
-            _ => answering.answer_to(&peer, &[0xff]),
-        });
-        // A request that panicked is in the log already.
-        let answer = answered
-            .await
-            .unwrap_or_else(|_| desk.handler.internal_error());
+    }
+
+    /// Answers what the reader asks for him, until one of the two has hung up.
+    async fn converse(&self, mut reader: UnixStream) -> Result<(), Ended> {
+        while let Some((kind, len)) = head(&mut reader).await? {
+            match kind {
+                Kind::Request => self.answer(&mut reader, len).await?,
+                // It was answered by the reader.
+                Kind::Sent if len == 0 => match self.place.begin() {
+                    true => self.place.end(),
+                    false => return Err(Ended::Displaced),
+                },
+                Kind::Refused => {
+                    let why = body(&mut reader, len, SENTENCE_MAX).await?;
+                    self.desk.handler.turn_away(self.peer, &sentence(&why));
+                }
+                Kind::Failed => {
+                    let why = body(&mut reader, len, SENTENCE_MAX).await?;
+                    return Err(Ended::Said(sentence(&why)));
+                }
+                kind => return Err(Ended::Unasked(kind)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Answers a request of so many bytes; returns when the client has the answer.
+    async fn answer(&self, reader: &mut UnixStream, len: usize) -> Result<(), Ended> {
+        // What the reader has taken is here a second time.
+        let mut room = match len > SMALL {
+            true => Some(self.take_room().await?),
+            false => None,
+        };
+        let read = timeout(PATIENCE, body(reader, len, MESSAGE_MAX)).await;
+        let request = read.map_err(|_| Ended::Slow)??;
+        if !self.place.begin() {
+            return Err(Ended::Displaced);
+        }
+        let turn = self.turns.take().await;
+        let (handler, peer) = (self.desk.handler.clone(), self.peer.clone());
+        let answered = tokio::task::spawn_blocking(move || handler.answer(&peer, &request));
+        // One that panicked is in the log already.
+        let answer = answered.await.ok();
+        let (kind, bytes) = match &answer {
+            Some(answer) => (Kind::Answer, answer.bytes.as_slice()),
+            None => (Kind::Broken, &[][..]),
+        };
         // A large reply to a small request waits in its turn for room, so that there are few of
         // them.
-        if answer.bytes.len() > SMALL && request.room.is_none() {
-            request.room = Some(room.take().await?);
+        if bytes.len() > SMALL && room.is_none() {
+            room = Some(self.take_room().await?);
         }
         drop(turn);
-        connection.reply(&request, &answer.bytes).await?;
-        if answer.quit {
-            tracing::info!("asked to stop through the v0 API");
-            desk.app.stop();
+        let sent = timeout(2 * PATIENCE, async {
+            send(reader, kind, bytes).await?;
+            receive(reader, SENTENCE_MAX).await
+        });
+        match sent.await.map_err(|_| Ended::Slow)?? {
+            Some((Kind::Sent, _)) => (),
+            Some((Kind::Failed, why)) => return Err(Ended::Said(sentence(&why))),
+            Some((kind, _)) => return Err(Ended::Unasked(kind)),
+            None => return Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof).into()),
         }
-        let was_large = request.room.is_some();
-        drop((request, answer));
-        if was_large {
-            // What it took goes back to the system, and does not stay for the next large one.
+        if answer.is_some_and(|answer| answer.quit) {
+            tracing::info!("asked to stop through the v0 API");
+            self.desk.app.stop();
+        }
+        if room.take().is_some() {
+            // What it took goes back to the system, and does not stay for the next one.
             let _ = tokio::task::spawn_blocking(sys::trim_memory).await;
         }
-        place.end();
+        self.place.end();
+        Ok(())
+    }
+
+    async fn take_room(&self) -> Result<Taken, Ended> {
+        self.room.take().await.map_err(|_| Ended::Slow)
     }
 }
 
@@ -332,6 +416,7 @@ mod tests {
             access: Access::new(None, None).unwrap(),
             gate: Gate::open(),
         };
+        let reader = || Reader::new("clients", 0);
         for open in [
             "tcp://0.0.0.0:0",
             "tcp://*:0",
@@ -339,19 +424,18 @@ mod tests {
             "tcp://127.0.0.1:0",
             "tcp://[::1]:0",
         ] {
-            let error = Listener::bind(open, None, None, policy(false))
+            let error = Listener::bind(open, None, None, policy(false), reader())
                 .await
                 .err()
                 .unwrap();
             for word in ["-k", "--insecure-api", "insecure-api = true", "ipc://"] {
                 assert!(error.contains(word), "{error}");
             }
-            assert!(Listener::bind(open, None, None, policy(true)).await.is_ok());
-            assert!(
-                Listener::bind(open, None, Some(Key::from([1; 32])), policy(false))
-                    .await
-                    .is_ok()
-            );
+            let bound = Listener::bind(open, None, None, policy(true), reader()).await;
+            assert!(bound.is_ok());
+            let key = Key::from([1; 32]);
+            let bound = Listener::bind(open, None, Some(&key), policy(false), reader()).await;
+            assert!(bound.is_ok());
         }
     }
 }

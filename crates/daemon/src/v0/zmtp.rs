@@ -18,7 +18,6 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWrite
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::few::{Few, Taken};
-use crate::access::Peer;
 
 /// The largest message, all frames together, in bytes: some 200,000 rules.
 pub const MESSAGE_MAX: usize = 16 << 20;
@@ -28,7 +27,7 @@ const FRAME_COST: usize = 64;
 pub const SMALL: usize = 64 << 10;
 /// For the greetings, for the rest of a message that has begun, for room, and for a reply to be
 /// taken.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(20);
 /// Messages larger than [`SMALL`] at one time, of all clients.
 const LARGE_AT_ONCE: usize = 4;
 /// How long a large message that has its room may take to begin to come as fast as this, bytes a
@@ -63,8 +62,6 @@ pub enum ZmtpError {
     Slow,
     #[error("others' large messages have taken all room for {} s", PATIENCE.as_secs())]
     NoRoom,
-    #[error("its place was needed for another client")]
-    Displaced,
     #[error("a large message was not sealed with the key")]
     NotSealed,
 }
@@ -80,9 +77,9 @@ impl Default for Room {
 }
 
 impl Room {
-    /// The same for one client.
-    pub fn of(&self, peer: &Peer) -> Room {
-        Room(self.0.of(peer))
+    /// The same for one client of a user, as [`Few::of`].
+    pub fn of(&self, user: Option<&str>) -> Room {
+        Room(self.0.of(user))
     }
 
     /// Room for one large message, given back when this is dropped.

@@ -12,7 +12,6 @@ use api::v1::butterfly_server::ButterflyServer;
 use api::v1::router_server::RouterServer;
 use tokio::net::{TcpListener, TcpStream, UnixStream, lookup_host};
 use tokio::sync::mpsc;
-use tokio_rustls::server::TlsStream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::service::Routes;
 use tonic::transport::Server;
@@ -24,6 +23,7 @@ use crate::access::{Access, Admitted, Gate, Peer, Who};
 use crate::app::App;
 use crate::balancer;
 use crate::places::{ClientPlace, ClientPlaces};
+use crate::reader::{Protocol, Secured};
 use crate::router;
 use crate::unix_socket::ApiSocket;
 use crate::v0::server::listen_by;
@@ -208,7 +208,7 @@ fn remote_clients(
     certificates: Arc<Certificates>,
     places: ClientPlaces,
     app: Arc<App>,
-) -> Clients<TlsStream<Guarded<TcpStream>>> {
+) -> Clients<Guarded<UnixStream>> {
     let (sender, receiver) = mpsc::channel(1);
     tokio::spawn(async move {
         let accept = async {
@@ -245,10 +245,10 @@ async fn greet(
     address: SocketAddr,
     place: ClientPlace,
     certificates: &Certificates,
-) -> std::io::Result<Identified<TlsStream<Guarded<TcpStream>>>> {
-    let stream = Guarded::new(stream, place);
+) -> std::io::Result<Identified<Guarded<UnixStream>>> {
+    let accepted = certificates.accept(stream, place, Protocol::Http2);
+    let (Secured { stream, names }, authority) = accepted.await?;
     let place = stream.place();
-    let (stream, names, authority) = certificates.accept(stream).await?;
     let peer = Peer {
         who: Who::Certificate { names },
         address: Some(address.to_string()),

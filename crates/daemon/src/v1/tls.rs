@@ -1,33 +1,32 @@
 //! Mutual TLS: the certificates of `--tls-cert`, `--tls-key` and `--tls-ca`, which can be read
-//! again while the daemon runs, and the handshake.
-//!
-//! tonic's own TLS is made once from its files; so the handshake is made here, by the same library,
-//! with what was read last.
+//! again while the daemon runs. The handshake is made by the [reader](crate::reader) with what was
+//! read last.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio_rustls::TlsAcceptor;
-use tokio_rustls::server::TlsStream;
+use tokio::net::TcpStream;
 
-use crate::access::peer::certificate_names;
 use crate::options::Tls;
+use crate::places::ClientPlace;
+use crate::reader::words::Word;
+use crate::reader::{Protocol, Reader, Secured, secure};
 
-/// For a handshake to be over.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Bytes of each file at the most.
+pub const FILE_MAX: usize = 16 << 20;
 
-/// What was read last.
+/// What clients over TLS are let in by.
 pub struct Certificates {
     files: Files,
-    loaded: RwLock<Loaded>,
-    /// How often the authority of clients has become another one.
+    reader: Arc<Reader>,
+    /// What was read last of the authority of clients.
+    last: Mutex<Vec<u8>>,
+    /// How often that has become another one.
     authority: Arc<AtomicU64>,
 }
 
@@ -37,9 +36,13 @@ struct Files {
     ca: Box<Path>,
 }
 
-struct Loaded {
-    config: Arc<ServerConfig>,
-    authority: Vec<u8>,
+/// What the three files have.
+pub struct Pem {
+    /// The certificate, with its chain.
+    pub cert: Vec<u8>,
+    pub key: Vec<u8>,
+    /// The authority of clients.
+    pub ca: Vec<u8>,
 }
 
 /// By which authority a client came.
@@ -57,8 +60,9 @@ impl Authority {
 }
 
 impl Certificates {
-    /// Reads the three files. `None` where none is named. The error is a sentence.
-    pub fn new(tls: &Tls) -> Result<Option<Certificates>, String> {
+    /// Reads the three files; `reader` makes the handshakes. `None` where none is named. The error
+    /// is a sentence.
+    pub fn new(tls: &Tls, reader: Arc<Reader>) -> Result<Option<Certificates>, String> {
         let (cert, key, ca) = match (&tls.cert, &tls.key, &tls.ca) {
             (Some(cert), Some(key), Some(ca)) => (cert, key, ca),
             _ => return Ok(None),
@@ -68,9 +72,13 @@ impl Certificates {
             key: key.as_path().into(),
             ca: ca.as_path().into(),
         };
+        let pem = files.load()?;
+        let last = Mutex::new(pem.ca.clone());
+        pass_on(&reader, pem)?;
         Ok(Some(Certificates {
-            loaded: RwLock::new(files.load()?),
             files,
+            reader,
+            last,
             authority: Arc::default(),
         }))
     }
@@ -79,10 +87,13 @@ impl Certificates {
     /// nothing changes. Both sentences are for people.
     pub fn reload(&self) -> Result<String, String> {
         let new = self.files.load()?;
-        let mut loaded = self.loaded.write().unwrap_or_else(PoisonError::into_inner);
-        let is_another = loaded.authority != new.authority;
-        *loaded = new;
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let authority = new.ca.clone();
+        let is_another = *last != authority;
+        pass_on(&self.reader, new)?;
+        *last = authority;
         if is_another {
+            // Behind that: who came by the new one and is held for one of before connects again.
             self.authority.fetch_add(1, Ordering::Release);
         }
         let (cert, ca) = (self.files.cert.display(), self.files.ca.display());
@@ -92,105 +103,87 @@ impl Certificates {
         })
     }
 
-    /// Makes the handshake with who speaks plain HTTP/1; gives the stream, and
-    /// whose the certificate is, by which authority.
-    pub async fn accept_http<S: AsyncRead + AsyncWrite + Unpin>(
+    /// Has the handshake made with a client that has a place; gives the stream, and by which
+    /// authority it came. The error says why there is no client.
+    pub async fn accept(
         &self,
-        stream: S,
-    ) -> Result<(TlsStream<S>, Vec<String>, Authority), std::io::Error> {
-        let (config, authority) = self.now();
-        let mut config = (*config).clone();
-        config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        let (stream, names) = handshake(stream, Arc::new(config)).await?;
-        Ok((stream, names, authority))
-    }
-
-    /// Makes the handshake; gives the stream, and whose the certificate is, by which authority.
-    pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
-        &self,
-        stream: S,
-    ) -> Result<(TlsStream<S>, Vec<String>, Authority), std::io::Error> {
-        let (config, authority) = self.now();
-        let (stream, names) = handshake(stream, config).await?;
-        Ok((stream, names, authority))
-    }
-
-    /// What was read last.
-    fn now(&self) -> (Arc<ServerConfig>, Authority) {
-        let loaded = self.loaded.read().unwrap_or_else(PoisonError::into_inner);
+        client: TcpStream,
+        place: ClientPlace,
+        protocol: Protocol,
+    ) -> std::io::Result<(Secured, Authority)> {
+        // Before it is passed on, so that it is of no later one than it is taken for.
         let authority = Authority {
             then: self.authority.load(Ordering::Acquire),
             now: self.authority.clone(),
         };
-        (loaded.config.clone(), authority)
+        let secured = secure(&self.reader, client, place, protocol).await?;
+        Ok((secured, authority))
     }
 }
 
-async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
-    stream: S,
-    config: Arc<ServerConfig>,
-) -> Result<(TlsStream<S>, Vec<String>), std::io::Error> {
-    let handshake = TlsAcceptor::from(config).accept(stream);
-    let stream = tokio::time::timeout(PATIENCE, handshake)
-        .await
-        .map_err(|_| std::io::Error::from(std::io::ErrorKind::TimedOut))??;
-    let (_, session) = stream.get_ref();
-    let certificate = session.peer_certificates().and_then(<[_]>::first);
-    // The verifier asks for one; without it there is no session.
-    let certificate =
-        certificate.ok_or_else(|| std::io::Error::other("the client has shown no certificate"))?;
-    let names = certificate_names(certificate);
-    Ok((stream, names))
+fn pass_on(reader: &Reader, pem: Pem) -> Result<(), String> {
+    let files = vec![pem.cert, pem.key, pem.ca];
+    let set = reader.set(Word::Certificates, &[], files);
+    set.map_err(|e| format!("the TLS files cannot be passed on: {e}"))
 }
 
 impl Files {
-    fn load(&self) -> Result<Loaded, String> {
-        let refused = |why: &dyn std::fmt::Display| {
-            format!(
-                "the TLS files {}, {} and {} cannot be used: {why}",
-                self.cert.display(),
-                self.key.display(),
-                self.ca.display()
-            )
-        };
+    /// Reads them, and tries whether they can be used.
+    fn load(&self) -> Result<Pem, String> {
         let read = |path: &Path| {
-            std::fs::read(path).map_err(|e| format!("{} cannot be read: {e}", path.display()))
+            let name = path.display();
+            let content = std::fs::read(path).map_err(|e| format!("{name} cannot be read: {e}"))?;
+            match content.len() {
+                0..=FILE_MAX => Ok(content),
+                len => Err(format!("{name} has {len} bytes, the most is {FILE_MAX}")),
+            }
         };
-        let certificates = |bytes: &[u8], path: &Path| {
+        let pem = Pem {
+            cert: read(&self.cert)?,
+            key: read(&self.key)?,
+            ca: read(&self.ca)?,
+        };
+        let names = [&self.cert, &self.key, &self.ca].map(|path| path.display().to_string());
+        pem.config(names.each_ref().map(String::as_str))?;
+        Ok(pem)
+    }
+}
+
+impl Pem {
+    /// What a server goes by that has these. The error is a sentence, in which the three are called
+    /// by `names`.
+    pub fn config(&self, names: [&str; 3]) -> Result<ServerConfig, String> {
+        let [cert, key, ca] = names;
+        let refused = |why: &dyn std::fmt::Display| {
+            format!("the TLS files {cert}, {key} and {ca} cannot be used: {why}")
+        };
+        let certificates = |bytes: &[u8], name: &str| {
             let all: Result<Vec<CertificateDer>, _> =
                 CertificateDer::pem_slice_iter(bytes).collect();
             match all {
-                Ok(all) if all.is_empty() => {
-                    Err(refused(&format!("{} has no certificate", path.display())))
-                }
+                Ok(all) if all.is_empty() => Err(refused(&format!("{name} has no certificate"))),
                 Ok(all) => Ok(all),
-                Err(e) => Err(refused(&format!("{}: {e}", path.display()))),
+                Err(e) => Err(refused(&format!("{name}: {e}"))),
             }
         };
-        let chain = certificates(&read(&self.cert)?, &self.cert)?;
-        let key = PrivateKeyDer::from_pem_slice(&read(&self.key)?)
-            .map_err(|e| refused(&format!("{}: {e}", self.key.display())))?;
-        let authority = read(&self.ca)?;
+        let chain = certificates(&self.cert, cert)?;
+        let own = PrivateKeyDer::from_pem_slice(&self.key);
+        let own = own.map_err(|e| refused(&format!("{key}: {e}")))?;
         let mut roots = RootCertStore::empty();
-        for certificate in certificates(&authority, &self.ca)? {
+        for certificate in certificates(&self.ca, ca)? {
             let added = roots.add(certificate);
-            added.map_err(|e| refused(&format!("{}: {e}", self.ca.display())))?;
+            added.map_err(|e| refused(&format!("{ca}: {e}")))?;
         }
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let verifier =
             WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone())
                 .build()
                 .map_err(|e| refused(&e))?;
-        let mut config = ServerConfig::builder_with_provider(provider)
+        ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(|e| refused(&e))?
             .with_client_cert_verifier(verifier)
-            .with_single_cert(chain, key)
-            .map_err(|e| refused(&e))?;
-        config.alpn_protocols = vec![b"h2".to_vec()];
-        Ok(Loaded {
-            config: Arc::new(config),
-            authority,
-        })
+            .with_single_cert(chain, own)
+            .map_err(|e| refused(&e))
     }
 }

@@ -110,6 +110,25 @@ impl Drop for Hang {
     }
 }
 
+/// Stops a thread of a process, as one that hangs, until what is returned is dropped; `words` are
+/// its name and those of `hang_thread.py` behind it.
+pub fn hang(pid: u32, words: &[&str]) -> Hang {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/hang_thread.py");
+    let mut hang = Command::new("python3")
+        .args([script, &pid.to_string()])
+        .args(words)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // Until then nothing is stopped.
+    let mut said = String::new();
+    let out = hang.stdout.as_mut().unwrap();
+    BufReader::new(out).read_line(&mut said).unwrap();
+    let hang = Hang(hang);
+    assert_ne!(said, "", "the thread cannot be stopped");
+    hang
+}
+
 /// A running daemon.
 pub struct Daemon {
     child: Running,
@@ -251,6 +270,23 @@ impl Daemon {
         self.child.1.unwrap_or_else(child)
     }
 
+    /// The processes that parse what strangers send it.
+    pub fn readers(&self) -> Vec<u32> {
+        testkit::process::readers(self.pid())
+    }
+
+    /// A field of proc_pid_status(5) that counts kB, of the daemon and its readers together, bytes.
+    pub fn memory(&self, field: &str) -> usize {
+        let of = |pid: u32| {
+            let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+            let line = status.lines().find_map(|line| line.strip_prefix(field));
+            let kb = line.unwrap().trim().trim_end_matches(" kB");
+            kb.parse::<usize>().unwrap() << 10
+        };
+        let all = self.readers().into_iter().chain([self.pid()]);
+        all.map(of).sum()
+    }
+
     /// The program that it runs.
     pub fn program(&self) -> String {
         let link = std::fs::read_link(format!("/proc/{}/exe", self.pid())).unwrap();
@@ -315,31 +351,14 @@ impl Daemon {
     /// Stops one thread of it, as one that hangs, and waits until the daemon has ended of that;
     /// how.
     pub fn hangs(&mut self, thread: &str) -> ExitStatus {
-        let _hang = self.hang(&[thread, "30"]);
+        let _hang = hang(self.pid(), &[thread, "30"]);
         self.wait().0
     }
 
     /// The first of its threads of this name that makes a system call hangs there, for two minutes,
     /// or until what is returned is dropped.
     pub fn will_hang(&self, thread: &str, call: &str) -> Hang {
-        self.hang(&[thread, "120", call])
-    }
-
-    fn hang(&self, words: &[&str]) -> Hang {
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/hang_thread.py");
-        let mut hang = Command::new("python3")
-            .args([script, &self.pid().to_string()])
-            .args(words)
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        // Until then nothing is stopped.
-        let mut said = String::new();
-        let out = hang.stdout.as_mut().unwrap();
-        BufReader::new(out).read_line(&mut said).unwrap();
-        let hang = Hang(hang);
-        assert_ne!(said, "", "the thread cannot be stopped");
-        hang
+        hang(self.pid(), &[thread, "120", call])
     }
 
     /// Waits until the daemon has ended; how, and after how long.

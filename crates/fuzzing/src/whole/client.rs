@@ -13,7 +13,7 @@ use control::Controller;
 use control::model::{
     Binding, BindingKey, Config, Group, GroupId, Host, Membership, NetworkOptions, Nic, NicId,
 };
-use daemon::decoders::{Handler, LogControl, Operations, carry_out_v1};
+use daemon::decoders::{LogControl, Operations, V0, carry_out_v1};
 use prost::Message as _;
 
 use super::messages::*;
@@ -23,7 +23,7 @@ use crate::input::Input;
 
 pub struct Client {
     operations: Arc<Operations>,
-    v0: Handler,
+    v0: V0,
 }
 
 impl Client {
@@ -32,7 +32,7 @@ impl Client {
         let clock = || 1_800_000_000;
         let operations = Arc::new(Operations::new(control, LogControl::detached(), clock));
         Client {
-            v0: Handler::new(operations.clone(), None),
+            v0: V0::new(operations.clone(), None),
             operations,
         }
     }

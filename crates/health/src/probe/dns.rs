@@ -3,8 +3,9 @@
 use hickory_proto::op::{Message, ResponseCode};
 use hickory_proto::serialize::binary::{BinDecodable, BinEncodable};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpStream, UdpSocket};
 
-use super::{Path, connect, reason};
+use super::reason;
 use crate::check::Dns;
 
 /// What a server may send over UDP without EDNS, and some: RFC 1035, section 4.2.1.
@@ -18,22 +19,47 @@ const RESPONSE: u8 = 0x80;
 const QUESTIONS: std::ops::Range<usize> = 4..6;
 
 impl Dns {
-    pub(super) async fn probe(&self, path: impl Path) -> Result<(), String> {
+    fn query(&self) -> Result<Vec<u8>, String> {
         let mut query = Message::query();
         query.metadata.recursion_desired = true;
         let question = self
             .question()
             .map_err(|e| format!("{} {}", e.value, e.why))?;
         query.add_query(question);
-        let bytes = query
+        query
             .to_bytes()
-            .map_err(|e| format!("the query cannot be made: {e}"))?;
-        let answer = match self.tcp {
-            true => over_tcp(&bytes, path).await?,
-            false => over_udp(&bytes, path).await?,
-        };
-        self::answer(&bytes, &answer)
+            .map_err(|e| format!("the query cannot be made: {e}"))
     }
+
+    /// Anybody can send a datagram to the check's port that seems to come from the server: what is
+    /// not the answer to the query is passed over, until the check's time is up.
+    pub(super) async fn over_udp(&self, socket: UdpSocket) -> Result<(), String> {
+        let query = self.query()?;
+        socket.send(&query).await.map_err(failed)?;
+        let mut answer = vec![0; DATAGRAM_MAX];
+        loop {
+            let len = socket.recv(&mut answer).await.map_err(failed)?;
+            if answers(&query, &answer[..len]) {
+                return self::answer(&query, &answer[..len]);
+            }
+        }
+    }
+
+    /// Each message behind its length in two bytes (section 4.2.2).
+    pub(super) async fn over_tcp(&self, mut stream: TcpStream) -> Result<(), String> {
+        let query = self.query()?;
+        let len = u16::try_from(query.len()).map_err(|_| "the query is too long".to_owned())?;
+        let mut framed = len.to_be_bytes().to_vec();
+        framed.extend_from_slice(&query);
+        stream.write_all(&framed).await.map_err(failed)?;
+        let mut answer = vec![0; usize::from(stream.read_u16().await.map_err(failed)?)];
+        stream.read_exact(&mut answer).await.map_err(failed)?;
+        self::answer(&query, &answer)
+    }
+}
+
+fn failed(error: std::io::Error) -> String {
+    format!("no DNS answer: {}", reason(&error))
 }
 
 /// What an answer to this query says of the server: one that is there says yes or that there is no
@@ -66,35 +92,4 @@ fn answers(query: &[u8], message: &[u8]) -> bool {
     header[ID] == asked[ID]
         && header[FLAGS] & RESPONSE != 0
         && (header[QUESTIONS] == [0, 0] || asks_the_same)
-}
-
-/// Anybody can send a datagram to the check's port that seems to come from the server: what is not
-/// the answer to the query is passed over, until the check's time is up.
-async fn over_udp(query: &[u8], path: impl Path) -> Result<Vec<u8>, String> {
-    let failed = |e: std::io::Error| format!("no DNS answer: {}", reason(&e));
-    let (socket, _hold) = path.udp().await.map_err(failed)?;
-    socket.send(query).await.map_err(failed)?;
-    let mut answer = vec![0; DATAGRAM_MAX];
-    loop {
-        let len = socket.recv(&mut answer).await.map_err(failed)?;
-        if answers(query, &answer[..len]) {
-            answer.truncate(len);
-            return Ok(answer);
-        }
-    }
-}
-
-/// Each message behind its length in two bytes (section 4.2.2).
-async fn over_tcp(query: &[u8], path: impl Path) -> Result<Vec<u8>, String> {
-    let failed = |e: std::io::Error| format!("no DNS answer: {}", reason(&e));
-    let (stream, _hold) = connect(&path).await?;
-    // Declared after what keeps the way open, and so dropped before it.
-    let mut stream = stream;
-    let len = u16::try_from(query.len()).map_err(|_| "the query is too long".to_owned())?;
-    let mut framed = len.to_be_bytes().to_vec();
-    framed.extend_from_slice(query);
-    stream.write_all(&framed).await.map_err(failed)?;
-    let mut answer = vec![0; usize::from(stream.read_u16().await.map_err(failed)?)];
-    stream.read_exact(&mut answer).await.map_err(failed)?;
-    Ok(answer)
 }

@@ -1,5 +1,7 @@
 //! HTTP and HTTPS: one HTTP/1.1 request on a connection of its own, and the status of its answer.
 
+use std::net::SocketAddr;
+
 use http_body_util::Empty;
 use hyper::body::Bytes;
 use hyper::client::conn::http1;
@@ -8,30 +10,29 @@ use hyper::rt::{Read, Write};
 use hyper::{Method, Request};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
 
-use super::{Path, connect, tls};
-use crate::check::{Http, Subject};
+use super::tls;
+use crate::check::Http;
 
 impl Http {
-    pub(super) async fn probe(&self, subject: &Subject, path: impl Path) -> Result<(), String> {
-        let (stream, _hold) = connect(&path).await?;
+    pub(super) async fn probe(&self, service: SocketAddr, stream: TcpStream) -> Result<(), String> {
         match self.tls {
-            false => ask(self, subject, stream).await,
+            false => ask(self, service, stream).await,
             true => {
-                let secured =
-                    tls::connect(stream, self.host.as_deref(), subject.service.ip()).await?;
-                ask(self, subject, secured).await
+                let secured = tls::connect(stream, self.host.as_deref(), service.ip()).await?;
+                ask(self, service, secured).await
             }
         }
     }
 
-    async fn status<S>(&self, subject: &Subject, stream: S) -> Result<u16, String>
+    async fn status<S>(&self, service: SocketAddr, stream: S) -> Result<u16, String>
     where
         S: Read + Write + Unpin + Send,
     {
         let failed = |e: hyper::Error| format!("no HTTP answer: {}", innermost(&e));
         let (mut sender, connection) = http1::handshake(stream).await.map_err(failed)?;
-        let request = self.request(subject)?;
+        let request = self.request(service)?;
         // The connection moves the bytes while the request waits for its answer. It may end first:
         // what came is there.
         let mut answer = std::pin::pin!(sender.send_request(request));
@@ -45,10 +46,10 @@ impl Http {
         Ok(answer.map_err(failed)?.status().as_u16())
     }
 
-    fn request(&self, subject: &Subject) -> Result<Request<Empty<Bytes>>, String> {
+    fn request(&self, service: SocketAddr) -> Result<Request<Empty<Bytes>>, String> {
         let host = match &self.host {
             Some(host) => host.clone(),
-            None => subject.service.to_string(),
+            None => service.to_string(),
         };
         Request::builder()
             .method(if self.head { Method::HEAD } else { Method::GET })
@@ -71,12 +72,13 @@ impl Http {
     }
 }
 
-/// Makes a check over a connection that is there; over TLS already, if that is wanted.
-pub async fn ask<S>(http: &Http, subject: &Subject, stream: S) -> Result<(), String>
+/// Makes a check of a server of this service over a connection that is there; over TLS already, if
+/// that is wanted.
+pub async fn ask<S>(http: &Http, service: SocketAddr, stream: S) -> Result<(), String>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send,
 {
-    let status = http.status(subject, TokioIo::new(stream)).await?;
+    let status = http.status(service, TokioIo::new(stream)).await?;
     match http.is_well(status) {
         true => Ok(()),
         false => Err(format!("HTTP status {status}")),
