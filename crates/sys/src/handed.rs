@@ -3,8 +3,9 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::Write;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 
 use rustix::fs::{MemfdFlags, memfd_create};
 
@@ -47,10 +48,16 @@ pub fn file_of(bytes: &[u8]) -> std::io::Result<OwnedFd> {
 /// # Errors
 /// The descriptor is of no file that can be read from its beginning.
 pub fn bytes_of(file: OwnedFd, max: u64) -> std::io::Result<Vec<u8>> {
-    let mut file = File::from(file);
-    file.seek(SeekFrom::Start(0))?;
-    let mut bytes = Vec::new();
-    file.take(max).read_to_end(&mut bytes)?;
+    let file = File::from(file);
+    let (mut bytes, mut piece) = (Vec::new(), [0; 8 << 10]);
+    // By offsets: the position is its maker's, and who reads only may not seek (`reading_only`).
+    while let left @ 1.. = max - bytes.len() as u64 {
+        let most = piece.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+        match file.read_at(&mut piece[..most], bytes.len() as u64)? {
+            0 => break,
+            len => bytes.extend_from_slice(&piece[..len]),
+        }
+    }
     Ok(bytes)
 }
 

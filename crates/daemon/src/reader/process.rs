@@ -3,12 +3,12 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream as StdStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 
 use rustls::ServerConfig;
+use sys::handed::bytes_of;
 use tokio::net::{TcpStream, UdpSocket, UnixStream};
 use tokio::runtime::{Builder, Handle};
 
@@ -206,18 +206,13 @@ fn exactly<const COUNT: usize>(descriptors: Vec<OwnedFd>) -> Result<[OwnedFd; CO
         .map_err(|those: Vec<OwnedFd>| format!("{} descriptors, not {COUNT}", those.len()))
 }
 
-/// What is in a file in memory, whose end is where its maker stopped writing.
+/// What is in one of the files of certificates.
 fn content(file: OwnedFd) -> Result<Vec<u8>, String> {
-    let file = std::fs::File::from(file);
-    let (mut content, mut piece) = (Vec::new(), vec![0; 64 << 10]);
-    while content.len() <= FILE_MAX {
-        match file.read_at(&mut piece, content.len() as u64) {
-            Ok(0) => return Ok(content),
-            Ok(len) => content.extend_from_slice(&piece[..len]),
-            Err(e) => return Err(e.to_string()),
-        }
+    let content = bytes_of(file, FILE_MAX as u64 + 1).map_err(|e| e.to_string())?;
+    match content.len() {
+        0..=FILE_MAX => Ok(content),
+        _ => Err(format!("it has more than {FILE_MAX} bytes")),
     }
-    Err(format!("it has more than {FILE_MAX} bytes"))
 }
 
 fn tcp(socket: OwnedFd) -> Result<TcpStream, String> {
