@@ -33,24 +33,16 @@ pub enum Failure {
 /// # Errors
 /// The program ends for another reason than that it was asked to.
 pub fn run_program(first: Option<OsString>) -> Result<(), Failure> {
-    if first
-        .as_ref()
-        .is_some_and(|first| first == namespace_helper::ARGUMENT)
-    {
-        return namespace_helper::serve()
-            .map_err(|why| Failure::Process(format!("namespace helper: {why}")));
-    }
-    if first
-        .as_ref()
-        .is_some_and(|first| first == page_helper::ARGUMENT)
-    {
-        return page_helper::serve().map_err(|why| Failure::Process(format!("page helper: {why}")));
-    }
-    if first
-        .as_ref()
-        .is_some_and(|first| first == reader::ARGUMENT)
-    {
-        return reader::serve().map_err(|why| Failure::Process(format!("reader: {why}")));
+    let process = |what: &str, ended: Result<(), String>| {
+        ended.map_err(|why| Failure::Process(format!("{what}: {why}")))
+    };
+    match first.as_ref().and_then(|first| first.to_str()) {
+        Some(namespace_helper::ARGUMENT) => {
+            return process("namespace helper", namespace_helper::serve());
+        }
+        Some(page_helper::ARGUMENT) => return process("page helper", page_helper::serve()),
+        Some(reader::ARGUMENT) => return process("reader", reader::serve()),
+        _ => (),
     }
     let options = Options::parse();
     if let Some(text) = options.text_asked_for() {

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream as StdStream;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -341,10 +340,7 @@ async fn beat_within(socket: &OwnedFd, patience: Option<Duration>) -> Beat {
 
 /// Returns when all threads of a reader have moved.
 async fn beat(socket: &OwnedFd) -> io::Result<()> {
-    let (mut ours, theirs) = StdStream::pair().and_then(|(ours, theirs)| {
-        ours.set_nonblocking(true)?;
-        Ok((UnixStream::from_std(ours)?, theirs))
-    })?;
+    let (mut ours, theirs) = UnixStream::pair()?;
     loop {
         match say(socket, Word::Beat, &[], &[theirs.as_fd()]) {
             Err(e) if is_full(&e) => tokio::time::sleep(AGAIN).await,
