@@ -1,9 +1,6 @@
 //! The token of `--page-token`: who has it may look at the page over loopback in clear text.
 
 use std::fmt;
-use std::fs::File;
-use std::io::Read;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -26,23 +23,11 @@ impl Token {
     /// Reads it from a file, blanks around it left out. The error is a sentence that names the
     /// file.
     pub fn read(path: &Path) -> Result<Token, String> {
-        let shown = path.display();
-        let failed = |e: std::io::Error| format!("--page-token: {shown} cannot be read: {e}");
-        let file = File::open(path).map_err(failed)?;
-        let meta = file.metadata().map_err(failed)?;
-        if !meta.is_file() {
-            return Err(format!("--page-token: {shown} is no file"));
-        }
-        if meta.mode() & 0o007 != 0 {
-            return Err(format!(
-                "--page-token: {shown} can be read by everybody (mode {:o}): chmod o= {shown}",
-                meta.mode() & 0o7777
-            ));
-        }
-        let mut text = String::new();
         let most = *LENGTH.end() as u64 + 3;
-        file.take(most).read_to_string(&mut text).map_err(failed)?;
-        Token::of(text.trim()).map_err(|why| format!("--page-token: the token in {shown} {why}"))
+        let token = sys::private_text::read(path, most).and_then(|text| {
+            Token::of(text.trim()).map_err(|why| format!("the token in {} {why}", path.display()))
+        });
+        token.map_err(|why| format!("--page-token: {why}"))
     }
 
     /// It, if it can be one. The error says what it has.
