@@ -10,10 +10,10 @@ use std::process::Command;
 
 use api::v1;
 use api::v1::butterfly_client::ButterflyClient;
-use common::certificates::Authority;
+use common::certificates::{Authority, TlsFolder};
 use common::{Daemon, within};
 use testkit::netns::Namespace;
-use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
+use tonic::transport::Endpoint;
 
 /// The user that owns nothing.
 const NOBODY: u32 = 65534;
@@ -103,22 +103,11 @@ async fn a_group_can_be_let_in() {
 
 async fn status(
     port: u16,
-    ca: &Authority,
+    tls: &TlsFolder,
     identity: Option<(String, String)>,
 ) -> Result<v1::Status, String> {
-    let mut tls = ClientTlsConfig::new()
-        .ca_certificate(Certificate::from_pem(&ca.pem))
-        .domain_name("butterfly.test");
-    if let Some((cert, key)) = identity {
-        tls = tls.identity(Identity::from_pem(cert, key));
-    }
-    let endpoint = Endpoint::from_shared(format!("https://127.0.0.1:{port}"))
-        .unwrap()
-        .tls_config(tls)
-        .unwrap();
-    let channel = within(endpoint.connect())
-        .await
-        .map_err(|e| e.to_string())?;
+    let channel = tls.connect(port, identity).await;
+    let channel = channel.map_err(|e| e.to_string())?;
     let answer =
         within(ButterflyClient::new(channel).get_status(v1::GetStatusRequest::default())).await;
     answer
@@ -128,41 +117,23 @@ async fn status(
 
 #[tokio::test]
 async fn tcp_is_for_clients_with_a_certificate_by_our_authority() {
-    let (ours, theirs) = (Authority::new(), Authority::new());
-    let (cert, key) = ours.sign();
-    let dir = tempfile::tempdir().unwrap();
-    let write = |name: &str, content: &str| {
-        let path = dir.path().join(name);
-        std::fs::write(&path, content).unwrap();
-        path.to_str().unwrap().to_owned()
-    };
-    let (cert, key, ca) = (
-        write("cert.pem", &cert),
-        write("key.pem", &key),
-        write("ca.pem", &ours.pem),
-    );
+    let (tls, theirs) = (TlsFolder::new(), Authority::new());
     let port = common::free_port();
     let api = format!("tcp:127.0.0.1:{port}");
-    let daemon = Daemon::start(&[
-        "--api",
-        &api,
-        "--tls-cert",
-        &cert,
-        "--tls-key",
-        &key,
-        "--tls-ca",
-        &ca,
-    ]);
+    let daemon = Daemon::start(&[&["--api", &api][..], &tls.options()].concat());
 
     assert_eq!(
-        status(port, &ours, Some(ours.sign())).await.unwrap().pid,
+        status(port, &tls, Some(tls.authority.sign()))
+            .await
+            .unwrap()
+            .pid,
         daemon.pid()
     );
     assert!(
-        status(port, &ours, Some(theirs.sign())).await.is_err(),
+        status(port, &tls, Some(theirs.sign())).await.is_err(),
         "signed by another authority"
     );
-    assert!(status(port, &ours, None).await.is_err(), "no certificate");
+    assert!(status(port, &tls, None).await.is_err(), "no certificate");
     let clear = Endpoint::from_shared(format!("http://127.0.0.1:{port}")).unwrap();
     if let Ok(channel) = within(clear.connect()).await {
         assert!(
@@ -182,26 +153,20 @@ async fn tcp_is_for_clients_with_a_certificate_by_our_authority() {
     .await
     .unwrap();
 
-    let broken = write("broken.pem", "not a certificate");
-    let socket_dir = dir.path().join("sockets");
+    let broken = tls.write("broken.pem", "not a certificate");
+    let socket_dir = tls.path("sockets");
     let args = [
         "--no-syslog",
         "-e",
         "none",
         "--api",
         "tcp:127.0.0.1:0",
-        "--tls-cert",
-        &broken,
-        "--tls-key",
-        &key,
+        "-s",
+        socket_dir.to_str().unwrap(),
     ];
-    let output = common::run(
-        &[
-            &args[..],
-            &["--tls-ca", &ca, "-s", socket_dir.to_str().unwrap()],
-        ]
-        .concat(),
-    );
+    let mut files = tls.options();
+    files[1] = &broken;
+    let output = common::run(&[&args[..], &files].concat());
     assert_eq!(output.status.code(), Some(1));
     assert!(
         String::from_utf8(output.stderr)

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use api::v1;
-use common::certificates::Authority;
+use common::certificates::TlsFolder;
 use common::{Daemon, PATIENCE, free_port, within};
 use serde_json::Value;
 
@@ -303,27 +303,10 @@ impl Drop for Ended {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn prometheus_scrapes_over_tls_and_over_loopback() {
-    let dir = tempfile::tempdir().unwrap();
-    let authority = Authority::new();
-    let file = |name: &str, text: &str| {
-        let path = dir.path().join(name);
-        std::fs::write(&path, text).unwrap();
-        path.to_str().unwrap().to_owned()
-    };
-    let ca = file("ca.pem", &authority.pem);
-    let (cert, key) = authority.sign();
-    let (cert, key) = (file("cert.pem", &cert), file("key.pem", &key));
+    let files = TlsFolder::new();
     let (tls, clear, own) = (free_port(), free_port(), free_port());
-    let certified = Daemon::start(&[
-        "--metrics",
-        &format!("tcp:127.0.0.1:{tls}"),
-        "--tls-cert",
-        &cert,
-        "--tls-key",
-        &key,
-        "--tls-ca",
-        &ca,
-    ]);
+    let metrics = format!("tcp:127.0.0.1:{tls}");
+    let certified = Daemon::start(&[&["--metrics", &metrics][..], &files.options()].concat());
     let open = Daemon::start(&[
         "--metrics",
         &format!("tcp:127.0.0.1:{clear}"),
@@ -336,10 +319,10 @@ async fn prometheus_scrapes_over_tls_and_over_loopback() {
     let url = format!("https://127.0.0.1:{tls}/metrics");
     assert!(!output(&[&bare[..], &[&url]].concat(), "").status.success());
 
-    let (client, client_key) = authority.sign_for("prometheus");
-    let (client, client_key) = (file("client.pem", &client), file("client.key", &client_key));
+    let (client, client_key) = files.client("prometheus");
+    let ca = files.ca();
     let rules = format!("{REPOSITORY}/packaging/prometheus/butterfly.rules.yml");
-    let config = file(
+    let config = files.write(
         "prometheus.yml",
         &format!(
             "global: {{scrape_interval: 200ms}}\nrule_files: [\"{rules}\"]\nscrape_configs:\n\
@@ -350,12 +333,12 @@ async fn prometheus_scrapes_over_tls_and_over_loopback() {
         ),
     );
     succeed(&["promtool", "check", "config", &config], "");
-    let log = std::fs::File::create(dir.path().join("log")).unwrap();
+    let log = std::fs::File::create(files.path("log")).unwrap();
     let prometheus = Command::new("prometheus")
         .arg(format!("--config.file={config}"))
         .arg(format!(
             "--storage.tsdb.path={}",
-            dir.path().join("data").display()
+            files.path("data").display()
         ))
         .arg(format!("--web.listen-address=127.0.0.1:{own}"))
         .stdin(Stdio::null())
@@ -408,7 +391,7 @@ async fn prometheus_scrapes_over_tls_and_over_loopback() {
             if found.len() == series {
                 break;
             }
-            let log = std::fs::read_to_string(dir.path().join("log")).unwrap();
+            let log = std::fs::read_to_string(files.path("log")).unwrap();
             assert!(Instant::now() < deadline, "{query}: {found:?}\n{log}");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use api::v1;
-use common::certificates::Authority;
+use common::certificates::TlsFolder;
 use common::{Daemon, run, within};
 use serde_json::{Value, json};
 
@@ -272,33 +272,18 @@ async fn a_grant_allows_the_token_more_or_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn over_tls_it_is_for_who_has_a_certificate() {
-    let authority = Authority::new();
-    let dir = tempfile::tempdir().unwrap();
-    let file = |name: &str, text: &str| {
-        let path = dir.path().join(name);
-        std::fs::write(&path, text).unwrap();
-        path.to_str().unwrap().to_owned()
-    };
-    let ca = file("ca.pem", &authority.pem);
-    let pair = |name: &str, (certificate, key): (String, String)| {
-        (
-            file(&format!("{name}.pem"), &certificate),
-            file(&format!("{name}.key"), &key),
-        )
-    };
-    let (cert, key) = pair("server", authority.sign());
-    let (client, client_key) = pair("client", authority.sign_for("browser"));
+    let tls = TlsFolder::new();
+    let (client, client_key) = tls.client("browser");
     let port = common::free_port();
     let tcp = format!("tcp:127.0.0.1:{port}");
-    let tls = ["--tls-cert", &cert, "--tls-key", &key, "--tls-ca", &ca];
-    let _daemon = Daemon::start(&[&["--page", &tcp], &tls[..]].concat());
+    let _daemon = Daemon::start(&[&["--page", &tcp][..], &tls.options()].concat());
     let name = format!("butterfly.test:{port}");
     let to = format!("{name}:127.0.0.1");
     let url = format!("https://{name}{API}/ListNics");
     let own = ["--cert", client.as_str(), "--key", client_key.as_str()];
     let words = [
         "--cacert",
-        ca.as_str(),
+        tls.ca(),
         "--resolve",
         &to,
         JSON[0],

@@ -10,54 +10,35 @@ use std::time::{Duration, Instant};
 
 use api::v1;
 use api::v1::butterfly_client::ButterflyClient;
-use common::certificates::Authority;
-use common::{Daemon, PATIENCE, free_port, within};
+use common::certificates::TlsFolder;
+use common::{Daemon, PATIENCE, free_port};
 use rustix::process::{Pid, Signal, geteuid, kill_process};
-use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use tonic::transport::Channel;
 
 const LIST: &str = "messages { revision: 0 message_0 { request { nic_list: true } } }";
 
 /// A daemon that listens on TCP for v0, in clear text, and for v1.
 struct Host {
     daemon: Daemon,
-    authority: Authority,
+    tls: TlsFolder,
     port: u16,
-    files: tempfile::TempDir,
 }
 
 impl Host {
     fn start(args: &[&str]) -> Host {
-        let files = tempfile::tempdir().unwrap();
-        let authority = Authority::new();
-        let (cert, key) = authority.sign();
-        let write = |name: &str, content: &str| {
-            let path = files.path().join(name);
-            std::fs::write(&path, content).unwrap();
-            path.into_os_string().into_string().unwrap()
-        };
-        let port = free_port();
-        let (cert, key) = (write("cert.pem", &cert), write("key.pem", &key));
-        let ca = write("ca.pem", &authority.pem);
+        let (tls, port) = (TlsFolder::new(), free_port());
         let api = format!("tcp:127.0.0.1:{port}");
-        let tls = ["--tls-cert", &cert, "--tls-key", &key, "--tls-ca", &ca];
-        let args = [&["--api", &api][..], &tls, args].concat();
+        let args = [&["--api", &api][..], &tls.options(), args].concat();
         Host {
             daemon: Daemon::start_tcp(&args),
-            authority,
+            tls,
             port,
-            files,
         }
     }
 
     async fn v1(&self) -> ButterflyClient<Channel> {
-        let (cert, key) = self.authority.sign_for("client.test");
-        let tls = ClientTlsConfig::new()
-            .ca_certificate(Certificate::from_pem(&self.authority.pem))
-            .domain_name("butterfly.test")
-            .identity(Identity::from_pem(cert, key));
-        let endpoint = Endpoint::from_shared(format!("https://127.0.0.1:{}", self.port)).unwrap();
-        let endpoint = endpoint.tls_config(tls).unwrap();
-        ButterflyClient::new(within(endpoint.connect()).await.unwrap())
+        let identity = self.tls.authority.sign_for("client.test");
+        ButterflyClient::new(self.tls.connect(self.port, Some(identity)).await.unwrap())
     }
 
     fn v0_port(&self) -> u16 {
@@ -236,9 +217,7 @@ async fn a_reader_ends_with_the_daemon() {
 async fn a_reader_that_comes_later_has_the_key_and_the_certificates() {
     let host = Host::start(&[]);
     host.answers().await;
-    let (cert, key) = host.authority.sign();
-    std::fs::write(host.files.path().join("cert.pem"), cert).unwrap();
-    std::fs::write(host.files.path().join("key.pem"), key).unwrap();
+    host.tls.replace_by(&host.tls.authority);
     host.daemon.signal(Signal::HUP);
     host.wait_for_log("read again: ");
     host.answers().await;

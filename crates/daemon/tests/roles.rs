@@ -9,14 +9,14 @@ use api::v1;
 use api::v1::balancer_client::BalancerClient;
 use api::v1::butterfly_client::ButterflyClient;
 use api::v1::router_client::RouterClient;
-use common::certificates::Authority;
+use common::certificates::{Authority, TlsFolder};
 use common::{Daemon, PATIENCE, within};
 use prost::Message;
 use prost_reflect::DescriptorPool;
 use rustix::process::{Signal, geteuid};
 use rustix::thread::{set_thread_res_gid, set_thread_res_uid};
 use serde_json::Value;
-use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
 /// Users that no database knows.
@@ -45,68 +45,45 @@ certificates = ["admin.test"]
 /// A daemon with the three roles, on a unix socket and on TCP.
 struct Host {
     daemon: Daemon,
-    authority: Authority,
+    files: TlsFolder,
     port: u16,
-    files: tempfile::TempDir,
 }
 
 impl Host {
     fn start() -> Host {
-        let files = tempfile::tempdir().unwrap();
-        let authority = Authority::new();
-        let (cert, key) = authority.sign();
-        let write = |name: &str, content: &str| write(&files.path().join(name), content);
-        let cert = write("cert.pem", &cert);
-        let key = write("key.pem", &key);
-        let ca = write("ca.pem", &authority.pem);
-        let access = write("access.toml", ACCESS);
-        let audit = files.path().join("audit.json");
-        let port = common::free_port();
+        let (files, port) = (TlsFolder::new(), common::free_port());
+        let access = files.write("access.toml", ACCESS);
+        let audit = files.path("audit.json");
         let api = format!("tcp:127.0.0.1:{port}");
-        let daemon = Daemon::start(&[
+        let options = [
             "--api",
             &api,
-            "--tls-cert",
-            &cert,
-            "--tls-key",
-            &key,
-            "--tls-ca",
-            &ca,
             "--access",
             &access,
             "--audit",
             audit.to_str().unwrap(),
             "--trace-dir",
-            files.path().to_str().unwrap(),
-        ]);
+            audit.parent().unwrap().to_str().unwrap(),
+        ];
         Host {
-            daemon,
-            authority,
-            port,
+            daemon: Daemon::start(&[&options[..], &files.options()].concat()),
             files,
+            port,
         }
     }
 
     fn file(&self, name: &str) -> PathBuf {
-        self.files.path().join(name)
+        self.files.path(name)
     }
 
     async fn channel(&self, authority: &Authority, name: &str) -> Channel {
-        let (cert, key) = authority.sign_for(name);
-        let tls = ClientTlsConfig::new()
-            .ca_certificate(Certificate::from_pem(
-                std::fs::read(self.file("ca.pem")).unwrap(),
-            ))
-            .domain_name("butterfly.test")
-            .identity(Identity::from_pem(cert, key));
-        let endpoint = Endpoint::from_shared(format!("https://127.0.0.1:{}", self.port)).unwrap();
-        let endpoint = endpoint.tls_config(tls).unwrap();
-        within(endpoint.connect()).await.unwrap()
+        let identity = authority.sign_for(name);
+        self.files.connect(self.port, Some(identity)).await.unwrap()
     }
 
     /// A client with a certificate of this name.
     async fn by(&self, name: &str) -> ButterflyClient<Channel> {
-        ButterflyClient::new(self.channel(&self.authority, name).await)
+        ButterflyClient::new(self.channel(&self.files.authority, name).await)
     }
 
     /// The audit file's lines.
@@ -203,15 +180,15 @@ async fn a_viewer_changes_nothing_and_who_has_no_role_sees_nothing() {
     let channels = [
         (
             "viewer.test",
-            host.channel(&host.authority, "viewer.test").await,
+            host.channel(&host.files.authority, "viewer.test").await,
         ),
         (
             "nobody.test",
-            host.channel(&host.authority, "nobody.test").await,
+            host.channel(&host.files.authority, "nobody.test").await,
         ),
         (
             "blue.test",
-            host.channel(&host.authority, "blue.test").await,
+            host.channel(&host.files.authority, "blue.test").await,
         ),
     ];
     let mut tried = 0;
@@ -1000,7 +977,7 @@ async fn streams_end_with_the_authority_that_their_reader_came_by() {
     let watch = v1::WatchRequest { snapshot: true };
     let mut events = within(viewer.watch(watch)).await.unwrap().into_inner();
     within(events.message()).await.unwrap().unwrap();
-    let both = [host.authority.pem.as_str(), &Authority::new().pem].concat();
+    let both = [host.files.authority.pem.as_str(), &Authority::new().pem].concat();
     write(&host.file("ca.pem"), &both);
     host.hang_up();
     let mut admin = host.by("admin.test").await;
@@ -1162,10 +1139,7 @@ async fn what_one_may_do_is_read_again_while_it_runs() {
 
     // Another authority, and another certificate of the daemon's.
     let theirs = Authority::new();
-    let (cert, key) = theirs.sign();
-    write(&host.file("cert.pem"), &cert);
-    write(&host.file("key.pem"), &key);
-    write(&host.file("ca.pem"), &theirs.pem);
+    host.files.replace_by(&theirs);
     let read = within(admin.reload(v1::ReloadRequest {})).await.unwrap();
     let read = read.into_inner().read;
     assert!(
@@ -1392,7 +1366,7 @@ async fn every_change_is_in_the_audit_log_with_what_it_was_before() {
 #[tokio::test]
 async fn services_and_who_changed_them_are_in_the_audit_log() {
     let host = Host::start();
-    let channel = host.channel(&host.authority, "admin.test").await;
+    let channel = host.channel(&host.files.authority, "admin.test").await;
     let mut balancer = BalancerClient::new(channel.clone());
     let mut admin = ButterflyClient::new(channel);
     let key = v1::ServiceKey {
@@ -1504,7 +1478,7 @@ async fn who_opens_stream_after_stream_takes_none_of_another_s() {
     assert_eq!((count, refused.code()), (16, Code::ResourceExhausted));
     within(blue.watch(watch)).await.unwrap();
     // Those of the other services count with them.
-    let channel = host.channel(&host.authority, "viewer.test").await;
+    let channel = host.channel(&host.files.authority, "viewer.test").await;
     let mut balancer = BalancerClient::new(channel.clone());
     let refused = within(balancer.watch_balancer(v1::WatchBalancerRequest::default())).await;
     assert_eq!(refused.unwrap_err().code(), Code::ResourceExhausted);
