@@ -1,14 +1,17 @@
 //! Flows: to whom they go, and that they stay.
 
+use std::io::{Read, Write};
+use std::net::SocketAddr;
+use std::os::unix::fs::OpenOptionsExt;
 use std::time::Duration;
 
 use butterfly_tests::lab::check;
 use butterfly_tests::web::Connections;
-use testkit::Result;
+use testkit::{PATIENCE, Result};
 
 use crate::cpus::{Pinned, packets_by_cpu};
 use crate::flood;
-use crate::stage::{SERVICE, Stage, VIP};
+use crate::stage::{SERVICE, Stage, VIP, service};
 
 /// By weight, exactly counted; a sticky client has one server.
 pub fn flows_are_spread_and_counted(stage: &mut Stage) -> Result<()> {
@@ -160,6 +163,65 @@ pub fn a_daemon_that_stands_still_balances_on(stage: &mut Stage) -> Result<()> {
     check(stage.open(100)?.to("s1") == 0, "who is sick gets no flows")?;
     connections.give_up("s1");
     connections.ask_all()
+}
+
+/// Balancers of one seed, which a file has, choose alike, and those of another one otherwise: who
+/// does not know it cannot tell which flows meet.
+pub fn balancers_of_one_seed_choose_alike(stage: &mut Stage) -> Result<()> {
+    let folder = tempfile::tempdir().map_err(|e| format!("a folder: {e}"))?;
+    let file = folder.path().join("seed");
+    let mut chosen = |seed: &str| -> Result<Vec<String>> {
+        let mut options = std::fs::OpenOptions::new();
+        options.write(true).create(true).truncate(true).mode(0o600);
+        let written = options
+            .open(&file)
+            .and_then(|mut file| file.write_all(seed.as_bytes()));
+        written.map_err(|e| format!("{}: {e}", file.display()))?;
+        stage.restart(&["--balance-seed", &file.display().to_string()])?;
+        stage.set_services(&format!(
+            "service add {SERVICE} --server 10.1.2.10 10.1.2.11"
+        ))?;
+        let to = service()?;
+        // TIME-WAIT is not theirs: they end with a reset.
+        let servers = stage.client.inside(|| {
+            let ports = 20_000..20_064;
+            ports
+                .map(|port| ask_from(port, to))
+                .collect::<std::io::Result<_>>()
+        })?;
+        servers.map_err(|e| format!("connections from ports of their own: {e}"))
+    };
+    let first = chosen("0123456789abcdef\n")?;
+    check(
+        chosen("0123456789abcdef")? == first,
+        "the same seed chooses the same servers",
+    )?;
+    check(
+        chosen("0123456789abcdee")? != first,
+        "another seed chooses others",
+    )
+}
+
+/// Which server answers a connection from this port, which is then reset.
+fn ask_from(port: u16, to: SocketAddr) -> std::io::Result<String> {
+    use rustix::net;
+
+    let socket = net::socket(net::AddressFamily::INET, net::SocketType::STREAM, None)?;
+    net::sockopt::set_socket_linger(&socket, Some(Duration::ZERO))?;
+    net::sockopt::set_socket_timeout(&socket, net::sockopt::Timeout::Send, Some(PATIENCE))?;
+    net::sockopt::set_socket_timeout(&socket, net::sockopt::Timeout::Recv, Some(PATIENCE))?;
+    net::bind(&socket, &SocketAddr::from(([0, 0, 0, 0], port)))?;
+    net::connect(&socket, &to)?;
+    let mut stream = std::net::TcpStream::from(socket);
+    stream.write_all(b"GET / HTTP/1.1\r\nhost: vip\r\n\r\n")?;
+    let mut answer = vec![0; 1024];
+    let length = stream.read(&mut answer)?;
+    answer.truncate(length);
+    let answer = String::from_utf8_lossy(&answer).into_owned();
+    match answer.rsplit_once("\r\n\r\n") {
+        Some((_, server)) if !server.is_empty() => Ok(server.to_owned()),
+        _ => Err(std::io::Error::other(format!("the answer is {answer:?}"))),
+    }
 }
 
 /// A flood of SYNs while servers change and the table of flows is as small as it gets: connections

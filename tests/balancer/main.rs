@@ -45,6 +45,7 @@ fn main() {
                 flows::flows_are_spread_and_counted,
                 flows::ten_thousand_connections_survive,
                 flows::a_flood_displaces_no_connection,
+                flows::balancers_of_one_seed_choose_alike,
                 health::health_is_asked_through_the_vip,
                 health::checks_keep_connections_over_a_restart,
                 upgrade::an_upgrade_keeps_flows,

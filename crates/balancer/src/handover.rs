@@ -137,7 +137,9 @@ impl Maps {
             return Err(refused("its flows are of another version"));
         }
         if its != bytemuck::bytes_of(settings) {
-            return Err(refused("it has other limits, which only a restart changes"));
+            return Err(refused(
+                "it has other limits or another seed, which only a restart changes",
+            ));
         }
         let maps = handed.take().map(Maps);
         maps.ok_or_else(|| refused("it has other maps"))

@@ -112,3 +112,30 @@ pub(crate) fn place(hash: u64, buckets: u32) -> (u32, u32) {
 pub(crate) fn slot(hash: u32) -> usize {
     hash as usize % MAGLEV_SIZE
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a stranger can do who knows the seed, and who does not.
+    #[test]
+    fn flows_that_meet_by_one_seed_are_spread_by_another() {
+        const BUCKETS: u32 = 128;
+        let flows = (0..1u32 << 16).map(|n| Tuple {
+            client: [198, 51, 100, (n >> 12) as u8].into(),
+            client_port: 32_768 + (n & 0x0fff) as u16,
+            vip: [192, 0, 2, 1].into(),
+            port: 80,
+            protocol: Protocol::Tcp,
+        });
+        let bucket = |seed, flow: &Tuple| place(of_flow(seed, flow), BUCKETS).0;
+        let met: Vec<Tuple> = flows.filter(|flow| bucket(1, flow) == 0).collect();
+        assert!(met.len() > 256, "{}", met.len());
+        let mut spread = [0; BUCKETS as usize];
+        for flow in &met {
+            spread[bucket(0x0123_4567_89ab_cdef, flow) as usize] += 1;
+        }
+        let most = *spread.iter().max().unwrap();
+        assert!(most < met.len() / 16, "{most} of {} meet again", met.len());
+    }
+}

@@ -1,6 +1,7 @@
 //! What is fixed when the program is loaded: sizes, times, the seed.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
+use std::path::Path;
 use std::time::Duration;
 
 use crate::error::Error;
@@ -28,7 +29,8 @@ pub struct Options {
     /// to 16 hours. The default is longer than TCP keeps silent with keep-alive on (2 hours, RFC
     /// 9293, section 3.8.4).
     pub settle: Duration,
-    /// Of all hashes. Balancers that shall choose alike share it.
+    /// Of all hashes. Balancers that shall choose alike share it; who knows it can make flows that
+    /// meet in one bucket of the memory, and everybody knows the default ([`read_seed`]).
     pub seed: u64,
     /// Who says that a packet's hops are used up or that it is too big. Without one the service's
     /// address does.
@@ -51,6 +53,27 @@ impl Default for Options {
             source_v6: None,
         }
     }
+}
+
+/// Digits of a seed in a file: 64 bits.
+const SEED_DIGITS: usize = 16;
+
+/// A fleet's secret [`Options::seed`] from a file that not everybody can read: 16 hexadecimal
+/// digits, not all 0, with blanks around them or none. The error is a sentence that names the
+/// file.
+pub fn read_seed(path: &Path) -> Result<u64, String> {
+    let text = sys::private_text::read(path, SEED_DIGITS as u64 + 3)?;
+    let digits = text.trim();
+    let all_hex = digits.chars().all(|c| c.is_ascii_hexdigit());
+    let seed = u64::from_str_radix(digits, 16).unwrap_or(0);
+    if digits.len() != SEED_DIGITS || !all_hex || seed == 0 {
+        return Err(format!(
+            "the seed in {} is not {SEED_DIGITS} hexadecimal digits, not all 0: openssl rand \
+             -hex 8",
+            path.display()
+        ));
+    }
+    Ok(seed)
 }
 
 /// Addresses and services have eight times the room that they need in their tables.
@@ -107,4 +130,50 @@ pub(crate) fn configure(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_seed_is_read_and_what_is_none_is_refused_by_name() {
+        let file = std::env::temp_dir().join(format!("butterfly-seed-{}", std::process::id()));
+        let read = |text: &str, mode: u32| {
+            std::fs::write(&file, text).unwrap();
+            std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
+            let read = read_seed(&file);
+            std::fs::remove_file(&file).unwrap();
+            read
+        };
+        assert_eq!(read("0123456789abcDEF\n", 0o640), Ok(0x0123_4567_89ab_cdef));
+        assert_eq!(
+            read(" f123456789abcdef\r\n", 0o600),
+            Ok(0xf123_4567_89ab_cdef)
+        );
+        for (text, mode, why) in [
+            (
+                "0123456789abcdef",
+                0o644,
+                "can be read by everybody (mode 644)",
+            ),
+            ("", 0o600, "is not 16 hexadecimal digits"),
+            ("123456789abcdef", 0o600, "is not 16 hexadecimal digits"),
+            ("0123456789abcdef01", 0o600, "is not 16 hexadecimal digits"),
+            ("+123456789abcdef", 0o600, "is not 16 hexadecimal digits"),
+            ("0x23456789abcdef", 0o600, "is not 16 hexadecimal digits"),
+            ("0000000000000000", 0o600, "not all 0"),
+        ] {
+            let error = read(text, mode).unwrap_err();
+            let named = error.contains(&file.display().to_string());
+            assert!(named && error.contains(why), "{text}: {error}");
+        }
+        let error = read_seed(Path::new("/nonexistent/seed")).unwrap_err();
+        assert!(
+            error.starts_with("/nonexistent/seed cannot be read"),
+            "{error}"
+        );
+    }
 }

@@ -59,6 +59,7 @@ pub struct Ini {
     /// Separated by commas.
     pub balance_interfaces: Vec<String>,
     pub balance_hook: Option<PathBuf>,
+    pub balance_seed: Option<PathBuf>,
     pub balance_bgp: Option<PathBuf>,
     pub check_programs: Option<PathBuf>,
     /// Separated by commas.
@@ -165,6 +166,7 @@ fn set(ini: &mut Ini, section: &str, key: &str, value: &str) -> Result<(), Strin
         ("security", "insecure-metrics") => ini.insecure_metrics = Some(yes(&name, value)?),
         ("security", "encryption_key_path") => ini.encryption_key_path = Some(value.into()),
         ("security", "access") => ini.access = Some(value.into()),
+        ("security", "balance-seed") => ini.balance_seed = Some(value.into()),
         ("security", "audit") => ini.audit = Some(value.into()),
         ("security", "insecure-api") => ini.insecure_api = Some(yes(&name, value)?),
         ("general" | "security", _) => return Err(format!("there is no key {name}")),
@@ -235,6 +237,7 @@ fn known(section: &str, key: &str) -> bool {
                 | "insecure-api"
                 | "access"
                 | "audit"
+                | "balance-seed"
                 | "insecure-metrics"
                 | "page-token"
         ),
@@ -304,6 +307,7 @@ ipfix = 192.0.2.9:4739, [2001:db8::9]:4739
 sflow = 192.0.2.9:6343, [2001:db8::9]:6343
 sflow-rate = 100
 [security]
+balance-seed = /etc/butterfly/balance-seed
 insecure-metrics = true
 page-token = /etc/butterfly/page-token
 encryption_key_path = /etc/butterfly/key
@@ -351,6 +355,7 @@ audit = /var/log/butterfly/audit.json
             sflow_rate: Some(100),
             balance_interfaces: vec!["eth0".into(), "eth1".into()],
             balance_hook: Some("/etc/butterfly/hook".into()),
+            balance_seed: Some("/etc/butterfly/balance-seed".into()),
             balance_bgp: Some("/etc/butterfly/bgp.ini".into()),
             check_programs: Some("/usr/local/lib/checks".into()),
             router_interfaces: vec!["eth2".into(), "eth3.100".into()],
@@ -473,6 +478,7 @@ audit = /var/log/butterfly/audit.json
             sflow_rate: Some(_),
             balance_interfaces,
             balance_hook: Some(_),
+            balance_seed: Some(_),
             balance_bgp: Some(_),
             check_programs: Some(_),
             router_interfaces,

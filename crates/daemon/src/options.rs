@@ -267,6 +267,10 @@ pub struct Options {
     #[arg(long, value_name = "N", default_value_t = 262_144,
         value_parser = clap::value_parser!(u32).range(1024..=1 << 26))]
     pub(crate) balance_max_flows: u32,
+    /// Seed of the load balancer's hashes, which a fleet shares: this file has 16 hexadecimal
+    /// digits; without it strangers know the seed (docs/balancer.md)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) balance_seed: Option<PathBuf>,
     /// Run this program as `PROGRAM announce ADDRESS`, or withdraw, when a service's address comes
     /// or goes
     #[arg(long, value_name = "PROGRAM")]
@@ -415,6 +419,7 @@ pub struct Settings {
     /// Interfaces that services are balanced on from the start.
     pub(crate) balance_interfaces: Vec<String>,
     pub(crate) balance_max_flows: u32,
+    pub(crate) balance_seed: Option<PathBuf>,
     pub(crate) balance_hook: Option<PathBuf>,
     pub(crate) balance_bgp: Option<PathBuf>,
     /// Where the programs are that health checks may run.
@@ -698,6 +703,13 @@ impl Settings {
             some(ini.balance_interfaces),
             names,
         );
+        let balance_seed = said.one(
+            "--balance-seed",
+            "balance-seed",
+            options.balance_seed,
+            ini.balance_seed,
+            path,
+        );
         let balance_hook = said.one(
             "--balance-hook",
             "balance-hook",
@@ -841,6 +853,7 @@ impl Settings {
             },
             balance_interfaces: balance_interfaces.unwrap_or_default(),
             balance_max_flows: options.balance_max_flows,
+            balance_seed,
             balance_hook,
             balance_bgp,
             check_programs,
@@ -1149,6 +1162,7 @@ mod tests {
             },
             balance_interfaces: vec![],
             balance_max_flows: 262_144,
+            balance_seed: None,
             balance_hook: None,
             balance_bgp: None,
             check_programs: None,
@@ -1333,6 +1347,9 @@ mod tests {
             ),
             (&["--balance-max-flows 4096"], &|s| {
                 s.balance_max_flows = 4096
+            }),
+            (&["--balance-seed /s"], &|s| {
+                s.balance_seed = Some("/s".into())
             }),
             (&["--balance-hook /h"], &|s| {
                 s.balance_hook = Some("/h".into())

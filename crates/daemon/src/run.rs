@@ -324,7 +324,7 @@ async fn serve(
         None => (handed("balancer"), None),
     };
     let engine = Arc::new(balancer::Engine::new(
-        settings.balance_max_flows,
+        balancer_options(settings)?,
         interfaces.clone(),
         kernel.clone(),
         interface_states.clone(),
@@ -1128,6 +1128,19 @@ fn worker_options(
             states.leave(slot.0, NicState::Broken(why));
         }),
     }
+}
+
+fn balancer_options(settings: &Settings) -> Result<::balancer::Options, String> {
+    let seed = settings.balance_seed.as_deref().map(::balancer::read_seed);
+    let seed = seed
+        .transpose()
+        .map_err(|why| format!("--balance-seed: {why}"))?;
+    let default = ::balancer::Options::default();
+    Ok(::balancer::Options {
+        max_flows: settings.balance_max_flows,
+        seed: seed.unwrap_or(default.seed),
+        ..default
+    })
 }
 
 /// Where connections are, if they are to outlive a daemon that is killed: then somebody has to hold

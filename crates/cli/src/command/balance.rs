@@ -5,12 +5,13 @@
 use std::collections::BTreeSet;
 use std::io::IsTerminal;
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use api::v1;
 use api::v1::balancer_server::BalancerServer;
-use balancer::{Balancer, Follower, Options, Services};
+use balancer::{Balancer, Follower, Options, Services, read_seed};
 use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 use tonic::service::Routes;
@@ -71,6 +72,10 @@ pub struct BalanceArgs {
     #[arg(long, value_name = "N", default_value_t = 262_144,
         value_parser = clap::value_parser!(u32).range(1024..=1 << 26))]
     max_flows: u32,
+    /// Seed of all hashes, which a fleet shares: this file has 16 hexadecimal digits; without it
+    /// strangers know the seed (docs/balancer.md)
+    #[arg(long, value_name = "FILE")]
+    seed: Option<PathBuf>,
     /// In the driver, in the kernel's stack, or at tc [default: tc where packets are the kernel's
     /// own buffers (veth, TAP, bridge, virtio), else in the driver if it can]
     #[arg(long, value_name = "MODE", ignore_case = true)]
@@ -95,6 +100,7 @@ impl BalanceArgs {
         let services = self.services.services()?;
         let failed = |e: balancer::Error| Error::Refused(e.to_string());
         self.check_own_address()?;
+        let fixed = self.fixed()?;
         let catch = |kind| signal(kind).map_err(Error::Output);
         let (mut interrupt, mut terminate) = (
             catch(SignalKind::interrupt())?,
@@ -102,7 +108,7 @@ impl BalanceArgs {
         );
         let mut stay = self.stay.begin(Alone::Balance)?;
         let follower = Follower::start().await.map_err(failed)?;
-        let (balancer, left) = self.load(&services, stay.as_mut()).map_err(failed)?;
+        let (balancer, left) = load(fixed, &services, stay.as_mut()).map_err(failed)?;
         let balancer = Arc::new(Mutex::new(balancer));
         follower.learn(&balancer, &services).await.map_err(failed)?;
         lock(&balancer).apply(services).map_err(failed)?;
@@ -154,63 +160,24 @@ impl BalanceArgs {
         }
     }
 
-    /// A balancer, with the maps of a command before where one has left them, and the tables that
-    /// it is to take up then.
-    fn load(
-        &self,
-        services: &Services,
-        stay: Option<&mut Stay>,
-    ) -> Result<(Balancer, Option<Vec<u8>>), balancer::Error> {
-        let Some(stay) = stay else {
-            return Ok((Balancer::new(&self.options(services, false))?, None));
-        };
-        let with_spare = self.options(services, true);
-        let tables = stay.take(TABLES).map(|item| item.note);
-        let left = stay.take(MAPS).zip(tables).map(|(maps, tables)| {
-            let options = self.options(services, false).with_room_of(&maps);
-            let balancer = Balancer::handed(&options, maps)?;
-            match balancer.can_take_up(&tables) {
-                true => Ok((balancer, Some(tables))),
-                false => Err(balancer::Error::Handed {
-                    why: "its tables cannot be".into(),
-                }),
-            }
-        });
-        let (mut balancer, tables) = match left {
-            None => (Balancer::new(&with_spare)?, None),
-            Some(Ok(left)) => left,
-            Some(Err(e)) => {
-                say(&format!("butterfly: flows begin anew: {e}\n"));
-                (Balancer::new(&with_spare)?, None)
-            }
-        };
-        balancer.points_handed(stay.take_points());
-        balancer.keep_points(stay.point_keeper());
-        Ok((balancer, tables))
-    }
-
-    /// No more room than is needed: a service costs 128 KiB. But what stays has some to spare, for
-    /// a next command with more of them: with more room it would begin with other maps.
-    fn options(&self, services: &Services, spare: bool) -> Options {
-        let most = |count: usize, more: usize| {
-            let count = if spare { count + more } else { count.max(1) };
-            u16::try_from(count).unwrap_or(ROOM_MAX).min(ROOM_MAX)
-        };
-        let servers = services.iter().map(|service| service.servers().count());
+    /// What does not depend on the services.
+    fn fixed(&self) -> Result<Options, Error> {
+        let default = Options::default();
+        let seed = self.seed.as_deref().map(read_seed).transpose();
+        let seed = seed.map_err(|why| Error::Refused(format!("--seed: {why}")))?;
         let (source_v4, source_v6) = match self.own {
             IpAddr::V4(own) => (Some(own), None),
             IpAddr::V6(own) => (None, Some(own)),
         };
-        Options {
+        Ok(Options {
             max_flows: self.max_flows,
-            max_services: most(services.len(), SPARE_SERVICES),
-            max_servers: most(servers.sum(), SPARE_SERVERS),
             // The table shows every flow.
             remember_all: true,
+            seed: seed.unwrap_or(default.seed),
             source_v4,
             source_v6,
-            ..Options::default()
-        }
+            ..default
+        })
     }
 
     /// Takes the interfaces, and says so. One that cannot be had gives the others back: the
@@ -340,6 +307,56 @@ impl BalanceArgs {
             out.flush()?;
             before = now;
         }
+    }
+}
+
+/// A balancer, with the maps of a command before where one has left them, and the tables that
+/// it is to take up then.
+fn load(
+    fixed: Options,
+    services: &Services,
+    stay: Option<&mut Stay>,
+) -> Result<(Balancer, Option<Vec<u8>>), balancer::Error> {
+    let Some(stay) = stay else {
+        return Ok((Balancer::new(&options(&fixed, services, false))?, None));
+    };
+    let with_spare = options(&fixed, services, true);
+    let tables = stay.take(TABLES).map(|item| item.note);
+    let left = stay.take(MAPS).zip(tables).map(|(maps, tables)| {
+        let with_room = options(&fixed, services, false).with_room_of(&maps);
+        let balancer = Balancer::handed(&with_room, maps)?;
+        match balancer.can_take_up(&tables) {
+            true => Ok((balancer, Some(tables))),
+            false => Err(balancer::Error::Handed {
+                why: "its tables cannot be".into(),
+            }),
+        }
+    });
+    let (mut balancer, tables) = match left {
+        None => (Balancer::new(&with_spare)?, None),
+        Some(Ok(left)) => left,
+        Some(Err(e)) => {
+            say(&format!("butterfly: flows begin anew: {e}\n"));
+            (Balancer::new(&with_spare)?, None)
+        }
+    };
+    balancer.points_handed(stay.take_points());
+    balancer.keep_points(stay.point_keeper());
+    Ok((balancer, tables))
+}
+
+/// With no more room than is needed: a service costs 128 KiB. But what stays has some to spare, for
+/// a next command with more of them: with more room it would begin with other maps.
+fn options(fixed: &Options, services: &Services, spare: bool) -> Options {
+    let most = |count: usize, more: usize| {
+        let count = if spare { count + more } else { count.max(1) };
+        u16::try_from(count).unwrap_or(ROOM_MAX).min(ROOM_MAX)
+    };
+    let servers = services.iter().map(|service| service.servers().count());
+    Options {
+        max_services: most(services.len(), SPARE_SERVICES),
+        max_servers: most(servers.sum(), SPARE_SERVERS),
+        ..fixed.clone()
     }
 }
 

@@ -103,7 +103,7 @@ impl Engine {
     /// the daemon [hands over](Self::hand_over) whose place this one takes, or what is held of one
     /// that has ended; in `held` this one's is.
     pub fn new(
-        max_flows: u32,
+        options: Options,
         programs: Arc<Mutex<Interfaces>>,
         kernel: Arc<Kernel>,
         states: InterfaceStates,
@@ -112,10 +112,7 @@ impl Engine {
     ) -> Engine {
         let tables = handed.remove(TABLES).and_then(|item| bytes(TABLES, item));
         Engine {
-            options: Options {
-                max_flows,
-                ..Options::default()
-            },
+            options,
             programs,
             kernel,
             states,
@@ -183,8 +180,8 @@ impl Engine {
     }
 
     /// The program, with the maps of the daemon before where there are some. One that was killed
-    /// or stopped may have been of another version, or have had other limits: then flows begin
-    /// anew.
+    /// or stopped may have been of another version, or have had other limits or another seed: then
+    /// flows begin anew.
     fn load(&self) -> Result<Balancer, balancer::Error> {
         let Some(handed) = lock(&self.handed).take() else {
             return Balancer::new(&self.options);
