@@ -218,7 +218,8 @@ static __always_inline bool read_plain(context *ctx, struct plain *plain)
 	struct kernel_key *key = &plain->key;
 	struct udphdr *udp;
 
-	if (!end || end > ctx->len)
+	// The kernel cuts all of a frame, and not what its packet says alone.
+	if (!end || end > ctx->len || (size && end != ctx->len))
 		return false;
 	if (key->protocol == IPPROTO_TCP) {
 		plain->header = read_tcp(ctx, l4, end, &plain->segment);

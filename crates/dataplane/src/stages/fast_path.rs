@@ -224,7 +224,8 @@ impl FastPath {
                 left &= !(self.choose_echo::<V6>(round, index, choice) << index);
                 continue;
             };
-            if plain.src != own_mac || frame.fault().is_some() || !plain.suits(&frame.offload) {
+            if plain.src != own_mac || frame.fault().is_some() || !plain.suits(len, &frame.offload)
+            {
                 continue;
             }
             if plain.dst != mac {

@@ -12,6 +12,8 @@ use crate::offload::{Gso, Offload, PartialChecksum};
 /// make 1,365 of the largest frame; a guest that asks for one-byte segments is after the time of
 /// its neighbours.
 pub const SEGMENTS_MAX: usize = 2048;
+/// What the shortest frames are padded to, without their check sequence (IEEE 802.3, 3.2.8).
+const PADDED_LEN: usize = 60;
 
 /// Fails with [`ParseError::Offload`] when the checksum's place or the kind of segments do not suit
 /// `packet`, the result of parsing a frame of `frame_len` bytes. To be called once for every frame,
@@ -28,7 +30,7 @@ pub fn check_offload(
     let checksum_fits = offload
         .checksum
         .is_none_or(|partial| checksum_suits(packet, frame_len, partial));
-    if checksum_fits && gso_suits(packet, offload) {
+    if checksum_fits && gso_suits(packet, frame_len, offload) {
         Ok(())
     } else {
         Err(ParseError::Offload)
@@ -59,15 +61,18 @@ fn checksum_suits(packet: &Packet, frame_len: usize, partial: PartialChecksum) -
     start >= behind && start + usize::from(partial.offset) + 2 <= end
 }
 
-fn gso_suits(packet: &Packet, offload: &Offload) -> bool {
+fn gso_suits(packet: &Packet, frame_len: usize, offload: &Offload) -> bool {
     if offload.gso == Gso::None {
         return true;
     }
     let Net::Ip(ip) = &packet.net else {
         return false;
     };
+    // The kernel cuts all of a frame, what is behind its packet included: into more segments than
+    // are counted here, of bytes that nobody has judged. Padding is no reason to have more.
+    let is_all = ip.end as usize == frame_len || frame_len <= PADDED_LEN;
     let too_many = ip.l4_len() > usize::from(offload.gso_size) * SEGMENTS_MAX;
-    if ip.fragment.is_some() || offload.gso_size == 0 || too_many {
+    if ip.fragment.is_some() || offload.gso_size == 0 || too_many || !is_all {
         return false;
     }
     let field = match (offload.gso, ip.l4_info) {
@@ -166,6 +171,9 @@ mod tests {
         let (frame, offload) = large.build_with_offload();
         let packet = parse::parse(&frame, frame.len()).unwrap();
         assert_eq!(check_offload(&packet, frame.len(), &offload), Ok(()));
+        // One more byte, behind the packet.
+        let longer = check_offload(&packet, frame.len() + 1, &offload);
+        assert_eq!(longer, Err(ParseError::Offload));
         let checksum = Some(PartialChecksum {
             start: 60,
             offset: 6,

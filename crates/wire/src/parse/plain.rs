@@ -250,10 +250,10 @@ impl Transport {
 
 impl Plain {
     /// What the sender left undone is what such a packet can have undone: its own checksum, and
-    /// cutting it into segments of its own kind, not too many of them. A yes is one of
-    /// [`check_offload`](super::check_offload) too.
+    /// cutting it into segments of its own kind, not too many of them, all `frame_len` bytes of its
+    /// frame. A yes is one of [`check_offload`](super::check_offload) too.
     #[inline]
-    pub fn suits(&self, offload: &Offload) -> bool {
+    pub fn suits(&self, frame_len: usize, offload: &Offload) -> bool {
         let l4 = usize::from(self.transport.l4);
         let (tcp, v6) = (self.transport.tcp, l4 == L4_V6);
         let field = if tcp { 16 } else { 6 };
@@ -267,6 +267,7 @@ impl Plain {
             Gso::Udp => !tcp,
         };
         let few = offload.gso_size > 0
+            && self.transport.end as usize == frame_len
             && self.transport.end as usize - l4
                 <= usize::from(offload.gso_size) * super::SEGMENTS_MAX;
         kind && few && offload.checksum.is_none_or(own)

@@ -217,7 +217,7 @@ impl FastPath {
         let Some(plain) = parse::plain::<V6>(frame.head(), len) else {
             return;
         };
-        if frame.fault().is_some() || !plain.suits(&frame.offload) {
+        if frame.fault().is_some() || !plain.suits(len, &frame.offload) {
             return;
         }
         let Some(route) = self

@@ -113,7 +113,7 @@ fn check_plain(head: &[u8], frame_len: usize) {
                 gso_size,
                 ..Offload::default()
             };
-            if plain.suits(&offload) {
+            if plain.suits(frame_len, &offload) {
                 assert_eq!(
                     check_offload(&packet, frame_len, &offload),
                     Ok(()),
