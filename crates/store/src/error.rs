@@ -64,6 +64,9 @@ pub enum Error {
     /// A change was written, and the disk failed before it was synced.
     #[error("the store {} could not be synced, and the change is lost", .0.display())]
     Lost(PathBuf),
+    /// This process gives way to another one, which has it.
+    #[error("the store {} is another process's by now, to which this one gives way", .0.display())]
+    Given(PathBuf),
     /// The disk failed, and the file cannot be opened again.
     #[error("the store {} has failed, and cannot be opened again", .0.display())]
     Closed(PathBuf),

@@ -46,6 +46,15 @@ pub(crate) fn open(folder: &Path) -> Result<Opened, Error> {
         true => regular(&part, OFlags::CREATE | OFlags::TRUNC)?,
         false => regular(&path, OFlags::empty())?,
     };
+    // Our own files have their content before they have their name; a copy that a full disk or a
+    // power cut has emptied is not a store without objects.
+    let length = file
+        .metadata()
+        .map_err(|e| Error::io(&path, "read", e))?
+        .len();
+    if !fresh && length == 0 {
+        return Err(Error::damaged(&path, "it is empty"));
+    }
     Ok(Opened {
         path,
         file,

@@ -155,7 +155,10 @@ impl Store {
         let mut store = Store::over(path, keep, Box::new(reopen))?;
         // Held as long as the file can be opened.
         store.lock = Some(Arc::new(lock));
-        store.prepare(layout, |from| file::copy(&store.path, from).map(drop))?;
+        let is_fresh = fresh.is_some();
+        store.prepare(layout, is_fresh, |from| {
+            file::copy(&store.path, from).map(drop)
+        })?;
         if let Some(fresh) = fresh {
             fresh.name(&store.path)?;
         }
@@ -173,7 +176,7 @@ impl Store {
         let of = path.clone();
         let reopen = move || backend::open(&of, make());
         let store = Store::over(path, keep, Box::new(reopen))?;
-        store.prepare(&Layout::CURRENT, |_| Ok(()))?;
+        store.prepare(&Layout::CURRENT, true, |_| Ok(()))?;
         Ok(store)
     }
 
@@ -194,15 +197,17 @@ impl Store {
         })
     }
 
-    /// Writes the format into a new file, and brings an old one up to this version's.
+    /// Writes the format into a file that `may_be_bare`, and brings an old one up to this version's.
     fn prepare(
         &self,
         layout: &Layout,
+        may_be_bare: bool,
         copy: impl FnOnce(u64) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let found = match self.meta(layout::FORMAT_KEY)? {
             Some(format) => format,
-            None if self.is_bare()? => 0,
+            None if self.is_bare()? && may_be_bare => 0,
+            None if self.is_bare()? => return Err(Error::damaged(&self.path, "it has no format")),
             None => return Err(Error::Foreign(self.path.clone())),
         };
         if found > layout.format {
@@ -292,7 +297,7 @@ impl Store {
         done: impl FnOnce(R) -> T,
     ) -> Result<T, Error> {
         let opened = self.opened();
-        let database = opened.database.as_ref().ok_or_else(|| self.gone())?;
+        let database = opened.database.as_ref().ok_or_else(|| self.gone(&opened))?;
         match transact(database, durability, body) {
             Ok(result) => Ok(done(result)),
             Err(error) => {
@@ -384,8 +389,12 @@ impl Store {
         read()
     }
 
-    fn gone(&self) -> Error {
-        Error::Closed(self.path.clone())
+    /// Why it is not open.
+    fn gone(&self, opened: &Opened) -> Error {
+        match opened.whose {
+            Whose::Given => Error::Given(self.path.clone()),
+            Whose::Ours | Whose::Returning => Error::Closed(self.path.clone()),
+        }
     }
 
     fn read<T>(
@@ -393,7 +402,7 @@ impl Store {
         body: impl FnOnce(&redb::ReadTransaction) -> Result<T, redb::Error>,
     ) -> Result<T, Error> {
         let opened = self.opened();
-        let database = opened.database.as_ref().ok_or_else(|| self.gone())?;
+        let database = opened.database.as_ref().ok_or_else(|| self.gone(&opened))?;
         let run = || body(&database.begin_read()?);
         run().map_err(|error| Error::database(&self.path, error))
     }
