@@ -33,7 +33,7 @@ use crate::journal::{Author, Journal};
 use crate::limits;
 use crate::model::{Config, Feature, GroupId, Nic, NicKind, Part, ServiceKey};
 use crate::services::Checks;
-use crate::stage::{Change, Staged};
+use crate::stage::{Change, OverlayChanges, Staged};
 use crate::state::{NicEntry, State};
 use dataplane::snapshot::{PortSlot, PortUid};
 use std::collections::BTreeSet;
@@ -255,6 +255,42 @@ impl Controller {
         changes.extend(interfaces.map(|(feature, list)| Change::Interfaces(feature, list)));
         changes.extend(config.router_acl.map(Change::RouterAcl));
         self.commit(changes, dry_run)
+    }
+
+    /// Adds what is declared to the configuration, all or nothing, in one snapshot. Nothing is
+    /// removed; what is there and declared otherwise is replaced.
+    pub fn add(&mut self, config: Config) -> Result<Diff, Error> {
+        let groups = config.groups.into_values().map(Change::PutGroup);
+        let nics = config.nics.into_values().map(Box::new).map(Change::PutNic);
+        let mut changes: Vec<Change> = groups.chain(nics).collect();
+        let some = |(key, one)| (key, Some(one));
+        changes.push(Change::Overlay(Box::new(OverlayChanges {
+            hosts: config
+                .hosts
+                .into_iter()
+                .map(|(key, host)| (key, Some(host)))
+                .collect(),
+            networks: config.networks,
+            bindings: config.bindings.into_iter().map(some).collect(),
+        })));
+        if let Some(more) = config.services.filter(|services| !services.is_empty()) {
+            let mut services = (*self.state.services).clone();
+            services.extend(more);
+            changes.push(Change::Services(services));
+        }
+        for (feature, more) in config.interfaces {
+            let mut interfaces = self.interfaces(feature).to_vec();
+            interfaces.retain(|one| more.iter().all(|new| new.name != one.name));
+            interfaces.extend(more);
+            changes.push(Change::Interfaces(feature, interfaces));
+        }
+        changes.extend(
+            config
+                .router_acl
+                .flatten()
+                .map(|list| Change::RouterAcl(Some(list))),
+        );
+        self.commit(changes, false)
     }
 
     /// The one way of all operations: stage on a copy, make, record, publish, then take the copy

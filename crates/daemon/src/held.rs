@@ -77,7 +77,7 @@ pub fn keep(path: &Path, until_idle: bool) -> Result<(), String> {
     set_capabilities(None, none).map_err(|e| failed(&e))?;
     let _ = sd_notify::notify(&[NotifyState::Ready]);
     keeper::serve(&listener, until_idle).map_err(|e| failed(&e))?;
-    let _ = std::fs::remove_file(path);
+    listener.remove_file();
     Ok(())
 }
 
@@ -150,8 +150,8 @@ impl Held {
                     };
                     if let Ok(Some(status)) = begun.try_wait() {
                         return Err(format!(
-                            "no keeper can be had on {}: one that was started ended with {status} \
-                             (butterflyd --as-keeper {0} says why)",
+                            "no keeper can be had: {e}, and one that was started ended with \
+                             {status} (butterflyd --as-keeper {} says why)",
                             path.display()
                         ));
                     }
@@ -695,16 +695,22 @@ impl Held {
     }
 
     /// Makes what is stored. What of it goes meanwhile, since something else cannot be made, has
-    /// its devices and sessions again when it is made again: it is told to
-    /// [`put_back`](Self::put_back) them.
+    /// its devices and sessions again when it is made again: `load` says when it
+    /// [begins](Self::begin_again) and has them [put back](Self::put_back).
     pub fn while_loading<T>(&self, load: impl FnOnce() -> T) -> T {
         self.loading.store(true, Ordering::Release);
         let loaded = load();
+        self.keeper.end();
         self.loading.store(false, Ordering::Release);
         loaded
     }
 
-    /// Devices and VMMs' sessions are as they were left.
+    /// Devices and sessions that are taken up from now on may be put back.
+    pub fn begin_again(&self) {
+        self.keeper.begin();
+    }
+
+    /// Devices and VMMs' sessions that were taken up since are as they were left.
     pub fn put_back(&self) {
         let is_tap = |name: &str| name.starts_with(TAP);
         self.keeper

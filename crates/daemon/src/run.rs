@@ -1014,10 +1014,7 @@ async fn all_ended(tasks: &mut JoinSet<()>, within: Duration) {
 async fn give_way(upgraded: &Upgraded, mut clients: JoinSet<()>) -> ! {
     // Calls that are running are answered.
     all_ended(&mut clients, ANSWERS_WITHIN).await;
-    if let Err(e) = sd_notify::notify(&[NotifyState::MainPid(upgraded.pid)]) {
-        tracing::warn!("systemd could not be told: {e}");
-    }
-    // systemd is to have read that before it hears of this end.
+    // systemd, which was told of the next process, is to have read that before it hears of this end.
     tokio::time::sleep(GRACE).await;
     tracing::info!("process {} goes on in this one's place", upgraded.pid);
     std::process::exit(0);
@@ -1037,11 +1034,7 @@ async fn load(
     };
     let loading = tokio::task::spawn_blocking(move || {
         let start = Instant::now();
-        let mut load = |held: Option<&Held>| {
-            stored.load(&mut controller, || {
-                held.iter().for_each(|held| held.put_back())
-            })
-        };
+        let mut load = |held: Option<&Held>| stored.load(&mut controller, held);
         are_loading.store(true, Ordering::Release);
         let loaded = match &held {
             Some(held) => held.while_loading(|| load(Some(held))),

@@ -23,6 +23,7 @@ use prost::Message;
 use store::{Keep, Kind, Object, Put, Revision, Signed, Store, Ticket};
 
 use crate::app::{Operations, unix_secs};
+use crate::held::Held;
 use crate::upgrade::{Changes, words};
 use crate::v1::{convert, render};
 
@@ -30,7 +31,8 @@ use crate::v1::{convert, render};
 const SOON: Duration = Duration::from_millis(50);
 
 /// Objects by kind and key, each as its document.
-type Objects = BTreeMap<(Kind, Vec<u8>), Vec<u8>>;
+type Objects = BTreeMap<StoredKey, Vec<u8>>;
+type StoredKey = (Kind, Vec<u8>);
 
 /// The store of a daemon, and what is its own and not stored.
 pub struct Stored {
@@ -77,38 +79,43 @@ impl Stored {
     }
 
     /// Makes the controller, which has nothing yet, what was stored. What this host cannot make now
-    /// is said, stays stored, and is tried again at the next start. `undone`: what was made is gone
-    /// again by then, since something else could not be.
-    pub fn load(
+    /// is said, stays stored, and is tried again at the next start. In `held` is what it goes on
+    /// with.
+    pub fn load(&self, controller: &mut Controller, held: Option<&Held>) -> Result<Loaded, String> {
+        let stored: Vec<_> = self.objects()?.into_iter().collect();
+        let made = self.make(controller, held, &stored)?;
+        Ok(Loaded {
+            objects: made,
+            whole: made == stored.len(),
+        })
+    }
+
+    /// Makes these objects, all that can be made: how many. Where one cannot, each half of them is
+    /// made by itself, so that a few that cannot be made cost little, and so do many of one kind,
+    /// which are beside each other.
+    fn make(
         &self,
         controller: &mut Controller,
-        undone: impl FnOnce(),
-    ) -> Result<Loaded, String> {
-        let stored = self.objects()?;
-        let whole = read(self.store.path(), stored.iter(), controller.settings())?;
-        let count = stored.len();
-        let Err(why) = controller.apply(whole, false) else {
-            return Ok(Loaded {
-                objects: count,
-                whole: true,
-            });
+        held: Option<&Held>,
+        objects: &[(StoredKey, Vec<u8>)],
+    ) -> Result<usize, String> {
+        held.iter().for_each(|held| held.begin_again());
+        let each = objects.iter().map(|(key, value)| (key, value));
+        let config = read(self.store.path(), each, controller.settings())?;
+        let Err(why) = controller.add(config) else {
+            return Ok(objects.len());
         };
-        tracing::error!("not all that is stored can be made at once: {why}");
-        undone();
-        let mut made = Objects::new();
-        for (key, value) in stored {
-            let object = [(&key, &value)];
-            let one = made.iter().chain(object);
-            let tried = read(self.store.path(), one, controller.settings())?;
-            match controller.apply(tried, false) {
-                Ok(_) => drop(made.insert(key, value)),
-                Err(why) => tracing::error!("this stays stored, and is not made: {why}"),
+        // What was made is gone again by now.
+        held.iter().for_each(|held| held.put_back());
+        match objects.split_at(objects.len() / 2) {
+            ([], _) => {
+                tracing::error!("this stays stored, and is not made: {why}");
+                Ok(0)
+            }
+            (one, other) => {
+                Ok(self.make(controller, held, one)? + self.make(controller, held, other)?)
             }
         }
-        Ok(Loaded {
-            objects: made.len(),
-            whole: made.len() == count,
-        })
     }
 
     /// All objects that are there, for a daemon that this one gives way to: see [`load_packed`].
@@ -410,20 +417,21 @@ impl Journal for Writer {
             .are_taken()
             .map_err(|why| Error::Journal(why.into()))?;
         let puts: Vec<Put> = change.objects.iter().map(put).collect();
-        {
-            // A client that takes or gives back an interface makes it the store's.
-            let known = self.0.of_options.lock();
-            let mut known = known.unwrap_or_else(PoisonError::into_inner);
-            for put in puts.iter().filter(|put| interface(put.kind)) {
-                known.remove(&(put.kind, put.key.clone()));
-            }
-        }
         let signed = Signed {
             author,
             unix_secs: unix_secs(),
         };
         let written = self.0.store.write(signed, &puts);
         let ticket = written.map_err(unreadable)?;
+        {
+            // A client that takes or gives back an interface makes it the store's. A change that is
+            // refused has made nothing of it.
+            let known = self.0.of_options.lock();
+            let mut known = known.unwrap_or_else(PoisonError::into_inner);
+            for put in puts.iter().filter(|put| interface(put.kind)) {
+                known.remove(&(put.kind, put.key.clone()));
+            }
+        }
         let takes_away = |put: &Put| {
             put.value.is_none() && (put.kind == Kind::Nic || put.kind == Kind::Service)
                 || put.value.is_none() && interface(put.kind)

@@ -306,6 +306,17 @@ async fn a_nic_that_is_traced_elsewhere_than_allowed_now_stays_stored_and_is_nam
     for nic in [traced, plain] {
         put(&mut client, nic).await.unwrap();
     }
+    // Each tried by itself, among what is made already, they would take minutes.
+    let bindings = (0..20_000).map(|number: u32| v1::Binding {
+        vni: 7,
+        mac: format!("52:54:01:{:02x}:{:02x}:01", number >> 8, number & 0xff),
+        endpoint: "192.0.2.9".into(),
+        ..Default::default()
+    });
+    let request = v1::PutBindingsRequest {
+        bindings: bindings.collect(),
+    };
+    within(client.put_bindings(request)).await.unwrap();
 
     let daemon = daemon.killed_and_started_again(&args(&now));
     assert_eq!(ids(&config(&mut daemon.v1().await).await), ["plain"]);
@@ -315,6 +326,9 @@ async fn a_nic_that_is_traced_elsewhere_than_allowed_now_stays_stored_and_is_nam
          file beneath {now}, the folder of traces (trace-dir in the settings, --trace-dir)"
     );
     assert!(log.contains(&why), "{log}");
+    assert_eq!(log.matches("is not made").count(), 1, "{log}");
+    let bindings = config(&mut daemon.v1().await).await.bindings.len();
+    assert_eq!(bindings, 20_000);
 
     let daemon = daemon.killed_and_started_again(&args(&before));
     let made = config(&mut daemon.v1().await).await;

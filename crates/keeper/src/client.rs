@@ -1,6 +1,6 @@
 //! The daemon's side.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -68,6 +68,8 @@ struct State {
     left: BTreeMap<String, Held>,
     /// What this daemon wants to be held.
     ours: BTreeMap<String, Held>,
+    /// What of it came since [`begin`](Keeper::begin), while somebody may have it put back.
+    begun: Option<BTreeSet<String>>,
 }
 
 impl Keeper {
@@ -85,6 +87,7 @@ impl Keeper {
             apart: false,
             left,
             ours: BTreeMap::new(),
+            begun: None,
         };
         Ok(Keeper {
             path: path.to_owned(),
@@ -102,6 +105,7 @@ impl Keeper {
             apart: true,
             left: BTreeMap::new(),
             ours: BTreeMap::new(),
+            begun: None,
         };
         Keeper {
             path: path.to_owned(),
@@ -154,16 +158,31 @@ impl Keeper {
             return Ok(None);
         };
         let taken = held.try_clone()?;
-        state.ours.insert(name.to_owned(), held);
+        state.keep(name, held);
         Ok(Some(taken))
     }
 
-    /// What this daemon has taken up or had held of such names is as if it was left by the daemon
-    /// before: there is to be another taker. All stays held.
+    /// What is taken up or had held from now on may be [put back](Keeper::put_back).
+    pub fn begin(&self) {
+        self.lock().begun = Some(BTreeSet::new());
+    }
+
+    /// What this daemon has taken up or had held of such names since [`begin`](Keeper::begin) is as
+    /// if it was left by the daemon before: there is to be another taker. All stays held.
     pub fn put_back(&self, which: impl Fn(&str) -> bool) {
         let state = &mut *self.lock();
-        let back = state.ours.extract_if(.., |name, _| which(name));
-        state.left.extend(back);
+        for name in state.begun.take().unwrap_or_default() {
+            if which(&name)
+                && let Some(held) = state.ours.remove(&name)
+            {
+                state.left.insert(name, held);
+            }
+        }
+    }
+
+    /// Nothing is put back any more.
+    pub fn end(&self) {
+        self.lock().begun = None;
     }
 
     /// The names of what this daemon has held, of those that `which` takes.
@@ -222,7 +241,7 @@ impl Keeper {
         let held = Held { note, fds };
         let done = self.ask(&mut state, Verb::Hold, name, Some(&held));
         if !matches!(done, Err(Error::Refused { .. })) {
-            state.ours.insert(name.to_owned(), held);
+            state.keep(name, held);
         }
         done
     }
@@ -375,6 +394,13 @@ impl Keeper {
 }
 
 impl State {
+    fn keep(&mut self, name: &str, held: Held) {
+        self.ours.insert(name.to_owned(), held);
+        if let Some(begun) = &mut self.begun {
+            begun.insert(name.to_owned());
+        }
+    }
+
     /// Receives its answers to what was said before.
     fn receive_owed(&mut self) -> io::Result<()> {
         while self.owed > 0 {

@@ -23,7 +23,7 @@ mod server;
 
 pub use client::{Held, Keeper};
 pub use message::{Parts, receive_parts, send_parts};
-pub use server::{bind, serve, serve_one};
+pub use server::{Listener, bind, serve, serve_one};
 
 use std::path::PathBuf;
 
@@ -48,7 +48,7 @@ pub enum Error {
         error: std::io::Error,
     },
     /// It serves one daemon at a time.
-    #[error("the keeper {} is another daemon's, which is still there", .0.display())]
+    #[error("the keeper {} is another daemon's, which is still there, or does not answer", .0.display())]
     InUse(PathBuf),
     /// The keeper said no.
     #[error("the keeper {} refuses '{}': {why}", .path.display(), .name.escape_debug())]

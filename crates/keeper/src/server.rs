@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{AtFlags, CWD, Mode};
+use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, flock};
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind as bind_to, connect,
@@ -31,9 +31,39 @@ const FIRST_WITHIN: Duration = Duration::from_secs(30);
 /// What is held, by name.
 type All = BTreeMap<String, (Vec<u8>, Vec<OwnedFd>)>;
 
-/// A socket that [`serve`] takes. It is its owner's alone (0600). One that nobody listens on any
-/// more is replaced; where a keeper listens it is an error.
-pub fn bind(path: &Path) -> io::Result<OwnedFd> {
+/// How long a keeper that makes its socket waits for another one that does in the same folder.
+const TURN_WITHIN: Duration = Duration::from_secs(1);
+
+/// A socket that [`serve`] takes.
+#[derive(Debug)]
+pub struct Listener {
+    socket: OwnedFd,
+    path: PathBuf,
+    /// Its file: device and inode.
+    file: (u64, u64),
+}
+
+impl Listener {
+    /// Takes its file away, unless another keeper's is in its place.
+    pub fn remove_file(&self) {
+        let there = rustix::fs::lstat(&self.path).map(|stat| (stat.st_dev, stat.st_ino));
+        if there == Ok(self.file) {
+            let _ = rustix::fs::unlink(&self.path);
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Makes a socket. It is its owner's alone (0600). One that nobody listens on any more is replaced;
+/// where a keeper listens it is an error.
+pub fn bind(path: &Path) -> io::Result<Listener> {
+    // One that is bound and does not listen yet is not one that nobody listens on any more.
+    let _turn = turn(path);
     let address = SocketAddrUnix::new(path)?;
     let make = || {
         socket_with(
@@ -52,16 +82,40 @@ pub fn bind(path: &Path) -> io::Result<OwnedFd> {
     // Until it listens nobody can connect, whatever its mode.
     bind_to(&listener, &address)?;
     rustix::fs::chmodat(CWD, path, Mode::from_raw_mode(0o600), AtFlags::empty())?;
+    let stat = rustix::fs::lstat(path)?;
     listen(&listener, 16)?;
-    Ok(listener)
+    Ok(Listener {
+        socket: listener,
+        path: path.to_owned(),
+        file: (stat.st_dev, stat.st_ino),
+    })
+}
+
+/// The one turn of a socket's folder, which ends with what is given. `None`: somebody keeps it for
+/// himself, which is to keep no keeper from starting.
+fn turn(path: &Path) -> Option<OwnedFd> {
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let folder = rustix::fs::open(folder, flags, Mode::empty()).ok()?;
+    let until = Instant::now() + TURN_WITHIN;
+    while let Err(e) = flock(&folder, FlockOperation::NonBlockingLockExclusive) {
+        if e != rustix::io::Errno::WOULDBLOCK || Instant::now() >= until {
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Some(folder)
 }
 
 /// Serves daemons, one after the other; others wait. With `until_idle` it returns when the last one
 /// has left nothing, or when none has come within 30 s.
-pub fn serve(listener: &OwnedFd, until_idle: bool) -> io::Result<()> {
-    match until_idle && !is_called(listener, FIRST_WITHIN)? {
+pub fn serve(listener: &Listener, until_idle: bool) -> io::Result<()> {
+    match until_idle && !is_called(&listener.socket, FIRST_WITHIN)? {
         true => Ok(()),
-        false => serve_all(listener, until_idle),
+        false => serve_all(&listener.socket, until_idle),
     }
 }
 
@@ -196,12 +250,12 @@ mod tests {
         let listener = bind(&path).unwrap();
         let soon = Duration::from_millis(10);
         let began = Instant::now();
-        assert!(!is_called(&listener, soon).unwrap());
+        assert!(!is_called(&listener.socket, soon).unwrap());
         assert!(began.elapsed() >= soon);
         let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
         let client = socket_with(family, kind, SocketFlags::CLOEXEC, None).unwrap();
         connect(&client, &SocketAddrUnix::new(&path).unwrap()).unwrap();
-        assert!(is_called(&listener, Duration::ZERO).unwrap());
+        assert!(is_called(&listener.socket, Duration::ZERO).unwrap());
     }
 
     #[test]

@@ -114,6 +114,50 @@ fn one_daemon_at_a_time_and_one_keeper() {
     keeper.join().unwrap();
 }
 
+/// Whoever has lost its place to another one takes away nothing of its.
+#[test]
+fn a_keeper_that_ends_leaves_the_socket_of_another_one() {
+    let fixture = Fixture::new();
+    let first = bind(&fixture.socket()).unwrap();
+    std::fs::remove_file(fixture.socket()).unwrap();
+    let second = bind(&fixture.socket()).unwrap();
+    first.remove_file();
+    assert!(fixture.socket().exists(), "it is the second one's");
+    second.remove_file();
+    assert!(!fixture.socket().exists(), "its own it takes away");
+}
+
+/// What was taken up before somebody began anew stays whose it is.
+#[test]
+fn what_was_taken_up_since_is_put_back() {
+    let fixture = Fixture::new();
+    let keeper = fixture.start();
+    let (one, two) = (held(), held());
+    let daemon = fixture.daemon();
+    daemon.hold("one", b"", &[one.1.as_fd()]).unwrap();
+    daemon.hold("two", b"", &[two.1.as_fd()]).unwrap();
+    drop(daemon);
+    let daemon = fixture.daemon();
+    daemon.begin();
+    assert!(daemon.take("one").unwrap().is_some());
+    daemon.begin();
+    assert!(daemon.take("two").unwrap().is_some());
+    daemon.put_back(|_| true);
+    assert!(daemon.take("one").unwrap().is_none(), "it was taken before");
+    assert!(
+        daemon.take("two").unwrap().is_some(),
+        "there is another taker"
+    );
+    daemon.end();
+    daemon.put_back(|_| true);
+    assert!(daemon.take("two").unwrap().is_none(), "it is over");
+    for name in ["one", "two"] {
+        daemon.release(name).unwrap();
+    }
+    drop(daemon);
+    keeper.join().unwrap();
+}
+
 /// The daemon has a descriptor of each itself, and gives them to the next keeper.
 #[test]
 fn a_keeper_that_dies_is_given_all_again() {

@@ -18,6 +18,7 @@ use nix::unistd::Uid;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
+use sd_notify::NotifyState;
 use sys::handed::{Handed, Items, file_of};
 use tokio::sync::watch;
 use xdp::Interfaces;
@@ -43,7 +44,10 @@ const PREPARES_WITHIN: Duration = Duration::from_secs(60);
 const VMMS_WITHIN: Duration = Duration::from_secs(1);
 const OPENS_WITHIN: Duration = Duration::from_secs(5);
 const TAKES_WITHIN: Duration = Duration::from_secs(5);
-const SERVES_WITHIN: Duration = Duration::from_secs(10);
+const MOVES_WITHIN: Duration = Duration::from_secs(10);
+/// Frames move by then. The kernel takes some 10 ms for each interface of the router and the load
+/// balancer, of which there may be 1,024 and 256.
+const SERVES_WITHIN: Duration = Duration::from_secs(60);
 /// How long it may take to be gone when it was killed.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
 
@@ -343,6 +347,11 @@ impl Upgrade {
             // Nobody ends it any more.
             *child = None;
         }
+        // A stop from here on is the next one's to hear, and so is this one's end: it would be taken
+        // for the service's. Should the next one fail still, its end has systemd start another.
+        if let Err(e) = sd_notify::notify(&[NotifyState::MainPid(next.child.id())]) {
+            tracing::warn!("systemd could not be told of the next process: {e}");
+        }
 
         // The commit. From here on all is the other one's, come what may.
         unix_socket::leave_files();
@@ -353,7 +362,7 @@ impl Upgrade {
         let pid = next.child.id();
         let moving = next
             .say(Word::Go, "", b"", &[])
-            .and_then(|()| next.receive(Word::Moving, SERVES_WITHIN));
+            .and_then(|()| next.receive(Word::Moving, MOVES_WITHIN));
         let pause = began.elapsed();
         app.stop();
         let serving = moving.and_then(|_| next.receive(Word::Serving, SERVES_WITHIN));
