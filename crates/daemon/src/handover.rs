@@ -73,28 +73,41 @@ pub fn leave(
         }
     }
     drop(switch.detach_all(&queues));
-    if !upgrade::was_replaced() {
-        match switch.leave_flows() {
-            Some(Ok(count)) => {
-                return Ok(Connections {
-                    count,
-                    in_memory: true,
-                });
-            }
-            Some(Err(why)) => tracing::warn!("connections are not left in memory: {why}"),
-            None => (),
-        }
+    if !upgrade::was_replaced()
+        && let Some(left) = leave_in_memory(switch)
+    {
+        return Ok(left);
     }
     let failed = |e: Error| format!("connections cannot be read: {e}");
     let (bytes, count) = connections::export_all(controller).map_err(failed)?;
-    if count > 0 {
-        let path = folder.join(FILE);
-        write(&path, &bytes).map_err(|e| format!("{}: {e}", path.display()))?;
+    let path = folder.join(FILE);
+    if count > 0
+        && let Err(e) = write(&path, &bytes)
+    {
+        let why = format!("{}: {e}", path.display());
+        // Who comes next may read the memory all the same: most versions do.
+        let left = leave_in_memory(switch).ok_or_else(|| why.clone())?;
+        tracing::warn!("{why}: connections are left in memory alone");
+        return Ok(left);
     }
     Ok(Connections {
         count,
         in_memory: false,
     })
+}
+
+/// `None`: they are in no memory, or cannot be left there.
+fn leave_in_memory(switch: &Switch) -> Option<Connections> {
+    match switch.leave_flows()? {
+        Ok(count) => Some(Connections {
+            count,
+            in_memory: true,
+        }),
+        Err(why) => {
+            tracing::warn!("connections are not left in memory: {why}");
+            None
+        }
+    }
 }
 
 /// Whether a daemon has left connections in this folder.
@@ -382,16 +395,24 @@ fn write(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
         .create_new(true)
         .mode(0o600)
         .open(&new)?;
-    file.write_all(bytes)?;
-    std::fs::rename(&new, path)
+    let written = file.write_all(bytes);
+    let named = written.and_then(|()| std::fs::rename(&new, path));
+    if named.is_err() {
+        // It takes the room of what is written next.
+        let _ = std::fs::remove_file(&new);
+    }
+    named
 }
 
 /// What is in it, and since when.
 fn read(path: &Path) -> std::io::Result<Option<(Vec<u8>, SystemTime)>> {
-    let nofollow = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
+    use rustix::fs::OFlags;
+
+    // A pipe that somebody has put there would keep the daemon from starting.
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file: File = match OpenOptions::new()
         .read(true)
-        .custom_flags(nofollow)
+        .custom_flags(flags.bits() as i32)
         .open(path)
     {
         Ok(file) => file,
