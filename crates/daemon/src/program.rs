@@ -3,6 +3,7 @@
 
 use std::ffi::OsString;
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use clap::Parser;
 use container::namespace_helper;
@@ -16,14 +17,19 @@ use crate::{held, logging, reader, run};
 /// The command line or a file it names is wrong (sysexits would say 64 and 78; clap says 2).
 const USAGE: u8 = 2;
 
+/// How long a start that fails takes under systemd at the least. What keeps it from starting may pass,
+/// and systemd, which starts it again at once, is not to give it up meanwhile (`StartLimitBurst` in
+/// packaging/butterflyd.service).
+const START_TAKES: Duration = Duration::from_secs(2);
+
 /// Why the program ends otherwise than it was asked to.
 pub enum Failure {
     /// The command line or a file that it names is wrong.
     Usage(String),
     /// A process that has no log could not do its work.
     Process(String),
-    /// The daemon could not.
-    Daemon(LogControl, String),
+    /// The daemon could not. It ends so long behind its last words.
+    Daemon(LogControl, String, Duration),
 }
 
 /// Does what the command line asks for; `first` is the first argument. The daemon itself starts
@@ -65,7 +71,15 @@ fn run_daemon(options: Options) -> Result<(), Failure> {
         Failure::Usage(why)
     })?;
     let log = logging::start(settings.log_level, settings.no_syslog);
-    run::run(settings, log.clone(), predecessor).map_err(|why| Failure::Daemon(log, why))
+    let begun = Instant::now();
+    let is_of_systemd = predecessor.is_none() && std::env::var_os("NOTIFY_SOCKET").is_some();
+    run::run(settings, log.clone(), predecessor).map_err(|why| {
+        let pause = match is_of_systemd {
+            true => START_TAKES.saturating_sub(begun.elapsed()),
+            false => Duration::ZERO,
+        };
+        Failure::Daemon(log, why, pause)
+    })
 }
 
 impl Failure {
@@ -73,7 +87,10 @@ impl Failure {
     pub fn report(&self) -> ExitCode {
         match self {
             Failure::Usage(why) | Failure::Process(why) => eprintln!("butterflyd: {why}"),
-            Failure::Daemon(log, why) => log.last_words(why),
+            Failure::Daemon(log, why, pause) => {
+                log.last_words(why);
+                std::thread::sleep(*pause);
+            }
         }
         match self {
             Failure::Usage(_) => ExitCode::from(USAGE),
