@@ -452,7 +452,7 @@ def settings():
         text, count = re.subn(rf"(?m)^;{key} = .*$", f"{key} = {value}", text)
         if count != 1:
             sys.exit(f"packages: packaging/butterflyd.ini says nothing of {key}")
-    return text
+    return text.replace("/usr/local/share/", "/usr/share/")
 
 
 def strip(kind, program, to, symbols):

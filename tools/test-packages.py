@@ -217,7 +217,7 @@ butterfly health --wait
 CAPABILITIES = """
 pid=$(systemctl show -p MainPID --value butterflyd)
 test "$(ps -o user= -p $pid)" = butterfly
-# CAP_NET_ADMIN, CAP_NET_RAW, CAP_PERFMON, CAP_BPF, and no other, of any thread.
+# CAP_NET_BIND_SERVICE, CAP_NET_ADMIN, CAP_NET_RAW, CAP_PERFMON, CAP_BPF: no other, of any thread.
 for task in /proc/$pid/task/*; do
     grep -E '^Cap(Eff|Prm|Amb)' $task/status
 done | awk '{print $2}' | sort -u
@@ -480,9 +480,9 @@ def session(test):
         "active\nenabled",
     )
     step(
-        "a user of its own, four capabilities",
+        "a user of its own, five capabilities",
         CAPABILITIES,
-        "000000c000003000\n",
+        "000000c000003400\n",
         "NoNewPrivs:\t1",
         "Seccomp:\t2",
         absent=["0000000000200000"],

@@ -235,6 +235,21 @@ pub fn the_daemon_s_own_bgp_tells_bird(stage: &mut Stage) -> Result<()> {
     )
 }
 
+/// By a daemon that may do what the shipped unit lets it, which has neither BIRD's user nor more for
+/// BIRD than it has itself: the port of BGP is below 1024.
+pub fn the_unit_s_daemon_speaks_bgp(stage: &mut Stage) -> Result<()> {
+    if !bird::is_here() {
+        return Ok(());
+    }
+    let _router = Bird::start(&stage.client, "10.1.2.1", ROUTER)?;
+    let told = Told::with(SETTINGS)?;
+    let owner = Some(rustix::process::Uid::from_raw(65_534));
+    let given = rustix::fs::chown(told.file.path(), owner, None);
+    given.map_err(|e| format!("{}: {e}", told.file.path().display()))?;
+    stage.restart_unprivileged(&["--balance-bgp", told.path()])?;
+    serve(stage)
+}
+
 /// Another program takes the daemon's place, or fails to when it had taken up all: its BIRD goes
 /// on, and so does the session with the router, which hears of nothing.
 fn over_an_upgrade(stage: &mut Stage, router: &Bird) -> Result<()> {
@@ -303,19 +318,25 @@ pub struct Told {
 }
 
 impl Told {
+    fn with(text: &str) -> Result<Told> {
+        let failed = |e: std::io::Error| format!("a file with settings: {e}");
+        let file = tempfile::NamedTempFile::new().map_err(failed)?;
+        std::fs::write(file.path(), text).map_err(failed)?;
+        Ok(Told { file })
+    }
+
+    fn path(&self) -> &str {
+        self.file.path().to_str().unwrap_or_default()
+    }
+
     fn options(&self) -> Vec<&str> {
-        let path = self.file.path().to_str().unwrap_or_default();
-        [&["--balance-bgp", path][..], &LASTING].concat()
+        [&["--balance-bgp", self.path()][..], &LASTING].concat()
     }
 }
 
 /// The daemon anew, with these settings of BGP.
 pub fn told(stage: &mut Stage, text: &str) -> Result<Told> {
-    let file = tempfile::NamedTempFile::new().map_err(|e| format!("cannot make a file: {e}"))?;
-    std::fs::write(file.path(), text).map_err(|e| format!("{}: {e}", file.path().display()))?;
-    let mode = std::fs::Permissions::from_mode(0o600);
-    std::fs::set_permissions(file.path(), mode).map_err(|e| format!("its mode: {e}"))?;
-    let told = Told { file };
+    let told = Told::with(text)?;
     stage.restart(&told.options())?;
     Ok(told)
 }

@@ -326,7 +326,7 @@ pub fn number(value: &Value) -> Option<u64> {
 }
 
 /// What packaging/butterflyd.service gives the daemon.
-const CAPABILITIES: &str = "+net_admin,+net_raw,+bpf,+perfmon,+sys_admin";
+const CAPABILITIES: &str = "+net_admin,+net_raw,+net_bind_service,+bpf,+perfmon,+sys_admin";
 
 /// By whom a daemon is run, and what it finds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -109,11 +109,11 @@ const LONGEST_PASSWORD: usize = 80;
 const BGP_PORT: u16 = 179;
 
 impl Settings {
-    /// Reads a file. One with passwords has to be readable by its owner alone.
+    /// Reads a file. One with passwords must not be readable by everybody.
     ///
     /// # Errors
-    /// It cannot be read, others can read its passwords, or it says what cannot be: a sentence with
-    /// section, key and value.
+    /// It cannot be read, everybody can read its passwords, or it says what cannot be: a
+    /// sentence with section, key and value.
     pub fn load(file: &Path) -> Result<Settings, Error> {
         let unreadable = |source| Error::File {
             file: file.to_owned(),
@@ -127,9 +127,9 @@ impl Settings {
         let settings = parse(&text).map_err(wrong)?;
         let mode = std::fs::metadata(file).map_err(unreadable)?.permissions();
         let secret = settings.neighbours.iter().any(|one| one.password.is_some());
-        if secret && mode.mode() & 0o077 != 0 {
+        if secret && mode.mode() & 0o007 != 0 {
             return Err(wrong(format!(
-                "it has passwords, and its mode is {:o}: others may read it (chmod 600)",
+                "it has passwords, and its mode is {:o}: everybody may read it (chmod o=)",
                 mode.mode() & 0o777
             )));
         }
@@ -458,16 +458,16 @@ mod tests {
     }
 
     #[test]
-    fn passwords_that_others_may_read_are_refused() {
+    fn passwords_that_everybody_may_read_are_refused() {
         let dir = tempfile::tempdir().expect("a folder");
         let file = dir.path().join("bgp.ini");
         let text = format!("{LEAST}[neighbour 10.1.2.1]\nas = 1\npassword = secret\n");
         std::fs::write(&file, text).expect("it can be written");
         let mode = |mode| std::fs::set_permissions(&file, PermissionsExt::from_mode(mode));
+        mode(0o644).expect("it is ours");
+        let error = Settings::load(&file).expect_err("everybody may read it");
+        assert!(error.to_string().contains("its mode is 644"), "{error}");
         mode(0o640).expect("it is ours");
-        let error = Settings::load(&file).expect_err("others may read it");
-        assert!(error.to_string().contains("its mode is 640"), "{error}");
-        mode(0o600).expect("it is ours");
         Settings::load(&file).expect("it is right");
     }
 }

@@ -207,6 +207,13 @@ fn known(section: &str, key: &str) -> bool {
                 | "graph-cpu-core"
                 | "graph-core-id"
                 | "trace-dir"
+                | "api-group"
+                | "vhost-owner"
+                | "vhost-group"
+                | "vhost-mode"
+                | "guest-memory-populated"
+                | "store"
+                | "keeper"
                 | "trace-dir-max"
                 | "workers"
                 | "dpdk-args"
@@ -363,9 +370,19 @@ audit = /var/log/butterfly/audit.json
         };
         assert_eq!(parse(text), Ok(expected));
         assert_eq!(
-            parse("[general]\nip =\n[security]\nencryption_key_path=\n"),
+            parse("[general]\nip =\nkeeper =\nvhost-mode=\n[security]\naudit=\n"),
             Ok(Ini::default())
         );
+        // So is that of any key, whatever its value is read as.
+        for line in text.lines().filter(|line| line.contains(" = ")) {
+            let key = line.split_once(" = ").unwrap().0;
+            let section = match known("general", key) {
+                true => "general",
+                false => "security",
+            };
+            let empty = format!("[{section}]\n{key} =\n");
+            assert_eq!(parse(&empty), Ok(Ini::default()), "{empty}");
+        }
     }
 
     #[test]
