@@ -12,8 +12,9 @@ Exit codes:
   2  wrong usage: a command, an option or an input file that cannot be used
   3  the daemon cannot be reached, or gave no answer in time
   4  the output could not be written
-A command that fails has changed nothing; the commands before it in a chain are done, those behind
-it are not. No command of a chain with a usage mistake runs.";
+A command that fails has changed nothing, but of several names that it was given those before the
+refused one are done. The commands before it in a chain are done, those behind it are not.
+No command of a chain with a usage mistake runs.";
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]

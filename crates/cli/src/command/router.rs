@@ -47,7 +47,8 @@ pub struct AddArgs {
     /// The interfaces' names; the first that is refused ends it
     #[arg(required = true, value_name = "INTERFACE")]
     names: Vec<String>,
-    /// In the driver, or in the kernel's stack [default: in the driver if it can]
+    /// In the driver, in the kernel's stack, or at tc [default: tc where packets are the kernel's
+    /// own buffers (veth, TAP, bridge, virtio), else in the driver if it can]
     #[arg(long, value_name = "MODE", ignore_case = true)]
     mode: Option<Mode>,
 }
