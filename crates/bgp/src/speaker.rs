@@ -377,10 +377,9 @@ fn attend(
     child: Option<Child>,
     ended: &watch::Sender<Option<String>>,
 ) {
-    let lines = BufReader::new(File::from(output)).lines();
-    for line in lines.map_while(Result::ok) {
+    hear(BufReader::new(File::from(output)), |line| {
         tracing::info!("BIRD: {line}");
-    }
+    });
     // The shell ends, too.
     *lifeline.lock().unwrap_or_else(PoisonError::into_inner) = None;
     let how = child.map(|mut child| child.wait());
@@ -392,9 +391,34 @@ fn attend(
     ended.send_replace(Some(how));
 }
 
+/// Tells each line until there are no more. Bytes that are no text do not end it: neighbours have
+/// their words in what BIRD says (RFC 9003).
+fn hear(mut output: impl BufRead, mut told: impl FnMut(&str)) {
+    let mut line = Vec::new();
+    while output.read_until(b'\n', &mut line).is_ok_and(|len| len > 0) {
+        told(String::from_utf8_lossy(&line).trim_end_matches(['\r', '\n']));
+        line.clear();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A neighbour says why it goes in bytes that are no UTF-8.
+    #[test]
+    fn what_is_no_text_does_not_end_it() {
+        let said = b"<RMT> neighbour_0: \"gone \xff\"\nand on\n\nto the end";
+        let mut heard = Vec::new();
+        hear(&said[..], |line| heard.push(line.to_owned()));
+        let lines = [
+            "<RMT> neighbour_0: \"gone \u{fffd}\"",
+            "and on",
+            "",
+            "to the end",
+        ];
+        assert_eq!(heard, lines);
+    }
 
     /// Field of /proc/PID/status.
     fn status(pid: Pid, field: &str) -> Option<String> {
