@@ -119,7 +119,8 @@ impl Checks {
         self.monitor.next()
     }
 
-    /// Checks to be made now; each has to come back by [`finish`](Checks::finish).
+    /// Checks to be made now; each has to come back by [`finish`](Checks::finish) or
+    /// [`put_off`](Checks::put_off).
     pub fn start(&mut self, now: Duration, services: &DeclaredServices) -> Vec<Probe> {
         let jobs = self.monitor.start(now);
         let probe = |job: Job<Target>| {
@@ -142,12 +143,18 @@ impl Checks {
         &mut self,
         now: Duration,
         job: Job<Target>,
+        took: Duration,
         outcome: Result<(), String>,
     ) -> Option<(Target, Health, String)> {
-        let Change { target, health } = self.monitor.finish(now, job, outcome)?;
+        let Change { target, health } = self.monitor.finish(now, job, took, outcome)?;
         let state = self.monitor.state(&target);
         let detail = state.map(|state| state.detail.clone());
         Some((target, health, detail.unwrap_or_default()))
+    }
+
+    /// A check could not be made.
+    pub fn put_off(&mut self, now: Duration, job: &Job<Target>, why: String) {
+        self.monitor.put_off(now, job, why);
     }
 
     /// Opens the services of whose servers something is known now. They are compiled with all their

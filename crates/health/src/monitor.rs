@@ -10,6 +10,9 @@ use std::time::Duration;
 use crate::check::Policy;
 use crate::state::{Health, State};
 
+/// Before a check is made again that could not be made.
+const AGAIN: Duration = Duration::from_secs(1);
+
 /// Targets by their names, and when each is due.
 pub struct Monitor<T> {
     targets: BTreeMap<T, Target>,
@@ -39,7 +42,6 @@ pub struct Job<T> {
     /// Within this time.
     pub timeout: Duration,
     number: u64,
-    began: Duration,
 }
 
 /// A target's health has turned.
@@ -126,7 +128,7 @@ impl<T: Ord + Clone> Monitor<T> {
     }
 
     /// The checks that are due, to be made now. Each has to come back by
-    /// [`finish`](Monitor::finish).
+    /// [`finish`](Monitor::finish) or [`put_off`](Monitor::put_off).
     pub fn start(&mut self, now: Duration) -> Vec<Job<T>> {
         let mut jobs = Vec::new();
         while self.next().is_some_and(|at| at <= now) {
@@ -142,33 +144,49 @@ impl<T: Ord + Clone> Monitor<T> {
                 target: name,
                 timeout: target.policy.timeout,
                 number: target.number,
-                began: now,
             });
         }
         jobs
     }
 
-    /// What a check came to: nothing, or the sentence that says why it failed. The health if it has
-    /// turned by it.
+    /// What a check came to, and took: nothing, or the sentence that says why it failed. The health
+    /// if it has turned by it.
     pub fn finish(
         &mut self,
         now: Duration,
         job: Job<T>,
+        took: Duration,
         outcome: Result<(), String>,
     ) -> Option<Change<T>> {
-        let target = self.targets.get_mut(&job.target)?;
-        if target.number != job.number {
-            return None;
-        }
         // Late by more than an interval: at once, not all that were missed.
-        target.next = target.next.max(now);
-        self.due.insert((target.next, job.target.clone()));
-        let took = now.saturating_sub(job.began);
+        let target = self.back(&job, |next| next.max(now))?;
         let health = target.state.record(&target.policy, now, took, outcome)?;
         Some(Change {
             target: job.target,
             health,
         })
+    }
+
+    /// A check could not be made, which says nothing of the server: it is due again, soon.
+    pub fn put_off(&mut self, now: Duration, job: &Job<T>, why: String) {
+        if let Some(target) = self.back(job, |_| now + AGAIN) {
+            target.state.detail = why;
+        }
+    }
+
+    /// The target of a check that is back, unless it is gone, with the time of its next one.
+    fn back(
+        &mut self,
+        job: &Job<T>,
+        next: impl FnOnce(Duration) -> Duration,
+    ) -> Option<&mut Target> {
+        let target = self.targets.get_mut(&job.target)?;
+        if target.number != job.number {
+            return None;
+        }
+        target.next = next(target.next);
+        self.due.insert((target.next, job.target.clone()));
+        Some(target)
     }
 }
 
@@ -215,7 +233,7 @@ mod tests {
                     true => Ok(()),
                     false => Err("connection refused".to_owned()),
                 };
-                let change = monitor.finish(now + took, job, outcome);
+                let change = monitor.finish(now + took, job, took, outcome);
                 changes.extend(change.map(|c| (now.as_millis() / 1000, c.target, c.health)));
             }
         }
@@ -258,9 +276,35 @@ mod tests {
         let job = monitor.start(Duration::ZERO).remove(0);
         assert_eq!((monitor.next(), job.timeout), (None, SECOND));
         assert_eq!(monitor.start(SECOND * 60), []);
-        monitor.finish(SECOND * 60, job, Ok(()));
+        monitor.finish(SECOND * 60, job, SECOND, Ok(()));
         assert_eq!(monitor.start(SECOND * 60).len(), 1);
         assert_eq!(monitor.start(SECOND * 61), []);
+    }
+
+    /// However often it cannot be made.
+    #[test]
+    fn a_check_that_was_not_made_says_nothing_of_its_server() {
+        let mut monitor = Monitor::default();
+        monitor.add(Duration::ZERO, "a", policy(), Health::Unknown);
+        run(&mut monitor, Duration::ZERO, SECOND, |_| true);
+        let mut now = monitor.next().unwrap();
+        for _ in 0..10 {
+            let job = monitor.start(now).remove(0);
+            monitor.put_off(now, &job, "no descriptor".to_owned());
+            let state = monitor.state(&"a").unwrap();
+            let known = (state.health, state.against, state.detail.as_str());
+            assert_eq!(known, (Health::Healthy, 0, "no descriptor"));
+            assert_eq!(monitor.next(), Some(now + AGAIN));
+            now += AGAIN;
+        }
+        let job = monitor.start(now).remove(0);
+        monitor.finish(now, job, SECOND, Ok(()));
+        assert_eq!(monitor.state(&"a").unwrap().detail, "");
+        // One that is gone is not due again.
+        let job = monitor.start(now + SECOND * 2).remove(0);
+        monitor.remove(&"a");
+        monitor.put_off(now + SECOND * 2, &job, String::new());
+        assert_eq!(monitor.next(), None);
     }
 
     #[test]
@@ -269,10 +313,10 @@ mod tests {
         monitor.add(Duration::ZERO, "a", policy(), Health::Unknown);
         let old = monitor.start(Duration::ZERO).remove(0);
         monitor.remove(&"a");
-        assert_eq!(monitor.finish(SECOND, old.clone(), Ok(())), None);
+        assert_eq!(monitor.finish(SECOND, old.clone(), SECOND, Ok(())), None);
         // Nor for its successor of the same name.
         monitor.add(SECOND, "a", policy(), Health::Unknown);
-        assert_eq!(monitor.finish(SECOND, old, Ok(())), None);
+        assert_eq!(monitor.finish(SECOND, old, SECOND, Ok(())), None);
         assert_eq!(monitor.state(&"a").unwrap().health, Health::Unknown);
         assert_eq!(monitor.start(SECOND).len(), 1);
     }
@@ -342,7 +386,7 @@ mod tests {
             monitor.add(Duration::ZERO, name.as_str(), policy(), Health::Unknown);
         }
         for job in monitor.start(Duration::ZERO) {
-            monitor.finish(Duration::ZERO, job, Ok(()));
+            monitor.finish(Duration::ZERO, job, SECOND, Ok(()));
         }
         // In each tenth of an interval from the first on, about a tenth of them.
         let mut tenths = Vec::new();

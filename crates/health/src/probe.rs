@@ -10,15 +10,16 @@ mod path;
 mod question;
 mod tls;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub use dns::answer as dns_answer;
 pub use http::ask as ask_http;
-pub use path::{Direct, Path};
+pub use path::{Direct, Fault, Path, Transport};
 pub use question::{Asks, Here, NotMade, Question, Socket, ask};
 
 use crate::check::{Kind, Subject};
 use crate::programs::Programs;
+use command::Obstacles;
 
 /// What checks are made with.
 #[derive(Clone, Debug)]
@@ -29,8 +30,16 @@ pub struct Means<A> {
     pub asks: A,
 }
 
-/// Makes a check within `timeout`; gives nothing when all is well, or the sentence that says why it
-/// failed.
+/// A check that was made.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Made {
+    /// Nothing when all is well, or the sentence that says why it failed.
+    pub outcome: Result<(), String>,
+    /// The server's time: without what it waited for this host.
+    pub took: Duration,
+}
+
+/// Makes a check within `timeout`, once this host can.
 ///
 /// # Errors
 /// It could not be made, for reasons that are not the server's.
@@ -40,26 +49,62 @@ pub async fn run(
     path: impl Path,
     timeout: Duration,
     means: &Means<impl Asks>,
-) -> Result<Result<(), String>, NotMade> {
+) -> Result<Made, NotMade> {
     let is_asked = matches!(kind, Kind::Http(_) | Kind::Dns(_));
     if is_asked {
         means.asks.prepare().await?;
     }
+    let turn = path.turn(kind.transport(subject)).await?;
+    let obstacles = Obstacles::default();
     let check = async {
         match kind {
-            Kind::Tcp => Ok(tcp(path).await),
-            Kind::Http(http) => asked(Question::Http(http.clone()), subject, path, means).await,
-            Kind::Dns(dns) => asked(Question::Dns(dns.clone()), subject, path, means).await,
-            Kind::Command(command) => Ok(command.probe(subject, path, &means.programs).await),
+            Kind::Tcp => Ok(connect(&path, turn).await?.map(drop)),
+            Kind::Http(http) => {
+                let question = Question::Http(http.clone());
+                asked(question, subject, path, turn, means).await
+            }
+            Kind::Dns(dns) => {
+                let question = Question::Dns(dns.clone());
+                asked(question, subject, path, turn, means).await
+            }
+            Kind::Command(command) => {
+                let programs = &means.programs;
+                command
+                    .probe(subject, path, turn, programs, &obstacles)
+                    .await
+            }
         }
     };
-    if let Ok(outcome) = tokio::time::timeout(timeout, check).await {
-        return outcome;
+    let began = Instant::now();
+    let outcome = match tokio::time::timeout(timeout, check).await {
+        Ok(outcome) => outcome?,
+        Err(_) => {
+            if is_asked && !means.asks.is_well().await {
+                return Err(NotMade("who asks does not answer".into()));
+            }
+            Err(format!("no answer within {} ms", timeout.as_millis()))
+        }
+    };
+    // What a program came to that could not reach the server says nothing of that.
+    match obstacles.seen() {
+        Some(why) if outcome.is_err() => Err(why),
+        _ => Ok(Made {
+            outcome,
+            took: began.elapsed(),
+        }),
     }
-    if is_asked && !means.asks.is_well().await {
-        return Err(NotMade("who asks does not answer".into()));
+}
+
+impl Kind {
+    /// What its first socket is.
+    fn transport(&self, subject: &Subject) -> Transport {
+        let udp = match self {
+            Kind::Tcp | Kind::Http(_) => false,
+            Kind::Dns(dns) => !dns.tcp,
+            Kind::Command(_) => subject.protocol == "udp",
+        };
+        if udp { Transport::Udp } else { Transport::Tcp }
     }
-    Ok(Err(format!("no answer within {} ms", timeout.as_millis())))
 }
 
 /// Connects, and has the question asked. The way stays open for as long as that takes.
@@ -67,17 +112,15 @@ async fn asked<P: Path>(
     question: Question,
     subject: &Subject,
     path: P,
+    turn: P::Turn,
     means: &Means<impl Asks>,
 ) -> Result<Result<(), String>, NotMade> {
     let connected = match question.is_for_udp() {
-        false => connect(&path)
-            .await
+        false => connect(&path, turn)
+            .await?
             .map(|(stream, hold)| (Socket::Tcp(stream), hold)),
-        true => path
-            .udp()
-            .await
-            .map(|(socket, hold)| (Socket::Udp(socket), hold))
-            .map_err(|e| format!("no DNS answer: {}", reason(&e))),
+        true => told(path.udp(turn).await, "no DNS answer")?
+            .map(|(socket, hold)| (Socket::Udp(socket), hold)),
     };
     let (server, _hold) = match connected {
         Ok(connected) => connected,
@@ -86,20 +129,26 @@ async fn asked<P: Path>(
     means.asks.ask(question, subject.service, server).await
 }
 
-async fn tcp(path: impl Path) -> Result<(), String> {
-    connect(&path).await.map(drop)
-}
-
 /// A TCP connection that is reset when it is dropped: a check leaves no TIME_WAIT behind, neither
 /// here, where its port is needed again, nor on the server.
-async fn connect<P: Path>(path: &P) -> Result<(tokio::net::TcpStream, P::Hold), String> {
-    let (stream, hold) = path
-        .tcp()
-        .await
-        .map_err(|e| format!("no TCP connection: {}", reason(&e)))?;
+async fn connect<P: Path>(
+    path: &P,
+    turn: P::Turn,
+) -> Result<Result<(tokio::net::TcpStream, P::Hold), String>, NotMade> {
+    let connected = told(path.tcp(turn).await, "no TCP connection")?;
     // Where it cannot be set the connection ends as others do.
-    let _ = socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO));
-    Ok((stream, hold))
+    Ok(connected.inspect(|(stream, _)| {
+        let _ = socket2::SockRef::from(stream).set_linger(Some(Duration::ZERO));
+    }))
+}
+
+/// A socket, or a sentence about the server that it is not had from.
+fn told<T>(socket: Result<T, Fault>, what: &str) -> Result<Result<T, String>, NotMade> {
+    match socket {
+        Ok(socket) => Ok(Ok(socket)),
+        Err(Fault::Server(error)) => Ok(Err(format!("{what}: {}", reason(&error)))),
+        Err(Fault::Host(why)) => Err(why),
+    }
 }
 
 /// An error of the operating system without its number.

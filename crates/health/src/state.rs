@@ -21,7 +21,7 @@ pub struct State {
     pub health: Health,
     /// When it came to be so, in the monitor's time.
     pub since: Duration,
-    /// Why the last check failed; empty when it did not.
+    /// Why the last check failed, or could not be made; empty when it did not.
     pub detail: String,
     /// What the last check took.
     pub took: Duration,

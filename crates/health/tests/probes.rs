@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use butterfly_health as health;
-use health::probe::{Direct, Here, Means, run};
+use health::probe::{Direct, Fault, Here, Means, NotMade, Path, Transport, run};
 use health::{Command, Dns, Http, Kind, Programs, Subject};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, UdpSocket};
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 const TIMEOUT: Duration = Duration::from_millis(2000);
 const SHORT: Duration = Duration::from_millis(100);
@@ -33,6 +34,7 @@ async fn within(
     )
     .await
     .expect("it is asked here")
+    .outcome
 }
 
 fn means(programs: Programs) -> Means<Here> {
@@ -334,7 +336,8 @@ impl Shells {
             &means(programs),
         )
         .await
-        .expect("it is asked here");
+        .expect("it is asked here")
+        .outcome;
         outcome.map_err(|said| said.replace(&format!("{}/", self.dir.path().display()), ""))
     }
 
@@ -478,4 +481,109 @@ async fn a_command_reaches_the_server_by_the_relay() {
         shells.within(TIMEOUT, bash(script), at, "udp").await,
         Ok(())
     );
+}
+
+/// A host that can make so many sockets at a time, and then none but in error.
+#[derive(Clone)]
+struct Few {
+    to: Direct,
+    turns: Arc<Semaphore>,
+    broken: bool,
+}
+
+impl Few {
+    fn turns(to: SocketAddr, turns: usize) -> Few {
+        Few {
+            to: Direct(to),
+            turns: Arc::new(Semaphore::new(turns)),
+            broken: false,
+        }
+    }
+
+    async fn check(self, kind: &Kind, timeout: Duration) -> Result<health::probe::Made, NotMade> {
+        let shells = Programs::of(std::path::Path::new("/bin")).unwrap();
+        let subject = subject(self.to.0, "tcp");
+        run(kind, &subject, self, timeout, &means(shells)).await
+    }
+}
+
+impl Path for Few {
+    type Turn = OwnedSemaphorePermit;
+    type Hold = OwnedSemaphorePermit;
+
+    async fn turn(&self, _transport: Transport) -> Result<OwnedSemaphorePermit, NotMade> {
+        Ok(self.turns.clone().acquire_owned().await.unwrap())
+    }
+
+    async fn tcp(
+        &self,
+        turn: OwnedSemaphorePermit,
+    ) -> Result<(TcpStream, OwnedSemaphorePermit), Fault> {
+        match self.broken {
+            true => Err(NotMade("no descriptor".into()).into()),
+            false => Ok((self.to.tcp(()).await?.0, turn)),
+        }
+    }
+
+    async fn udp(
+        &self,
+        turn: OwnedSemaphorePermit,
+    ) -> Result<(UdpSocket, OwnedSemaphorePermit), Fault> {
+        match self.broken {
+            true => Err(NotMade("no descriptor".into()).into()),
+            false => Ok((self.to.udp(()).await?.0, turn)),
+        }
+    }
+}
+
+/// bash has so many connections at a time, and is well if each is answered.
+fn connects(times: usize) -> Kind {
+    let connect = |fd: usize| {
+        format!(
+            "exec {fd}<>/dev/tcp/${{BUTTERFLY_CHECK_ADDRESS%:*}}/${{BUTTERFLY_CHECK_ADDRESS#*:}}; \
+             echo hi >&{fd}; read answer <&{fd}; [ \"$answer\" = hello ] || exit 1; "
+        )
+    };
+    let script: String = (3..3 + times).map(connect).collect();
+    Kind::Command(Command(vec!["/bin/bash".into(), "-c".into(), script]))
+}
+
+/// The time of a check that waits for its turn is not its server's.
+#[tokio::test]
+async fn a_check_waits_for_its_turn_and_then_begins() {
+    let (at, _requests) = serve(b"hello\n").await;
+    for kind in [Kind::Tcp, connects(1)] {
+        let path = Few::turns(at, 1);
+        let others = path.turn(Transport::Tcp).await.unwrap();
+        let free = async {
+            tokio::time::sleep(TIMEOUT).await;
+            drop(others);
+        };
+        let half = TIMEOUT / 2;
+        let (made, ()) = tokio::join!(path.check(&kind, half), free);
+        let made = made.unwrap();
+        assert_eq!(made.outcome, Ok(()), "{kind:?}");
+        assert!(made.took < half, "{:?}", made.took);
+    }
+}
+
+/// Nothing is said of a server that this host could not ask.
+#[tokio::test]
+async fn what_this_host_lacks_is_not_the_server_s_failure() {
+    let (at, _requests) = serve(b"hello\n").await;
+    let dns = Kind::Dns(Dns::default());
+    for kind in [Kind::Tcp, Kind::Http(Http::default()), dns, connects(1)] {
+        let path = Few {
+            broken: true,
+            ..Few::turns(at, 1)
+        };
+        let made = path.check(&kind, TIMEOUT).await;
+        assert_eq!(made, Err(NotMade("no descriptor".into())), "{kind:?}");
+    }
+    // A program's second connection, which waits for the first one's turn.
+    let path = Few::turns(at, 1);
+    let made = path.check(&connects(2), SHORT * 5).await;
+    assert!(made.is_err(), "{made:?}");
+    let made = Few::turns(at, 2).check(&connects(2), TIMEOUT).await;
+    assert_eq!(made.unwrap().outcome, Ok(()));
 }

@@ -123,7 +123,8 @@ impl Controller {
         self.checks.next()
     }
 
-    /// Checks to be made now; each has to come back by [`Controller::checked`].
+    /// Checks to be made now; each has to come back by [`Controller::checked`] or
+    /// [`Controller::not_checked`].
     pub fn due_checks(&mut self) -> Vec<Probe> {
         self.checks.start(self.features.now(), &self.state.services)
     }
@@ -143,10 +144,15 @@ impl Controller {
         applied.map_err(of(Feature::Balancer))
     }
 
-    /// What a check came to. An error: the data plane has not taken what follows, and will with the
-    /// next change.
-    pub fn checked(&mut self, job: Job<Target>, outcome: Result<(), String>) -> Result<(), Error> {
-        let turned = self.checks.finish(self.features.now(), job, outcome);
+    /// What a check came to, and took. An error: the data plane has not taken what follows, and will
+    /// with the next change.
+    pub fn checked(
+        &mut self,
+        job: Job<Target>,
+        took: Duration,
+        outcome: Result<(), String>,
+    ) -> Result<(), Error> {
+        let turned = self.checks.finish(self.features.now(), job, took, outcome);
         let Some(((key, server), health, detail)) = turned else {
             return Ok(());
         };
@@ -165,6 +171,11 @@ impl Controller {
         }
         self.settle();
         applied.map_err(of(Feature::Balancer))
+    }
+
+    /// A check could not be made, which is not its server's fault.
+    pub fn not_checked(&mut self, job: &Job<Target>, why: String) {
+        self.checks.put_off(self.features.now(), job, why);
     }
 
     /// Tells what came into service or went out of it.

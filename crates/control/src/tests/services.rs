@@ -191,7 +191,8 @@ impl Session {
                 } else {
                     Err("connection refused".into())
                 };
-                self.controller.checked(probe.job, outcome).unwrap();
+                let took = Duration::ZERO;
+                self.controller.checked(probe.job, took, outcome).unwrap();
             }
         }
         self.host.plane().now = end;
@@ -374,7 +375,8 @@ fn a_service_opens_whole_after_its_first_round_of_checks() {
     let down = "192.0.2.1:80/tcp 10.0.0.1*1 down 10.0.0.2*1 down 10.0.0.3*1 down";
     let mut answer = |nth: usize, outcome: Result<(), String>| {
         let job = jobs[nth].job.clone();
-        session.controller.checked(job, outcome).unwrap();
+        let took = Duration::ZERO;
+        session.controller.checked(job, took, outcome).unwrap();
     };
     answer(0, Ok(()));
     answer(2, Ok(()));

@@ -4,15 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use control::{Probe, Target};
-use health::probe::{self, Asks, Means, NotMade};
+use health::probe::{self, Asks, Made, Means, NotMade};
 use health::{Job, Subject};
 use tokio::sync::Notify;
 use tokio::task::{JoinSet, block_in_place};
 
 use crate::app::App;
-
-/// Before a check is made again that could not be made: nothing is said of its server meanwhile.
-const AGAIN: Duration = Duration::from_millis(200);
 
 /// Makes the sockets of a check, on the way to one server.
 pub trait Paths: Send + Sync + 'static {
@@ -24,7 +21,7 @@ pub trait Paths: Send + Sync + 'static {
 
 /// Makes checks for ever. `due` says that one may be due earlier than was thought.
 pub async fn check<P: Paths, A: Asks>(app: Arc<App>, due: Arc<Notify>, means: Means<A>, paths: P) {
-    let mut running: JoinSet<(Job<Target>, Result<(), String>)> = JoinSet::new();
+    let mut running: JoinSet<(Job<Target>, Result<Made, NotMade>)> = JoinSet::new();
     let mut told = 0;
     loop {
         let changes = app.balancer.changes();
@@ -41,17 +38,8 @@ pub async fn check<P: Paths, A: Asks>(app: Arc<App>, due: Arc<Notify>, means: Me
             let path = paths.path(&job.target, &subject);
             let means = means.clone();
             running.spawn(async move {
-                let outcome = loop {
-                    let path = path.clone();
-                    match probe::run(&kind, &subject, path, job.timeout, &means).await {
-                        Ok(outcome) => break outcome,
-                        Err(NotMade(why)) => {
-                            tracing::debug!("a check is made again: {why}");
-                            tokio::time::sleep(AGAIN).await;
-                        }
-                    }
-                };
-                (job, outcome)
+                let made = probe::run(&kind, &subject, path, job.timeout, &means).await;
+                (job, made)
             });
         }
         // Nothing due: until something changes.
@@ -60,15 +48,25 @@ pub async fn check<P: Paths, A: Asks>(app: Arc<App>, due: Arc<Notify>, means: Me
             () = tokio::time::sleep(pause) => (),
             () = due.notified() => (),
             Some(done) = running.join_next() => match done {
-                Ok((job, outcome)) => take(&app, job, outcome),
+                Ok((job, made)) => take(&app, job, made),
                 Err(e) => tracing::error!("a health check panicked: {e}"),
             },
         }
     }
 }
 
-fn take(app: &App, job: Job<Target>, outcome: Result<(), String>) {
-    let taken = block_in_place(|| app.control().checked(job, outcome));
+fn take(app: &App, job: Job<Target>, made: Result<Made, NotMade>) {
+    let taken = block_in_place(|| {
+        let mut control = app.control();
+        match made {
+            Ok(Made { outcome, took }) => control.checked(job, took, outcome),
+            Err(NotMade(why)) => {
+                tracing::warn!("a health check cannot be made, and will be tried again: {why}");
+                control.not_checked(&job, why);
+                Ok(())
+            }
+        }
+    });
     if let Err(e) = taken {
         tracing::error!("a change of health is not in force: {e}");
     }

@@ -13,11 +13,11 @@
 //! reverse-path filter see it. There is no address translation, and no rule or route on the host;
 //! all of it is gone with the process, however that ends.
 
+mod ports;
 mod room;
 
-use std::collections::BTreeSet;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -26,16 +26,19 @@ use bytemuck::{Pod, Zeroable};
 use container::namespace_helper::SocketKind;
 use control::Target;
 use health::Subject;
-use health::probe::Path;
+use health::probe::{Fault, NotMade, Path, Transport};
+use socket2::Socket;
 use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 use xdp::{Attachment, Mode, Program, Table, objects};
 
 use super::checks::Paths;
 use super::engine::{Engine, Running};
+use ports::{Port, Ports};
 use room::Room;
 
 /// Ports that checks are sent from: behind those that Linux gives to others by itself
-/// (ip_local_port_range).
+/// (ip_local_port_range). How many, and [`LINGER`], are what limits the checks of a second
+/// (docs/limits.md).
 const PORTS: std::ops::RangeInclusive<u16> = 64_512..=65_534;
 /// How long a port's way stays open behind its last socket: what the socket said last is still on
 /// its way.
@@ -77,7 +80,8 @@ pub struct Door {
     room: Room,
     pub program: Program,
     probes: Table<ProbeKey, ProbeTarget>,
-    ports: Mutex<BTreeSet<(u8, u16)>>,
+    tcp: Arc<Ports>,
+    udp: Arc<Ports>,
     /// Dropped last: packets stop coming when it goes.
     _attachment: Attachment,
 }
@@ -101,51 +105,10 @@ impl Door {
             probes: program.table("probes").map_err(failed)?,
             room,
             program,
-            ports: Mutex::default(),
+            tcp: Ports::new(PORTS),
+            udp: Ports::new(PORTS),
             _attachment: attachment,
         })
-    }
-
-    /// Opens a way; it is closed when the answer is dropped.
-    fn way(
-        self: &Arc<Door>,
-        protocol: u8,
-        vip: IpAddr,
-        source: IpAddr,
-        server: u16,
-    ) -> io::Result<Hold> {
-        let port = {
-            let mut ports = lock(&self.ports);
-            let free = |port: &u16| !ports.contains(&(protocol, *port));
-            // From anywhere: a server need not see the same port twice in a row.
-            let first = PORTS.start() + rand::random::<u16>() % (PORTS.end() - PORTS.start());
-            let port = (first..=*PORTS.end())
-                .chain(*PORTS.start()..first)
-                .find(free);
-            let port = port.ok_or_else(|| io::Error::other("too many checks are out"))?;
-            ports.insert((protocol, port));
-            port
-        };
-        let hold = Hold {
-            door: self.clone(),
-            protocol,
-            port,
-        };
-        let target = ProbeTarget {
-            vip: octets(vip),
-            source: octets(source),
-            server: server.into(),
-        };
-        self.probes
-            .set(&key(protocol, port), &target)
-            .map_err(io::Error::other)?;
-        Ok(hold)
-    }
-
-    fn close(&self, protocol: u8, port: u16) {
-        // It fails where there is no entry, which is what is wanted.
-        let _ = self.probes.remove(&key(protocol, port));
-        lock(&self.ports).remove(&(protocol, port));
     }
 }
 
@@ -189,22 +152,52 @@ fn key(protocol: u8, port: u16) -> ProbeKey {
     }
 }
 
-/// Keeps a way open.
-pub struct Hold {
+/// A port of the door's, for one socket.
+pub struct Turn {
     door: Arc<Door>,
     protocol: u8,
-    port: u16,
+    port: Port,
 }
+
+impl Turn {
+    fn key(&self) -> ProbeKey {
+        key(self.protocol, self.port.number)
+    }
+
+    /// Opens a way; it is closed when the answer is dropped.
+    fn way(self, vip: IpAddr, source: IpAddr, server: u16) -> Result<Hold, NotMade> {
+        let target = ProbeTarget {
+            vip: octets(vip),
+            source: octets(source),
+            server: server.into(),
+        };
+        let opened = self.door.probes.set(&self.key(), &target);
+        opened.map_err(not_made)?;
+        Ok(Hold(Some(Way(self))))
+    }
+}
+
+/// An open way, until it is dropped.
+struct Way(Turn);
+
+impl Drop for Way {
+    fn drop(&mut self) {
+        // It fails where there is no entry, which is what is wanted.
+        let _ = self.0.door.probes.remove(&self.0.key());
+    }
+}
+
+/// Keeps a way open. It is there until this is dropped.
+pub struct Hold(Option<Way>);
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        let (door, protocol, port) = (self.door.clone(), self.protocol, self.port);
-        match tokio::runtime::Handle::try_current() {
-            Ok(runtime) => drop(runtime.spawn(async move {
+        let way = self.0.take();
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(async move {
                 tokio::time::sleep(LINGER).await;
-                door.close(protocol, port);
-            })),
-            Err(_) => door.close(protocol, port),
+                drop(way);
+            });
         }
     }
 }
@@ -236,55 +229,70 @@ const TCP: u8 = 6;
 const UDP: u8 = 17;
 
 impl ProbePath {
-    /// The way for one socket, and the address that it speaks from. Waits, for as long as the check
-    /// may take, until a server that is new has said where it is.
-    async fn open(&self, protocol: u8) -> io::Result<(Hold, SocketAddr)> {
-        let door = self.engine.door().map_err(io::Error::other)?;
-        let running = self
-            .engine
-            .running()
-            .ok_or_else(|| io::Error::other("nothing is balanced"))?;
+    /// The way for one socket, and the socket, which is bound to the address that it speaks from.
+    /// Waits, for as long as the check may take, until a server that is new has said where it is.
+    async fn open(&self, turn: Turn, kind: SocketKind) -> Result<(Hold, Socket), Fault> {
+        let running = self.engine.running();
+        let running = running.ok_or_else(|| not_made("nothing is balanced"))?;
         let (key, server) = self.target;
         let mut looked = running.follower.looked();
         while !lock(&running.balancer).hops().contains_key(&server) {
-            looked.changed().await.map_err(io::Error::other)?;
+            looked.changed().await.map_err(not_made)?;
         }
         let number = lock(&running.balancer).server_number(&key, server);
-        let number = number.ok_or_else(|| io::Error::other("the server is gone"))?;
+        let number = number.ok_or_else(|| not_made("the server is gone"))?;
         let vip = self.subject.service.ip();
         let source = source(&running, vip, server)?;
-        let hold = door.way(protocol, vip, source, number)?;
-        let port = hold.port;
-        Ok((hold, (source, port).into()))
+        let (door, port) = (turn.door.clone(), turn.port.number);
+        let hold = turn.way(vip, source, number)?;
+        let socket = door.room.socket(kind, (source, port).into());
+        Ok((hold, socket.map_err(not_made)?))
     }
 }
 
 impl Path for ProbePath {
+    type Turn = Turn;
     type Hold = Hold;
 
-    async fn tcp(&self) -> io::Result<(TcpStream, Hold)> {
-        let (hold, source) = self.open(TCP).await?;
-        let socket = hold.door.room.socket(SocketKind::Stream, source)?;
+    async fn turn(&self, transport: Transport) -> Result<Turn, NotMade> {
+        let door = tokio::task::block_in_place(|| self.engine.door()).map_err(NotMade)?;
+        let (protocol, ports) = match transport {
+            Transport::Tcp => (TCP, &door.tcp),
+            Transport::Udp => (UDP, &door.udp),
+        };
+        Ok(Turn {
+            protocol,
+            port: ports.take().await,
+            door,
+        })
+    }
+
+    async fn tcp(&self, turn: Turn) -> Result<(TcpStream, Hold), Fault> {
+        let (hold, socket) = self.open(turn, SocketKind::Stream).await?;
         let socket = TcpSocket::from_std_stream(socket.into());
         Ok((socket.connect(self.subject.service).await?, hold))
     }
 
-    async fn udp(&self) -> io::Result<(UdpSocket, Hold)> {
-        let (hold, source) = self.open(UDP).await?;
-        let socket = hold.door.room.socket(SocketKind::Datagram, source)?;
-        let socket = UdpSocket::from_std(socket.into())?;
+    async fn udp(&self, turn: Turn) -> Result<(UdpSocket, Hold), Fault> {
+        let (hold, socket) = self.open(turn, SocketKind::Datagram).await?;
+        let socket = UdpSocket::from_std(socket.into()).map_err(not_made)?;
         socket.connect(self.subject.service).await?;
         Ok((socket, hold))
     }
 }
 
+/// What this host could not do.
+fn not_made(why: impl std::fmt::Display) -> NotMade {
+    NotMade(why.to_string())
+}
+
 /// The host's address that a server is to answer to, of the service's family: where the server's is
 /// the same, the one that the kernel would speak to it from.
-fn source(running: &Running, vip: IpAddr, server: IpAddr) -> io::Result<IpAddr> {
+fn source(running: &Running, vip: IpAddr, server: IpAddr) -> Result<IpAddr, Fault> {
     let nothing = |why: &dyn std::fmt::Display| {
-        io::Error::other(format!(
+        Fault::Server(io::Error::other(format!(
             "this host has no address that {server} could answer to for {vip}: {why}"
-        ))
+        )))
     };
     if vip.is_ipv4() != server.is_ipv4() {
         // No route says which: to the service's address there is none, or one that ends here.
@@ -298,7 +306,7 @@ fn source(running: &Running, vip: IpAddr, server: IpAddr) -> io::Result<IpAddr> 
         IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
     // Connecting a datagram socket asks the routing table and sends nothing.
-    let socket = std::net::UdpSocket::bind((any, 0))?;
+    let socket = std::net::UdpSocket::bind((any, 0)).map_err(not_made)?;
     let asked = socket
         .connect((server, 9))
         .and_then(|()| socket.local_addr());

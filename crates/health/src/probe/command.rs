@@ -5,13 +5,15 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::Stdio;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
 use tokio::io::AsyncReadExt;
-use tokio::net::{TcpListener, UdpSocket};
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
 
-use super::{Path, reason};
+use super::{NotMade, Path, Transport, reason, told};
 use crate::check::{Command, Subject};
 use crate::programs::{self, LIMITS, Programs};
 
@@ -20,31 +22,55 @@ const DATAGRAM_MAX: usize = 65_535;
 /// How many bytes of the program's output are read for the sentence.
 const SAID_MAX: u64 = 400;
 
+/// What has kept a program's sockets from the server, and is not the server's.
+#[derive(Clone, Default)]
+pub(super) struct Obstacles {
+    /// Connections that wait for their turn.
+    waiting: Arc<AtomicUsize>,
+    failed: Arc<OnceLock<NotMade>>,
+}
+
+impl Obstacles {
+    pub(super) fn seen(&self) -> Option<NotMade> {
+        let waits = self.waiting.load(Ordering::Relaxed) > 0;
+        let waits = waits.then(|| NotMade("a connection of its program has no turn yet".into()));
+        self.failed.get().cloned().or(waits)
+    }
+
+    async fn turn<P: Path>(&self, path: &P) -> Result<P::Turn, NotMade> {
+        // One that ends meanwhile is counted still.
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let turn = path.turn(Transport::Tcp).await;
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        turn
+    }
+}
+
 impl Command {
-    pub(super) async fn probe(
+    pub(super) async fn probe<P: Path>(
         &self,
         subject: &Subject,
-        path: impl Path,
+        path: P,
+        turn: P::Turn,
         programs: &Programs,
-    ) -> Result<(), String> {
+        obstacles: &Obstacles,
+    ) -> Result<Result<(), String>, NotMade> {
         // Asked each time: the folder may have changed since the check was declared.
-        let file = programs
-            .program(self)
-            .map_err(|e| format!("{} {}", e.value, e.why))?;
-        let relay = |e: std::io::Error| format!("no relay on loopback: {}", reason(&e));
-        let Some((program, arguments)) = self.0.split_first() else {
-            return Err("there is no program to run".into());
+        let file = match programs.program(self) {
+            Ok(file) => file,
+            Err(e) => return Ok(Err(format!("{} {}", e.value, e.why))),
         };
-        let udp = subject.protocol == "udp";
-        let (address, relaying) = match udp {
-            true => relay_udp(path)
-                .await
-                .map(|(address, task)| (address, Relay(task))),
-            false => relay_tcp(path)
-                .await
-                .map(|(address, task)| (address, Relay(task))),
-        }
-        .map_err(relay)?;
+        let Some((program, arguments)) = self.0.split_first() else {
+            return Ok(Err("there is no program to run".into()));
+        };
+        let relay = match subject.protocol {
+            "udp" => relay_udp(path, turn).await?,
+            _ => Ok(relay_tcp(path, turn, obstacles.clone()).await?),
+        };
+        let (address, relaying) = match relay {
+            Ok((address, task)) => (address, Relay(task)),
+            Err(why) => return Ok(Err(why)),
+        };
         let mut command = tokio::process::Command::new(file);
         sys::confine::confine(command.as_std_mut(), LIMITS);
         command
@@ -63,8 +89,16 @@ impl Command {
             .stderr(Stdio::piped())
             // One that runs out of time is dropped, and must not go on.
             .kill_on_drop(true);
-        let mut child = programs::start(command)
-            .map_err(|e| format!("{program} cannot be run: {}", reason(&e)))?;
+        let mut child = match programs::start(command) {
+            Ok(child) => child,
+            Err(e) => {
+                let why = format!("{program} cannot be run: {}", reason(&e));
+                return match is_shortage(&e) {
+                    true => Err(NotMade(why)),
+                    false => Ok(Err(why)),
+                };
+            }
+        };
         let group = Group(child.id());
         let mut said = Vec::new();
         if let Some(stderr) = child.stderr.take() {
@@ -74,7 +108,7 @@ impl Command {
         }
         let status = child.wait().await;
         drop((group, relaying));
-        match status {
+        Ok(match status {
             Ok(status) if status.success() => Ok(()),
             Ok(status) => {
                 let said = String::from_utf8_lossy(&said);
@@ -85,8 +119,14 @@ impl Command {
                     .to_owned())
             }
             Err(e) => Err(format!("{program}: {}", reason(&e))),
-        }
+        })
     }
+}
+
+/// This host has no descriptor, process or memory left.
+fn is_shortage(error: &std::io::Error) -> bool {
+    let shortages = [Errno::MFILE, Errno::NFILE, Errno::AGAIN, Errno::NOMEM];
+    Errno::from_io_error(error).is_some_and(|errno| shortages.contains(&errno))
 }
 
 /// The program and all that it has started, unless it has left its process group: ended with the
@@ -112,20 +152,31 @@ impl Drop for Relay {
     }
 }
 
-async fn relay_tcp(path: impl Path) -> std::io::Result<(SocketAddr, tokio::task::JoinHandle<()>)> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
-    let address = listener.local_addr()?;
+/// Where a program finds its server, and who moves the bytes.
+type Relayed = (SocketAddr, tokio::task::JoinHandle<()>);
+
+fn no_relay(error: std::io::Error) -> NotMade {
+    NotMade(format!("no relay on loopback: {}", reason(&error)))
+}
+
+/// The first connection has its turn.
+async fn relay_tcp<P: Path>(
+    path: P,
+    turn: P::Turn,
+    obstacles: Obstacles,
+) -> Result<Relayed, NotMade> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await;
+    let listener = listener.map_err(no_relay)?;
+    let address = listener.local_addr().map_err(no_relay)?;
     let task = tokio::spawn(async move {
         // The connections end with the listener: each is a future of this task.
         let mut running = tokio::task::JoinSet::new();
-        while let Ok((mut near, _)) = listener.accept().await {
-            let path = path.clone();
+        let mut first = Some(turn);
+        while let Ok((near, _)) = listener.accept().await {
+            let (path, obstacles, turn) = (path.clone(), obstacles.clone(), first.take());
             running.spawn(async move {
-                // A server that refuses is seen by the program as a connection that ends at once.
-                if let Ok((far, _hold)) = super::connect(&path).await {
-                    // Dropped before what keeps the way open.
-                    let mut far = far;
-                    let _ = tokio::io::copy_bidirectional(&mut near, &mut far).await;
+                if let Err(why) = relay_stream(near, &path, turn, &obstacles).await {
+                    let _ = obstacles.failed.set(why);
                 }
             });
         }
@@ -133,11 +184,34 @@ async fn relay_tcp(path: impl Path) -> std::io::Result<(SocketAddr, tokio::task:
     Ok((address, task))
 }
 
+/// A server that refuses is seen by the program as a connection that ends at once.
+async fn relay_stream<P: Path>(
+    mut near: TcpStream,
+    path: &P,
+    turn: Option<P::Turn>,
+    obstacles: &Obstacles,
+) -> Result<(), NotMade> {
+    let turn = match turn {
+        Some(turn) => turn,
+        None => obstacles.turn(path).await?,
+    };
+    if let Ok((far, _hold)) = super::connect(path, turn).await? {
+        // Dropped before what keeps the way open.
+        let mut far = far;
+        let _ = tokio::io::copy_bidirectional(&mut near, &mut far).await;
+    }
+    Ok(())
+}
+
 /// For one client, which a check is: answers go to whoever spoke last.
-async fn relay_udp(path: impl Path) -> std::io::Result<(SocketAddr, tokio::task::JoinHandle<()>)> {
-    let near = Arc::new(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await?);
-    let address = near.local_addr()?;
-    let (far, hold) = path.udp().await?;
+async fn relay_udp<P: Path>(path: P, turn: P::Turn) -> Result<Result<Relayed, String>, NotMade> {
+    let near = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await;
+    let near = near.map_err(no_relay)?;
+    let address = near.local_addr().map_err(no_relay)?;
+    let (far, hold) = match told(path.udp(turn).await, "no relay on loopback")? {
+        Ok(made) => made,
+        Err(why) => return Ok(Err(why)),
+    };
     let task = tokio::spawn(async move {
         let _hold = hold;
         let (mut query, mut answer) = (vec![0; DATAGRAM_MAX], vec![0; DATAGRAM_MAX]);
@@ -158,5 +232,5 @@ async fn relay_udp(path: impl Path) -> std::io::Result<(SocketAddr, tokio::task:
             }
         }
     });
-    Ok((address, task))
+    Ok(Ok((address, task)))
 }

@@ -5,16 +5,71 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use tokio::net::{TcpStream, UdpSocket};
 
+use super::NotMade;
+
+/// What a check speaks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Transport {
+    /// A connection.
+    Tcp,
+    /// Datagrams.
+    Udp,
+}
+
+/// Why there is no socket.
+#[derive(Debug)]
+pub enum Fault {
+    /// The server, or the way to it, will not have it.
+    Server(io::Error),
+    /// This host could not make it.
+    Host(NotMade),
+}
+
+impl From<io::Error> for Fault {
+    fn from(error: io::Error) -> Fault {
+        Fault::Server(error)
+    }
+}
+
+impl From<NotMade> for Fault {
+    fn from(why: NotMade) -> Fault {
+        Fault::Host(why)
+    }
+}
+
 /// Reaches one server through the service's address.
 pub trait Path: Clone + Send + Sync + 'static {
+    /// What one socket takes of what this host has few of.
+    type Turn: Send + 'static;
     /// What keeps the way open; dropped after the socket.
     type Hold: Send + 'static;
 
+    /// Returns when this host can make one more socket: a server's time begins behind that.
+    ///
+    /// # Errors
+    /// It will not be able to.
+    fn turn(
+        &self,
+        transport: Transport,
+    ) -> impl Future<Output = Result<Self::Turn, NotMade>> + Send;
+
     /// A TCP connection.
-    fn tcp(&self) -> impl Future<Output = io::Result<(TcpStream, Self::Hold)>> + Send;
+    ///
+    /// # Errors
+    /// There is none.
+    fn tcp(
+        &self,
+        turn: Self::Turn,
+    ) -> impl Future<Output = Result<(TcpStream, Self::Hold), Fault>> + Send;
 
     /// A UDP socket that is connected to the server.
-    fn udp(&self) -> impl Future<Output = io::Result<(UdpSocket, Self::Hold)>> + Send;
+    ///
+    /// # Errors
+    /// There is none.
+    fn udp(
+        &self,
+        turn: Self::Turn,
+    ) -> impl Future<Output = Result<(UdpSocket, Self::Hold), Fault>> + Send;
 }
 
 /// Straight to an address, by the host's own routes: for tests, and for checks of what is not
@@ -23,13 +78,18 @@ pub trait Path: Clone + Send + Sync + 'static {
 pub struct Direct(pub SocketAddr);
 
 impl Path for Direct {
+    type Turn = ();
     type Hold = ();
 
-    async fn tcp(&self) -> io::Result<(TcpStream, ())> {
+    async fn turn(&self, _transport: Transport) -> Result<(), NotMade> {
+        Ok(())
+    }
+
+    async fn tcp(&self, _turn: ()) -> Result<(TcpStream, ()), Fault> {
         Ok((TcpStream::connect(self.0).await?, ()))
     }
 
-    async fn udp(&self) -> io::Result<(UdpSocket, ())> {
+    async fn udp(&self, _turn: ()) -> Result<(UdpSocket, ()), Fault> {
         let any: SocketAddr = match self.0 {
             SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
             SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
