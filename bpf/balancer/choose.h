@@ -93,7 +93,15 @@ static __always_inline bool remember(struct place *place, __u16 server, __u8 sta
 	       insert_entry(place, new, tick);
 }
 
-// The server of a client of a sticky service: the one it has, or Maglev's by its address alone.
+static __always_inline bool has_way(__u32 half, __u16 id)
+{
+	struct server *server = id ? find_server(half, id) : NULL;
+
+	return server && server->ifindex;
+}
+
+// The server of a client of a sticky service: the one it has, or Maglev's by its address alone. One
+// that cannot be reached loses its clients if they have another one to go to.
 __noinline int choose_for_client(__u64 hash, __u32 half, __u16 service, __u32 tick)
 {
 	struct place place;
@@ -106,7 +114,8 @@ __noinline int choose_for_client(__u64 hash, __u32 half, __u16 service, __u32 ti
 
 		id = entry_server(place.entry);
 		server = find_server(half, id);
-		if (server && server->service == service && server->state == SERVER_UP) {
+		if (server && server->service == service && server->state == SERVER_UP &&
+		    (server->ifindex || !has_way(half, ask_maglev(half, service, hash)))) {
 			if (entry_tick(place.entry) != tick)
 				swap_entry(&place, place.index, place.entry,
 					   make_entry(place.fingerprint, id, FLOW_CLIENT, tick));

@@ -11,6 +11,7 @@ use super::stage::*;
 trials! {
     servers_that_have_yet_to_answer_are_no_change_when_they_do,
     a_server_that_is_lost_gets_no_new_flows_and_keeps_its_own,
+    a_client_of_a_sticky_service_leaves_a_server_that_is_lost,
 }
 
 const ACK: TcpFlags = TcpFlags::ACK;
@@ -88,4 +89,39 @@ fn a_server_that_is_lost_gets_no_new_flows_and_keeps_its_own() {
     );
     let stayed = (2000..2400).map(|port| goes_to(&balancer, &tcp(false, 1, port, ACK)));
     assert_eq!(stayed.collect::<Vec<_>>(), meanwhile);
+}
+
+/// Its new flows go to another one, and stay there; where no other one can be reached either it is
+/// not sent about.
+fn a_client_of_a_sticky_service_leaves_a_server_that_is_lost() {
+    let mut balancer = stage();
+    apply(&mut balancer, [service(https(), 4).sticky(true)]);
+    reach(&mut balancer, &[1, 2, 3, 4]);
+    let all = |balancer: &Balancer, port, flags| -> Vec<_> {
+        (0..100)
+            .map(|client| goes_to(balancer, &tcp(false, client, port, flags)))
+            .collect()
+    };
+    let before = all(&balancer, 1000, SYN);
+    assert!(before.contains(&Some(4)));
+    reach(&mut balancer, &[]);
+    assert_eq!(all(&balancer, 1001, SYN), [None; 100]);
+    reach(&mut balancer, &[1, 2, 3, 4]);
+    assert_eq!(all(&balancer, 1002, SYN), before);
+    reach(&mut balancer, &[1, 2, 3]);
+    let meanwhile = all(&balancer, 1003, SYN);
+    for (before, now) in before.iter().zip(&meanwhile) {
+        match before {
+            Some(4) => assert!(matches!(now, Some(1..=3)), "{now:?}"),
+            _ => assert_eq!(now, before, "the others do not notice"),
+        }
+    }
+    let waiting: Vec<_> = before
+        .iter()
+        .map(|server| server.filter(|n| *n != 4))
+        .collect();
+    assert_eq!(all(&balancer, 1000, ACK), waiting, "old flows wait");
+    reach(&mut balancer, &[1, 2, 3, 4]);
+    assert_eq!(all(&balancer, 1000, ACK), before);
+    assert_eq!(all(&balancer, 1004, SYN), meanwhile, "and stay there");
 }
