@@ -78,6 +78,15 @@ static __always_inline int find_choice(context *ctx, const struct packet *packet
 	return choose(tuple, choice);
 }
 
+// Has the rest of a datagram follow its first fragment.
+static __always_inline void remember_first(context *ctx, const struct packet *packet,
+					   struct tuple *tuple, __u16 server)
+{
+	// Of an error the tuple has become that of the flow that it is about.
+	if (read_addresses(ctx, packet, tuple) == 0)
+		remember_fragment(packet, tuple, server);
+}
+
 PROGRAM
 int balancer(context *ctx)
 {
@@ -119,18 +128,20 @@ int balancer(context *ctx)
 	//    about; the rest of a datagram follows its beginning.
 	if (packet.fragment == FRAGMENT_LATER) {
 		id = recall_fragment(&packet, &tuple);
-		if (!id)
+		if (id < 0)
 			return drop(REASON_FRAGMENT);
+		if (id == FRAGMENT_OF_KERNEL)
+			return not_ours(ctx, REASON_NO_SERVICE);
 	} else {
 		id = find_choice(ctx, &packet, &tuple, &choice);
+		if (id == CHOSEN_NOBODY)
+			return drop(REASON_NO_SERVER);
+		if (packet.fragment == FRAGMENT_FIRST)
+			remember_first(ctx, &packet, &tuple, id < 0 ? FRAGMENT_OF_KERNEL : id);
 		if (id < CHOSEN_NO_SERVICE)
 			return not_ours(ctx, REASON_NOT_UNDERSTOOD);
 		if (id == CHOSEN_NO_SERVICE)
 			return not_ours(ctx, REASON_NO_SERVICE);
-		if (id == CHOSEN_NOBODY)
-			return drop(REASON_NO_SERVER);
-		if (packet.fragment == FRAGMENT_FIRST)
-			remember_fragment(&packet, &tuple, id);
 	}
 
 	// 5. Can it go there?

@@ -124,7 +124,7 @@ struct flow_name {
 	__u64 since;  // CLOCK_MONOTONIC, ns
 };
 
-// Datagrams in fragments are words too: fingerprint 32 bits, server 16, second (2^30 ns) when last
+// Datagrams in fragments are words too: fingerprint 32 bits, server 16 (0: the kernel), second (2^30 ns) when last
 // seen 16.
 struct fragment_bucket {
 	__u64 slot[FRAGMENT_SLOTS];
@@ -149,7 +149,8 @@ enum reason {
 				  // not be answered
 	REASON_ECHO,              // answered: an echo request
 	REASON_NOT_UNDERSTOOD,    // to the kernel: broken or encrypted headers
-	REASON_NO_SERVICE,        // to the kernel: no service has this protocol and port
+	REASON_NO_SERVICE,        // to the kernel: no service has this protocol and port, or it
+				  // follows a first fragment that was the kernel's
 	REASON_TABLE_FULL,        // sent, but the flow is not remembered
 	REASON_ADOPTED,           // sent: a flow whose beginning was not seen here
 	REASONS = 16,

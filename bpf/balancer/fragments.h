@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 // Datagrams in fragments: the first one has ports and finds the server, the later ones follow it by
-// the datagram's id.
+// the datagram's id; to the kernel, too, which could not put a datagram together without them.
 #pragma once
 
 #include "../lib/packet.h"
 #include "hash.h"
 #include "services.h"
+
+#define FRAGMENT_OF_KERNEL 0  // in the place of a server, of which none has this number
 
 #define FRAGMENT_SECOND_SHIFT 30
 #define FRAGMENT_SECONDS 30  // RFC 8200, section 4.5, lets a receiver wait for 60; Linux waits for
@@ -32,7 +34,7 @@ static __always_inline struct fragment_bucket *fragment_bucket(__u64 hash)
 	return bpf_map_lookup_elem(&fragments, &key);
 }
 
-// A first fragment went to this server. Takes the place of the same datagram, or of the one seen
+// A first fragment went to this server, or to the kernel. Takes the place of the same datagram, or of the one seen
 // longest ago.
 __noinline int remember_fragment(const struct packet *packet, const struct tuple *tuple,
 				 __u16 server)
@@ -66,7 +68,8 @@ __noinline int remember_fragment(const struct packet *packet, const struct tuple
 	return 0;
 }
 
-// The server of a later fragment's datagram; 0: its first fragment was not seen.
+// Where a later fragment's datagram goes: a server, or FRAGMENT_OF_KERNEL; less than zero: its first
+// fragment was not seen.
 __noinline int recall_fragment(const struct packet *packet, const struct tuple *tuple)
 {
 	__u16 second = fragment_second();
@@ -75,11 +78,11 @@ __noinline int recall_fragment(const struct packet *packet, const struct tuple *
 	__u32 i;
 
 	if (!packet || !tuple)
-		return 0;
+		return -1;
 	hash = fragment_hash(packet, tuple);
 	bucket = fragment_bucket(hash);
 	if (!bucket)
-		return 0;
+		return -1;
 	for (i = 0; i < FRAGMENT_SLOTS; i++) {
 		__u64 entry = bucket->slot[i];
 
@@ -87,5 +90,5 @@ __noinline int recall_fragment(const struct packet *packet, const struct tuple *
 		    (__u16)(second - (__u16)entry) < FRAGMENT_SECONDS)
 			return (__u16)(entry >> 16);
 	}
-	return 0;
+	return -1;
 }

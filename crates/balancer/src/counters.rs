@@ -34,7 +34,8 @@ pub enum Reason {
     /// Left to the kernel: headers that are broken, encrypted, or not those of a protocol that is
     /// balanced.
     NotUnderstood,
-    /// Left to the kernel: no service has its protocol and port.
+    /// Left to the kernel: no service has its protocol and port, or it follows a first fragment that
+    /// was the kernel's.
     NoService,
     /// Sent, but its flow is not remembered: nobody in its bucket may go.
     TableFull,
@@ -76,7 +77,10 @@ impl Reason {
                 "Left to the kernel: headers that are broken, encrypted or of no protocol that is \
                  balanced."
             }
-            Reason::NoService => "Left to the kernel: no service has its protocol and port.",
+            Reason::NoService => {
+                "Left to the kernel: no service has its protocol and port, or it follows a first \
+                 fragment that was the kernel's."
+            }
             Reason::TableFull => {
                 "Sent, but its flow is not remembered: no flow in its bucket may go."
             }

@@ -9,6 +9,8 @@ use super::stage::*;
 trials! {
     first_and_later_fragments_go_to_the_same_server,
     a_later_fragment_alone_is_dropped_by_name,
+    what_is_the_kernels_is_so_to_its_last_fragment,
+    an_error_in_fragments_goes_to_its_flow_s_server,
     an_atomic_fragment_is_a_packet,
     many_datagrams_at_once,
 }
@@ -55,6 +57,53 @@ fn a_later_fragment_alone_is_dropped_by_name() {
                 .reason(Reason::Fragment),
             2
         );
+    }
+}
+
+/// A large ping, and a datagram to a port that has no service: without all of it the kernel could
+/// not answer.
+fn what_is_the_kernels_is_so_to_its_last_fragment() {
+    for v6 in [false, true] {
+        let mut balancer = stage();
+        apply(&mut balancer, [service(key(v6, Protocol::Udp, PORT), 8)]);
+        let wholes = [
+            arrives(v6, 1).echo_request(1, 1).payload(&[6; 3000]),
+            arrives(v6, 1).udp(1, PORT + 1).payload(&[6; 3000]),
+        ];
+        for (id, whole) in (7..).zip(wholes) {
+            let pieces = build::fragments(&whole.build(), 1200, id);
+            assert!(pieces.len() > 2);
+            drops(&balancer, &pieces[1], "its first fragment was not seen");
+            for piece in &pieces {
+                passes(&balancer, piece, &format!("id {id}, IPv6 {v6}"));
+            }
+        }
+        let counters = balancer.counters().expect("maps can be read");
+        assert_eq!(counters.reason(Reason::Fragment), 2);
+    }
+}
+
+/// Whoever reports it is not the flow's client.
+fn an_error_in_fragments_goes_to_its_flow_s_server() {
+    for v6 in [false, true] {
+        let mut balancer = stage();
+        apply(&mut balancer, [service(key(v6, Protocol::Udp, PORT), 8)]);
+        let server = goes_to(&balancer, &udp(v6, 1, 1000)).expect("a server");
+        let answer = build::frame(OURS, ROUTER)
+            .ip(vip(v6), client(v6, 1))
+            .udp(PORT, 1000)
+            .payload(&[6; 1200])
+            .build();
+        let (kind, code) = if v6 { (1, 4) } else { (3, 3) };
+        let whole = arrives(v6, 99)
+            .icmp(kind, code, 0)
+            .payload(&answer[14..])
+            .build();
+        let pieces = build::fragments(&whole, 600, 9);
+        assert!(pieces.len() > 1);
+        for piece in &pieces {
+            assert_eq!(goes_to(&balancer, piece), Some(server), "IPv6 {v6}");
+        }
     }
 }
 
