@@ -25,7 +25,9 @@
 #define PACKET_MAX_TAGS 2        // 802.1ad: a service tag and a customer tag
 #define PACKET_MAX_EXTENSIONS 6  // RFC 8200, section 4.1 lists seven, one of them twice; senders
 				 // use two at the most
-#define PACKET_MAX_OFFSET 1023   // headers behind this are not looked for
+#define PACKET_MAX_OFFSET 1023   // at() reads nothing that begins behind this
+#define PACKET_MAX_L4 960        // so that what is read behind l4 begins within: the ports of a
+				 // packet that an ICMPv6 error quotes do 48 bytes behind it
 
 #define FRAME_SMALL 1024         // no driver splits a frame up to here into several buffers
 
@@ -60,7 +62,8 @@ struct fragment_header {
 // Where a packet's headers are and what they say that everybody asks for.
 struct packet {
 	__u32 l3;          // offset of the IP header
-	__u32 l4;          // offset of what follows all of IP's headers
+	__u32 l4;          // offset of what follows all of IP's headers, PACKET_MAX_L4 at the
+			   // most (the rest of a fragmented packet aside, which has no ports)
 	__u32 length;      // bytes from l3 to the packet's end as IP tells it; the frame has at
 			   // least these
 	__u32 id;          // of a fragment; network order
@@ -71,7 +74,8 @@ struct packet {
 	__u8 fragment;     // enum fragment
 };
 
-// The `size` bytes at `offset`, or NULL when the frame ends before.
+// The `size` bytes at `offset`, which is PACKET_MAX_OFFSET at the most, or NULL when the frame ends
+// before.
 static __always_inline void *at(context *ctx, __u32 offset, __u32 size)
 {
 	void *end = (void *)(long)ctx->data_end;
@@ -242,7 +246,7 @@ static __always_inline int packet_ipv6(context *ctx, struct packet *packet)
 		default:
 			goto done;
 		}
-		if (packet->l4 > PACKET_MAX_OFFSET)
+		if (packet->l4 > PACKET_MAX_L4)
 			return -1;
 	}
 	return -1;

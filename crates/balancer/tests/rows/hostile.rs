@@ -12,6 +12,7 @@ trials! {
     frames_cut_anywhere,
     frames_with_one_bit_wrong,
     headers_that_contradict_themselves_are_the_kernels,
+    headers_that_are_far_behind_are_the_kernels,
 }
 
 const STRANGER: Mac = Mac([2, 0, 0, 0, 0, 9]);
@@ -257,5 +258,35 @@ fn headers_that_contradict_themselves_are_the_kernels() {
             .expect("maps can be read")
             .reason(Reason::NotUnderstood);
         assert_eq!(counted, at as u64 + 1, "{what}");
+    }
+}
+
+/// Behind 960 bytes of headers nothing is read, not even in part.
+fn headers_that_are_far_behind_are_the_kernels() {
+    let mut balancer = stage();
+    let protocols = [Protocol::Tcp, Protocol::Sctp];
+    apply(
+        &mut balancer,
+        protocols.map(|protocol| service(key(true, protocol, PORT), 2)),
+    );
+    let quoted = build::frame(OURS, ROUTER)
+        .ip(vip(true), client(true, 1))
+        .tcp(PORT, 1, TcpFlags::ACK)
+        .build();
+    for options in (800..1100).step_by(8) {
+        // Its body is behind its first two bytes.
+        let start = arrives(true, 1).extension(60, &vec![0; options - 2]);
+        let frames = [
+            start.clone().tcp(1, PORT, TcpFlags::SYN).build(),
+            start.clone().sctp(1, PORT, 0, 1).build(),
+            start.icmp(1, 4, 0).payload(&quoted[14..]).build(),
+        ];
+        let l4 = 14 + 40 + options;
+        for frame in frames {
+            match l4 {
+                ..=960 => assert!(goes_to(&balancer, &frame).is_some(), "{l4}"),
+                _ => passes(&balancer, &frame, &format!("{l4}")),
+            }
+        }
     }
 }
