@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::flows::{Memory, now_ns};
 use crate::halves::Halves;
 use crate::handover::{KeepTables, Maps};
-use crate::hop::Hop;
+use crate::hop::{self, Hop, NoWay};
 use crate::layout::{self, LINKS};
 use crate::numbers::Numbers;
 use crate::options::{self, Options};
@@ -353,6 +353,14 @@ impl Balancer {
     /// The next hops that are known.
     pub fn hops(&self) -> &BTreeMap<IpAddr, Hop> {
         &self.hops
+    }
+
+    /// How packets get to a server of a service's.
+    ///
+    /// # Errors
+    /// None does: it gets nothing, and no new flow of a service that has others.
+    pub fn way(&self, server: &Server) -> Result<&Hop, NoWay> {
+        hop::way(server, self.hops.get(&server.address()))
     }
 
     fn change(

@@ -27,6 +27,20 @@ pub struct Hop {
     pub source: Option<IpAddr>,
 }
 
+/// Why no packet of a service gets to one of its servers: a sentence's end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NoWay {
+    /// The kernel knows no way, or not yet.
+    #[error("no route to it, or its next hop does not answer")]
+    NoHop,
+    /// A router would send the packet back: it is addressed to the service.
+    #[error("it is behind a router, where only a tunnel gets to it")]
+    BehindRouter,
+    /// Outer headers would have no source.
+    #[error("this host has no address of its family that its tunnel could begin at")]
+    NoSource,
+}
+
 const ETHERTYPE_IPV4: u16 = 0x0800;
 const ETHERTYPE_IPV6: u16 = 0x86dd;
 const ETHERTYPE_VLAN: u16 = 0x8100;
@@ -37,15 +51,27 @@ const GRE: u8 = 47;
 const UDP: u8 = 17;
 const DONT_FRAGMENT: u16 = 0x4000;
 
-/// Fills everything of a server's entry that says how packets get there. Without a hop, or without
-/// a source address that an outer header needs, `ifindex` stays zero: the way is not known.
+/// The way of a server's packets, if the hop to its address is one.
+pub(crate) fn way<'a>(server: &Server, hop: Option<&'a Hop>) -> Result<&'a Hop, NoWay> {
+    let hop = hop.ok_or(NoWay::NoHop)?;
+    let begins = |source: IpAddr| source.is_ipv6() == server.address().is_ipv6();
+    match server.tunnel {
+        Tunnel::None if hop.direct => Ok(hop),
+        Tunnel::None => Err(NoWay::BehindRouter),
+        _ if hop.source.is_some_and(begins) => Ok(hop),
+        _ => Err(NoWay::NoSource),
+    }
+}
+
+/// Fills everything of a server's entry that says how packets get there. Without a [`way`]
+/// `ifindex` stays zero.
 pub(crate) fn fill(
     entry: &mut layout::Server,
     server: &Server,
     hop: Option<&Hop>,
     vip_is_v6: bool,
 ) {
-    let Some(hop) = hop else { return };
+    let Ok(hop) = way(server, hop) else { return };
     let inner = if vip_is_v6 { IPV6 } else { IPIP };
     let inner_type = if vip_is_v6 {
         ETHERTYPE_IPV6
@@ -53,7 +79,6 @@ pub(crate) fn fill(
         ETHERTYPE_IPV4
     };
     let carried = match server.tunnel {
-        Tunnel::None if !hop.direct => return,
         Tunnel::None => {
             fill_link(entry, hop, inner_type);
             entry.ifindex = hop.ifindex;
@@ -117,4 +142,42 @@ fn fill_link(entry: &mut layout::Server, hop: &Hop, ethertype: u16) {
     entry.link[..link.len()].copy_from_slice(&link);
     entry.tags = hop.vlans.len() as u8;
     entry.mtu = hop.mtu;
+}
+
+#[cfg(test)]
+mod tests {
+    use bytemuck::Zeroable;
+
+    use super::*;
+
+    #[test]
+    fn what_is_said_of_a_way_is_what_packets_see() {
+        let server = Server::new([10, 0, 0, 1].into()).expect("a host");
+        let (v4, v6) = (IpAddr::from([10, 0, 0, 9]), IpAddr::from([0; 16]));
+        let rows = [
+            (Tunnel::None, true, None, Ok(())),
+            (Tunnel::None, false, Some(v4), Err(NoWay::BehindRouter)),
+            (Tunnel::Ipip, false, Some(v4), Ok(())),
+            (Tunnel::Gre, true, None, Err(NoWay::NoSource)),
+            (Tunnel::Ipip, false, Some(v6), Err(NoWay::NoSource)),
+        ];
+        for (tunnel, direct, source, expected) in rows {
+            let server = server.clone().tunnel(tunnel);
+            let hop = Hop {
+                ifindex: 7,
+                source_mac: Mac([2; 6]),
+                mac: Mac([4; 6]),
+                vlans: Vec::new(),
+                mtu: 1500,
+                direct,
+                source,
+            };
+            let said = way(&server, Some(&hop)).map(|_| ());
+            assert_eq!(said, expected, "{hop:?}");
+            let mut entry = layout::Server::zeroed();
+            fill(&mut entry, &server, Some(&hop), false);
+            assert_eq!(entry.ifindex != 0, expected.is_ok(), "{hop:?}");
+            assert_eq!(way(&server, None), Err(NoWay::NoHop));
+        }
+    }
 }

@@ -84,6 +84,6 @@ pub use error::Error;
 pub use flows::{Flow, FlowState};
 pub use follow::Follower;
 pub use hash::Tuple;
-pub use hop::Hop;
+pub use hop::{Hop, NoWay};
 pub use model::{Protocol, Server, Service, ServiceKey, Services, State, Tunnel, Weight};
 pub use options::{Options, read_seed};

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use balancer::{Balancer, Follower, Options, Reason, ServerCounters, ServiceKey, Services};
+use balancer::{Balancer, Follower, Options, Reason, Server, ServerCounters, ServiceKey, Services};
 use control::{InterfaceStatus, KnownHealth, Target};
 use netlink::Kinds;
 use rustix::net::{AddressFamily, SocketType, netdevice};
@@ -387,28 +387,25 @@ impl Engine {
             return BTreeMap::new();
         };
         let balancer = lock(&running.balancer);
-        let hops = balancer.hops();
-        let mut targets = BTreeSet::new();
-        for service in balancer.services().iter() {
-            targets.extend(
-                service
-                    .servers()
-                    .map(|server| (service.key(), server.address())),
-            );
-        }
         let losing = lock(&running.losing);
-        let way = |address| match hops.get(&address) {
-            Some(hop) => ServerHop::Known {
+        let way = |server: &Server| match balancer.way(server) {
+            Ok(hop) => ServerHop::Known {
                 interface: interface_name(hop.ifindex),
                 mac: hop.mac.to_string(),
                 loss: losing.get(&hop.ifindex).map(|name| loss(name)),
             },
-            None => ServerHop::Unknown("no route to it, or its next hop does not answer".into()),
+            Err(why) => ServerHop::Unknown(why.to_string()),
         };
-        targets
-            .into_iter()
-            .map(|target| (target, way(target.1)))
-            .collect()
+        let mut all = BTreeMap::new();
+        for service in balancer.services().iter() {
+            let target = |server: &Server| (service.key(), server.address());
+            all.extend(
+                service
+                    .servers()
+                    .map(|server| (target(server), way(server))),
+            );
+        }
+        all
     }
 }
 

@@ -161,7 +161,7 @@ families! {
     SERVER_HEALTHY = Gauge "butterfly_server_healthy" ("vip", "protocol", "port", "server")
         "1 healthy, 0 not; absent while that is not known.";
     SERVER_REACHABLE = Gauge "butterfly_server_reachable" ("vip", "protocol", "port", "server")
-        "1 while its next hop is known, else 0.";
+        "1 while there is a way for its packets, else 0.";
     SERVER_CHECK = Gauge "butterfly_server_check_duration_seconds" ["seconds"]
         ("vip", "protocol", "port", "server") "How long the last health check took.";
     SERVER_PACKETS = Counter "butterfly_server_packets" ("vip", "protocol", "port", "server")
