@@ -137,12 +137,12 @@ struct server_counters {
 	__u64 ended;  // packets that ended one
 };
 
-// Why a packet to a VIP went nowhere, or not to a server. The first are drops.
+// Why a packet to a VIP did not just go to its server; a packet that did not go has one.
 enum reason {
 	REASON_NO_SERVER,         // dropped: the service has no server that is up
 	REASON_NO_WAY,            // dropped: the server's next hop is not known yet
-	REASON_TTL,               // answered or dropped: its last hop was this one
-	REASON_TOO_BIG,           // answered or dropped: it does not fit the tunnel
+	REASON_TTL,               // answered: its last hop was this one
+	REASON_TOO_BIG,           // answered: it does not fit the tunnel
 	REASON_FRAGMENT,          // dropped: a later fragment whose first one was not seen
 	REASON_NO_ROOM,           // dropped: the frame cannot grow
 	REASON_SILENT,            // dropped instead of answered: the rate, or a packet that must

@@ -74,7 +74,6 @@ static __always_inline int refuse(context *ctx, struct packet *packet, const str
 	struct icmp_error error = { .type = type, .code = code, .rest = rest };
 	int verdict;
 
-	count(reason);
 	// RFC 1122, section 3.2.2: no error about an error.
 	if (is_icmp(packet))
 		return drop(REASON_SILENT);
@@ -89,7 +88,10 @@ static __always_inline int refuse(context *ctx, struct packet *packet, const str
 			error.source[i] = set ? settings.source6[i] : tuple->vip[i];
 	}
 	verdict = icmp_error(ctx, packet, &error);
-	return verdict < 0 ? drop(REASON_SILENT) : verdict;
+	if (verdict < 0)
+		return drop(REASON_SILENT);
+	count(reason);
+	return verdict;
 }
 
 // The packet's last hop was this one.

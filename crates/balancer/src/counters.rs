@@ -88,6 +88,24 @@ impl Reason {
         }
     }
 
+    /// The packet is lost: it was neither answered nor left to the kernel nor sent.
+    pub const fn is_drop(self) -> bool {
+        match self {
+            Reason::NoServer
+            | Reason::NoWay
+            | Reason::Fragment
+            | Reason::NoRoom
+            | Reason::Silent => true,
+            Reason::Expired
+            | Reason::TooBig
+            | Reason::Echo
+            | Reason::NotUnderstood
+            | Reason::NoService
+            | Reason::TableFull
+            | Reason::Adopted => false,
+        }
+    }
+
     /// The name that people and metrics use.
     pub const fn name(self) -> &'static str {
         match self {
@@ -205,5 +223,18 @@ impl Meters {
             counters.reasons.insert(reason, sum);
         }
         Ok(counters)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_lost_is_said_to_be_dropped() {
+        for reason in Reason::ALL {
+            let said = reason.description().starts_with("Dropped: ");
+            assert_eq!(reason.is_drop(), said, "{reason}");
+        }
     }
 }

@@ -374,10 +374,10 @@ impl Engine {
             };
             ((*key, *address), counters)
         };
-        let drop = |reason: Reason| (reason.name(), reason.description(), counters.reason(reason));
+        let packets = |reason: Reason| (reason, counters.reason(reason));
         Ok(Stats {
             servers: counters.servers.iter().map(server).collect(),
-            drops: Reason::ALL.into_iter().map(drop).collect(),
+            reasons: Reason::ALL.into_iter().map(packets).collect(),
         })
     }
 

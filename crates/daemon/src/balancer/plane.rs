@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use balancer::Reason;
 use control::Target;
 
 /// Counted since a server was added.
@@ -26,8 +27,8 @@ impl std::ops::AddAssign for Counters {
 #[derive(Clone, Default, Debug)]
 pub struct Stats {
     pub servers: BTreeMap<Target, Counters>,
-    /// Name, sentence, packets.
-    pub drops: Vec<(&'static str, &'static str, u64)>,
+    /// Packets that did not just go to a server, by why.
+    pub reasons: Vec<(Reason, u64)>,
 }
 
 impl Stats {

@@ -285,9 +285,9 @@ impl Balancer for Service {
                     .map(|service| service_stats(service, &stats))
                     .collect(),
                 drops: stats
-                    .drops
+                    .reasons
                     .iter()
-                    .filter(|drop| drop.2 > 0)
+                    .filter(|(_, packets)| *packets > 0)
                     .map(status::drop)
                     .collect(),
             })

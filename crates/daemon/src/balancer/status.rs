@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use api::v1;
+use balancer::Reason;
 use control::model::{DeclaredServer, DeclaredService, Feature};
 use control::{Controller, Error, InterfaceStatus, Target};
 
@@ -39,10 +40,9 @@ impl Facts {
         &self.losing
     }
 
-    /// Packets that were dropped, by reason.
-    pub fn drops(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        let drops = self.stats.drops.iter();
-        drops.map(|(reason, _, packets)| (*reason, *packets))
+    /// Packets that did not just go to a server, by why.
+    pub fn reasons(&self) -> &[(Reason, u64)] {
+        &self.stats.reasons
     }
 }
 
@@ -120,12 +120,10 @@ pub fn counters(counters: Counters) -> v1::Counters {
     }
 }
 
-pub fn drop(
-    &(reason, description, packets): &(&'static str, &'static str, u64),
-) -> v1::BalancerDrop {
+pub fn drop(&(reason, packets): &(Reason, u64)) -> v1::BalancerDrop {
     v1::BalancerDrop {
-        reason: reason.into(),
-        description: description.into(),
+        reason: reason.name().into(),
+        description: reason.description().into(),
         packets,
     }
 }

@@ -479,11 +479,13 @@ impl Scrape {
                     })
                 })
         })?;
-        page.family(&of::BALANCER_DROPPED, |rows| {
-            self.balancer_drops
-                .iter()
-                .try_for_each(|(reason, packets)| rows.add(&[reason], *packets))
-        })?;
+        for (family, drops) in [(&of::BALANCER_DROPPED, true), (&of::BALANCER_NOTED, false)] {
+            page.family(family, |rows| {
+                let reasons = self.balancer_reasons.iter();
+                let mut its = reasons.filter(|(reason, _)| reason.is_drop() == drops);
+                its.try_for_each(|(reason, packets)| rows.add(&[reason.name()], *packets))
+            })?;
+        }
         page.family(&of::BALANCER_LOSES, |rows| {
             let mut all = self.balancer_losing.iter();
             all.try_for_each(|(name, loses)| rows.add(&[name], u64::from(*loses)))

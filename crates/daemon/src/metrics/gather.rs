@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use api::v1;
+use balancer::Reason;
 use control::model::{Group, NicKind};
 use control::{NicState, NicStats, RuleStats};
 use dataplane::drop_reason::REASONS;
@@ -36,7 +37,7 @@ pub struct Scrape {
     pub kernel_flows: [u64; 3],
     pub uplinks: Vec<v1::Uplink>,
     pub services: Vec<v1::ServiceStatus>,
-    pub balancer_drops: Vec<(&'static str, u64)>,
+    pub balancer_reasons: Vec<(Reason, u64)>,
     pub balancer_losing: BTreeMap<String, bool>,
     pub router: Option<v1::RouterStatus>,
     pub requests: Requests,
@@ -119,7 +120,7 @@ fn read(app: &App, requests: Requests, router: Option<v1::RouterStatus>) -> Resu
         },
         uplinks,
         services,
-        balancer_drops: facts.drops().collect(),
+        balancer_reasons: facts.reasons().to_vec(),
         balancer_losing: facts.losing().clone(),
         router,
         requests,
