@@ -6,19 +6,16 @@
 //! the same.
 
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
-use std::io::Write;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use api::v1;
 use control::Changed;
-use nix::unistd::Uid;
 use serde_json::{Map, Value, json};
 
 use crate::access::{Peer, Who};
+use crate::lines::Lines;
 use crate::v1::render;
 
 /// Bytes of a request's arguments that are recorded; of longer ones only how long they were.
@@ -52,7 +49,7 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    file: Option<File>,
+    file: Option<Lines>,
     /// Lines that could not be written since the start, and since the log said so.
     lost: u64,
     lost_unsaid: u64,
@@ -86,7 +83,10 @@ impl State {
 impl Audit {
     /// Records go to the log, and to this file. The error is a sentence.
     pub fn open(path: Option<PathBuf>) -> Result<Audit, String> {
-        let file = path.as_deref().map(|path| open(path, FILE)).transpose()?;
+        let file = path
+            .as_deref()
+            .map(|path| Lines::open(path, FILE))
+            .transpose()?;
         Ok(Audit(Arc::new(Shared {
             path,
             state: Mutex::new(State {
@@ -110,7 +110,7 @@ impl Audit {
         let Some(path) = &self.0.path else {
             return Ok(None);
         };
-        let file = open(path, FILE)?;
+        let file = Lines::open(path, FILE)?;
         self.lock().file = Some(file);
         Ok(Some(format!("{}: opened anew", path.display())))
     }
@@ -150,10 +150,9 @@ impl Audit {
         tracing::info!(target: AUDIT, "{value}");
         let mut state = self.lock();
         let Some(file) = &mut state.file else { return };
-        // One call a line: whoever reads beside us sees whole ones.
         let mut text = value.to_string();
         text.push('\n');
-        match file.write_all(text.as_bytes()) {
+        match file.append(text.as_bytes()).1 {
             Ok(()) if state.lost_unsaid > 0 => {
                 let lost = std::mem::take(&mut state.lost_unsaid);
                 drop(state);
@@ -183,29 +182,6 @@ impl Audit {
 
 /// What messages call its file.
 const FILE: &str = "audit file";
-
-/// A file for appending alone, to be read by nobody else, and no link of another's; `what` is its
-/// name in messages.
-pub fn open(path: &Path, what: &str) -> Result<File, String> {
-    let shown = path.display();
-    let file = OpenOptions::new()
-        .append(true)
-        .create(true)
-        .mode(0o600)
-        .custom_flags((rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK).bits() as i32)
-        .open(path)
-        .map_err(|e| format!("the {what} {shown} cannot be opened: {e}"))?;
-    let meta = file
-        .metadata()
-        .map_err(|e| format!("the {what} {shown}: {e}"))?;
-    let ours = [0, Uid::effective().as_raw()].contains(&meta.uid());
-    if !meta.is_file() || !ours || meta.mode() & 0o022 != 0 || meta.nlink() > 1 {
-        return Err(format!(
-            "the {what} {shown} is not a file of the daemon's user that others cannot write to"
-        ));
-    }
-    Ok(file)
-}
 
 /// What is known of one request, until it is written.
 pub struct Record {
@@ -388,6 +364,7 @@ mod tests {
     use super::*;
     use control::model::{Direction, GroupId, Peer as RulePeer, Ports, Rule, RuleMatch};
     use control::{Diff, GroupChange, GroupDiff};
+    use std::fs::OpenOptions;
     use std::os::unix::fs::PermissionsExt;
 
     fn peer() -> Peer {
@@ -533,13 +510,13 @@ mod tests {
     fn a_full_disk_is_counted_and_stops_nothing() {
         let full = OpenOptions::new().append(true).open("/dev/full").unwrap();
         let audit = Audit::open(None).unwrap();
-        audit.lock().file = Some(full);
+        audit.lock().file = Some(Lines::of(full));
         drop(audit.begin("v1", &peer(), "PutNic"));
         drop(audit.begin("v1", &peer(), "PutNic"));
         assert_eq!(audit.lost(), 2);
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("audit.json");
-        audit.lock().file = Some(open(&path, FILE).unwrap());
+        audit.lock().file = Some(Lines::open(&path, FILE).unwrap());
         drop(audit.begin("v1", &peer(), "PutNic"));
         assert_eq!((audit.lost(), audit.lock().lost_unsaid), (2, 0));
         assert_eq!(lines(&path).len(), 1);

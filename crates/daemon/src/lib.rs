@@ -42,6 +42,7 @@ mod idle_states;
 mod ini;
 mod kernel;
 mod kernel_flows;
+mod lines;
 mod lock;
 mod log_repeats;
 mod logging;

@@ -1,18 +1,16 @@
 //! The file of the flow log: a line of JSON for each record.
 
-use std::fs::File;
-use std::io::Write;
 use std::path::PathBuf;
 
 use api::v1;
 use prost::Message;
 
-use crate::audit;
+use crate::lines::Lines;
 
 /// A file that is appended to.
 pub struct LogFile {
     path: PathBuf,
-    file: File,
+    file: Lines,
     /// The last write has failed, and the log says so.
     failing: bool,
 }
@@ -20,7 +18,7 @@ pub struct LogFile {
 impl LogFile {
     /// The error is a sentence.
     pub fn open(path: PathBuf) -> Result<LogFile, String> {
-        let file = audit::open(&path, "flow log")?;
+        let file = Lines::open(&path, "flow log")?;
         Ok(LogFile {
             path,
             file,
@@ -28,9 +26,19 @@ impl LogFile {
         })
     }
 
+    /// What is open already, in the place of the file of this name.
+    #[cfg(test)]
+    pub fn with(path: PathBuf, file: std::fs::File) -> LogFile {
+        LogFile {
+            path,
+            file: Lines::of(file),
+            failing: false,
+        }
+    }
+
     /// By its name again; the old one is kept where that fails.
     pub fn reopen(&mut self) -> Result<String, String> {
-        self.file = audit::open(&self.path, "flow log")?;
+        self.file = Lines::open(&self.path, "flow log")?;
         Ok(format!("{}: opened anew", self.path.display()))
     }
 
@@ -44,13 +52,13 @@ impl LogFile {
             }
         }
         let path = self.path.display();
-        match self.file.write_all(lines.as_bytes()) {
+        let (written, result) = self.file.append(lines.as_bytes());
+        match result {
             Ok(()) if self.failing => {
                 self.failing = false;
                 tracing::info!("the flow log {path} is written to again");
-                0
             }
-            Ok(()) => 0,
+            Ok(()) => (),
             Err(e) => {
                 if !std::mem::replace(&mut self.failing, true) {
                     tracing::error!(
@@ -58,8 +66,34 @@ impl LogFile {
                          records are lost until it can"
                     );
                 }
-                records.len() as u64
             }
         }
+        records.len() as u64 - written
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::OwnedFd;
+
+    use super::*;
+
+    /// A pipe that nobody reads takes a part of what is written at once, as a full disk does.
+    #[test]
+    fn what_a_failed_write_has_written_is_not_lost() {
+        let (_reader, writer) = std::io::pipe().unwrap();
+        rustix::io::ioctl_fionbio(&writer, true).unwrap();
+        let mut log = LogFile::with("pipe".into(), File::from(OwnedFd::from(writer)));
+        let record = v1::FlowRecord {
+            reason: "x".repeat(1000),
+            ..Default::default()
+        };
+        let lost = log.write(&vec![record.clone(); 100]);
+        assert!(
+            (30..50).contains(&lost),
+            "{lost} of 100, of which 64 KiB fit"
+        );
+        assert_eq!(log.write(&[record]), 1);
     }
 }
