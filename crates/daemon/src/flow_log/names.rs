@@ -116,7 +116,7 @@ impl Names {
             FlowNews::Ended {
                 why,
                 state,
-                age_secs,
+                age_ms,
                 idle_ms,
                 frames,
                 bytes,
@@ -125,10 +125,9 @@ impl Names {
                 record.set_kind(Kind::End);
                 record.reason = why.name().into();
                 record.state = state.name().into();
-                let age_ns = u64::from(age_secs) * 1_000_000_000;
-                record.start_unix_nanos = event.unix_ns.saturating_sub(age_ns);
-                let idle_ns = u64::from(idle_ms) * 1_000_000;
-                record.last_unix_nanos = event.unix_ns.saturating_sub(idle_ns);
+                let before = |ms: u64| event.unix_ns.saturating_sub(ms.saturating_mul(1_000_000));
+                record.start_unix_nanos = before(age_ms);
+                record.last_unix_nanos = before(idle_ms.into());
                 [record.original_frames, record.reply_frames] = frames;
                 [record.original_bytes, record.reply_bytes] = bytes;
                 [record.original_tcp_flags, record.reply_tcp_flags] = tcp_flags.map(u32::from);
@@ -155,4 +154,39 @@ fn rule(control: &Controller, nic: &NicId, slot: RuleSlot) -> Option<v1::FlowRul
         group: group.to_string(),
         rule: Some(render::rule(&rule)),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use dataplane::flow::{FlowEnd, FlowState, Party};
+
+    use super::*;
+
+    #[test]
+    fn times_of_an_end_are_reckoned_to_the_millisecond() {
+        let end = Party {
+            uid: PortUid(1),
+            address: [10, 0, 0, 1].into(),
+            port: 1,
+        };
+        let event = FlowEvent {
+            unix_ns: 100_900_000_007,
+            protocol: 17,
+            initiator: end,
+            responder: end,
+            rules: [None; 2],
+            news: FlowNews::Ended {
+                why: FlowEnd::Killed,
+                state: FlowState::Stream,
+                age_ms: 900,
+                idle_ms: 500,
+                frames: [1; 2],
+                bytes: [60; 2],
+                tcp_flags: [0; 2],
+            },
+        };
+        let record = Names::default().record(&event, &HashMap::new());
+        let times = [record.start_unix_nanos, record.last_unix_nanos];
+        assert_eq!(times, [100_000_000_007, 100_400_000_007]);
+    }
 }

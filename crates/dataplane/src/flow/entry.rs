@@ -44,7 +44,7 @@ const LONG_MS: u32 = u32::MAX / 2;
 /// What is idle for less has not expired, whatever it is.
 const SHORTEST_MS: u32 = SHORTEST_SECS * 1000;
 /// How far the clocks of two workers may be apart.
-const AHEAD_MS: u32 = 60_000;
+pub(super) const AHEAD_MS: u32 = 60_000;
 
 /// A flow.
 #[derive(Zeroable, Debug)]

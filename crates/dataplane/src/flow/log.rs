@@ -14,7 +14,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use foldhash::fast::RandomState;
 
-use super::entry::{Entry, TOLD};
+use super::entry::{AHEAD_MS, Entry, TOLD};
 use super::info::{FlowState, Party};
 use crate::drop_reason::DropReason;
 use crate::ids::RuleSlot;
@@ -58,8 +58,8 @@ pub enum FlowNews {
         why: FlowEnd,
         /// Its state at the end.
         state: FlowState,
-        /// Seconds since it began.
-        age_secs: u32,
+        /// Milliseconds since the second in which it began: no fewer than since its last packet.
+        age_ms: u64,
         /// Milliseconds since its last packet.
         idle_ms: u32,
         /// Frames of the initiator and of the responder.
@@ -202,11 +202,12 @@ impl Log {
             &entry.sides[entry.initiator()],
             &entry.sides[1 - entry.initiator()],
         ];
+        let idle_ms = entry.idle_ms(self.now.millis());
         let news = FlowNews::Ended {
             why,
             state,
-            age_secs: self.now.secs().wrapping_sub(sides[0].born_secs.get()),
-            idle_ms: entry.idle_ms(self.now.millis()),
+            age_ms: age_ms(self.now, sides[0].born_secs.get()).max(idle_ms.into()),
+            idle_ms,
             frames: sides.map(|side| side.frames.get()),
             bytes: sides.map(|side| side.bytes.get()),
             tcp_flags: sides.map(|side| side.tcp_flags.get()),
@@ -272,6 +273,15 @@ impl Log {
     }
 }
 
+/// Since the beginning of the second in which a flow began.
+fn age_ms(now: Now, born_secs: u32) -> u64 {
+    match now.secs().wrapping_sub(born_secs) {
+        // By the clock of a worker whose turn began a moment later.
+        secs if secs > u32::MAX - AHEAD_MS / 1000 => 0,
+        secs => u64::from(secs) * 1000 + now.mono_ns / 1_000_000 % 1000,
+    }
+}
+
 /// Refused packets that are added up: all but the sender's port, which is 0.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Refused {
@@ -330,6 +340,8 @@ impl Denied {
 
 #[cfg(test)]
 mod tests {
+    use bytemuck::Zeroable;
+
     use super::*;
     use crate::ids::PortUid;
 
@@ -377,6 +389,31 @@ mod tests {
         };
         assert_eq!((told[0].news, told[0].responder.port), (expected, 22));
         assert_eq!(log.next_ms(at(1001)), None);
+    }
+
+    #[test]
+    fn a_flow_began_before_its_last_packet() {
+        let (events, sinks) = FlowEvents::new(1, Arc::default());
+        let mut log = Log::new(sinks[0].clone());
+        // Packets at 9.1 and 9.4 s, or by the clock of a worker that is a second ahead.
+        for (end_ms, expected) in [(9_900, (900, 500)), (8_999, (0, 0))] {
+            let entry = Entry::zeroed();
+            for side in &entry.sides {
+                side.born_secs.set(9);
+                side.touch(9_400);
+            }
+            log.begin_turn(at(end_ms));
+            log.ended(&entry, FlowState::Stream, FlowEnd::Killed);
+            let mut told = Vec::new();
+            events.take(&mut told);
+            let FlowNews::Ended {
+                age_ms, idle_ms, ..
+            } = told[0].news
+            else {
+                panic!("{told:?}");
+            };
+            assert_eq!((age_ms, idle_ms), expected);
+        }
     }
 
     #[test]
