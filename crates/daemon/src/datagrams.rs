@@ -44,7 +44,19 @@ impl Datagrams {
 
     /// Sends one; `what` is in it. The log tells when the first is lost, and when the next arrives.
     pub fn send(&mut self, bytes: &[u8], what: &str) -> io::Result<Sent> {
-        let sent = self.socket().and_then(|(socket, _)| send(socket, bytes));
+        self.send_behind(None, bytes, what)
+    }
+
+    /// As [`send`](Self::send). After a refusal `first` goes before it: who has begun to listen
+    /// since then knows nothing of what was sent before.
+    pub fn send_behind(
+        &mut self,
+        first: Option<&[u8]>,
+        bytes: &[u8],
+        what: &str,
+    ) -> io::Result<Sent> {
+        let socket = self.socket();
+        let sent = socket.and_then(|(socket, _)| send(socket, first, bytes));
         let to = self.to;
         match &sent {
             Ok(Sent::Fine) => {
@@ -95,10 +107,18 @@ fn open(to: SocketAddr) -> io::Result<(UdpSocket, IpAddr)> {
 
 /// A refusal that the kernel reports is of a datagram before, and it has not sent this one: it is
 /// sent again.
-fn send(socket: &UdpSocket, bytes: &[u8]) -> io::Result<Sent> {
+fn send(socket: &UdpSocket, first: Option<&[u8]>, bytes: &[u8]) -> io::Result<Sent> {
+    let is_refusal = |error: &io::Error| error.kind() == ErrorKind::ConnectionRefused;
     match socket.send(bytes) {
-        Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
-            socket.send(bytes).map(|_| Sent::OneBeforeRefused)
+        Err(error) if is_refusal(&error) => {
+            for bytes in first.into_iter().chain([bytes]) {
+                match socket.send(bytes) {
+                    // Of the one before again, where the answer has come at once.
+                    Err(error) if is_refusal(&error) => socket.send(bytes)?,
+                    sent => sent?,
+                };
+            }
+            Ok(Sent::OneBeforeRefused)
         }
         sent => sent.map(|_| Sent::Fine),
     }

@@ -93,6 +93,7 @@ pub struct Message {
     /// The set that is open: where it begins, and its id.
     set: Option<(usize, u16)>,
     records: u32,
+    templates: bool,
 }
 
 impl Message {
@@ -103,6 +104,7 @@ impl Message {
             bytes: vec![0; HEADER_LEN],
             set: None,
             records: 0,
+            templates,
         };
         if templates {
             message.open(TEMPLATE_SET);
@@ -165,6 +167,11 @@ impl Message {
     /// Records that were added.
     pub fn records(&self) -> u32 {
         self.records
+    }
+
+    /// It begins with the templates.
+    pub fn has_templates(&self) -> bool {
+        self.templates
     }
 
     /// The datagram. `sequence` counts the records that were sent before.

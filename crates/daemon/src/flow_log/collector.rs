@@ -57,21 +57,24 @@ impl Collector {
     }
 
     fn finish(&mut self, message: Message) -> u64 {
-        let records = message.records();
+        let (records, has_templates) = (message.records(), message.has_templates());
         let secs = (unix_nanos() / 1_000_000_000) as u32;
+        // A collector that was started anew knows none, and could not read this one without.
+        let templates = (!has_templates).then(|| Message::new(true).finish(secs, self.sequence, 0));
         let bytes = message.finish(secs, self.sequence, 0);
         // Those that are lost are missing for the collector, too: it sees a gap.
         self.sequence = self.sequence.wrapping_add(records);
         let before = std::mem::replace(&mut self.last, records);
-        match self.datagrams.send(&bytes, "flows") {
+        let sent = self
+            .datagrams
+            .send_behind(templates.as_deref(), &bytes, "flows");
+        match sent {
             Ok(Sent::Fine) => {
-                let due = |at: Instant| at.elapsed() >= TEMPLATES_EVERY;
-                if self.told.is_none_or(due) {
+                if has_templates {
                     self.told = Some(Instant::now());
                 }
                 0
             }
-            // A collector that was started anew knows no templates.
             Ok(Sent::OneBeforeRefused) => {
                 self.told = None;
                 before.into()
@@ -165,5 +168,40 @@ mod tests {
         let lost: u64 = (0..3).map(|_| collector.send(&[ended()])).sum();
         assert_eq!(lost, 2);
         assert!(collector.told.is_none());
+    }
+
+    #[test]
+    fn a_collector_that_was_started_anew_can_read_the_first_record() {
+        let listener = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let to = listener.local_addr().unwrap();
+        let mut collector = Collector::new(&to.to_string()).unwrap();
+        assert_eq!(collector.send(&[ended()]), 0);
+        drop(listener);
+        assert_eq!(collector.send(&[ended()]), 0);
+        let listener = UdpSocket::bind(to).unwrap();
+        assert_eq!(collector.send(&[ended()]), 1, "the one that was refused");
+        let next = || {
+            let mut bytes = [0; 2048];
+            listener.recv(&mut bytes).unwrap();
+            let sequence = u32::from_be_bytes(bytes[8..12].try_into().unwrap());
+            (sequence, u16::from_be_bytes([bytes[16], bytes[17]]))
+        };
+        assert_eq!(next(), (2, 2), "templates alone");
+        assert_eq!(next(), (2, ipfix::TEMPLATES[0]));
+    }
+
+    #[test]
+    fn templates_are_due_until_they_are_sent() {
+        let listener = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let to = listener.local_addr().unwrap();
+        let mut collector = Collector::new(&to.to_string()).unwrap();
+        assert_eq!(collector.send(&[ended()]), 0);
+        // They fall due between the beginning and the end of one that has none.
+        let mut message = collector.begin();
+        assert!(message.push(&as_ipfix(&ended()).unwrap()));
+        let due = Instant::now().checked_sub(TEMPLATES_EVERY);
+        collector.told = due;
+        assert_eq!((collector.finish(message), collector.told), (0, due));
+        assert!(collector.begin().has_templates());
     }
 }
