@@ -205,11 +205,11 @@ impl Collector {
         Ok(Collector { process, folder })
     }
 
-    /// Ends it; gives what it has collected: protocol, ports, packets and bytes of both directions,
-    /// a line each.
+    /// Ends it; gives what it has collected: protocol, ports, TCP flags, packets and bytes of both
+    /// directions, a line each.
     fn collected(mut self) -> Result<String> {
         self.process.terminate(PATIENCE)?;
-        let columns = "fmt:%pr %sap %dap %ipkt %opkt";
+        let columns = "fmt:%pr %sap %dap %flg %ipkt %ibyt %opkt %obyt";
         process::run(&["nfdump", "-q", "-N", "-R", &self.folder, "-o", columns])
     }
 }
@@ -304,5 +304,18 @@ fn connections_are_logged() -> Result<()> {
             && has(&["17", "10.1.0.2:53"])
             && has(&["17", "10.1.0.1:0", "10.1.0.2:54"]),
         &format!("the collector has them: {collected}"),
+    )?;
+    // Its bytes are those of IP.
+    let count = |way: &str| {
+        let of = |what: &str| end[format!("{way}_{what}")].as_u64().unwrap_or_default();
+        let (frames, bytes) = (of("frames"), of("bytes"));
+        format!("{frames} {}", bytes - 14 * frames)
+    };
+    let carried = format!("...A..SF {} {}", count("original"), count("reply"));
+    let lines = collected.lines().map(str::split_whitespace);
+    let mut lines = lines.map(|cells| cells.skip(3).collect::<Vec<_>>().join(" "));
+    check(
+        lines.any(|line| line == carried),
+        &format!("one has carried {carried}: {collected}"),
     )
 }

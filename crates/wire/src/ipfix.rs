@@ -3,6 +3,8 @@
 
 use std::net::IpAddr;
 
+use crate::parse::{ETHERNET_LEN, protocol};
+
 /// The longest message: it is to fit where the path's MTU is not known (RFC 7011, section 10.3.3).
 pub const MESSAGE_MAX: usize = 1400;
 /// Templates of this exporter: connections of IPv4, and of IPv6.
@@ -42,9 +44,10 @@ pub struct Record<'a> {
     pub destination_port: u16,
     /// IP protocol number.
     pub protocol: u8,
-    /// Of both directions.
-    pub tcp_flags: u8,
-    /// Frames' bytes of the source, and of the destination.
+    /// Of the source, and of the destination.
+    pub tcp_flags: [u8; 2],
+    /// Frames' bytes of the source, and of the destination: with their Ethernet headers, which have
+    /// no tags.
     pub bytes: [u64; 2],
     /// Frames of the source, and of the destination.
     pub packets: [u64; 2],
@@ -60,25 +63,29 @@ pub struct Record<'a> {
 
 /// Information elements of a template in their order: number, length, and whether it is of the way
 /// back. `{v6}`'s addresses are the longer ones.
-fn elements(v6: bool) -> [(u16, u16, bool); 17] {
-    let (source, destination, len) = match v6 {
-        false => (8, 12, 4),
-        true => (27, 28, 16),
+fn elements(v6: bool) -> [(u16, u16, bool); 20] {
+    let (source, destination, len, icmp) = match v6 {
+        false => (8, 12, 4, 32),
+        true => (27, 28, 16, 139),
     };
     [
         (152, 8, false), // flowStartMilliseconds
         (153, 8, false), // flowEndMilliseconds
         (source, len, false),
         (destination, len, false),
-        (7, 2, false),         // sourceTransportPort
-        (11, 2, false),        // destinationTransportPort
-        (4, 1, false),         // protocolIdentifier
+        (7, 2, false),  // sourceTransportPort
+        (11, 2, false), // destinationTransportPort
+        (4, 1, false),  // protocolIdentifier
+        // The way back first: nfdump 1.7 knows one field for both, and keeps the last.
+        (6, 2, true),          // reverseTcpControlBits
         (6, 2, false),         // tcpControlBits
         (1, 8, false),         // octetDeltaCount
+        (352, 8, false),       // layer2OctetDeltaCount
         (2, 8, false),         // packetDeltaCount
         (1, 8, true),          // reverseOctetDeltaCount
+        (352, 8, true),        // reverseLayer2OctetDeltaCount
         (2, 8, true),          // reversePacketDeltaCount
-        (32, 2, false),        // icmpTypeCodeIPv4
+        (icmp, 2, false),      // icmpTypeCodeIPv4, icmpTypeCodeIPv6
         (136, 1, false),       // flowEndReason
         (233, 1, false),       // firewallEvent
         (351, 8, false),       // layer2SegmentId
@@ -140,12 +147,19 @@ impl Message {
         self.put16(record.source_port);
         self.put16(record.destination_port);
         self.bytes.push(record.protocol);
-        self.put16(record.tcp_flags.into());
-        for direction in 0..2 {
-            self.put64(record.bytes[direction]);
-            self.put64(record.packets[direction]);
+        let [there, back] = record.tcp_flags;
+        self.put16(back.into());
+        self.put16(there.into());
+        for (bytes, packets) in record.bytes.into_iter().zip(record.packets) {
+            // RFC 7012 has IP headers and what they carry in the one, and all of a frame in the
+            // other. Many collectors know the first alone.
+            let headers = packets.saturating_mul(ETHERNET_LEN as u64);
+            self.put64(bytes.saturating_sub(headers));
+            self.put64(bytes);
+            self.put64(packets);
         }
-        let is_icmp = record.protocol == crate::parse::protocol::ICMP;
+        let icmp = if v6 { protocol::ICMPV6 } else { protocol::ICMP };
+        let is_icmp = record.protocol == icmp;
         self.put16(if is_icmp { record.destination_port } else { 0 });
         self.bytes.extend([record.end_reason, record.event]);
         self.put64(SEGMENT_VXLAN | u64::from(record.vni));
@@ -225,8 +239,8 @@ mod tests {
             source_port: 0xa1a2,
             destination_port: 443,
             protocol: 6,
-            tcp_flags: 0x1b,
-            bytes: [1, 2],
+            tcp_flags: [0x1b, 0x12],
+            bytes: [0x1002a, 0x20038],
             packets: [3, 4],
             end_reason: 3,
             event: FLOW_DELETED,
@@ -240,14 +254,18 @@ mod tests {
         let mut message = Message::new(false);
         assert!(message.push(&record("vm1")));
         let expected: Vec<u8> = [
-            &[0, 10, 0, 99][..],
+            &[0, 10, 0, 117][..],
             &[0, 0, 0, 7, 0, 0, 0, 8, 0, 0, 0, 9],
-            &[1, 0, 0, 83],
+            &[1, 0, 0, 101],
             &[1, 2, 3, 4, 5, 6, 7, 8],
             &[0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18],
-            &[10, 0, 0, 1, 10, 0, 0, 2, 0xa1, 0xa2, 1, 187, 6, 0, 0x1b],
-            &[0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 3],
-            &[0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 4],
+            &[10, 0, 0, 1, 10, 0, 0, 2, 0xa1, 0xa2, 1, 187],
+            &[6, 0, 0x12, 0, 0x1b],
+            // Without and with 14 bytes a packet.
+            &[0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 42],
+            &[0, 0, 0, 0, 0, 0, 0, 3],
+            &[0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 2, 0, 56],
+            &[0, 0, 0, 0, 0, 0, 0, 4],
             &[0, 0, 3, 2],
             &[1, 0, 0, 0, 0, 0xab, 0xcd, 0xef],
             &[3, b'v', b'm', b'1'],
@@ -259,10 +277,10 @@ mod tests {
     #[test]
     fn templates_say_what_records_have() {
         let bytes = Message::new(true).finish(0, 0, 0);
-        // The set, two templates of 17 elements of 4 bytes, two of each with a number of 4 more.
-        assert_eq!(bytes.len(), 16 + 4 + 2 * (4 + 17 * 4 + 2 * 4));
+        // The set, two templates of 20 elements of 4 bytes, four of each with a number of 4 more.
+        assert_eq!(bytes.len(), 16 + 4 + 2 * (4 + 20 * 4 + 4 * 4));
         assert_eq!(bytes[16..20], [0, 2, 0, (bytes.len() - 16) as u8]);
-        assert_eq!(bytes[20..28], [1, 0, 0, 17, 0, 152, 0, 8]);
+        assert_eq!(bytes[20..28], [1, 0, 0, 20, 0, 152, 0, 8]);
         for v6 in [false, true] {
             let fixed = elements(v6).into_iter().map(|(_, len, _)| len);
             let fixed: u16 = fixed.filter(|len| *len != VARIABLE).sum();
@@ -279,6 +297,32 @@ mod tests {
             let len = message.finish(0, 0, 0).len();
             assert_eq!(len, 16 + 4 + usize::from(fixed) + 1);
         }
+    }
+
+    #[test]
+    fn type_and_code_of_icmp_are_told_in_the_element_of_their_version() {
+        let told = |v6: bool, protocol: u8| {
+            let addresses: [IpAddr; 2] = match v6 {
+                false => [[10, 0, 0, 1].into(), [10, 0, 0, 2].into()],
+                true => [[1u16; 8].into(), [2u16; 8].into()],
+            };
+            let mut message = Message::new(false);
+            message.push(&Record {
+                source: addresses[0],
+                destination: addresses[1],
+                destination_port: 0x8001,
+                protocol,
+                ..record("")
+            });
+            let bytes = message.finish(0, 0, 0);
+            // Where the fixed elements before it end.
+            let icmp = if v6 { 139 } else { 32 };
+            let before = elements(v6).into_iter().take_while(|of| of.0 != icmp);
+            let at = 20 + before.map(|(_, len, _)| usize::from(len)).sum::<usize>();
+            u16::from_be_bytes([bytes[at], bytes[at + 1]])
+        };
+        assert_eq!([told(false, 1), told(true, 58)], [0x8001; 2]);
+        assert_eq!([told(false, 6), told(true, 6), told(true, 1)], [0; 3]);
     }
 
     #[test]

@@ -112,7 +112,7 @@ fn as_ipfix(record: &v1::FlowRecord) -> Option<Record<'_>> {
         source_port: record.source_port as u16,
         destination_port: record.destination_port as u16,
         protocol: record.protocol as u8,
-        tcp_flags: (record.original_tcp_flags | record.reply_tcp_flags) as u8,
+        tcp_flags: [record.original_tcp_flags, record.reply_tcp_flags].map(|flags| flags as u8),
         bytes: [record.original_bytes, record.reply_bytes],
         packets: [record.original_frames, record.reply_frames],
         end_reason,
