@@ -630,9 +630,17 @@ async fn serve(
         old.serving();
     }
 
+    let again = app.clone();
+    let read_again = move || {
+        // What they say is in the log.
+        let _ = again.reload.now();
+        if upgrade::was_replaced() {
+            let _ = again.upgrade.run(&again, None);
+        }
+    };
     // Who stops it by its API wants it gone; a signal may come from a restart.
     let for_good = tokio::select! {
-        name = signals.stop(&app) => {
+        name = signals.stop(read_again) => {
             tracing::info!("stopping: {name}");
             false
         }
@@ -1299,21 +1307,61 @@ impl Signals {
         })
     }
 
-    async fn stop(&mut self, app: &Arc<App>) -> &'static str {
+    /// Waits to be stopped; gives what by. `read_again` may take as long as a directory of users
+    /// does that does not answer: it runs beside, one at a time, and signals that come meanwhile
+    /// are one more.
+    async fn stop(&mut self, read_again: impl Fn() + Clone + Send + 'static) -> &'static str {
+        let mut reading = JoinSet::new();
         loop {
             tokio::select! {
                 _ = self.terminate.recv() => return "SIGTERM",
                 _ = self.interrupt.recv() => return "SIGINT",
-                _ = self.hangup.recv() => {
-                    let again = app.clone();
-                    // What it says is in the log.
-                    drop(tokio::task::spawn_blocking(move || again.reload.now()).await);
-                    if upgrade::was_replaced() {
-                        let app = app.clone();
-                        drop(tokio::task::spawn_blocking(move || app.upgrade.run(&app, None)));
-                    }
+                _ = self.hangup.recv(), if reading.is_empty() => {
+                    reading.spawn_blocking(read_again.clone());
                 }
+                Some(_) = reading.join_next() => (),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use rustix::process::{Signal, getpid, kill_process};
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    #[tokio::test]
+    async fn who_stops_it_is_heard_while_files_are_read_again() {
+        let (begun, begins) = channel();
+        let (ends, ended) = channel();
+        let ended = Arc::new(Mutex::new(ended));
+        let read_again = move || {
+            begun.send(()).unwrap();
+            let _ = ended.lock().unwrap().recv_timeout(PATIENCE);
+        };
+        let mut signals = Signals::new().unwrap();
+        let stop = tokio::spawn(async move { signals.stop(read_again).await });
+        let begins = tokio::task::spawn_blocking(move || {
+            let say = |signal| kill_process(getpid(), signal).unwrap();
+            say(Signal::HUP);
+            begins.recv_timeout(PATIENCE).unwrap();
+            // Two while it goes on are one more behind it.
+            (0..2).for_each(|_| say(Signal::HUP));
+            ends.send(()).unwrap();
+            begins.recv_timeout(PATIENCE).unwrap();
+            say(Signal::TERM);
+            (begins, ends)
+        });
+        let (begins, ends) = begins.await.unwrap();
+        let stopped = tokio::time::timeout(PATIENCE, stop).await;
+        assert_eq!(stopped.unwrap().unwrap(), "SIGTERM");
+        assert!(begins.try_recv().is_err());
+        drop(ends);
     }
 }
