@@ -16,7 +16,7 @@ type Body = fn() -> Result<()>;
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials: [(&str, Body); 14] = trials![
+    let trials: [(&str, Body); 15] = trials![
         a_container_has_its_interface_with_addresses_and_routes,
         what_the_rules_say_passes_and_nothing_else,
         segments_pass_whole,
@@ -28,6 +28,7 @@ fn main() {
         other_values_reach_the_container,
         a_deleted_nic_leaves_nothing,
         a_daemon_that_was_killed_leaves_no_way_to_the_host,
+        what_is_for_a_container_that_is_not_there_is_not_the_hosts,
         what_cannot_be_made_at_a_start_takes_no_interface_along,
         what_cannot_be_is_refused_and_leaves_nothing,
         a_daemon_without_root_enters_namespaces_by_its_helper,
@@ -545,6 +546,88 @@ fn a_daemon_that_was_killed_leaves_no_way_to_the_host() -> Result<()> {
         "with what was added",
     )?;
     left.ok("ping -q -c 1 -W 2 10.2.0.2").map(drop)
+}
+
+/// Frames that the rules let in to a NIC without a namespace are dropped and counted: its device
+/// has its MAC, so a host whose stack saw them would answer, or forward them.
+fn what_is_for_a_container_that_is_not_there_is_not_the_hosts() -> Result<()> {
+    let (host, sender) = (Namespace::new()?, Namespace::new()?);
+    host.ok(
+        "sysctl -q -w net.ipv4.ip_forward=1 net.ipv4.conf.all.rp_filter=0 \
+             net.ipv4.conf.default.rp_filter=0",
+    )?;
+    for (device, address) in [("own", "10.2.0.200/32"), ("beyond", "10.77.0.1/24")] {
+        host.ok(&format!(
+            "ip link add {device} type dummy 2>/dev/null \
+             || ip link add {device} type veth peer name {device}2; \
+             ip addr add {address} dev {device} && ip link set {device} up"
+        ))?;
+    }
+    let daemon = Daemon::start_on(Some(host.pid()), &[])?;
+    let name = format!("bf-ahead-{}", std::process::id());
+    let declare = || add(&daemon, 1, &name, "");
+    declare()?;
+    add(&daemon, 2, &sender.pid().to_string(), "")?;
+    daemon.cli("sg rule add c1 + sg rule add c1 --ethertype ipv6")?;
+    sender.ok(
+        "ip neigh replace 10.2.0.200 lladdr 52:54:00:00:02:01 dev eth0 && \
+         ip neigh replace 10.2.0.1 lladdr 52:54:00:00:02:01 dev eth0 && \
+         ip route add 10.77.0.0/24 via 10.2.0.1",
+    )?;
+    let is_dropped = |when: &str| -> Result<()> {
+        let drops = || daemon.drops("c1", "INGRESS", &["target_down"]);
+        let before = drops()?;
+        for to in ["10.2.0.200", "10.77.0.9"] {
+            let answers = sender.succeeds(&format!("ping -q -c 2 -i 0.2 -W 1 {to}"))?;
+            check(!answers, &format!("{to} does not answer {when}"))?;
+        }
+        check(drops()? >= before + 4, &format!("it is counted {when}"))?;
+        let seen = host.ok("grep -h -E '^(Ip|Icmp): [0-9]' /proc/net/snmp")?;
+        let number = |line: usize, field: usize| {
+            let line = seen.lines().nth(line).unwrap_or_default();
+            line.split_whitespace()
+                .nth(field)
+                .unwrap_or_default()
+                .to_owned()
+        };
+        // Ip ForwDatagrams, Icmp InMsgs.
+        let counts = (number(0, 6), number(1, 1));
+        check(
+            counts == ("0".to_owned(), "0".to_owned()),
+            &format!("the host has seen it {when}: {seen}"),
+        )
+    };
+    is_dropped("before there was a namespace")?;
+    for device in host.ok("ip -o link show type tun")?.lines() {
+        let device = device.split(": ").nth(1).unwrap_or_default();
+        if host
+            .ok(&format!("ip link show dev {device}"))?
+            .contains("52:54:00:00:02:01")
+        {
+            host.ok(&format!("ip link del dev {device}"))?;
+        }
+    }
+    declare()?;
+    is_dropped("by a device that was made again")?;
+    // Whoever sets it up has nothing of it either.
+    for device in host.ok("ip -o link show type tun")?.lines() {
+        let device = device.split(": ").nth(1).unwrap_or_default();
+        host.ok(&format!("ip link set dev {device} up"))?;
+    }
+    check(
+        !sender.succeeds("ping -q -c 2 -i 0.2 -W 1 10.2.0.200")?,
+        "by a device that is up",
+    )?;
+    let container = Named::new("ahead")?;
+    assert_eq!(container.0, name);
+    declare()?;
+    sender.ok("ip route del 10.77.0.0/24; ping -q -c 1 -W 2 10.2.0.1")?;
+    drop(container);
+    wait_for("the NIC to be broken", PATIENCE, || {
+        Ok(state(&daemon, "c1")?.0.ends_with("BROKEN").then_some(()))
+    })?;
+    sender.ok("ip route add 10.77.0.0/24 via 10.2.0.1")?;
+    is_dropped("when the namespace has gone")
 }
 
 /// Of what is stored one NIC cannot be made, behind others that are: the daemon makes those once

@@ -194,6 +194,15 @@ impl Cables {
         }
     }
 
+    /// Has what comes in by a TAP device of the switch dropped, until it is joined.
+    ///
+    /// # Errors
+    /// The kernel takes no program on it.
+    pub fn close(&self, tap: u32) -> Result<(), xdp::Error> {
+        self.forget(tap);
+        xdp::attach_to_stay(&self.program, tap)
+    }
+
     /// Forgets an end: what comes in by it is dropped.
     pub fn forget(&self, end: u32) {
         // One that is not there is forgotten already.

@@ -192,7 +192,7 @@ impl Veths {
     /// of another process is broken, as it may have been there.
     pub fn open(&mut self, key: u32, wanted: Wanted) -> Result<State, String> {
         let mut veth = Veth {
-            tap: tap(&wanted)?,
+            tap: behind(&wanted)?,
             wanted,
             near: None,
             pair: self.pairs.kind,
@@ -202,6 +202,9 @@ impl Veths {
         match state {
             Err(Broken::Refused(why)) if !self.is_borrowed() => return Err(why),
             _ => (),
+        }
+        if veth.near.is_none() {
+            self.part(&veth);
         }
         veth.broken = state.clone().err();
         self.all.insert(key, veth);
@@ -312,6 +315,9 @@ impl Veths {
             cables.forget(near);
         }
         veth.near = None;
+        if behind.is_ok() {
+            self.part(veth);
+        }
         let wanted = &veth.wanted;
         let why = match wanted.machine {
             Some(_) => format!("TAP interface {} is gone", wanted.near),
@@ -334,14 +340,16 @@ impl Veths {
         if same.unwrap_or(true) {
             return Ok(());
         }
-        let tap = tap(wanted).map_err(Broken::Missing)?;
+        let tap = behind(wanted).map_err(Broken::Missing)?;
         if let Some(cables) = &self.cables {
             cables.forget(veth.tap);
         }
         let before = std::mem::replace(&mut veth.tap, tap);
-        if let Some(near) = veth.near
-            && let Err(e) = self.join(near, veth)
-        {
+        let Some(near) = veth.near else {
+            self.part(veth);
+            return Ok(());
+        };
+        if let Err(e) = self.join(near, veth) {
             // To be tried again.
             veth.tap = before;
             let name = &veth.wanted.tap;
@@ -530,12 +538,41 @@ impl Veths {
         Ok(())
     }
 
-    fn join(&mut self, near: u32, veth: &Veth) -> Result<(), xdp::Error> {
-        let cables = match &mut self.cables {
+    /// Has what comes in by either end go out by the other. The switch's device is up from then on;
+    /// that of a VMM while it has its own open ([`Veths::is_open`]).
+    fn join(&mut self, near: u32, veth: &Veth) -> Result<(), String> {
+        let pair = veth.pair();
+        let cables = self.cables().map_err(|e| e.to_string())?;
+        let joined = cables.join(near, veth.tap, veth.wanted.mac, pair);
+        joined.map_err(|e| e.to_string())?;
+        if pair.is_some() {
+            let up = Changes::new().and_then(|mut changes| changes.set_up(veth.tap, true));
+            up.map_err(|e| format!("TAP interface '{}': {e}", veth.wanted.tap))?;
+        }
+        Ok(())
+    }
+
+    /// There is no other end: the switch's device is down, so that the switch drops and counts what
+    /// it has for it. It has the program too, which drops: whoever else sets it up has it lead into
+    /// the host's own stack otherwise.
+    fn part(&mut self, veth: &Veth) {
+        let tap = veth.tap;
+        let parted = Changes::new().and_then(|mut changes| changes.set_up(tap, false));
+        let kept = self.cables().and_then(|cables| cables.close(tap));
+        let why = [
+            parted.err().map(|e| e.to_string()),
+            kept.err().map(|e| e.to_string()),
+        ];
+        for why in why.into_iter().flatten() {
+            tracing::warn!("TAP interface '{}': {why}", veth.wanted.tap);
+        }
+    }
+
+    fn cables(&mut self) -> Result<&Cables, xdp::Error> {
+        Ok(match &mut self.cables {
             Some(cables) => cables,
             none => none.insert(Cables::load(self.pairs.flows)?),
-        };
-        cables.join(near, veth.tap, veth.wanted.mac, veth.pair())
+        })
     }
 
     /// Other values of an interface that stays.
@@ -578,6 +615,7 @@ impl Veths {
         if let Some(cables) = &self.cables {
             cables.forget(near);
         }
+        self.part(veth);
         if let Err(e) = Changes::new().and_then(|mut changes| changes.remove(near)) {
             tracing::warn!("interface {} stays: {e}", veth.wanted.near);
         }
@@ -599,15 +637,12 @@ impl Veth {
     }
 }
 
-/// The index of the TAP device behind one, which is up from now on.
-fn tap(wanted: &Wanted) -> Result<u32, String> {
+/// The index of the TAP device behind one, which stays down: see [`Veths::join`].
+fn behind(wanted: &Wanted) -> Result<u32, String> {
     let mut changes = Changes::new().map_err(|e| e.to_string())?;
     let tap = changes.by_name(&wanted.tap).map_err(|e| e.to_string())?;
     let tap = tap.ok_or_else(|| format!("TAP interface '{}' is not there", wanted.tap))?;
     changes.leave_unaddressed(tap.index);
-    changes
-        .set_up(tap.index, true)
-        .map_err(|e| format!("TAP interface '{}': {e}", wanted.tap))?;
     Ok(tap.index)
 }
 
