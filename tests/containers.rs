@@ -16,7 +16,7 @@ type Body = fn() -> Result<()>;
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials: [(&str, Body); 15] = trials![
+    let trials: [(&str, Body); 16] = trials![
         a_container_has_its_interface_with_addresses_and_routes,
         what_the_rules_say_passes_and_nothing_else,
         segments_pass_whole,
@@ -26,6 +26,7 @@ fn main() {
         the_same_document_heals_what_is_behind_a_containers_interface,
         without_the_switchs_device_nothing_is_made_and_unmade,
         other_values_reach_the_container,
+        what_cannot_be_changed_in_the_container_is_told_and_tried_again,
         a_deleted_nic_leaves_nothing,
         a_daemon_that_was_killed_leaves_no_way_to_the_host,
         what_is_for_a_container_that_is_not_there_is_not_the_hosts,
@@ -473,6 +474,55 @@ fn other_values_reach_the_container() -> Result<()> {
         "another container",
     )?;
     right.ok("ip link show dev other").map(drop)
+}
+
+/// Root of the container has given the interface another name: what is to be of it is made when it
+/// has its own again, and until then nobody is told that it is.
+fn what_cannot_be_changed_in_the_container_is_told_and_tried_again() -> Result<()> {
+    let (left, _right, daemon) = two()?;
+    let rename = |from: &str, to: &str| {
+        left.ok(&format!(
+            "ip link set {from} down && ip link set {from} name {to} up"
+        ))
+    };
+    rename("eth0", "mine")?;
+    let answer = daemon
+        .json("nic update c1 --ip 10.2.0.11 --mtu 1300")?
+        .to_string();
+    check(
+        answer.contains("BROKEN") && answer.contains("eth0 is not there"),
+        &answer,
+    )?;
+    // Neither the next change nor a look finds that all is well, nor forgets what was to go.
+    daemon.cli("nic update c1 --ip 10.2.0.12")?;
+    std::thread::sleep(Duration::from_millis(1500));
+    let (is, why) = state(&daemon, "c1")?;
+    check(
+        is.ends_with("BROKEN") && why.contains("eth0 is not there"),
+        &format!("{is} {why}"),
+    )?;
+    left.ok("ip addr show dev mine | grep 10.2.0.1/")?;
+    rename("mine", "eth0")?;
+    wait_for("the change to be made", PATIENCE, || {
+        Ok(state(&daemon, "c1")?.0.ends_with("UP").then_some(()))
+    })?;
+    let link = left.ok("ip addr show dev eth0")?;
+    check(
+        link.contains("10.2.0.12/24") && link.contains("mtu 1300"),
+        &link,
+    )?;
+    check(
+        !link.contains("10.2.0.1/24") && !link.contains("10.2.0.11/24"),
+        &link,
+    )?;
+    // The same `nic update` does not wait for the next look.
+    rename("eth0", "mine")?;
+    daemon.cli("nic update c1 --ip 10.2.0.13")?;
+    rename("mine", "eth0")?;
+    daemon.cli("nic update c1 --ip 10.2.0.13")?;
+    check(state(&daemon, "c1")?.0.ends_with("UP"), "it is healed")?;
+    left.ok("ip addr show dev eth0 | grep 10.2.0.13/24")
+        .map(drop)
 }
 
 fn a_deleted_nic_leaves_nothing() -> Result<()> {

@@ -102,9 +102,16 @@ struct Veth {
     near: Option<u32>,
     /// What the pair is made of; one that is taken over may be of another kind than new ones.
     pair: PairKind,
-    /// Why there is none, or nobody behind it.
+    /// What was wanted before and could not be changed to what is wanted now; empty: it is as it
+    /// is wanted.
+    left: Vec<Wanted>,
+    /// Why there is none, or nobody behind it, or why it is not as it is wanted.
     broken: Option<Broken>,
 }
+
+/// So many changes may fail one after the other; with one more the interface is made anew. What is
+/// to go by all of them fits into one request to the helper.
+const LEFT_MAX: usize = 2;
 
 impl Veths {
     /// None yet. While `borrowed` is true pairs are another process's, and none is removed.
@@ -145,9 +152,10 @@ impl Veths {
         self.all.is_empty()
     }
 
-    /// Whether any has no interface in its container.
+    /// Whether any has no interface in its container, or one that is not as it is wanted.
     pub fn any_broken(&self) -> bool {
-        self.all.values().any(|veth| veth.near.is_none())
+        let is_broken = |veth: &Veth| veth.near.is_none() || !veth.left.is_empty();
+        self.all.values().any(is_broken)
     }
 
     /// Whether an interface of that index is the host's end of one.
@@ -196,6 +204,7 @@ impl Veths {
             wanted,
             near: None,
             pair: self.pairs.kind,
+            left: Vec::new(),
             broken: None,
         };
         let state = self.make(&mut veth);
@@ -227,9 +236,11 @@ impl Veths {
             } = wanted.clone();
             (machine, namespace, name)
         };
+        let stays = stays(&before) == stays(&veth.wanted) && veth.left.len() < LEFT_MAX;
         let state = match veth.near {
-            Some(_) if stays(&before) == stays(&veth.wanted) => {
-                let done = self.adjust(&mut veth, &before);
+            Some(_) if stays => {
+                veth.left.push(before);
+                let done = self.adjust(&mut veth);
                 done.and_then(|()| self.is_open(&veth))
             }
             _ => {
@@ -307,7 +318,8 @@ impl Veths {
         };
         if found.is_some_and(|device| device.kind == veth.kind()) {
             let joined = behind.clone().and_then(|()| self.is_joined(near, veth));
-            let state = joined.and_then(|()| self.is_open(veth));
+            let adjusted = joined.and_then(|()| self.adjust(veth));
+            let state = adjusted.and_then(|()| self.is_open(veth));
             veth.broken = state.err();
             return behind;
         }
@@ -315,6 +327,7 @@ impl Veths {
             cables.forget(near);
         }
         veth.near = None;
+        veth.left.clear();
         if behind.is_ok() {
             self.part(veth);
         }
@@ -575,19 +588,26 @@ impl Veths {
         })
     }
 
-    /// Other values of an interface that stays.
-    fn adjust(&mut self, veth: &mut Veth, before: &Wanted) -> State {
-        let (wanted, Some(near)) = (&veth.wanted, veth.near) else {
+    /// Has an interface that stays be as it is wanted, where it is not.
+    fn adjust(&mut self, veth: &mut Veth) -> State {
+        let Some(near) = veth.near.filter(|_| !veth.left.is_empty()) else {
             return Ok(());
         };
+        self.adjust_to_wanted(veth, near)?;
+        veth.left.clear();
+        Ok(())
+    }
+
+    fn adjust_to_wanted(&mut self, veth: &Veth, near: u32) -> State {
+        let (wanted, left) = (&veth.wanted, &veth.left);
         let shown = &wanted.near;
         let refused =
             |e: &dyn std::fmt::Display| Broken::Refused(format!("interface {shown}: {e}"));
         let mut changes = Changes::new().map_err(|e| refused(&e))?;
-        if wanted.mtu != before.mtu {
+        if left.iter().any(|before| wanted.mtu != before.mtu) {
             changes.set_mtu(near, wanted.mtu).map_err(|e| refused(&e))?;
         }
-        if wanted.mac != before.mac {
+        if left.iter().any(|before| wanted.mac != before.mac) {
             self.join(near, veth).map_err(|e| refused(&e))?;
         }
         changes.set_up(near, wanted.up).map_err(|e| refused(&e))?;
@@ -595,8 +615,8 @@ impl Veths {
             return Ok(());
         }
         let mut inside = inside(wanted, None);
-        inside.addresses_gone = missing(&before.addresses, &wanted.addresses);
-        inside.routes_gone = missing(&before.routes, &wanted.routes);
+        inside.addresses_gone = gone(left.iter().map(|one| &one.addresses), &wanted.addresses);
+        inside.routes_gone = gone(left.iter().map(|one| &one.routes), &wanted.routes);
         if !wanted.up {
             // The kernel has put them to sleep, and takes no new ones.
             inside.routes.clear();
@@ -609,6 +629,7 @@ impl Veths {
 
     fn unmake(&mut self, veth: &mut Veth) {
         let Some(near) = veth.near.take() else { return };
+        veth.left.clear();
         if self.is_borrowed() {
             return;
         }
@@ -659,8 +680,16 @@ fn inside(wanted: &Wanted, index: Option<u32>) -> Inside {
     }
 }
 
-/// What was and is not to be.
-fn missing<T: PartialEq + Clone>(before: &[T], now: &[T]) -> Vec<T> {
-    let gone = before.iter().filter(|one| !now.contains(one));
-    gone.cloned().collect()
+/// What was and is not to be, each once.
+fn gone<'a, T: PartialEq + Clone + 'a>(
+    before: impl Iterator<Item = &'a Vec<T>>,
+    now: &[T],
+) -> Vec<T> {
+    let mut gone = Vec::new();
+    for one in before.flatten() {
+        if !now.contains(one) && !gone.contains(one) {
+            gone.push(one.clone());
+        }
+    }
+    gone
 }

@@ -130,7 +130,7 @@ impl VethNics {
         };
         let state = veths.change(request.slot.0, wanted(request, &self.daemon));
         if let Err(why @ (Broken::Missing(_) | Broken::Refused(_))) = &state {
-            tracing::warn!("NIC '{}' has no interface: {why}", request.nic.id);
+            tracing::warn!("NIC '{}' is not as declared: {why}", request.nic.id);
         }
         self.shared.states.leave(request.slot.0, told(state));
         self.shared.update_switch(&mut watched, request.slot.0);
@@ -264,7 +264,7 @@ impl Shared {
             }
             for (slot, state) in news {
                 if let Err(why @ (Broken::Missing(_) | Broken::Refused(_))) = &state {
-                    tracing::info!("a container has no interface: {why}");
+                    tracing::info!("a container's NIC is broken: {why}");
                 }
                 // Under the lock, so that it is not left for a slot that is closed meanwhile.
                 self.states.leave(slot, told(state));
