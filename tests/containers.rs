@@ -16,12 +16,13 @@ type Body = fn() -> Result<()>;
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials: [(&str, Body); 16] = trials![
+    let trials: [(&str, Body); 17] = trials![
         a_container_has_its_interface_with_addresses_and_routes,
         what_the_rules_say_passes_and_nothing_else,
         segments_pass_whole,
         a_namespace_that_goes_breaks_the_nic_and_heals_it_when_it_returns,
         the_same_nic_add_heals_a_process_that_has_another_namespace,
+        what_a_process_names_is_not_made_unasked,
         the_same_document_heals_a_container_that_has_lost_its_interface,
         the_same_document_heals_what_is_behind_a_containers_interface,
         without_the_switchs_device_nothing_is_made_and_unmade,
@@ -326,6 +327,76 @@ fn the_same_nic_add_heals_a_process_that_has_another_namespace() -> Result<()> {
     let (is, why) = state(&daemon, "c1")?;
     check(is.ends_with("UP"), &format!("{is} {why}"))?;
     inside("ping -q -c 1 -W 2 10.2.0.2").map(drop)
+}
+
+/// A process's number may be a stranger's, in whatever way it names a namespace: what is lost there
+/// is made by a word alone, be it missed by a daemon that runs or by one that starts.
+fn what_a_process_names_is_not_made_unasked() -> Result<()> {
+    let (left, right, named) = (Namespace::new()?, Namespace::new()?, Named::new("stays")?);
+    let third = Namespace::new()?;
+    let mut daemon = Daemon::start(&["--store", "{dir}/store"])?;
+    let link = daemon.dir().join("netns");
+    std::os::unix::fs::symlink(format!("/proc/{}/ns/net", third.pid()), &link)
+        .map_err(|e| e.to_string())?;
+    let spaces = [
+        left.pid().to_string(),
+        format!("/proc/{}/ns/net", right.pid()),
+        link.display().to_string(),
+        named.0.clone(),
+    ];
+    let declare = |daemon: &Daemon| -> Result<()> {
+        for (number, netns) in (1..).zip(&spaces) {
+            add(daemon, number, netns, "")?;
+        }
+        Ok(())
+    };
+    declare(&daemon)?;
+    let processes = [("c1", &left), ("c2", &right), ("c3", &third)];
+    let are_broken = |daemon: &Daemon, when: &str| -> Result<()> {
+        for (nic, container) in processes {
+            let (is, why) = state(daemon, nic)?;
+            check(
+                is.ends_with("BROKEN") && why.contains("may be another's by now"),
+                &format!("{nic} {when}: {is} {why}"),
+            )?;
+            check(!container.succeeds("ip link show dev eth0")?, when)?;
+        }
+        check(state(daemon, "c4")?.0.ends_with("UP"), when)?;
+        named.ok("ip link show dev eth0").map(drop)
+    };
+    let are_there = |daemon: &Daemon| -> Result<[u32; 3]> {
+        for nic in ["c1", "c2", "c3", "c4"] {
+            let (is, why) = state(daemon, nic)?;
+            check(is.ends_with("UP"), &format!("{nic}: {is} {why}"))?;
+        }
+        Ok([
+            left.ifindex("eth0")?,
+            right.ifindex("eth0")?,
+            third.ifindex("eth0")?,
+        ])
+    };
+    are_there(&daemon)?;
+    for (_, container) in processes {
+        container.ok("ip link del dev eth0")?;
+    }
+    named.ok("ip link del dev eth0")?;
+    wait_for("the named one to be made again", PATIENCE, || {
+        Ok(named.ok("ip link show dev eth0").ok())
+    })?;
+    std::thread::sleep(Duration::from_millis(1500));
+    are_broken(&daemon, "while the daemon runs")?;
+    declare(&daemon)?;
+    are_there(&daemon)?;
+    // A daemon that is stopped takes the interfaces with it.
+    daemon.stop()?;
+    daemon.restart()?;
+    are_broken(&daemon, "when the daemon starts")?;
+    declare(&daemon)?;
+    let before = are_there(&daemon)?;
+    // One that is killed leaves them where they are: that it knows again.
+    daemon.kill_and_restart()?;
+    assert_eq!(are_there(&daemon)?, before);
+    Ok(())
 }
 
 fn the_same_document_heals_a_container_that_has_lost_its_interface() -> Result<()> {

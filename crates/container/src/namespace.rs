@@ -3,19 +3,23 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags, fstat, fstatfs, open, stat};
+use rustix::fs::{Mode, OFlags, fstat, fstatfs, open, stat, statfs};
 use rustix::io::Errno;
 
 /// Where `ip netns` keeps them by name.
 const NAMED: &str = "/run/netns";
-/// The file system of namespaces (linux/magic.h).
+/// The file systems of namespaces and of processes (linux/magic.h).
 const NSFS_MAGIC: u64 = 0x6e73_6673;
+const PROC_SUPER_MAGIC: u64 = 0x9fa0;
+/// Links that are followed to where a namespace is; the kernel follows no more.
+const LINKS_MAX: usize = 40;
 
 /// A namespace that is there.
 #[derive(Debug)]
 pub struct Namespace {
     fd: OwnedFd,
     shown: String,
+    by_process: bool,
 }
 
 /// Why there is none. The sentence names what was asked for.
@@ -41,9 +45,27 @@ pub fn path_of(called: &str) -> PathBuf {
     Path::new(NAMED).join(called)
 }
 
-/// It is called by a process, whose number may be another's when it has ended.
-pub fn is_process(called: &str) -> bool {
+fn is_process(called: &str) -> bool {
     !called.is_empty() && called.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// Whether a path leads to what is a process's: below /proc, wherever that is mounted, or by a link
+/// to there.
+fn is_by_process(path: &Path) -> bool {
+    let mut path = path.to_owned();
+    for _ in 0..LINKS_MAX {
+        let Some(folder) = path.parent() else {
+            return false;
+        };
+        if statfs(folder).is_ok_and(|fs| u64::try_from(fs.f_type) == Ok(PROC_SUPER_MAGIC)) {
+            return true;
+        }
+        let Ok(to) = std::fs::read_link(&path) else {
+            return false;
+        };
+        path = folder.join(to);
+    }
+    true
 }
 
 impl Namespace {
@@ -79,7 +101,16 @@ impl Namespace {
         }
         let again = format!("/proc/self/fd/{}", seen.as_raw_fd());
         let fd = open(again, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
-        Ok(Namespace { fd, shown })
+        Ok(Namespace {
+            fd,
+            shown,
+            by_process: is_by_process(&path),
+        })
+    }
+
+    /// It is called by a process, whose number may be a stranger's when it has ended.
+    pub fn is_by_process(&self) -> bool {
+        self.by_process
     }
 
     /// Its descriptor.
@@ -106,6 +137,28 @@ mod tests {
             ("12a", "/run/netns/12a"),
         ] {
             assert_eq!(path_of(called), Path::new(path));
+        }
+    }
+
+    #[test]
+    fn a_process_may_be_meant_by_any_path() {
+        let folder = tempfile::tempdir().unwrap();
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink("/proc/self/ns/net", &link).unwrap();
+        let beside = folder.path().join("beside");
+        std::os::unix::fs::symlink("link", &beside).unwrap();
+        for by_process in [
+            path_of("1"),
+            "/proc/1/ns/net".into(),
+            "/proc/self/task/../ns/net".into(),
+            "//proc/./self/ns/net".into(),
+            link,
+            beside,
+        ] {
+            assert!(is_by_process(&by_process), "{}", by_process.display());
+        }
+        for other in ["/run/netns/c1", "/etc/hostname", "/"] {
+            assert!(!is_by_process(Path::new(other)), "{other}");
         }
     }
 

@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use io::tap::{MachineTap, TapError, keep_for_machine};
-use netlink::change::{Changes, NewPair, PairKind};
+use netlink::change::{Changes, Device, NewPair, PairKind};
 use wire::Mac;
 
 use crate::cables::{Cables, FlowMaps};
-use crate::namespace::{self, Namespace, is_process};
+use crate::namespace::{self, Namespace};
 use crate::namespace_helper::{Asker, Inside, NamespaceHelper, Route};
 
 /// Who may open a VMM's TAP device, and how.
@@ -193,12 +193,13 @@ impl Veths {
     }
 
     /// Makes one whose TAP device is there, and down. A namespace that is not there is no error: it
-    /// is waited for, as the state says.
+    /// is waited for, as the state says. Unless somebody has `asked` for it now, whose word is good
+    /// for today's processes, that of a process is taken only where the interface is already.
     ///
     /// # Errors
     /// A sentence: it cannot be made, and nothing of it is left. What cannot be made in the place
     /// of another process is broken, as it may have been there.
-    pub fn open(&mut self, key: u32, wanted: Wanted) -> Result<State, String> {
+    pub fn open(&mut self, key: u32, wanted: Wanted, asked: bool) -> Result<State, String> {
         let mut veth = Veth {
             tap: behind(&wanted)?,
             wanted,
@@ -207,7 +208,7 @@ impl Veths {
             left: Vec::new(),
             broken: None,
         };
-        let state = self.make(&mut veth);
+        let state = self.make(&mut veth, asked);
         match state {
             Err(Broken::Refused(why)) if !self.is_borrowed() => return Err(why),
             _ => (),
@@ -245,7 +246,7 @@ impl Veths {
             }
             _ => {
                 self.unmake(&mut veth);
-                self.make(&mut veth)
+                self.make(&mut veth, true)
             }
         };
         veth.broken = state.clone().err();
@@ -271,7 +272,7 @@ impl Veths {
         let behind = self.look(&mut veth);
         let state = match veth.near {
             Some(_) => veth.broken.take().map_or(Ok(()), Err),
-            None => behind.and_then(|()| self.make(&mut veth)),
+            None => behind.and_then(|()| self.make(&mut veth, true)),
         };
         veth.broken = state.clone().err();
         self.all.insert(key, veth);
@@ -279,7 +280,7 @@ impl Veths {
     }
 
     /// Looks at all of them, and tries again to make those that are not there; those whose state is
-    /// another one now. One whose namespace was that of a process is left alone: its number may be
+    /// another one now. One whose namespace is that of a process stays as it is: its number may be
     /// a stranger's by now.
     pub fn check(&mut self) -> Vec<(u32, State)> {
         let mut news = Vec::new();
@@ -290,9 +291,9 @@ impl Veths {
             };
             let before = veth.broken.clone();
             let behind = self.look(&mut veth);
-            if veth.near.is_none() && !is_process(&veth.wanted.namespace) {
+            if veth.near.is_none() {
                 // Without the switch's device a pair would be made and unmade each time.
-                veth.broken = behind.and_then(|()| self.make(&mut veth)).err();
+                veth.broken = behind.and_then(|()| self.make(&mut veth, false)).err();
             }
             if veth.broken != before {
                 news.push((key, veth.broken.clone().map_or(Ok(()), Err)));
@@ -460,7 +461,7 @@ impl Veths {
         }
     }
 
-    fn make(&mut self, veth: &mut Veth) -> State {
+    fn make(&mut self, veth: &mut Veth, asked: bool) -> State {
         if let Some(machine) = veth.wanted.machine {
             return self.make_for(machine, veth);
         }
@@ -470,6 +471,18 @@ impl Veths {
             namespace::Error::Refused(..) => Broken::Refused(e.to_string()),
         })?;
         let mut changes = Changes::new().map_err(|e| refused(&e))?;
+        let there = changes.by_name(&veth.wanted.near);
+        let there = there.map_err(|e| refused(&e))?;
+        let is_left = there.as_ref().is_some_and(|near| {
+            near.alias == veth.wanted.alias && is_far_in(&mut changes, near, &namespace)
+        });
+        if namespace.is_by_process() && !asked && !is_left {
+            return Err(Broken::Missing(format!(
+                "network namespace {} is that of a process, whose number may be another's by now: \
+                 the same `nic add` or `apply` makes the interface there",
+                namespace.shown()
+            )));
+        }
         let (near, pair) = self.pair(&mut changes, &namespace, &veth.wanted)?;
         (veth.near, veth.pair) = (Some(near), pair);
         let made = self.furnish(&mut changes, &namespace, veth, near);
@@ -496,7 +509,9 @@ impl Veths {
                 return Err(Broken::Refused(why));
             };
             let inside = inside(wanted, there.far);
-            if self.helper.set_up(namespace, &inside).is_ok() {
+            if is_far_in(changes, &there, namespace)
+                && self.helper.set_up(namespace, &inside).is_ok()
+            {
                 return Ok((there.index, kind));
             }
             changes.remove(there.index).map_err(|e| refused(&e))?;
@@ -614,15 +629,22 @@ impl Veths {
         if wanted.machine.is_some() {
             return Ok(());
         }
-        let mut inside = inside(wanted, None);
+        let namespace = Namespace::open(&wanted.namespace);
+        let namespace = namespace.map_err(|e| Broken::Missing(e.to_string()))?;
+        let device = changes.by_index(near).map_err(|e| refused(&e))?;
+        let device = device.ok_or_else(|| refused(&"it is gone"))?;
+        if !is_far_in(&mut changes, &device, &namespace) {
+            let shown = namespace.shown();
+            let why = format!("network namespace {shown} is not the one that its other end is in");
+            return Err(refused(&why));
+        }
+        let mut inside = inside(wanted, device.far);
         inside.addresses_gone = gone(left.iter().map(|one| &one.addresses), &wanted.addresses);
         inside.routes_gone = gone(left.iter().map(|one| &one.routes), &wanted.routes);
         if !wanted.up {
             // The kernel has put them to sleep, and takes no new ones.
             inside.routes.clear();
         }
-        let namespace = Namespace::open(&wanted.namespace);
-        let namespace = namespace.map_err(|e| Broken::Missing(e.to_string()))?;
         let done = self.helper.set_up(&namespace, &inside);
         done.map_err(|e| Broken::Refused(format!("network namespace {}: {e}", namespace.shown())))
     }
@@ -665,6 +687,12 @@ fn behind(wanted: &Wanted) -> Result<u32, String> {
     let tap = tap.ok_or_else(|| format!("TAP interface '{}' is not there", wanted.tap))?;
     changes.leave_unaddressed(tap.index);
     Ok(tap.index)
+}
+
+/// Whether a pair leads to this namespace. Where the kernel does not say it does not.
+fn is_far_in(changes: &mut Changes, near: &Device, namespace: &Namespace) -> bool {
+    let fd = std::os::fd::AsFd::as_fd(namespace.fd());
+    changes.is_far_in(near, fd).unwrap_or(false)
 }
 
 fn inside(wanted: &Wanted, index: Option<u32>) -> Inside {

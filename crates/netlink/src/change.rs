@@ -163,6 +163,8 @@ pub struct Device {
     pub carrier: bool,
     /// The index of the other end of a pair, in that end's namespace.
     pub far: Option<u32>,
+    /// The kernel's number here for the namespace of that end; `None`: it is in this one.
+    pub far_namespace: Option<i32>,
 }
 
 /// Where packets go.
@@ -349,6 +351,26 @@ impl Changes {
         self.device(|sequence| {
             Request::new(RTM_GETLINK, 0, sequence, &ifinfomsg(index, 0, 0)).finish()
         })
+    }
+
+    /// Whether the other end of a pair is in this namespace, and not in another that has come to be
+    /// called as that one was.
+    ///
+    /// # Errors
+    /// The kernel refuses to say.
+    pub fn is_far_in(&mut self, near: &Device, namespace: BorrowedFd<'_>) -> Result<bool, Error> {
+        let fd = namespace.as_raw_fd().to_ne_bytes();
+        let answer = self.ask("look at a network namespace", |sequence| {
+            Request::new(RTM_GETNSID, 0, sequence, &[0])
+                .with(NETNSA_FD, &fd)
+                .finish()
+        })?;
+        let message = messages(&answer).next();
+        let mut attributes = message.iter().flat_map(|message| message.attributes(1));
+        let id = attributes.find(|attribute| attribute.kind == NETNSA_NSID);
+        let id = id.and_then(|id| id.u32()).map(|id| id as i32);
+        // Less than zero: it has no number, so no interface here leads to it.
+        Ok(id.is_some_and(|id| id >= 0) && near.far_namespace == id)
     }
 
     /// All interfaces of the namespace.
@@ -598,6 +620,7 @@ fn device(message: &Message<'_>) -> Option<Device> {
         up: u32_at(message.body, 8)? & IFF_UP != 0,
         carrier: false,
         far: None,
+        far_namespace: None,
     };
     for attribute in message.attributes(IFINFOMSG) {
         match attribute.kind {
@@ -606,6 +629,7 @@ fn device(message: &Message<'_>) -> Option<Device> {
             IFLA_CARRIER => device.carrier = attribute.value.first() == Some(&1),
             IFLA_MTU => device.mtu = attribute.u32()?,
             IFLA_LINK => device.far = attribute.u32(),
+            IFLA_LINK_NETNSID => device.far_namespace = attribute.u32().map(|id| id as i32),
             IFLA_ADDRESS => {
                 if let Ok(mac) = attribute.value.try_into() {
                     device.mac = Mac(mac);

@@ -109,14 +109,15 @@ impl VethNics {
         VethHandle(self.shared.clone())
     }
 
-    /// Makes the container's interface, or the VMM's; the switch's TAP device is there.
-    pub fn open(&mut self, request: &OpenRequest<'_>) -> Result<NicState, String> {
+    /// Makes the container's interface, or the VMM's; the switch's TAP device is there. Somebody has
+    /// `asked` for it now, or it is only known from before.
+    pub fn open(&mut self, request: &OpenRequest<'_>, asked: bool) -> Result<NicState, String> {
         self.start()?;
         let mut watched = self.shared.lock();
         let Some(veths) = &mut watched.veths else {
             return Err("nobody watches containers' interfaces".into());
         };
-        let state = veths.open(request.slot.0, wanted(request, &self.daemon))?;
+        let state = veths.open(request.slot.0, wanted(request, &self.daemon), asked)?;
         self.shared.update_switch(&mut watched, request.slot.0);
         watched.ring();
         Ok(told(state))
