@@ -22,7 +22,7 @@ type Body = fn() -> Result<()>;
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials: [(&str, Body); 14] = trials![
+    let trials: [(&str, Body); 16] = trials![
         a_pod_is_added_checked_and_deleted,
         what_somebody_changed_in_the_container_is_told,
         a_second_interface_and_what_was_there_before,
@@ -32,6 +32,8 @@ fn main() {
         a_lease_stays_as_long_as_its_nic_may,
         what_no_container_uses_is_collected,
         what_other_plugins_gave_is_collected,
+        a_plugin_for_addresses_that_fails_is_told_to_take_back,
+        what_cannot_be_collected_keeps_nothing_else_and_is_found_again,
         by_cnitool_and_host_local,
         other_plugins_set_up_its_interface,
         behind_a_plugin_that_made_the_interface,
@@ -529,6 +531,99 @@ fn what_other_plugins_gave_is_collected() -> Result<()> {
         let calls = std::fs::read_to_string(dir.join("calls")).map_err(|e| e.to_string())?;
         assert_eq!(calls, format!("ADD one\nADD two\nDEL two\n{passed}"));
     }
+    Ok(())
+}
+
+/// Of a container that does not run yet; what one sends from that runs stays its own.
+fn a_plugin_for_addresses_that_fails_is_told_to_take_back() -> Result<()> {
+    let host = Host::new()?;
+    let pod = Namespace::new()?;
+    let mut config = host.network("pods", "1.1.0");
+    config["ipam"] = json!({"type": "moody"});
+    let dir = host.dir.path().display();
+    let script = format!(
+        "#!/bin/sh\necho $CNI_COMMAND >> {dir}/calls\n[ $CNI_COMMAND = ADD ] || exit 0\n\
+         [ -e {dir}/fails ] && echo '{{\"code\": 142, \"msg\": \"no\"}}' && exit 1\n\
+         [ -e {dir}/babbles ] && echo '{{\"ips\": [{{\"address\": \"here\"}}]}}' && exit 0\n\
+         echo '{{\"cniVersion\": \"1.1.0\", \"ips\": [{{\"address\": \"10.4.0.2/16\"}}]}}'\n",
+    );
+    write_program(&host.dir.path().join("moody"), &script)?;
+    let path = dir.to_string();
+    let path = [("CNI_PATH", path.as_str())];
+    let calls = || {
+        let file = host.dir.path().join("calls");
+        let calls = std::fs::read_to_string(&file).map_err(|e| e.to_string())?;
+        std::fs::remove_file(&file).map_err(|e| e.to_string())?;
+        Ok::<_, String>(calls)
+    };
+    let add = || call("ADD", "pod", &netns(&pod), "eth0", &path, &config);
+    let moods = ["fails", "babbles"].map(|mood| host.dir.path().join(mood));
+    for mood in &moods {
+        std::fs::write(mood, "").map_err(|e| e.to_string())?;
+        check(add().is_err(), "it fails")?;
+        assert_eq!(calls()?, "ADD\nDEL\n", "{}", mood.display());
+        assert_eq!(host.nics()?.len(), 0);
+        std::fs::remove_file(mood).map_err(|e| e.to_string())?;
+    }
+    told(add())?;
+    assert_eq!(calls()?, "ADD\n");
+    for mood in &moods {
+        std::fs::write(mood, "").map_err(|e| e.to_string())?;
+        check(add().is_err(), "it fails")?;
+        assert_eq!(calls()?, "ADD\n", "{}", mood.display());
+        pod.ok("ip addr show dev eth0 | grep 10.4.0.2/16")?;
+        std::fs::remove_file(mood).map_err(|e| e.to_string())?;
+    }
+    Ok(())
+}
+
+/// A plugin for addresses cannot take back what one of three lost containers had.
+fn what_cannot_be_collected_keeps_nothing_else_and_is_found_again() -> Result<()> {
+    let host = Host::new()?;
+    let mut config = host.network("pods", "1.1.0");
+    config["ipam"] = json!({"type": "stuck"});
+    let dir = host.dir.path().display();
+    let script = format!(
+        "#!/bin/sh\necho $CNI_COMMAND $CNI_CONTAINERID >> {dir}/calls\n\
+         [ $CNI_COMMAND$CNI_CONTAINERID = DELb ] && [ -e {dir}/fails ] && exit 1\n\
+         case $CNI_CONTAINERID in a) n=2;; b) n=3;; *) n=4;; esac\n\
+         [ $CNI_COMMAND = ADD ] || exit 0\n\
+         echo '{{\"cniVersion\": \"1.1.0\", \"ips\": [{{\"address\": \"10.4.0.'$n'/16\"}}]}}'\n",
+    );
+    write_program(&host.dir.path().join("stuck"), &script)?;
+    let path = dir.to_string();
+    let path = [("CNI_PATH", path.as_str())];
+    let pods = [Namespace::new()?, Namespace::new()?, Namespace::new()?];
+    for (name, pod) in ["a", "b", "c"].into_iter().zip(&pods) {
+        told(call("ADD", name, &netns(pod), "eth0", &path, &config))?;
+    }
+    let calls = host.dir.path().join("calls");
+    let collect = || -> Result<_> {
+        std::fs::write(&calls, "").map_err(|e| e.to_string())?;
+        let mut gc = config.clone();
+        // What a runtime in Go says that has none.
+        gc["cni.dev/valid-attachments"] = Value::Null;
+        let answer = call("GC", "", "", "", &path, &gc);
+        let calls = std::fs::read_to_string(&calls).map_err(|e| e.to_string())?;
+        Ok((answer, calls))
+    };
+    let fails = host.dir.path().join("fails");
+    std::fs::write(&fails, "").map_err(|e| e.to_string())?;
+    for expected in ["DEL a\nDEL b\nDEL c\nGC\n", "DEL b\nGC\n"] {
+        let (answer, calls) = collect()?;
+        refused("stuck ended with", answer)?;
+        assert_eq!(calls, expected);
+        assert_eq!(host.nics()?, ["pods:b:eth0"]);
+        check(
+            pods[1].ok("ip link show dev eth0")?.contains("NO-CARRIER"),
+            "nothing passes by it",
+        )?;
+    }
+    std::fs::remove_file(&fails).map_err(|e| e.to_string())?;
+    let (answer, calls) = collect()?;
+    told(answer)?;
+    assert_eq!(calls, "DEL b\nGC\n");
+    assert_eq!(host.nics()?.len(), 0);
     Ok(())
 }
 

@@ -122,8 +122,21 @@ struct Written {
     runtime_config: RuntimeConfig,
     #[serde(default)]
     args: Args,
-    #[serde(default, rename = "cni.dev/valid-attachments")]
+    #[serde(
+        default,
+        deserialize_with = "null_is_empty",
+        rename = "cni.dev/valid-attachments"
+    )]
     valid: Option<Vec<Attachment>>,
+}
+
+/// Runtimes in Go that have no attachments say null, which is no missing key.
+fn null_is_empty<'de, D>(value: D) -> Result<Option<Vec<Attachment>>, D::Error>
+where
+    D: serde::Deserializer<'de>,
+{
+    let list = Option::<Vec<Attachment>>::deserialize(value)?;
+    Ok(Some(list.unwrap_or_default()))
 }
 
 /// What a runtime adds for the capabilities `mac` and `ips`.
@@ -238,6 +251,20 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_attachments_are_none_and_a_missing_key_is_unknown() {
+        let valid = |more: &str| {
+            let text = format!(r#"{{"cniVersion":"1.1.0","name":"pods"{more}}}"#);
+            Config::parse(&text).unwrap().valid
+        };
+        assert_eq!(valid(""), None);
+        let none = Some(Vec::new());
+        assert_eq!(valid(r#","cni.dev/valid-attachments":null"#), none);
+        assert_eq!(valid(r#","cni.dev/valid-attachments":[]"#), none);
+        let one = valid(r#","cni.dev/valid-attachments":[{"containerID":"a","ifname":"b"}]"#);
+        assert_eq!(one.map(|all| all.len()), Some(1));
+    }
 
     #[test]
     fn what_is_written_is_checked() {

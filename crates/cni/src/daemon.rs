@@ -26,11 +26,16 @@ pub struct Daemon {
 impl Daemon {
     /// Connects.
     pub async fn connect(socket: &str) -> Result<Daemon, Error> {
+        Daemon::connect_within(socket, PATIENCE).await
+    }
+
+    /// Connects; no answer takes longer than this.
+    async fn connect_within(socket: &str, patience: Duration) -> Result<Daemon, Error> {
         let endpoint = Endpoint::from_shared(socket.to_owned());
         let endpoint = endpoint.map_err(|e| Error::config(format!("socket '{socket}': {e}")))?;
         let channel = endpoint
-            .timeout(PATIENCE)
-            .connect_timeout(PATIENCE)
+            .timeout(patience)
+            .connect_timeout(patience)
             .connect()
             .await;
         let why = |e: tonic::transport::Error| {
@@ -77,6 +82,19 @@ impl Daemon {
         Ok(ids.map(|nic| nic.id).collect())
     }
 
+    /// Nothing passes by a NIC from now on; one that is not there lets nothing pass already.
+    pub async fn silence(&mut self, id: &str) -> Result<(), Error> {
+        let update = v1::UpdateNicRequest {
+            id: id.to_owned(),
+            link_down: Some(true),
+            ..Default::default()
+        };
+        match self.grpc.update_nic(update).await {
+            Err(status) if status.code() != Code::NotFound => Err(self.told(&status)),
+            _ => Ok(()),
+        }
+    }
+
     /// Deletes a NIC; one that is not there is deleted already.
     pub async fn delete(&mut self, id: &str) -> Result<(), Error> {
         let answer = self
@@ -95,7 +113,8 @@ impl Daemon {
     fn told(&self, status: &Status) -> Error {
         let why = status.message();
         match status.code() {
-            Code::Unavailable | Code::DeadlineExceeded | Code::Unknown => {
+            // Cancelled: tonic's word for an answer that took too long.
+            Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::Unknown => {
                 Error::later(format!("butterflyd at {}: {why}", self.shown))
             }
             _ => Error::refused(format!("butterflyd refuses: {why}")),
@@ -141,6 +160,25 @@ fn hex(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_daemon_that_does_not_answer_is_tried_later() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("api.sock");
+        // The kernel accepts for it, and nobody reads.
+        let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let socket = format!("unix:{}", path.display());
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().build().unwrap();
+        let asked = runtime.block_on(async {
+            let patience = Duration::from_millis(200);
+            let mut daemon = Daemon::connect_within(&socket, patience).await?;
+            daemon.nic("pods:c1:eth0").await
+        });
+        let error = asked.unwrap_err();
+        assert!(error.message.contains("Timeout expired"), "{error:?}");
+        assert_eq!(error.code, 11, "{error:?}");
+    }
 
     #[test]
     fn ids_fit_and_differ() {

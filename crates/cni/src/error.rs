@@ -76,6 +76,15 @@ impl Error {
         Self::new(NO_ADDRESS, message)
     }
 
+    /// Several as one, by the first one's number; none is no error.
+    pub fn all(errors: &[Error]) -> Result<(), Error> {
+        let Some(first) = errors.first() else {
+            return Ok(());
+        };
+        let messages: Vec<&str> = errors.iter().map(|error| error.message.as_str()).collect();
+        Err(Self::new(first.code, messages.join("; ")))
+    }
+
     /// An error of another plugin, as it told it; `None`: it told none.
     pub fn of_plugin(answer: &Value) -> Option<Error> {
         let code = u32::try_from(answer["code"].as_u64()?).ok()?;

@@ -39,12 +39,17 @@ pub fn add(call: &Call, config: &Config) -> Result<Addresses, Error> {
         }
         Ipam::Plugin(plugin) => {
             let answer = run(plugin, "ADD", call, config)?;
-            let addresses = Addresses::parse(&answer);
-            if addresses.is_err() {
-                let _ = run(plugin, "DEL", call, config);
-            }
-            addresses
+            Addresses::parse(&answer)
         }
+    }
+}
+
+/// Another plugin that has failed is told to take back what it may have given all the same (SPEC.md,
+/// section 4); of ours nothing is left.
+pub fn failed(call: &Call, config: &Config) {
+    if let Ipam::Plugin(plugin) = &config.ipam {
+        // The error that is told is that of ADD.
+        let _ = run(plugin, "DEL", call, config);
     }
 }
 
@@ -94,6 +99,11 @@ pub fn status(call: &Call, config: &Config) -> Result<(), Error> {
     }
 }
 
+/// Addresses are another plugin's to give.
+pub fn is_delegated(config: &Config) -> bool {
+    matches!(config.ipam, Ipam::Plugin(_))
+}
+
 /// Gives back what a container had of another plugin that is told of it by no runtime any more, and
 /// may know no GC; our own leases [`gc`] finds.
 pub fn lost(call: &Call, config: &Config, container: &str, ifname: &str) -> Result<(), Error> {
@@ -109,11 +119,11 @@ pub fn lost(call: &Call, config: &Config, container: &str, ifname: &str) -> Resu
     run(plugin, "DEL", &call, config).map(drop)
 }
 
-/// Gives back what no container in use has.
-pub fn gc(call: &Call, config: &Config, valid: &[Attachment]) -> Result<(), Error> {
+/// Gives back what nobody has by an attachment that is used.
+pub fn gc(call: &Call, config: &Config, is_used: impl Fn(&str, &str) -> bool) -> Result<(), Error> {
     match &config.ipam {
         Ipam::NotUsed => Ok(()),
-        Ipam::Ours(ranges) => Leases::open(ranges, &config.name)?.keep(valid),
+        Ipam::Ours(ranges) => Leases::open(ranges, &config.name)?.keep(is_used),
         Ipam::Plugin(plugin) => run(plugin, "GC", call, config).map(drop),
     }
 }
@@ -164,4 +174,37 @@ fn find(plugin: &str, path: &str) -> Result<PathBuf, Error> {
         ))
     };
     files.find(|file| file.is_file()).ok_or_else(missing)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plugin_that_fails_is_told_to_take_back() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let (program, calls) = (folder.path().join("moody"), folder.path().join("calls"));
+        let script = format!(
+            "#!/bin/sh\necho $CNI_COMMAND $CNI_CONTAINERID >> {}\n[ $CNI_COMMAND = DEL ]\n",
+            calls.display()
+        );
+        std::fs::write(&program, script).unwrap();
+        std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+        let path = folder.path().display().to_string();
+        let variable = |name: &str| match name {
+            "CNI_COMMAND" => "ADD".to_owned(),
+            "CNI_CONTAINERID" => "c1".to_owned(),
+            "CNI_NETNS" => "/run/netns/c1".to_owned(),
+            "CNI_IFNAME" => "eth0".to_owned(),
+            "CNI_PATH" => path.clone(),
+            _ => String::new(),
+        };
+        let call = Call::read(variable).unwrap();
+        let text = r#"{"cniVersion":"1.1.0","name":"pods","vni":7,"ipam":{"type":"moody"}}"#;
+        let config = Config::parse(text).unwrap();
+        assert!(add(&call, &config).is_err());
+        failed(&call, &config);
+        assert_eq!(std::fs::read_to_string(&calls).unwrap(), "ADD c1\nDEL c1\n");
+    }
 }

@@ -1,5 +1,7 @@
 //! The operations, one function each.
 
+use std::collections::BTreeSet;
+
 use api::v1;
 use ipnet::IpNet;
 use serde_json::Value;
@@ -32,7 +34,12 @@ async fn add(call: &Call, config: &Config) -> Result<Value, Error> {
     let id = id(&config.name, &call.container, &call.ifname);
     let existed = daemon.nic(&id).await?.is_some();
     let before = ipam::held(call, config)?;
-    let addresses = ipam::add(call, config)?;
+    let addresses = ipam::add(call, config).inspect_err(|_| {
+        // Of a container that runs they are what it sends from.
+        if !existed {
+            ipam::failed(call, config);
+        }
+    })?;
     let made = make(&mut daemon, &id, call, config, addresses).await;
     if made.is_err() {
         // The error that is told is the first one.
@@ -179,22 +186,44 @@ async fn gc(call: &Call, config: &Config) -> Result<(), Error> {
     let used = valid
         .iter()
         .map(|one| id(&config.name, &one.container, &one.ifname));
-    let used: std::collections::BTreeSet<String> = used.collect();
+    let mut used: BTreeSet<String> = used.collect();
     let ids = daemon.ids().await?;
-    for id in ids
+    let lost = ids
         .iter()
-        .filter(|id| id.starts_with(&prefix) && !used.contains(*id))
-    {
-        daemon.delete(id).await?;
-        // Of a name that was too long for an id only its digest is known.
-        let names = id
-            .strip_prefix(&prefix)
-            .and_then(|rest| rest.split_once(':'));
-        if let Some((container, ifname)) = names {
-            ipam::lost(call, config, container, ifname)?;
+        .filter(|id| id.starts_with(&prefix) && !used.contains(*id));
+    let lost: Vec<&String> = lost.collect();
+    let (mut failed, mut are_silent) = (Vec::new(), true);
+    for id in lost {
+        let silent = daemon.silence(id).await;
+        are_silent &= silent.is_ok();
+        let done = match silent {
+            Ok(()) => collect(&mut daemon, call, config, id).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = done {
+            failed.push(error);
+            // Its leases stay with it, and the next GC finds both.
+            used.insert(id.clone());
         }
     }
-    ipam::gc(call, config, valid)
+    // Another plugin may give away at once what a NIC has that still sends.
+    if are_silent || !ipam::is_delegated(config) {
+        let is_used =
+            |container: &str, ifname: &str| used.contains(&id(&config.name, container, ifname));
+        failed.extend(ipam::gc(call, config, is_used).err());
+    }
+    Error::all(&failed)
+}
+
+/// Removes a NIC that no container has and by which nothing passes. What another plugin has given
+/// it goes first, since a NIC that is gone is found by no later GC.
+async fn collect(daemon: &mut Daemon, call: &Call, config: &Config, id: &str) -> Result<(), Error> {
+    // Of a name that was too long for an id only its digest is known.
+    let names = id.strip_prefix(&prefix(&config.name));
+    if let Some((container, ifname)) = names.and_then(|rest| rest.split_once(':')) {
+        ipam::lost(call, config, container, ifname)?;
+    }
+    daemon.delete(id).await
 }
 
 async fn status(call: &Call, config: &Config) -> Result<(), Error> {

@@ -118,12 +118,9 @@ impl Leases {
         })
     }
 
-    /// Gives all back that none of these has.
-    pub fn keep(&self, valid: &[Attachment]) -> Result<(), Error> {
-        self.retain(|_, container, ifname| {
-            let is = |one: &Attachment| (&one.container, &one.ifname) == (container, ifname);
-            valid.iter().any(is)
-        })
+    /// Gives all back but what is had by an attachment that is used: a container's interface.
+    pub fn keep(&self, is_used: impl Fn(&str, &str) -> bool) -> Result<(), Error> {
+        self.retain(|_, container, ifname| is_used(container, ifname))
     }
 
     /// Whether a container has an address of each set.
@@ -434,7 +431,7 @@ mod tests {
         assert!(Leases::open(&two, "other").unwrap().status().is_ok());
         Leases::open(&two, "net")
             .unwrap()
-            .keep(&[who("b")])
+            .keep(|container, ifname| (container, ifname) == ("b", "eth0"))
             .unwrap();
         assert!(Leases::open(&two, "net").unwrap().check(&who("b")).is_ok());
         assert!(Leases::open(&two, "net").unwrap().check(&who("c")).is_err());
