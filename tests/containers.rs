@@ -16,13 +16,14 @@ type Body = fn() -> Result<()>;
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials: [(&str, Body); 17] = trials![
+    let trials: [(&str, Body); 18] = trials![
         a_container_has_its_interface_with_addresses_and_routes,
         what_the_rules_say_passes_and_nothing_else,
         segments_pass_whole,
         a_namespace_that_goes_breaks_the_nic_and_heals_it_when_it_returns,
         the_same_nic_add_heals_a_process_that_has_another_namespace,
         what_a_process_names_is_not_made_unasked,
+        who_removes_its_interface_again_and_again_has_it_later_and_later,
         the_same_document_heals_a_container_that_has_lost_its_interface,
         the_same_document_heals_what_is_behind_a_containers_interface,
         without_the_switchs_device_nothing_is_made_and_unmade,
@@ -397,6 +398,33 @@ fn what_a_process_names_is_not_made_unasked() -> Result<()> {
     daemon.kill_and_restart()?;
     assert_eq!(are_there(&daemon)?, before);
     Ok(())
+}
+
+/// Each time all flows that the kernel forwards on this host come up again.
+fn who_removes_its_interface_again_and_again_has_it_later_and_later() -> Result<()> {
+    let (host, container) = (Namespace::new()?, Named::new("loop")?);
+    let daemon = Daemon::start_on(Some(host.pid()), &[])?;
+    add(&daemon, 1, &container.0, "")?;
+    let before = host.ifindex("bf-c1")?;
+    container.ok(
+        "end=$(($(date +%s) + 4)); while [ $(date +%s) -lt $end ]; do \
+         ip link del dev eth0 2>/dev/null; sleep 0.01; done",
+    )?;
+    // Who asks for it does not wait.
+    add(&daemon, 1, &container.0, "")?;
+    check(state(&daemon, "c1")?.0.ends_with("UP"), "it is asked for")?;
+    // Each pair has the next number.
+    let made = host.ifindex("bf-c1")? - before;
+    check(
+        (2..15).contains(&made),
+        &format!("it was made {made} times"),
+    )?;
+    // One loss alone is made good at once.
+    container.ok("ip link del dev eth0")?;
+    wait_for("the interface to be made again", PATIENCE, || {
+        Ok(container.ok("ip link show dev eth0").ok())
+    })
+    .map(drop)
 }
 
 fn the_same_document_heals_a_container_that_has_lost_its_interface() -> Result<()> {

@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use io::tap::{MachineTap, TapError, keep_for_machine};
 use netlink::change::{Changes, Device, NewPair, PairKind};
@@ -16,6 +17,7 @@ use wire::Mac;
 use crate::cables::{Cables, FlowMaps};
 use crate::namespace::{self, Namespace};
 use crate::namespace_helper::{Asker, Inside, NamespaceHelper, Route};
+use crate::pace::Pace;
 
 /// Who may open a VMM's TAP device, and how.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -105,6 +107,8 @@ struct Veth {
     /// What was wanted before and could not be changed to what is wanted now; empty: it is as it
     /// is wanted.
     left: Vec<Wanted>,
+    /// When it may be made again, or be taken for open.
+    pace: Pace,
     /// Why there is none, or nobody behind it, or why it is not as it is wanted.
     broken: Option<Broken>,
 }
@@ -152,10 +156,17 @@ impl Veths {
         self.all.is_empty()
     }
 
-    /// Whether any has no interface in its container, or one that is not as it is wanted.
-    pub fn any_broken(&self) -> bool {
-        let is_broken = |veth: &Veth| veth.near.is_none() || !veth.left.is_empty();
-        self.all.values().any(is_broken)
+    /// When they are to be looked at next, if no news comes before: after `again` since the last
+    /// look where one has no interface in its container, or one that is not as it is wanted, and
+    /// when one may be made, or be taken for open, that went too often.
+    pub fn next_look(&self, last: Instant, again: Duration) -> Option<Instant> {
+        let now = Instant::now();
+        let next = |veth: &Veth| {
+            let rest = veth.pace.rests_until(now).filter(|_| veth.broken.is_some());
+            let is_broken = veth.near.is_none() || !veth.left.is_empty();
+            rest.or_else(|| is_broken.then(|| last + again))
+        };
+        self.all.values().filter_map(next).min()
     }
 
     /// Whether an interface of that index is the host's end of one.
@@ -175,9 +186,13 @@ impl Veths {
         veth.near.filter(|_| veth.broken.is_none())
     }
 
-    /// Whether an interface of that index is a VMM's TAP device.
+    /// Whether an interface of that index is a VMM's TAP device of which something may be new.
     pub fn has_machine(&self, index: u32) -> bool {
-        let is_it = |veth: &Veth| veth.near == Some(index) && veth.wanted.machine.is_some();
+        let now = Instant::now();
+        let is_it = |veth: &Veth| {
+            let is_machine = veth.near == Some(index) && veth.wanted.machine.is_some();
+            is_machine && veth.pace.rests_until(now).is_none()
+        };
         self.all.values().any(is_it)
     }
 
@@ -206,6 +221,7 @@ impl Veths {
             near: None,
             pair: self.pairs.kind,
             left: Vec::new(),
+            pace: Pace::default(),
             broken: None,
         };
         let state = self.make(&mut veth, asked);
@@ -269,6 +285,7 @@ impl Veths {
     /// number.
     pub fn heal(&mut self, key: u32) -> Option<State> {
         let mut veth = self.all.remove(&key)?;
+        veth.pace.hurry();
         let behind = self.look(&mut veth);
         let state = match veth.near {
             Some(_) => veth.broken.take().map_or(Ok(()), Err),
@@ -291,7 +308,7 @@ impl Veths {
             };
             let before = veth.broken.clone();
             let behind = self.look(&mut veth);
-            if veth.near.is_none() {
+            if veth.near.is_none() && veth.pace.rests_until(Instant::now()).is_none() {
                 // Without the switch's device a pair would be made and unmade each time.
                 veth.broken = behind.and_then(|()| self.make(&mut veth, false)).err();
             }
@@ -321,6 +338,9 @@ impl Veths {
             let joined = behind.clone().and_then(|()| self.is_joined(near, veth));
             let adjusted = joined.and_then(|()| self.adjust(veth));
             let state = adjusted.and_then(|()| self.is_open(veth));
+            if veth.broken.is_none() && state == Err(Broken::Unopened) {
+                veth.pace.gone(Instant::now());
+            }
             veth.broken = state.err();
             return behind;
         }
@@ -328,6 +348,7 @@ impl Veths {
             cables.forget(near);
         }
         veth.near = None;
+        veth.pace.gone(Instant::now());
         veth.left.clear();
         if behind.is_ok() {
             self.part(veth);
@@ -385,14 +406,16 @@ impl Veths {
     }
 
     /// Whether a VMM has its TAP device open. The switch's is up for as long, so that what is for
-    /// nobody is dropped where drops are counted. Of a container there is no question.
+    /// nobody is dropped where drops are counted. One that was closed again and again is not taken
+    /// for open at once. Of a container there is no question.
     fn is_open(&self, veth: &Veth) -> State {
         let (Some(_), Some(near)) = (veth.wanted.machine, veth.near) else {
             return Ok(());
         };
         let open = Changes::new().and_then(|mut changes| {
             let device = changes.by_index(near)?;
-            let open = device.is_some_and(|device| device.carrier);
+            let rests = veth.pace.rests_until(Instant::now()).is_some();
+            let open = !rests && device.is_some_and(|device| device.carrier);
             changes.set_up(veth.tap, open)?;
             Ok(open)
         });

@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use container::namespace_helper::Route;
 use container::{Broken, Machine, PairSettings, Veths, Wanted};
@@ -225,24 +225,30 @@ impl Shared {
     }
 
     fn watch(&self, mut departures: Departures, bell: &OwnedFd) {
+        let mut last = Instant::now();
         loop {
-            let again = {
+            let next = {
                 let watched = self.lock();
                 if watched.ended {
                     return;
                 }
-                watched.veths.as_ref().is_some_and(Veths::any_broken)
+                let veths = watched.veths.as_ref();
+                veths.and_then(|veths| veths.next_look(last, AGAIN))
             };
-            let timeout = again.then(|| Timespec::try_from(AGAIN).unwrap_or_default());
+            let timeout = next.map(|next| {
+                let wait = next.saturating_duration_since(Instant::now());
+                Timespec::try_from(wait).unwrap_or_default()
+            });
             let mut fds = [
                 PollFd::from_borrowed_fd(departures.fd(), PollFlags::IN),
                 PollFd::new(bell, PollFlags::IN),
             ];
             // Interrupted or not, what there is to see is looked at.
-            let waited = poll(&mut fds, timeout.as_ref());
+            let _ = poll(&mut fds, timeout.as_ref());
             let heard = !fds[0].revents().is_empty();
             let _ = rustix::io::read(bell, &mut [0; 8]);
-            let timed_out = waited == Ok(0);
+            // Not only where nothing else came: somebody may see to it that something does.
+            let is_due = next.is_some_and(|next| next <= Instant::now());
             if heard {
                 std::thread::sleep(TOGETHER);
             }
@@ -255,9 +261,10 @@ impl Shared {
                 gone.into_iter().any(|index| veths.has_near(index))
                     || changed.into_iter().any(|index| veths.has_machine(index))
             });
-            if !(ours || timed_out) {
+            if !(ours || is_due) {
                 continue;
             }
+            last = Instant::now();
             let news = veths.check();
             // A pair may have been made anew without any news, and have another device.
             for slot in veths.keys() {
