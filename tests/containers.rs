@@ -3,7 +3,7 @@
 
 use butterfly_tests::hosts::{serve, tool};
 use butterfly_tests::lab::check;
-use butterfly_tests::{Daemon, trials};
+use butterfly_tests::{Daemon, program, trials};
 use libtest_mimic::{Arguments, Failed, Trial};
 use serde_json::Value;
 use std::time::Duration;
@@ -585,11 +585,11 @@ fn what_cannot_be_changed_in_the_container_is_told_and_tried_again() -> Result<(
         ))
     };
     rename("eth0", "mine")?;
-    let answer = daemon
-        .json("nic update c1 --ip 10.2.0.11 --mtu 1300")?
-        .to_string();
+    let (program, api) = (program("butterfly"), daemon.endpoint());
+    let update = format!("{program} -e {api} nic update c1 --ip 10.2.0.11 --mtu 1300 2>&1");
+    let answer = process::run(&["sh", "-c", &update])?;
     check(
-        answer.contains("BROKEN") && answer.contains("eth0 is not there"),
+        answer.contains("NIC c1 is broken") && answer.contains("eth0 is not there"),
         &answer,
     )?;
     // Neither the next change nor a look finds that all is well, nor forgets what was to go.
@@ -717,7 +717,7 @@ fn what_is_for_a_container_that_is_not_there_is_not_the_hosts() -> Result<()> {
     let declare = || add(&daemon, 1, &name, "");
     declare()?;
     add(&daemon, 2, &sender.pid().to_string(), "")?;
-    daemon.cli("sg rule add c1 + sg rule add c1 --ethertype ipv6")?;
+    daemon.cli("sg rule add c1 --ip-proto icmp")?;
     sender.ok(
         "ip neigh replace 10.2.0.200 lladdr 52:54:00:00:02:01 dev eth0 && \
          ip neigh replace 10.2.0.1 lladdr 52:54:00:00:02:01 dev eth0 && \

@@ -162,7 +162,9 @@ async fn update(args: NicUpdate, session: &mut Session) -> Result<(), Error> {
         }
     }
     let id = request.id.clone();
-    say_missing_groups(&client.update_nic(request).await?);
+    let status = client.update_nic(request).await?;
+    say_missing_groups(&status);
+    say_broken(&status);
     session.done("nic", id);
     Ok(())
 }
@@ -172,7 +174,7 @@ fn say_broken(status: &v1::NicStatus) {
     if status.state() == v1::PortState::Broken {
         let id = status.nic.as_ref().map_or("", |nic| &nic.id);
         let why = &status.detail;
-        say(&format!("butterfly: NIC {id} is not attached yet: {why}\n"));
+        say(&format!("butterfly: NIC {id} is broken: {why}\n"));
     }
 }
 
