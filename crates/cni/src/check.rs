@@ -7,8 +7,8 @@ use std::os::fd::AsFd;
 
 use api::v1;
 use ipnet::IpNet;
-use netlink::RouteKind;
 use netlink::change::{Changes, Device};
+use netlink::{RouteKey, RouteKind};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde_json::Value;
 
@@ -37,11 +37,13 @@ struct Route {
     is_ours: bool,
 }
 
-/// What the container has.
+/// What the container has of what is wanted. What else it has may be any number of addresses and
+/// routes, which its root says.
 struct Within {
     device: Device,
     addresses: Vec<(IpAddr, u8)>,
-    routes: Vec<(netlink::RouteKey, netlink::Route)>,
+    /// Whether there is each of the routes.
+    routes: Vec<bool>,
 }
 
 /// The error says the first thing that differs.
@@ -58,7 +60,9 @@ pub fn check(call: &Call, previous: &Value, status: &v1::NicStatus) -> Result<()
         ));
     }
     let nic = status.nic.clone().unwrap_or_default();
-    let within = within(call)?;
+    let mut routes = answered.routes;
+    routes.extend(declared(nic.veth.unwrap_or_default()));
+    let within = within(call, &answered.ips, &routes)?;
     let device = &within.device;
     for mac in answered.mac.iter().chain([&nic.mac]) {
         if !mac.eq_ignore_ascii_case(&device.mac.to_string()) {
@@ -85,10 +89,8 @@ pub fn check(call: &Call, previous: &Value, status: &v1::NicStatus) -> Result<()
             _ => return differs(format!("{ifname} has not the address {ip}")),
         }
     }
-    let declared = declared(nic.veth.unwrap_or_default());
-    let wanted = answered.routes.iter().chain(&declared);
-    match wanted.into_iter().find(|route| !within.has(route)) {
-        Some(route) => differs(format!("the container has no route {route}")),
+    match within.routes.iter().position(|is_there| !is_there) {
+        Some(at) => differs(format!("the container has no route {}", routes[at])),
         None => Ok(()),
     }
 }
@@ -167,17 +169,16 @@ fn declared(veth: v1::Veth) -> Vec<Route> {
     gateways.chain(routes).map(ours).collect()
 }
 
-impl Within {
-    fn has(&self, wanted: &Route) -> bool {
+impl Route {
+    /// Whether a route of the container is this one; `ifindex` is our interface.
+    fn is(&self, ifindex: u32, key: &RouteKey, route: &netlink::Route) -> bool {
         let hop = |hop: &netlink::Hop| {
-            (!wanted.is_ours || hop.ifindex == self.device.index)
-                && wanted.via.is_none_or(|via| hop.gateway == Some(via))
+            (!self.is_ours || hop.ifindex == ifindex)
+                && self.via.is_none_or(|via| hop.gateway == Some(via))
         };
-        self.routes.iter().any(|(key, route)| {
-            route.kind == RouteKind::Unicast
-                && (key.table, key.dst) == (wanted.table, wanted.to)
-                && route.hops.iter().any(hop)
-        })
+        route.kind == RouteKind::Unicast
+            && (key.table, key.dst) == (self.table, self.to)
+            && route.hops.iter().any(hop)
     }
 }
 
@@ -192,26 +193,32 @@ impl std::fmt::Display for Route {
 }
 
 /// Looks at the interface from inside.
-fn within(call: &Call) -> Result<Within, Error> {
+fn within(call: &Call, ips: &[IpNet], routes: &[Route]) -> Result<Within, Error> {
     let differs = |why: String| Error::differs(format!("{} ({}): {why}", call.ifname, call.netns));
     let space = File::open(&call.netns).map_err(|e| differs(e.to_string()))?;
-    let name = call.ifname.clone();
-    let thread = std::thread::spawn(move || {
+    let look = || {
         move_into_link_name_space(space.as_fd(), Some(LinkNameSpaceType::Network))
             .map_err(|e| e.to_string())?;
         let mut changes = Changes::new().map_err(|e| e.to_string())?;
-        let device = changes.by_name(&name).map_err(|e| e.to_string())?;
+        let device = changes.by_name(&call.ifname).map_err(|e| e.to_string())?;
         let device = device.filter(|device| device.up);
         let device = device.ok_or_else(|| "it is not there, or not up".to_owned())?;
-        let addresses = changes.addresses(device.index);
+        let is_wanted = |ip: &IpAddr| ips.iter().any(|net| net.addr() == *ip);
+        let addresses = changes.addresses(device.index, is_wanted);
+        let compare = |found: &mut [bool], key: &RouteKey, route: &netlink::Route| {
+            for (found, wanted) in found.iter_mut().zip(routes) {
+                *found |= wanted.is(device.index, key, route);
+            }
+        };
+        let found = changes.routes(&vec![false; routes.len()], compare);
         Ok(Within {
             addresses: addresses.map_err(|e| e.to_string())?,
-            routes: changes.routes().map_err(|e| e.to_string())?,
+            routes: found.map_err(|e| e.to_string())?,
             device,
         })
-    });
-    let joined = thread
-        .join()
-        .unwrap_or_else(|_| Err("the thread inside panicked".to_owned()));
-    joined.map_err(differs)
+    };
+    let joined = std::thread::scope(|scope| scope.spawn(look).join());
+    joined
+        .unwrap_or_else(|_| Err("the thread inside panicked".to_owned()))
+        .map_err(differs)
 }

@@ -22,6 +22,8 @@ use crate::uapi::*;
 const IFINFOMSG: usize = 16;
 /// A dump's datagrams are up to 32 KiB long.
 const DATAGRAM_BYTES: usize = 64 << 10;
+/// So often a list is asked for that changes while it is told.
+const DUMPS_MAX: u32 = 8;
 
 /// A socket that changes interfaces of the namespace where it was made. Needs CAP_NET_ADMIN there.
 #[derive(Debug)]
@@ -378,48 +380,77 @@ impl Changes {
     /// # Errors
     /// The kernel refuses to say.
     pub fn devices(&mut self) -> Result<Vec<Device>, Error> {
-        let action = "list interfaces";
-        let mut devices = Vec::new();
         let body = ifinfomsg(0, 0, 0);
-        self.dump(action, RTM_GETLINK, &body, |message| {
-            devices.extend(device(message));
-        })?;
-        Ok(devices)
+        self.list(&[], |changes, devices: &mut Vec<Device>| {
+            changes.dump("list interfaces", RTM_GETLINK, &body, |message| {
+                devices.extend(device(message));
+            })
+        })
     }
 
-    /// The addresses of an interface, each with the length of its prefix.
+    /// Those of an interface's addresses that are `wanted`, each with the length of its prefix.
     ///
     /// # Errors
-    /// The kernel refuses to say.
-    pub fn addresses(&mut self, index: u32) -> Result<Vec<(IpAddr, u8)>, Error> {
-        let mut found = Vec::new();
-        self.dump("list addresses", RTM_GETADDR, &[0; 8], |message| {
-            let of = u32_at(message.body, 4);
-            let prefix = message.body.get(1).copied();
-            let local = message.attributes(8).find(|a| a.kind == IFA_LOCAL);
-            let either = local.or_else(|| message.attributes(8).find(|a| a.kind == IFA_ADDRESS));
-            let ip = either.and_then(|a: Attribute<'_>| a.ip());
-            if let (true, Some(ip), Some(prefix)) = (of == Some(index), ip, prefix) {
-                found.push((ip, prefix));
+    /// The kernel refuses to say, or they change all the time.
+    pub fn addresses(
+        &mut self,
+        index: u32,
+        wanted: impl Fn(&IpAddr) -> bool,
+    ) -> Result<Vec<(IpAddr, u8)>, Error> {
+        self.list(&[], |changes, found: &mut Vec<(IpAddr, u8)>| {
+            changes.dump("list addresses", RTM_GETADDR, &[0; 8], |message| {
+                let of = u32_at(message.body, 4);
+                let prefix = message.body.get(1).copied();
+                let find = |kind| message.attributes(8).find(|a| a.kind == kind);
+                let ip = find(IFA_LOCAL).or_else(|| find(IFA_ADDRESS));
+                let ip = ip.and_then(|ip: Attribute<'_>| ip.ip()).filter(&wanted);
+                if let (true, Some(ip), Some(prefix)) = (of == Some(index), ip, prefix) {
+                    found.push((ip, prefix));
+                }
+            })
+        })
+    }
+
+    /// Looks at all routes of the namespace, of both families and all tables, and keeps none of
+    /// them, since there may be any number: what `each` makes of them, one after the other, `first`
+    /// being what it begins with.
+    ///
+    /// # Errors
+    /// The kernel refuses to say, or they change all the time.
+    pub fn routes<T: Clone>(
+        &mut self,
+        first: &[T],
+        each: impl Fn(&mut [T], &RouteKey, &Route),
+    ) -> Result<Vec<T>, Error> {
+        self.list(first, |changes, found| {
+            for family in [Family::V4, Family::V6] {
+                let mut body = [0; 12];
+                body[0] = family.code();
+                changes.dump("list routes", RTM_GETROUTE, &body, |message| {
+                    if let Some((key, route)) = route_as_told(message) {
+                        each(found, &key, &route);
+                    }
+                })?;
             }
-        })?;
-        Ok(found)
+            Ok(())
+        })
     }
 
-    /// All routes of the namespace, of both families and all tables.
-    ///
-    /// # Errors
-    /// The kernel refuses to say.
-    pub fn routes(&mut self) -> Result<Vec<(RouteKey, Route)>, Error> {
-        let mut found = Vec::new();
-        for family in [Family::V4, Family::V6] {
-            let mut body = [0; 12];
-            body[0] = family.code();
-            self.dump("list routes", RTM_GETROUTE, &body, |message| {
-                found.extend(route_as_told(message));
-            })?;
+    /// What dumps find, from the beginning each time that the kernel says that one is not whole.
+    fn list<T: Clone>(
+        &mut self,
+        first: &[T],
+        mut dumps: impl FnMut(&mut Self, &mut Vec<T>) -> Result<(), Error>,
+    ) -> Result<Vec<T>, Error> {
+        let mut tries = 0;
+        loop {
+            let mut found = first.to_vec();
+            tries += 1;
+            match dumps(self, &mut found) {
+                Err(Error::Interrupted(_)) if tries < DUMPS_MAX => {}
+                done => return done.map(|()| found),
+            }
         }
-        Ok(found)
     }
 
     /// Gives an interface an address; one that it has is no error. It is good at once: nobody is
@@ -560,16 +591,56 @@ impl Changes {
     ) -> Result<(), Error> {
         let sequence =
             self.send(|sequence| Request::new(kind, NLM_F_DUMP, sequence, body).finish())?;
+        let mut dump = Dump {
+            action,
+            sequence,
+            interrupted: false,
+        };
         loop {
             let datagram = self.receive()?;
-            for message in messages(&datagram).filter(|message| message.sequence == sequence) {
-                match (message.kind, message.error()) {
-                    (NLMSG_DONE, _) => return Ok(()),
-                    (NLMSG_ERROR, code) => return Err(refused(action, code.unwrap_or_default())),
-                    _ => each(&message),
-                }
+            if let Some(done) = dump.read(&datagram, &mut each) {
+                return done;
             }
         }
+    }
+}
+
+/// A dump that is being told.
+struct Dump {
+    action: &'static str,
+    sequence: u32,
+    /// The kernel has said that what it tells changed meanwhile.
+    interrupted: bool,
+}
+
+impl Dump {
+    /// Reads a datagram of it. `None`: more are to come.
+    fn read(
+        &mut self,
+        datagram: &[u8],
+        each: &mut impl FnMut(&Message<'_>),
+    ) -> Option<Result<(), Error>> {
+        let sequence = self.sequence;
+        for message in messages(datagram).filter(|message| message.sequence == sequence) {
+            self.interrupted |= message.flags & NLM_F_DUMP_INTR != 0;
+            match message.kind {
+                NLMSG_DONE => {
+                    // Less than zero where the kernel could not go on.
+                    let code = u32_at(message.body, 0).map_or(0, |code| code as i32);
+                    return Some(match (code, self.interrupted) {
+                        (..0, _) => Err(refused(self.action, code.wrapping_neg())),
+                        (_, true) => Err(Error::Interrupted(self.action)),
+                        _ => Ok(()),
+                    });
+                }
+                NLMSG_ERROR => {
+                    let code = message.error().unwrap_or_default();
+                    return Some(Err(refused(self.action, code)));
+                }
+                _ => each(&message),
+            }
+        }
+        None
     }
 }
 
@@ -720,5 +791,99 @@ fn missing_is_fine(done: Result<(), Error>) -> Result<(), Error> {
     match done {
         Err(error) if is_missing(&error) => Ok(()),
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The datagrams of a dump with the number 7: each message's kind, flags and body.
+    fn told(datagrams: &[&[(u16, u16, i32)]]) -> (usize, Option<Result<(), Error>>) {
+        let mut dump = Dump {
+            action: "list",
+            sequence: 7,
+            interrupted: false,
+        };
+        let mut seen = 0;
+        for datagram in datagrams {
+            let message = |&(kind, flags, code): &(u16, u16, i32)| {
+                Request::new(kind, flags, 7, &code.to_ne_bytes()).finish()
+            };
+            let mut bytes: Vec<u8> = datagram.iter().flat_map(message).collect();
+            bytes.extend(Request::new(NLMSG_DONE, 0, 6, &[0; 4]).finish());
+            if let Some(done) = dump.read(&bytes, &mut |_| seen += 1) {
+                return (seen, Some(done));
+            }
+        }
+        (seen, None)
+    }
+
+    #[test]
+    fn a_dump_is_whole_or_an_error() {
+        const ROUTE: (u16, u16, i32) = (RTM_NEWROUTE, 0, 0);
+        const DONE: (u16, u16, i32) = (NLMSG_DONE, 0, 0);
+        assert!(matches!(told(&[&[ROUTE, ROUTE]]), (2, None)));
+        assert!(matches!(
+            told(&[&[ROUTE], &[ROUTE, DONE]]),
+            (2, Some(Ok(())))
+        ));
+        // Cut off: said by any message, of any datagram, or at the end.
+        let cut = (RTM_NEWROUTE, NLM_F_DUMP_INTR, 0);
+        for datagrams in [
+            [&[cut, ROUTE][..], &[ROUTE, DONE][..]],
+            [&[ROUTE], &[cut, DONE]],
+            [&[ROUTE], &[(NLMSG_DONE, NLM_F_DUMP_INTR, 0)]],
+        ] {
+            let (_, done) = told(&datagrams);
+            assert!(
+                matches!(done, Some(Err(Error::Interrupted("list")))),
+                "{done:?}"
+            );
+        }
+        for kind in [NLMSG_DONE, NLMSG_ERROR] {
+            let (_, done) = told(&[&[ROUTE, (kind, 0, -12)]]);
+            let Some(Err(Error::Refused { source, .. })) = done else {
+                panic!("{done:?}");
+            };
+            assert_eq!(source.raw_os_error(), Some(12));
+        }
+    }
+
+    #[test]
+    fn what_is_cut_off_is_asked_for_again_from_the_beginning() {
+        let mut changes = Changes::new().unwrap();
+        let mut asked = |cut_off: u32| {
+            let mut tries = 0;
+            let found = changes.list(&[0], |_, found| {
+                tries += 1;
+                found[0] += 1;
+                match tries <= cut_off {
+                    true => Err(Error::Interrupted("list")),
+                    false => Ok(()),
+                }
+            });
+            (tries, found)
+        };
+        assert!(matches!(asked(0), (1, Ok(found)) if found == [1]));
+        assert!(matches!(asked(3), (4, Ok(found)) if found == [1]));
+        assert!(matches!(
+            asked(100),
+            (DUMPS_MAX, Err(Error::Interrupted(_)))
+        ));
+    }
+
+    #[test]
+    fn routes_and_addresses_are_looked_at_as_they_come() {
+        let mut changes = Changes::new().unwrap();
+        let lo = changes.by_name("lo").unwrap().unwrap();
+        let any = changes.addresses(lo.index, |_| true).unwrap();
+        let none = changes.addresses(lo.index, |_| false).unwrap();
+        assert!(none.is_empty() && any.iter().all(|(ip, _)| ip.is_loopback()));
+        let [count] = changes.routes(&[0], |count, _, _| count[0] += 1).unwrap()[..] else {
+            panic!("one number");
+        };
+        let tables = |tables: &mut [u32], key: &RouteKey, _: &Route| tables[0] |= key.table;
+        assert_eq!(changes.routes(&[0], tables).unwrap()[0] > 0, count > 0);
     }
 }

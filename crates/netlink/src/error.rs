@@ -24,6 +24,11 @@ pub enum Error {
     /// The kernel's answer is not what the protocol says.
     #[error("the kernel's answer to a request to {0} cannot be read")]
     Malformed(&'static str),
+    /// What was listed changed meanwhile, each time that it was asked for: something may be missing.
+    #[error(
+        "the kernel's answer to a request to {0} is not whole: what there is changes meanwhile"
+    )]
+    Interrupted(&'static str),
     /// There is no route.
     #[error("the kernel has no route to {dst}: {source}")]
     Unreachable {
