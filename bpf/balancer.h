@@ -124,8 +124,8 @@ struct flow_name {
 	__u64 since;  // CLOCK_MONOTONIC, ns
 };
 
-// Datagrams in fragments are words too: fingerprint 32 bits, server 16 (0: the kernel), second (2^30 ns) when last
-// seen 16.
+// Datagrams in fragments are words too: fingerprint 32 bits, server 16 (0: the kernel), second
+// (2^30 ns) when last seen 16.
 struct fragment_bucket {
 	__u64 slot[FRAGMENT_SLOTS];
 };

@@ -34,8 +34,8 @@ static __always_inline struct fragment_bucket *fragment_bucket(__u64 hash)
 	return bpf_map_lookup_elem(&fragments, &key);
 }
 
-// A first fragment went to this server, or to the kernel. Takes the place of the same datagram, or of the one seen
-// longest ago.
+// A first fragment went to this server, or to the kernel. Takes the place of the same datagram, or
+// of the one seen longest ago.
 __noinline int remember_fragment(const struct packet *packet, const struct tuple *tuple,
 				 __u16 server)
 {
@@ -68,8 +68,8 @@ __noinline int remember_fragment(const struct packet *packet, const struct tuple
 	return 0;
 }
 
-// Where a later fragment's datagram goes: a server, or FRAGMENT_OF_KERNEL; less than zero: its first
-// fragment was not seen.
+// Where a later fragment's datagram goes: a server, or FRAGMENT_OF_KERNEL; less than zero: its
+// first fragment was not seen.
 __noinline int recall_fragment(const struct packet *packet, const struct tuple *tuple)
 {
 	__u16 second = fragment_second();

@@ -34,8 +34,8 @@ pub enum Reason {
     /// Left to the kernel: headers that are broken, encrypted, or not those of a protocol that is
     /// balanced.
     NotUnderstood,
-    /// Left to the kernel: no service has its protocol and port, or it follows a first fragment that
-    /// was the kernel's.
+    /// Left to the kernel: no service has its protocol and port, or it follows a first fragment
+    /// that was the kernel's.
     NoService,
     /// Sent, but its flow is not remembered: nobody in its bucket may go.
     TableFull,

@@ -144,8 +144,8 @@ impl Controller {
         applied.map_err(of(Feature::Balancer))
     }
 
-    /// What a check came to, and took. An error: the data plane has not taken what follows, and will
-    /// with the next change.
+    /// What a check came to, and took. An error: the data plane has not taken what follows, and
+    /// will with the next change.
     pub fn checked(
         &mut self,
         job: Job<Target>,

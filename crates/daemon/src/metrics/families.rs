@@ -173,8 +173,8 @@ families! {
     BALANCER_DROPPED = Counter "butterfly_balancer_dropped_packets" ("reason")
         "Packets to services that were dropped, by reason (docs/drops.md).";
     BALANCER_NOTED = Counter "butterfly_balancer_noted_packets" ("reason")
-        "Packets to services that were answered, left to the kernel, or sent with something to say of \
-         them, by reason (docs/drops.md).";
+        "Packets to services that were answered, left to the kernel, or sent with something to say \
+         of them, by reason (docs/drops.md).";
     BALANCER_LOSES = Gauge "butterfly_balancer_interface_loses_frames" ("interface")
         "1 while what is sent to servers out of the interface is lost, else 0 (docs/balancer.md).";
 
