@@ -235,8 +235,8 @@ pub fn the_daemon_s_own_bgp_tells_bird(stage: &mut Stage) -> Result<()> {
     )
 }
 
-/// By a daemon that may do what the shipped unit lets it, which has neither BIRD's user nor more for
-/// BIRD than it has itself: the port of BGP is below 1024.
+/// By a daemon that may do what the shipped unit lets it: it cannot become BIRD's user, and BIRD
+/// may do what the daemon may. The port of BGP is below 1024.
 pub fn the_unit_s_daemon_speaks_bgp(stage: &mut Stage) -> Result<()> {
     if !bird::is_here() {
         return Ok(());

@@ -44,8 +44,8 @@ pub fn add(call: &Call, config: &Config) -> Result<Addresses, Error> {
     }
 }
 
-/// Another plugin that has failed is told to take back what it may have given all the same (SPEC.md,
-/// section 4); of ours nothing is left.
+/// Another plugin that has failed is told to take back what it may have given all the same
+/// (SPEC.md, section 4); of ours nothing is left.
 pub fn failed(call: &Call, config: &Config) {
     if let Ipam::Plugin(plugin) = &config.ipam {
         // The error that is told is that of ADD.

@@ -34,8 +34,8 @@
 //! down, so that the switch drops and counts what is for nobody.
 //!
 //! A namespace that is not there, or goes, breaks the NIC and does not end it: [`Veths`] says why,
-//! and tries again ([`Veths::check`]) until it is there; what goes again and again is made later and
-//! later ([`pace`]). Used by the daemon's `attachments`.
+//! and tries again ([`Veths::check`]) until it is there; what goes again and again is made later
+//! and later ([`pace`]). Used by the daemon's `attachments`.
 
 pub mod cables;
 pub mod namespace;

@@ -17,8 +17,8 @@ use crate::{held, logging, reader, run};
 /// The command line or a file it names is wrong (sysexits would say 64 and 78; clap says 2).
 const USAGE: u8 = 2;
 
-/// How long a start that fails takes under systemd at the least. What keeps it from starting may pass,
-/// and systemd, which starts it again at once, is not to give it up meanwhile (`StartLimitBurst` in
+/// How long a start that fails takes under systemd at the least. What keeps it from starting may
+/// pass, and systemd, which starts it again at once, is not to give it up meanwhile (`StartLimitBurst` in
 /// packaging/butterflyd.service).
 const START_TAKES: Duration = Duration::from_secs(2);
 

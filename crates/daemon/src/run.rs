@@ -1022,7 +1022,8 @@ async fn all_ended(tasks: &mut JoinSet<()>, within: Duration) {
 async fn give_way(upgraded: &Upgraded, mut clients: JoinSet<()>) -> ! {
     // Calls that are running are answered.
     all_ended(&mut clients, ANSWERS_WITHIN).await;
-    // systemd, which was told of the next process, is to have read that before it hears of this end.
+    // systemd, which was told of the next process, is to have read that before it hears of this
+    // end.
     tokio::time::sleep(GRACE).await;
     tracing::info!("process {} goes on in this one's place", upgraded.pid);
     std::process::exit(0);
@@ -1343,7 +1344,7 @@ mod tests {
         let ended = Arc::new(Mutex::new(ended));
         let read_again = move || {
             begun.send(()).unwrap();
-            let _ = ended.lock().unwrap().recv_timeout(PATIENCE);
+            let _ = ended.lock().unwrap().recv();
         };
         let mut signals = Signals::new().unwrap();
         let stop = tokio::spawn(async move { signals.stop(read_again).await });

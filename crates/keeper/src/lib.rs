@@ -48,7 +48,10 @@ pub enum Error {
         error: std::io::Error,
     },
     /// It serves one daemon at a time.
-    #[error("the keeper {} is another daemon's, which is still there, or does not answer", .0.display())]
+    #[error(
+        "the keeper {} is another daemon's, which is still there, or does not answer",
+        .0.display()
+    )]
     InUse(PathBuf),
     /// The keeper said no.
     #[error("the keeper {} refuses '{}': {why}", .path.display(), .name.escape_debug())]

@@ -24,7 +24,8 @@ pub enum Error {
     /// The kernel's answer is not what the protocol says.
     #[error("the kernel's answer to a request to {0} cannot be read")]
     Malformed(&'static str),
-    /// What was listed changed meanwhile, each time that it was asked for: something may be missing.
+    /// What was listed changed meanwhile, each time that it was asked for: something may be
+    /// missing.
     #[error(
         "the kernel's answer to a request to {0} is not whole: what there is changes meanwhile"
     )]

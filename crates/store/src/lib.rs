@@ -197,7 +197,8 @@ impl Store {
         })
     }
 
-    /// Writes the format into a file that `may_be_bare`, and brings an old one up to this version's.
+    /// Writes the format into a file that `may_be_bare`, and brings an old one up to this
+    /// version's.
     fn prepare(
         &self,
         layout: &Layout,

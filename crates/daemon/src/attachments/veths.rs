@@ -109,8 +109,8 @@ impl VethNics {
         VethHandle(self.shared.clone())
     }
 
-    /// Makes the container's interface, or the VMM's; the switch's TAP device is there. Somebody has
-    /// `asked` for it now, or it is only known from before.
+    /// Makes the container's interface, or the VMM's; the switch's TAP device is there. Somebody
+    /// has `asked` for it now, or it is only known from before.
     pub fn open(&mut self, request: &OpenRequest<'_>, asked: bool) -> Result<NicState, String> {
         self.start()?;
         let mut watched = self.shared.lock();

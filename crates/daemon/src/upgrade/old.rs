@@ -347,8 +347,8 @@ impl Upgrade {
             // Nobody ends it any more.
             *child = None;
         }
-        // A stop from here on is the next one's to hear, and so is this one's end: it would be taken
-        // for the service's. Should the next one fail still, its end has systemd start another.
+        // A stop from here on is the next one's to hear, and this one's end is not the service's.
+        // Should the next one fail still, its end has systemd start another.
         if let Err(e) = sd_notify::notify(&[NotifyState::MainPid(next.child.id())]) {
             tracing::warn!("systemd could not be told of the next process: {e}");
         }
