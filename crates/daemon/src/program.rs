@@ -18,8 +18,8 @@ use crate::{held, logging, reader, run};
 const USAGE: u8 = 2;
 
 /// How long a start that fails takes under systemd at the least. What keeps it from starting may
-/// pass, and systemd, which starts it again at once, is not to give it up meanwhile (`StartLimitBurst` in
-/// packaging/butterflyd.service).
+/// pass, and systemd, which starts it again at once, is not to give it up meanwhile
+/// (`StartLimitBurst` in packaging/butterflyd.service).
 const START_TAKES: Duration = Duration::from_secs(2);
 
 /// Why the program ends otherwise than it was asked to.

@@ -187,7 +187,7 @@ impl Drop for Way {
     }
 }
 
-/// Keeps a way open. It is there until this is dropped.
+/// Keeps a way open until it is dropped, and for [`LINGER`].
 pub struct Hold(Option<Way>);
 
 impl Drop for Hold {
@@ -240,7 +240,8 @@ impl ProbePath {
             looked.changed().await.map_err(not_made)?;
         }
         let number = lock(&running.balancer).server_number(&key, server);
-        let number = number.ok_or_else(|| not_made("the server is gone"))?;
+        // What is said of one that was removed nobody hears.
+        let number = number.ok_or_else(|| io::Error::other("the server is gone"))?;
         let vip = self.subject.service.ip();
         let source = source(&running, vip, server)?;
         let (door, port) = (turn.door.clone(), turn.port.number);
