@@ -496,10 +496,11 @@ impl Veths {
         let mut changes = Changes::new().map_err(|e| refused(&e))?;
         let there = changes.by_name(&veth.wanted.near);
         let there = there.map_err(|e| refused(&e))?;
-        let is_left = there.as_ref().is_some_and(|near| {
-            near.alias == veth.wanted.alias && is_far_in(&mut changes, near, &namespace)
+        // Somebody else's interface of that name is refused below.
+        let is_lost = there.as_ref().is_none_or(|near| {
+            near.alias == veth.wanted.alias && !is_far_in(&mut changes, near, &namespace)
         });
-        if namespace.is_by_process() && !asked && !is_left {
+        if namespace.is_by_process() && !asked && is_lost {
             return Err(Broken::Missing(format!(
                 "network namespace {} is that of a process, whose number may be another's by now: \
                  the same `nic add` or `apply` makes the interface there",
