@@ -162,7 +162,7 @@ mod tests {
             (Tunnel::Ipip, false, Some(v6), Err(NoWay::NoSource)),
         ];
         for (tunnel, direct, source, expected) in rows {
-            let server = server.clone().tunnel(tunnel);
+            let server = server.tunnel(tunnel);
             let hop = Hop {
                 ifindex: 7,
                 source_mac: Mac([2; 6]),
