@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use butterfly_health as health;
 use health::probe::{Direct, Fault, Here, Means, NotMade, Path, Transport, run};
@@ -31,6 +31,7 @@ async fn within(
         Direct(at),
         timeout,
         &means(Programs::default()),
+        Instant::now,
     )
     .await
     .expect("it is asked here")
@@ -334,6 +335,7 @@ impl Shells {
             Direct(at),
             timeout,
             &means(programs),
+            Instant::now,
         )
         .await
         .expect("it is asked here")
@@ -503,7 +505,7 @@ impl Few {
     async fn check(self, kind: &Kind, timeout: Duration) -> Result<health::probe::Made, NotMade> {
         let shells = Programs::of(std::path::Path::new("/bin")).unwrap();
         let subject = subject(self.to.0, "tcp");
-        run(kind, &subject, self, timeout, &means(shells)).await
+        run(kind, &subject, self, timeout, &means(shells), Instant::now).await
     }
 }
 

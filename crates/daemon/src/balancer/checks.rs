@@ -1,7 +1,7 @@
 //! The task that makes the checks that the controller asks for.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use control::{Probe, Target};
 use health::probe::{self, Asks, Made, Means, NotMade};
@@ -38,7 +38,8 @@ pub async fn check<P: Paths, A: Asks>(app: Arc<App>, due: Arc<Notify>, means: Me
             let path = paths.path(&job.target, &subject);
             let means = means.clone();
             running.spawn(async move {
-                let made = probe::run(&kind, &subject, path, job.timeout, &means).await;
+                let (within, clock) = (job.timeout, Instant::now);
+                let made = probe::run(&kind, &subject, path, within, &means, clock).await;
                 (job, made)
             });
         }
