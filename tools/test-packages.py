@@ -516,7 +516,9 @@ def session(test):
         dropins=/etc/systemd/system/butterflyd.service.d
         mkdir -p $dropins
         printf '[Service]\\nSupplementaryGroups=emulators\\n' > $dropins/group.conf
-        sed -i 's/^;vhost-group = .*/vhost-group = emulators/' /etc/butterfly/butterflyd.ini
+        # The audit file is where the settings suggest it.
+        sed -i 's/^;vhost-group = .*/vhost-group = emulators/; s/^;audit = /audit = /' \\
+            /etc/butterfly/butterflyd.ini
         systemctl daemon-reload
         systemctl restart butterflyd
         butterfly health --wait
@@ -534,6 +536,7 @@ def session(test):
         test "$(sort -u /tmp/made)" = "butterfly emulators 660"
         journalctl -u butterflyd -o cat --no-pager > /tmp/journal
         fails grep "no asynchronous I/O" /tmp/journal
+        grep -q '"PutNic"' /var/log/butterfly/audit.json
         """,
         "3 received",
         "butterfly emulators 660",
@@ -673,6 +676,7 @@ def session(test):
         "purge: nothing stays but the user",
         "rm -rf /etc/systemd/system/butterflyd.service.d\ndpkg -P butterfly\n"
         "fails test -e /etc/butterfly\nfails test -e /var/lib/butterfly\n"
+        "fails test -e /var/log/butterfly\n"
         "fails systemctl cat butterflyd\nid butterfly",
     )
 
