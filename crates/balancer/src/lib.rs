@@ -86,4 +86,4 @@ pub use follow::Follower;
 pub use hash::Tuple;
 pub use hop::{Hop, NoWay};
 pub use model::{Protocol, Server, Service, ServiceKey, Services, State, Tunnel, Weight};
-pub use options::{Options, read_seed};
+pub use options::Options;

@@ -30,7 +30,8 @@ pub struct Options {
     /// 9293, section 3.8.4).
     pub settle: Duration,
     /// Of all hashes. Balancers that shall choose alike share it; who knows it can make flows that
-    /// meet in one bucket of the memory, and everybody knows the default ([`read_seed`]).
+    /// meet in one bucket of the memory, and everybody knows the default
+    /// ([`with_seed_of`](Options::with_seed_of)).
     pub seed: u64,
     /// Who says that a packet's hops are used up or that it is too big. Without one the service's
     /// address does.
@@ -55,13 +56,22 @@ impl Default for Options {
     }
 }
 
+impl Options {
+    /// With a fleet's secret seed, where a file with one is named: 16 hexadecimal digits, not all
+    /// 0, with blanks around them or none, in a file that not everybody can read.
+    ///
+    /// # Errors
+    /// A sentence that names the file.
+    pub fn with_seed_of(self, file: Option<&Path>) -> Result<Options, String> {
+        let seed = file.map_or(Ok(self.seed), read_seed)?;
+        Ok(Options { seed, ..self })
+    }
+}
+
 /// Digits of a seed in a file: 64 bits.
 const SEED_DIGITS: usize = 16;
 
-/// A fleet's secret [`Options::seed`] from a file that not everybody can read: 16 hexadecimal
-/// digits, not all 0, with blanks around them or none. The error is a sentence that names the
-/// file.
-pub fn read_seed(path: &Path) -> Result<u64, String> {
+fn read_seed(path: &Path) -> Result<u64, String> {
     let text = sys::private_text::read(path, SEED_DIGITS as u64 + 3)?;
     let digits = text.trim();
     let all_hex = digits.chars().all(|c| c.is_ascii_hexdigit());

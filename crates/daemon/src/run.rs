@@ -1133,16 +1133,13 @@ fn worker_options(
 }
 
 fn balancer_options(settings: &Settings) -> Result<::balancer::Options, String> {
-    let seed = settings.balance_seed.as_deref().map(::balancer::read_seed);
-    let seed = seed
-        .transpose()
-        .map_err(|why| format!("--balance-seed: {why}"))?;
-    let default = ::balancer::Options::default();
-    Ok(::balancer::Options {
+    let options = ::balancer::Options {
         max_flows: settings.balance_max_flows,
-        seed: seed.unwrap_or(default.seed),
-        ..default
-    })
+        ..::balancer::Options::default()
+    };
+    options
+        .with_seed_of(settings.balance_seed.as_deref())
+        .map_err(|why| format!("--balance-seed: {why}"))
 }
 
 /// Where connections are, if they are to outlive a daemon that is killed: then somebody has to hold

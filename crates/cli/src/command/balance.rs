@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use api::v1;
 use api::v1::balancer_server::BalancerServer;
-use balancer::{Balancer, Follower, Options, Services, read_seed};
+use balancer::{Balancer, Follower, Options, Services};
 use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 use tonic::service::Routes;
@@ -162,22 +162,21 @@ impl BalanceArgs {
 
     /// What does not depend on the services.
     fn fixed(&self) -> Result<Options, Error> {
-        let default = Options::default();
-        let seed = self.seed.as_deref().map(read_seed).transpose();
-        let seed = seed.map_err(|why| Error::Refused(format!("--seed: {why}")))?;
         let (source_v4, source_v6) = match self.own {
             IpAddr::V4(own) => (Some(own), None),
             IpAddr::V6(own) => (None, Some(own)),
         };
-        Ok(Options {
+        let options = Options {
             max_flows: self.max_flows,
             // The table shows every flow.
             remember_all: true,
-            seed: seed.unwrap_or(default.seed),
             source_v4,
             source_v6,
-            ..default
-        })
+            ..Options::default()
+        };
+        options
+            .with_seed_of(self.seed.as_deref())
+            .map_err(|why| Error::Refused(format!("--seed: {why}")))
     }
 
     /// Takes the interfaces, and says so. One that cannot be had gives the others back: the
