@@ -263,15 +263,13 @@ impl Controller {
         let groups = config.groups.into_values().map(Change::PutGroup);
         let nics = config.nics.into_values().map(Box::new).map(Change::PutNic);
         let mut changes: Vec<Change> = groups.chain(nics).collect();
-        let some = |(key, one)| (key, Some(one));
+        fn put<K, V>((key, value): (K, V)) -> (K, Option<V>) {
+            (key, Some(value))
+        }
         changes.push(Change::Overlay(Box::new(OverlayChanges {
-            hosts: config
-                .hosts
-                .into_iter()
-                .map(|(key, host)| (key, Some(host)))
-                .collect(),
+            hosts: config.hosts.into_iter().map(put).collect(),
             networks: config.networks,
-            bindings: config.bindings.into_iter().map(some).collect(),
+            bindings: config.bindings.into_iter().map(put).collect(),
         })));
         if let Some(more) = config.services.filter(|services| !services.is_empty()) {
             let mut services = (*self.state.services).clone();
@@ -284,12 +282,8 @@ impl Controller {
             interfaces.extend(more);
             changes.push(Change::Interfaces(feature, interfaces));
         }
-        changes.extend(
-            config
-                .router_acl
-                .flatten()
-                .map(|list| Change::RouterAcl(Some(list))),
-        );
+        let list = config.router_acl.flatten();
+        changes.extend(list.map(|list| Change::RouterAcl(Some(list))));
         self.commit(changes, false)
     }
 

@@ -86,7 +86,9 @@ pub fn leave(
     {
         let why = format!("{}: {e}", path.display());
         // Who comes next may read the memory all the same: most versions do.
-        let left = leave_in_memory(switch).ok_or_else(|| why.clone())?;
+        let Some(left) = leave_in_memory(switch) else {
+            return Err(why);
+        };
         tracing::warn!("{why}: connections are left in memory alone");
         return Ok(left);
     }
