@@ -13,6 +13,7 @@ use netlink_sys::{SocketAddr, protocols::NETLINK_ROUTE};
 use wire::Mac;
 
 use crate::decode::route_as_told;
+use crate::dump::{DUMPS_MAX, Dump};
 use crate::error::Error;
 use crate::message::{Attribute, Message, Request, attributes, messages, u32_at};
 use crate::model::{Family, Route, RouteKey};
@@ -22,8 +23,6 @@ use crate::uapi::*;
 const IFINFOMSG: usize = 16;
 /// A dump's datagrams are up to 32 KiB long.
 const DATAGRAM_BYTES: usize = 64 << 10;
-/// So often a list is asked for that changes while it is told.
-const DUMPS_MAX: u32 = 8;
 
 /// A socket that changes interfaces of the namespace where it was made. Needs CAP_NET_ADMIN there.
 #[derive(Debug)]
@@ -591,56 +590,13 @@ impl Changes {
     ) -> Result<(), Error> {
         let sequence =
             self.send(|sequence| Request::new(kind, NLM_F_DUMP, sequence, body).finish())?;
-        let mut dump = Dump {
-            action,
-            sequence,
-            interrupted: false,
-        };
+        let mut dump = Dump::new(action, sequence);
         loop {
             let datagram = self.receive()?;
             if let Some(done) = dump.read(&datagram, &mut each) {
                 return done;
             }
         }
-    }
-}
-
-/// A dump that is being told.
-struct Dump {
-    action: &'static str,
-    sequence: u32,
-    /// The kernel has said that what it tells changed meanwhile.
-    interrupted: bool,
-}
-
-impl Dump {
-    /// Reads a datagram of it. `None`: more are to come.
-    fn read(
-        &mut self,
-        datagram: &[u8],
-        each: &mut impl FnMut(&Message<'_>),
-    ) -> Option<Result<(), Error>> {
-        let sequence = self.sequence;
-        for message in messages(datagram).filter(|message| message.sequence == sequence) {
-            self.interrupted |= message.flags & NLM_F_DUMP_INTR != 0;
-            match message.kind {
-                NLMSG_DONE => {
-                    // Less than zero where the kernel could not go on.
-                    let code = u32_at(message.body, 0).map_or(0, |code| code as i32);
-                    return Some(match (code, self.interrupted) {
-                        (..0, _) => Err(refused(self.action, code.wrapping_neg())),
-                        (_, true) => Err(Error::Interrupted(self.action)),
-                        _ => Ok(()),
-                    });
-                }
-                NLMSG_ERROR => {
-                    let code = message.error().unwrap_or_default();
-                    return Some(Err(refused(self.action, code)));
-                }
-                _ => each(&message),
-            }
-        }
-        None
     }
 }
 
@@ -797,58 +753,6 @@ fn missing_is_fine(done: Result<(), Error>) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// The datagrams of a dump with the number 7: each message's kind, flags and body.
-    fn told(datagrams: &[&[(u16, u16, i32)]]) -> (usize, Option<Result<(), Error>>) {
-        let mut dump = Dump {
-            action: "list",
-            sequence: 7,
-            interrupted: false,
-        };
-        let mut seen = 0;
-        for datagram in datagrams {
-            let message = |&(kind, flags, code): &(u16, u16, i32)| {
-                Request::new(kind, flags, 7, &code.to_ne_bytes()).finish()
-            };
-            let mut bytes: Vec<u8> = datagram.iter().flat_map(message).collect();
-            bytes.extend(Request::new(NLMSG_DONE, 0, 6, &[0; 4]).finish());
-            if let Some(done) = dump.read(&bytes, &mut |_| seen += 1) {
-                return (seen, Some(done));
-            }
-        }
-        (seen, None)
-    }
-
-    #[test]
-    fn a_dump_is_whole_or_an_error() {
-        const ROUTE: (u16, u16, i32) = (RTM_NEWROUTE, 0, 0);
-        const DONE: (u16, u16, i32) = (NLMSG_DONE, 0, 0);
-        assert!(matches!(told(&[&[ROUTE, ROUTE]]), (2, None)));
-        assert!(matches!(
-            told(&[&[ROUTE], &[ROUTE, DONE]]),
-            (2, Some(Ok(())))
-        ));
-        // Cut off: said by any message, of any datagram, or at the end.
-        let cut = (RTM_NEWROUTE, NLM_F_DUMP_INTR, 0);
-        for datagrams in [
-            [&[cut, ROUTE][..], &[ROUTE, DONE][..]],
-            [&[ROUTE], &[cut, DONE]],
-            [&[ROUTE], &[(NLMSG_DONE, NLM_F_DUMP_INTR, 0)]],
-        ] {
-            let (_, done) = told(&datagrams);
-            assert!(
-                matches!(done, Some(Err(Error::Interrupted("list")))),
-                "{done:?}"
-            );
-        }
-        for kind in [NLMSG_DONE, NLMSG_ERROR] {
-            let (_, done) = told(&[&[ROUTE, (kind, 0, -12)]]);
-            let Some(Err(Error::Refused { source, .. })) = done else {
-                panic!("{done:?}");
-            };
-            assert_eq!(source.raw_os_error(), Some(12));
-        }
-    }
 
     #[test]
     fn what_is_cut_off_is_asked_for_again_from_the_beginning() {

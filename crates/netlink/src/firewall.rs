@@ -5,13 +5,18 @@
 //! By nfnetlink (linux/netfilter/nf_tables.h) and not by `nft -j`: no program has to be installed,
 //! and changes are told.
 
+use crate::dump::{DUMPS_MAX, Dump};
 use crate::error::Error;
-use crate::message::{Message, Request, messages};
+use crate::message::{Message, Request};
 use crate::nft_rule::{Expression, expressions};
 use crate::socket::Socket;
 use crate::uapi::*;
 use std::collections::HashSet;
+use std::time::Duration;
 use std::{fmt, io};
+
+/// Before rules that change are read again; longer each time.
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// A place where forwarded packets of a family are looked at.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -82,7 +87,7 @@ impl Firewall {
     /// cannot.
     pub async fn hooks(&mut self) -> Result<Vec<Hook>, Error> {
         let mut hooks = match &mut self.nftables {
-            Some(nftables) => nftables.hooks().await.map_err(unreadable)?,
+            Some(nftables) => nftables.hooks().await?,
             None => Vec::new(),
         };
         hooks.extend(iptables());
@@ -107,7 +112,21 @@ fn unreadable(source: io::Error) -> Error {
 }
 
 impl Nftables {
-    async fn hooks(&mut self) -> io::Result<Vec<Hook>> {
+    async fn hooks(&mut self) -> Result<Vec<Hook>, Error> {
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            match self.hooks_once().await {
+                // Whoever changes the rules has a moment to finish.
+                Err(Error::Interrupted(_)) if tries < DUMPS_MAX => {
+                    tokio::time::sleep(PAUSE * tries).await;
+                }
+                done => return done,
+            }
+        }
+    }
+
+    async fn hooks_once(&mut self) -> Result<Vec<Hook>, Error> {
         let mut dormant = Vec::new();
         self.dump(NFT_GETTABLE, |message| {
             dormant.extend(dormant_table(message))
@@ -136,7 +155,7 @@ impl Nftables {
         Ok(())
     }
 
-    async fn dump(&mut self, kind: u16, mut each: impl FnMut(&Message)) -> io::Result<()> {
+    async fn dump(&mut self, kind: u16, mut each: impl FnMut(&Message)) -> Result<(), Error> {
         self.sequence += 1;
         // struct nfgenmsg: family (all), version, resource.
         let request = Request::new(
@@ -145,17 +164,23 @@ impl Nftables {
             self.sequence,
             &[0; 4],
         );
-        self.asking.send(&request.finish())?;
+        self.asking.send(&request.finish()).map_err(unreadable)?;
+        let mut dump = Dump::new("list the rules of nftables", self.sequence);
         loop {
-            let datagram = self.asking.receive().await?;
-            for message in messages(datagram).filter(|message| message.sequence == self.sequence) {
-                match message.kind {
-                    // A kernel without nftables has no rules of it.
-                    NLMSG_DONE | NLMSG_ERROR => return Ok(()),
-                    _ => each(&message),
-                }
+            let datagram = self.asking.receive().await.map_err(unreadable)?;
+            if let Some(done) = dump.read(datagram, &mut each) {
+                return done.or_else(no_nftables);
             }
         }
+    }
+}
+
+/// A kernel without nftables has no rules of it; any other error is one.
+fn no_nftables(error: Error) -> Result<(), Error> {
+    let unknown = Some(rustix::io::Errno::INVAL.raw_os_error());
+    match error {
+        Error::Refused { source, .. } if source.raw_os_error() == unknown => Ok(()),
+        error => Err(error),
     }
 }
 

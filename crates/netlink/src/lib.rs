@@ -43,6 +43,7 @@ pub mod ages;
 pub mod change;
 mod decode;
 pub mod devices;
+mod dump;
 mod error;
 mod far_end;
 pub mod firewall;

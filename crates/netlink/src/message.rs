@@ -5,6 +5,7 @@
 //! Numbers are in the host's order unless said (netlink(7)).
 
 use crate::uapi;
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 const HEADER: usize = 16;
@@ -47,6 +48,17 @@ impl<'a> Message<'a> {
             .then(|| u32_at(self.body, 0))
             .flatten()
             .map(|code| (code as i32).wrapping_neg())
+    }
+
+    /// How a dump has ended, if this is its end: NLMSG_DONE, whose code is below zero where the
+    /// kernel could not go on, or NLMSG_ERROR.
+    pub fn end_of_dump(&self) -> Option<io::Result<()>> {
+        let ends = [uapi::NLMSG_DONE, uapi::NLMSG_ERROR].contains(&self.kind);
+        let code = ends.then(|| u32_at(self.body, 0).map_or(0, |code| code as i32))?;
+        Some(match code {
+            ..0 => Err(io::Error::from_raw_os_error(code.wrapping_neg())),
+            _ => Ok(()),
+        })
     }
 }
 

@@ -3,6 +3,7 @@
 //! mirror.
 
 use crate::decode;
+use crate::dump::{DUMPS_MAX, Dump};
 use crate::error::Error;
 use crate::message::{Message, Request, messages, u32_at};
 use crate::model::{Family, Hop, Neighbour, RouteKind};
@@ -171,7 +172,8 @@ impl Requests {
         self.ask("resolve a neighbour", request).await.map(drop)
     }
 
-    /// Asks for all that there is of a kind, and hands over each message of the answer.
+    /// Asks for all that there is of a kind, and hands over each message of the answer: some of
+    /// them twice where the kernel has to be asked again.
     pub(crate) async fn dump(
         &self,
         action: &'static str,
@@ -180,21 +182,12 @@ impl Requests {
         mut each: impl FnMut(&Message),
     ) -> Result<(), Error> {
         let mut asking = self.asking.lock().await;
-        let sequence =
-            asking.send(|sequence| Request::new(kind, NLM_F_DUMP, sequence, fixed).finish())?;
+        let mut tries = 0;
         loop {
-            let datagram = patiently(asking.socket.receive()).await?;
-            for message in messages(datagram).filter(|message| message.sequence == sequence) {
-                match (message.kind, message.error()) {
-                    (NLMSG_DONE, _) => return Ok(()),
-                    (NLMSG_ERROR, error) => {
-                        return Err(Error::Refused {
-                            action,
-                            source: io::Error::from_raw_os_error(error.unwrap_or(0)),
-                        });
-                    }
-                    _ => each(&message),
-                }
+            tries += 1;
+            match asking.dump(action, kind, fixed, &mut each).await {
+                Err(Error::Interrupted(_)) if tries < DUMPS_MAX => {}
+                done => return done,
             }
         }
     }
@@ -264,6 +257,23 @@ impl Asking {
         self.sequence = self.sequence.wrapping_add(1);
         self.socket.send(&request(self.sequence)).map_err(failed)?;
         Ok(self.sequence)
+    }
+
+    async fn dump(
+        &mut self,
+        action: &'static str,
+        kind: u16,
+        fixed: &[u8],
+        each: &mut impl FnMut(&Message),
+    ) -> Result<(), Error> {
+        let request = |sequence| Request::new(kind, NLM_F_DUMP, sequence, fixed).finish();
+        let mut dump = Dump::new(action, self.send(request)?);
+        loop {
+            let datagram = patiently(self.socket.receive()).await?;
+            if let Some(done) = dump.read(datagram, each) {
+                return done;
+            }
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Dumps: what can be asked for, and one being read. Used by the mirror's task at its start and in
 //! doubt.
 
-use crate::message::{Message, Request, messages};
+use crate::message::{Request, messages};
 use crate::mirror::Kinds;
 use crate::model::Family;
 use crate::socket::Socket;
@@ -130,23 +130,27 @@ impl Resync {
                 continue;
             }
             self.interrupted |= message.flags & NLM_F_DUMP_INTR != 0;
-            match message.kind {
-                NLMSG_DONE | NLMSG_ERROR => return self.next(socket, &message),
-                _ => drop(self.fresh.apply(&message)),
+            match message.end_of_dump() {
+                Some(end) => return self.next(socket, end),
+                None => drop(self.fresh.apply(&message)),
             }
         }
         Ok(false)
     }
 
     /// One dump has ended: again if the kernel says that it is torn, else the next.
-    fn next(&mut self, socket: &Socket, end: &Message) -> io::Result<bool> {
+    fn next(&mut self, socket: &Socket, end: io::Result<()>) -> io::Result<bool> {
         // A kernel without IPv6 has none of its tables; any other error is one.
         let none = [Errno::OPNOTSUPP, Errno::AFNOSUPPORT].map(Errno::raw_os_error);
-        if let Some(error) = end
-            .error()
-            .filter(|error| *error != 0 && !none.contains(error))
-        {
-            return Err(io::Error::from_raw_os_error(error));
+        match end {
+            Err(error)
+                if !error
+                    .raw_os_error()
+                    .is_some_and(|code| none.contains(&code)) =>
+            {
+                return Err(error);
+            }
+            _ => {}
         }
         self.sequence = self.sequence.wrapping_add(1);
         // Entries of a torn dump that are gone by now are caught by the groups: their deletion is
@@ -174,5 +178,28 @@ impl Resync {
     /// The number after the last one used.
     pub fn sequence(&self) -> u32 {
         self.sequence.wrapping_add(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::uapi::{NLMSG_DONE, NLMSG_ERROR};
+
+    #[tokio::test]
+    async fn a_dump_that_the_kernel_could_not_finish_is_an_error() {
+        let socket = Socket::new().unwrap();
+        let end = |kind, errno: Errno| {
+            let wanted = BTreeSet::from([What::Links]);
+            let mut resync = Resync::start(&socket, wanted, 7, Tables::default()).unwrap();
+            let code = errno.raw_os_error().wrapping_neg();
+            let end = Request::new(kind, 0, 7, &code.to_ne_bytes()).finish();
+            resync.take(&socket, &end).map_err(|e| e.raw_os_error())
+        };
+        for kind in [NLMSG_DONE, NLMSG_ERROR] {
+            let memory = Errno::NOMEM;
+            assert_eq!(end(kind, memory), Err(Some(memory.raw_os_error())));
+            assert_eq!(end(kind, Errno::AFNOSUPPORT), Ok(true), "no such family");
+        }
     }
 }
