@@ -79,13 +79,23 @@ impl fixture::Lab for Lab {
     fn begin(&mut self, _: &mut Input<'_>) {}
 
     fn step(&mut self, input: &mut Input<'_>) {
-        match input.u8() % 8 {
-            0 => self.arrive(input.piece().to_vec()),
+        let what = input.u8();
+        // What an interface says is undone is what a neighbour on the same host has left so.
+        let undone = |input: &mut Input<'_>| match what & 0x80 {
+            0 => Offload::default(),
+            _ => input.offload(),
+        };
+        match what % 8 {
+            0 => {
+                let offload = undone(input);
+                self.arrive(input.piece().to_vec(), offload);
+            }
             1..=4 => {
                 let inner = inner(input);
                 let mut frame = outer(&inner, input);
                 input.corrupt(&mut frame, SPARED);
-                self.arrive(frame);
+                let offload = undone(input);
+                self.arrive(frame, offload);
             }
             5 | 6 => {
                 let (frame, offload) = (inner(input), input.offload());
@@ -103,7 +113,7 @@ impl fixture::Lab for Lab {
 
 impl Lab {
     /// A frame comes from the wire.
-    fn arrive(&mut self, frame: Vec<u8>) {
+    fn arrive(&mut self, frame: Vec<u8>, offload: Offload) {
         // The memory port takes no frame of no bytes for one.
         if frame.is_empty() {
             return;
@@ -116,7 +126,7 @@ impl Lab {
             parse::parse(inner, inner.len())
                 .is_ok_and(|packet| packet.ip().is_some_and(|ip| ip.fragment.is_some()))
         });
-        self.wire.send(frame, Offload::default());
+        self.wire.send(frame, offload);
         self.sim.run();
         while let Some((back, _)) = self.wire.receive() {
             let outer = vxlan::parse(&back, back.len(), vxlan::PORT).expect("VXLAN");

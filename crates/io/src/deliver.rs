@@ -294,13 +294,14 @@ pub(crate) trait Sink {
     fn put(&mut self, piece: &Piece<'_>) -> Result<(), TransmitError>;
 }
 
-/// True when the offload fields describe something inside a frame of `len` bytes. The checksum's
-/// field has to lie in the head, where it can be completed.
+/// True when the offload fields describe something inside a frame that has `head` bytes in its
+/// head, where the checksum can be completed: its field has to lie there. What was stripped of
+/// outer headers has a shorter one than others.
 #[inline]
-pub(crate) fn is_sound(offload: &Offload, len: usize) -> bool {
+pub(crate) fn is_sound(offload: &Offload, head: usize) -> bool {
     let fits = |c: PartialChecksum| {
         let field = c.start as usize + c.offset as usize;
-        field + 2 <= len.min(HEAD_MAX) && c.start >= 14
+        field + 2 <= head && c.start >= 14
     };
     match offload.checksum {
         Some(checksum) => fits(checksum) && (offload.gso == Gso::None || offload.gso_size > 0),
@@ -358,7 +359,7 @@ fn complete(
         skip: 0,
         len: frame.len() - frame.head().len(),
     };
-    if frame.fault().is_some() || !is_sound(&frame.offload, frame.len()) {
+    if frame.fault().is_some() || !is_sound(&frame.offload, frame.head().len()) {
         return Err(TransmitError::BadOffload);
     }
     if !accepts.gso(&frame.offload) {

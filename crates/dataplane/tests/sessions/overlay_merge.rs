@@ -332,3 +332,33 @@ fn what_is_left_undone_has_to_fit_what_it_is_left_in() {
     }
     host.lab.silent();
 }
+
+/// Of a frame's head, which is where a checksum is completed, the outer headers are a part.
+#[test]
+fn a_checksum_behind_what_is_left_of_the_head_is_refused() {
+    let mut host = Host::on(Simulation::default());
+    let a = host.lab.nic();
+    host.lab.group_of(a, vec![allow_in(UDP, 53)]);
+    let b = host.far(20, 2);
+    let inner = ip(b.nic, a, Family::V4).udp(4000, 53);
+    let inner = inner.payload(&[7; 300]).build();
+    let mut passed = vec![];
+    for start in 180..220 {
+        let offload = Offload {
+            checksum: Some(PartialChecksum {
+                start: 50 + start,
+                offset: 0,
+            }),
+            ..Offload::default()
+        };
+        let before = host.lab.drops();
+        assert!(host.wire.send(inbound(b.at, &inner), offload));
+        host.lab.sim.run();
+        match host.lab.peer(a).receive() {
+            Some(_) => passed.push(start),
+            None => assert_eq!(difference(&before, &host.lab.drops()), [(BadOffload, 1)]),
+        }
+    }
+    // 256 bytes are at hand of a frame from the wire.
+    assert_eq!(passed.last(), Some(&(256 - 50 - 2)), "{passed:?}");
+}

@@ -181,7 +181,7 @@ fn judge(header: u128, frame_len: usize, sends: Accepts) -> (Offload, Option<Fau
     offload.data_valid = false;
     let negotiated = (sends.checksum || offload.checksum.is_none())
         && (offload.gso == Gso::None || sends.gso(&offload))
-        && deliver::is_sound(&offload, frame_len);
+        && deliver::is_sound(&offload, frame_len.min(HEAD_MAX));
     if negotiated {
         (offload, None)
     } else {
