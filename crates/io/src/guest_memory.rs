@@ -17,6 +17,9 @@ use crate::post_copy::Arrivals;
 use crate::shared_file::Mapping;
 pub use crate::shared_file::{FileError, MissingPages};
 
+/// What regions begin at and are multiples of.
+const PAGE: u64 = 4096;
+
 /// The most regions a guest may have: what QEMU announces at most as memory slots.
 pub const MAX_REGIONS: usize = 512;
 
@@ -57,9 +60,21 @@ pub enum MemoryError {
     /// The count is not 1 to [`MAX_REGIONS`].
     #[error("memory table has {0} regions; 1 to {MAX_REGIONS} are possible")]
     Count(usize),
-    /// A field of a region is zero or its end does not fit in 64 bits.
+    /// Together they are longer than this host's memory by far.
     #[error(
-        "memory region at guest address {guest_addr:#x}: {what} {value:#x} is empty or wraps around"
+        "the memory table has {size:#x} bytes; {most:#x} are possible, of as much memory as this \
+         host has"
+    )]
+    Total {
+        /// How long all regions are.
+        size: u64,
+        /// How long they may be.
+        most: u64,
+    },
+    /// A field of a region is zero, not at the start of a page, or its end does not fit in 64 bits.
+    #[error(
+        "memory region at guest address {guest_addr:#x}: {what} {value:#x} is empty, wraps around, \
+         or is not whole pages of {PAGE}"
     )]
     Range {
         /// Where the region was to be.
@@ -154,6 +169,7 @@ impl GuestMemory {
         for spec in &specs {
             check_range(spec)?;
         }
+        check_total(&specs, most_bytes())?;
         check_overlap(
             "guest address",
             specs.iter().map(|s| (s.guest_addr, s.size)).collect(),
@@ -268,6 +284,13 @@ fn check_range(spec: &RegionSpec) -> Result<(), MemoryError> {
     if spec.size == 0 || usize::try_from(spec.size).is_err() {
         return bad("size", spec.size);
     }
+    // A guest's memory is pages, for whom it is mapped by a processor. Regions of a few bytes would
+    // be buffers of as many pieces as they have bytes.
+    for (what, value) in [("guest address", spec.guest_addr), ("size", spec.size)] {
+        if !value.is_multiple_of(PAGE) {
+            return bad(what, value);
+        }
+    }
     for (what, start) in [
         ("guest address", spec.guest_addr),
         ("user address", spec.user_addr),
@@ -278,6 +301,25 @@ fn check_range(spec: &RegionSpec) -> Result<(), MemoryError> {
         }
     }
     Ok(())
+}
+
+/// How long all regions of a guest may be: four times the host's memory, which a guest may be
+/// promised more of than there is, and a terabyte where that is less. Files of any length cost a
+/// VMM nothing, and all guests share the daemon's address space.
+fn most_bytes() -> u64 {
+    // SAFETY: it asks for a number.
+    let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
+    let host = u64::try_from(pages).unwrap_or(0).saturating_mul(PAGE);
+    host.saturating_mul(4).max(1 << 40)
+}
+
+fn check_total(specs: &[RegionSpec], most: u64) -> Result<(), MemoryError> {
+    let sizes = specs.iter().map(|spec| spec.size);
+    let size = sizes.fold(0, u64::saturating_add);
+    match size <= most {
+        true => Ok(()),
+        false => Err(MemoryError::Total { size, most }),
+    }
 }
 
 fn check_overlap(what: &'static str, mut ranges: Vec<(u64, u64)>) -> Result<(), MemoryError> {
@@ -313,4 +355,61 @@ fn map(spec: RegionSpec, missing: MissingPages) -> Result<(Mapping, Region), Mem
         host: mapping.host(),
     };
     Ok((mapping, region))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::MemfdFlags;
+
+    /// A region at the beginning of a file of its length, which takes no memory.
+    fn region(guest_addr: u64, size: u64) -> RegionSpec {
+        let fd = rustix::fs::memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&fd, size).unwrap();
+        RegionSpec {
+            guest_addr,
+            size,
+            user_addr: guest_addr,
+            mmap_offset: 0,
+            fd,
+        }
+    }
+
+    fn refused(specs: Vec<RegionSpec>) -> String {
+        GuestMemory::new(specs).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn regions_are_whole_pages() {
+        GuestMemory::new(vec![region(0, 0x1000), region(0x1000, 0x3000)]).unwrap();
+        for (guest_addr, size, what) in [
+            (0x1000, 1, "size 0x1 "),
+            (0x1000, 0x1fff, "size 0x1fff "),
+            (0x1fff, 0x1000, "guest address 0x1fff "),
+        ] {
+            let why = refused(vec![region(0, 0x1000), region(guest_addr, size)]);
+            assert!(why.contains(what), "{why}");
+        }
+    }
+
+    /// What costs a VMM nothing is not mapped without end.
+    #[test]
+    fn a_guest_has_not_many_times_the_host_s_memory() {
+        let most = most_bytes();
+        assert!(most >= 1 << 40);
+        let half = most / 2 / PAGE * PAGE;
+        drop(GuestMemory::new(vec![region(0, half), region(half, half)]).unwrap());
+        let why = refused(vec![region(0, half), region(half, half + 2 * PAGE)]);
+        assert!(why.contains(&format!("{most:#x} are possible")), "{why}");
+        // Nor do the sizes' sum wrap.
+        let specs = (0..4)
+            .map(|at| region(at << 62, 0x1000))
+            .collect::<Vec<_>>();
+        let wide = |spec: RegionSpec| RegionSpec {
+            size: 1 << 62,
+            ..spec
+        };
+        let specs = specs.into_iter().map(wide).collect::<Vec<_>>();
+        assert!(check_total(&specs, u64::MAX - 1).is_err());
+    }
 }

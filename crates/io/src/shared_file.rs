@@ -13,6 +13,7 @@
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::FileType;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -52,6 +53,15 @@ pub enum FileError {
         /// Its length in bytes.
         size: u64,
     },
+    /// What all guests have mapped leaves no room for it.
+    #[error(
+        "cannot be mapped: its {size:#x} bytes and what all guests have mapped already are more \
+         than the daemon has room for ({BYTES_MAX:#x} bytes, {MAPPINGS_MAX} mappings)"
+    )]
+    Room {
+        /// Its length in bytes, widened to pages of the file.
+        size: u64,
+    },
     /// The kernel does not watch for pages that are missing.
     #[error("cannot be watched for pages that are missing (userfaultfd): {0}")]
     Watch(std::io::Error),
@@ -66,6 +76,46 @@ impl From<rustix::io::Errno> for FileError {
     }
 }
 
+/// What all files that are mapped here may take of the address space, and of the areas that the
+/// kernel lets a process have (vm.max_map_count, 65,530 where nobody has changed it). An empty file
+/// of any length costs a VMM nothing, and this process its end: without room to map, memory is out.
+/// A process has 128 TiB.
+const BYTES_MAX: u64 = 96 << 40;
+const MAPPINGS_MAX: u64 = 32 << 10;
+
+static BYTES: AtomicU64 = AtomicU64::new(0);
+static MAPPINGS: AtomicU64 = AtomicU64::new(0);
+
+/// A mapping's part of what all may take, until it is dropped.
+#[derive(Debug)]
+struct Room {
+    bytes: u64,
+}
+
+impl Room {
+    fn take(bytes: u64) -> Option<Room> {
+        take(&MAPPINGS, 1, MAPPINGS_MAX)?;
+        // Given back if there are not as many bytes.
+        let mut room = Room { bytes: 0 };
+        take(&BYTES, bytes, BYTES_MAX)?;
+        room.bytes = bytes;
+        Some(room)
+    }
+}
+
+fn take(all: &AtomicU64, some: u64, most: u64) -> Option<()> {
+    let taken = |all: u64| all.checked_add(some).filter(|all| *all <= most);
+    let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
+    all.fetch_update(set, fetch, taken).ok().map(drop)
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        MAPPINGS.fetch_sub(1, Ordering::Relaxed);
+        BYTES.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
 /// What was mapped, to be unmapped: the part of the file, widened to its page size.
 #[derive(Debug)]
 pub(crate) struct Mapping {
@@ -77,6 +127,8 @@ pub(crate) struct Mapping {
     watch: Option<Arc<Userfault>>,
     /// Taken out and dropped before the memory is unmapped.
     guard: Option<Guard>,
+    /// Given back once it is.
+    _room: Room,
 }
 
 impl Mapping {
@@ -129,6 +181,8 @@ impl Mapping {
             .and_then(|len| usize::try_from(len).ok())
             .filter(|&len| len <= isize::MAX as usize)
             .ok_or(impossible)?;
+        let size = len as u64;
+        let room = Room::take(size).ok_or(FileError::Room { size })?;
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
         let addr = unsafe {
             let flags = MapFlags::SHARED | MapFlags::NORESERVE;
@@ -153,6 +207,7 @@ impl Mapping {
             skip: (offset - from) as usize,
             watch,
             guard: Some(guard),
+            _room: room,
         };
         if let Some(watch) = &mapping.watch {
             // SAFETY: just mapped, as a whole; what comes of a touch is in the caller's hands.
@@ -207,4 +262,24 @@ fn is_in_memory(file: impl AsFd) -> bool {
     const HUGETLBFS: i64 = 0x9584_58f6;
     const RAMFS: i64 = 0x8584_58f6;
     rustix::fs::fstatfs(file).is_ok_and(|fs| [TMPFS, HUGETLBFS, RAMFS].contains(&fs.f_type))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_is_mapped_than_there_is_room_for() {
+        let all = AtomicU64::new(5);
+        assert_eq!(take(&all, 3, 8), Some(()));
+        assert_eq!((take(&all, 1, 8), take(&all, u64::MAX, 8)), (None, None));
+        assert_eq!(all.into_inner(), 8);
+
+        // All tests of this process together have little mapped.
+        assert!(Room::take(BYTES_MAX + 1).is_none());
+        let most = Room::take(BYTES_MAX - (1 << 45)).unwrap();
+        assert!(Room::take(1 << 46).is_none());
+        drop(most);
+        drop(Room::take(1 << 46).unwrap());
+    }
 }

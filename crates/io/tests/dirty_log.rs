@@ -33,7 +33,7 @@ const LOG: usize = (GUEST_BASE as usize + (8 << 20)) / PAGE / 8;
 
 fn memfd(len: usize) -> File {
     let file = File::from(rustix::fs::memfd_create("log", MemfdFlags::CLOEXEC).unwrap());
-    file.set_len(len as u64).unwrap();
+    file.set_len(len.next_multiple_of(PAGE) as u64).unwrap();
     file
 }
 
@@ -434,7 +434,7 @@ fn a_copy_made_meanwhile_is_the_memory() {
 fn log_view(file: &File) -> GuestView {
     let memory = GuestMemory::new(vec![RegionSpec {
         guest_addr: 0,
-        size: LOG as u64,
+        size: LOG.next_multiple_of(PAGE) as u64,
         user_addr: 0,
         mmap_offset: 0,
         fd: file.try_clone().unwrap().into(),

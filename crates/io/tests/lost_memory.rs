@@ -227,30 +227,33 @@ fn a_region_that_is_no_memory_is_refused() {
             .to_string()
     };
     let at = "memory region at guest address 0x40000000";
+    let wraps = "wraps around, or is not whole pages of 4096";
     assert_eq!(
         spec(|s| s.size = 0),
-        format!("{at}: size 0x0 is empty or wraps around")
+        format!("{at}: size 0x0 is empty, {wraps}")
     );
     assert_eq!(
-        spec(|s| s.size += 1),
-        format!("{at} ends at 0x400001 of a file of 0x400000 bytes")
+        spec(|s| s.size += 4096),
+        format!("{at} ends at 0x401000 of a file of 0x400000 bytes")
     );
     assert_eq!(
         spec(|s| s.mmap_offset = 4096),
         format!("{at} ends at 0x401000 of a file of 0x400000 bytes")
     );
     assert_eq!(
-        spec(|s| s.guest_addr = u64::MAX - 4096),
-        "memory region at guest address 0xffffffffffffefff: guest address 0xffffffffffffefff is \
-         empty or wraps around"
+        spec(|s| s.guest_addr = u64::MAX - 4095),
+        format!(
+            "memory region at guest address 0xfffffffffffff000: guest address 0xfffffffffffff000 \
+             is empty, {wraps}"
+        )
     );
     assert_eq!(
         spec(|s| s.user_addr = u64::MAX - 4096),
-        format!("{at}: user address 0xffffffffffffefff is empty or wraps around")
+        format!("{at}: user address 0xffffffffffffefff is empty, {wraps}")
     );
     assert_eq!(
         spec(|s| s.mmap_offset = u64::MAX),
-        format!("{at}: file offset 0xffffffffffffffff is empty or wraps around")
+        format!("{at}: file offset 0xffffffffffffffff is empty, {wraps}")
     );
     let no_memory = format!("{at} is not in a memfd or a file on tmpfs or hugetlbfs");
     for path in ["/dev/zero", "/proc/self/status", "/"] {
@@ -281,10 +284,10 @@ fn regions_that_overlap_or_are_too_many_are_refused() {
         ..GuestOptions::default()
     });
     let mut regions = guest.regions();
-    regions[1].guest_addr -= 1;
+    regions[1].guest_addr -= 4096;
     assert_eq!(
         GuestMemory::new(regions).unwrap_err().to_string(),
-        "memory regions at guest address 0x40000000 and 0x4000ffff overlap"
+        "memory regions at guest address 0x40000000 and 0x4000f000 overlap"
     );
     let mut regions = guest.regions();
     regions[0].user_addr = regions[1].user_addr + 1;

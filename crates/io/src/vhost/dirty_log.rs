@@ -50,6 +50,9 @@ unsafe impl Send for DirtyLog {}
 // SAFETY: as above.
 unsafe impl Sync for DirtyLog {}
 
+/// As long as a log may be: for 128 TiB of guest addresses.
+const BYTES_MAX: u64 = (128 << 40) / PAGE / 8;
+
 impl DirtyLog {
     /// Maps a log of `size` bytes that begins at `offset` in the file.
     pub fn new(fd: OwnedFd, size: u64, offset: u64) -> Result<DirtyLog, FileError> {
@@ -63,6 +66,9 @@ impl DirtyLog {
         offset: u64,
         missing: MissingPages,
     ) -> Result<DirtyLog, FileError> {
+        if size > BYTES_MAX {
+            return Err(FileError::Size { offset, size });
+        }
         let mapping = Mapping::new(fd, offset, size, missing)?;
         Ok(DirtyLog {
             bits: mapping.host(),
