@@ -88,7 +88,8 @@ pub(crate) fn begin(
     Ok(Some(id))
 }
 
-/// One more connection is not more than either NIC may have in this second.
+/// One more connection is not more than either NIC may have in this second. It is counted for both
+/// or for neither: who may begin no more takes nothing of what others may begin with the receiver.
 #[inline]
 fn within_limits(
     from: &PortConfig,
@@ -96,16 +97,26 @@ fn within_limits(
     now: Now,
     is_trial: bool,
 ) -> Result<(), Verdict> {
-    // The receiver's first: what it does not take has not been begun.
-    if let Some(meters) = to.meters.as_deref() {
-        let admitted = meters.ingress.admit_connection(now, is_trial);
-        admitted.map_err(Verdict::DropTo)?;
+    if from.meters.is_none() && to.meters.is_none() {
+        return Ok(());
     }
-    if let Some(meters) = from.meters.as_deref() {
-        let admitted = meters.egress.admit_connection(now, is_trial);
-        admitted.map_err(Verdict::DropFrom)?;
+    let ask = |is_trial| {
+        // The receiver's first: what it does not take has not been begun.
+        if let Some(meters) = to.meters.as_deref() {
+            let admitted = meters.ingress.admit_connection(now, is_trial);
+            admitted.map_err(Verdict::DropTo)?;
+        }
+        if let Some(meters) = from.meters.as_deref() {
+            let admitted = meters.egress.admit_connection(now, is_trial);
+            admitted.map_err(Verdict::DropFrom)?;
+        }
+        Ok(())
+    };
+    ask(true)?;
+    match is_trial {
+        true => Ok(()),
+        false => ask(false),
     }
-    Ok(())
 }
 
 /// The answers may take the fast path at once: all that the whole path would ask about them the key

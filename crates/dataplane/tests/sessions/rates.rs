@@ -380,6 +380,34 @@ fn connections_a_second_are_limited_where_they_begin_and_where_they_end() {
     }
 }
 
+/// Who may begin no more itself takes nothing of what others may begin with the receiver.
+#[test]
+fn connections_that_their_sender_may_not_begin_cost_the_receiver_nothing() {
+    for family in FAMILIES {
+        let (mut lab, a, b) = Lab::pair(vec![allow_in(TCP, 80)]);
+        let c = lab.nic();
+        let limits = |burst| Limits {
+            connections: limit(1, burst),
+            ..Limits::default()
+        };
+        lab.configure(a, egress(limits(2)));
+        lab.configure(b, ingress(limits(5)));
+        let syn = |from, port| ip(from, b, family).tcp(port, 80, SYN).seq(1).build();
+        for port in 1..=50 {
+            lab.queue(a, syn(a, port), Offload::default());
+        }
+        lab.sim.run();
+        assert_eq!(lab.received(b).len(), 2);
+        for port in 1..=50 {
+            lab.queue(c, syn(c, port), Offload::default());
+        }
+        lab.sim.run();
+        assert_eq!(lab.received(b).len(), 3);
+        let refused = [a, b].map(|nic| lab.sim.port(nic.slot).drops(ConnectionLimit));
+        assert_eq!(refused, [(48, 0), (0, 47)]);
+    }
+}
+
 /// The first packets of several flows in one batch take the fast path, and each asks the limits: of
 /// the receiver first, since what that does not take was not begun.
 #[test]
