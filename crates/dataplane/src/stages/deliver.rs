@@ -1,12 +1,13 @@
 //! Step 13: what passed goes to its targets, and to who watches them; what did not is counted by
 //! its reason.
 
-use io::frame::BATCH;
+use io::frame::{BATCH, Batch};
 use io::port::TransmitError;
 use io::trace::Direction;
 use wire::parse;
 use wire::vxlan::{self, Outer, ecn};
 
+use crate::counters::Counters;
 use crate::drop_reason::DropReason;
 use crate::ids::PortSlot;
 use crate::limits::{Meter, Meters};
@@ -16,7 +17,9 @@ use crate::round::{Fate, Job, NO_CASE, Round, Verdict, drop_frame};
 use crate::shaper::Taken;
 use crate::snapshot::PortConfig;
 use crate::stages::wait;
+use crate::time::Now;
 use crate::underlay::ReadyHop;
+use crate::view::View;
 
 pub(crate) fn run(round: &mut Round, ports: &mut Ports) {
     let mut index = 0;
@@ -381,26 +384,36 @@ fn show(round: &Round, ports: &mut Ports, config: &PortConfig, frame: usize) {
     record(round, config, Direction::Inbound, frame, None);
 }
 
-/// A copy for a sniffer; one that it has no room for is lost for it alone.
 fn copy_to(round: &Round, ports: &mut Ports, frame: usize, sniffer: PortSlot) {
-    let Some(config) = round.view.port(sniffer).filter(|config| config.is_sniffer) else {
+    let at = (round.view, round.counters, round.now);
+    copy_for_sniffer(at, ports, round.batch, frame, sniffer);
+}
+
+/// A copy for a sniffer, if it is one; what it has no room for, or may not be sent, is lost for it
+/// alone.
+pub(crate) fn copy_for_sniffer(
+    (view, counters, now): (&View, &Counters, Now),
+    ports: &mut Ports,
+    batch: &Batch,
+    frame: usize,
+    sniffer: PortSlot,
+) {
+    let Some(config) = view.port(sniffer).filter(|config| config.is_sniffer) else {
         return;
     };
     if config.link_down {
-        return round.counters.dropped_to(sniffer, DropReason::LinkDown);
+        return counters.dropped_to(sniffer, DropReason::LinkDown);
     }
     let meters = config.meters.as_deref();
-    let admit = |of: &Meters| of.ingress.admit(&round.batch.frames()[frame], round.now);
+    let admit = |of: &Meters| of.ingress.admit(&batch.frames()[frame], now);
     if let Some(Err(reason)) = meters.map(admit) {
-        return round.counters.dropped_to(sniffer, reason);
+        return counters.dropped_to(sniffer, reason);
     }
-    match ports.transmit(sniffer, round.batch, frame) {
+    match ports.transmit(sniffer, batch, frame) {
         // Counted by the worker that it was handed to.
         Ok(false) => {}
-        Ok(true) => round
-            .counters
-            .delivered(sniffer, round.batch.frames()[frame].len() as u64),
-        Err(reason) => round.counters.dropped_to(sniffer, reason),
+        Ok(true) => counters.delivered(sniffer, batch.frames()[frame].len() as u64),
+        Err(reason) => counters.dropped_to(sniffer, reason),
     }
 }
 

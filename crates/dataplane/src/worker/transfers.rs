@@ -8,6 +8,7 @@ use super::Worker;
 use crate::drop_reason::DropReason;
 use crate::handoff::{Message, Put, RING, Transfer};
 use crate::ports::refusal;
+use crate::stages::deliver;
 use crate::time::Now;
 use crate::watch::Stopwatch;
 use crate::work::{self, FewSender};
@@ -181,15 +182,8 @@ impl Worker {
         };
         let watched = refused.is_none() && !config.sniffers.is_empty();
         for &sniffer in config.sniffers.iter().filter(|_| watched) {
-            let is_sniffer = |config: &crate::snapshot::PortConfig| config.is_sniffer;
-            if !self.path.view.port(sniffer).is_some_and(is_sniffer) {
-                continue;
-            }
-            match self.ports.transmit(sniffer, &transfer.batch, frame) {
-                Ok(true) => counters.delivered(sniffer, len),
-                Ok(false) => {}
-                Err(reason) => counters.dropped_to(sniffer, reason),
-            }
+            let at = (&*self.path.view, &*self.path.counters, now);
+            deliver::copy_for_sniffer(at, &mut self.ports, &transfer.batch, frame, sniffer);
         }
         if let Some(trace) = &config.trace {
             let name = refused.map(DropReason::name);

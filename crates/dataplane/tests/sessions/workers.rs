@@ -241,6 +241,15 @@ fn who_watches_sees_frames_of_other_workers() {
             ),
             (2, 2)
         );
+
+        // What the one who watches may not be sent, whoever made the copy would have sent.
+        lab.configure(a, |config| config.sniffers.clear());
+        lab.configure(b, |config| config.sniffers.push(s.slot));
+        lab.configure(s, |config| config.link_down = true);
+        lab.send(a, frame.clone());
+        assert_eq!(lab.received(b), [frame]);
+        assert_eq!(lab.sim.port(s.slot).drops(LinkDown), (0, 1));
+        lab.silent();
     }
 }
 
