@@ -6,10 +6,12 @@
 //! the turns behind, in their order. No sender's memory is pinned for them.
 //!
 //! They have been judged. A worker makes all of them before it puts another configuration or
-//! underlay in force and before a port comes or goes, and receives nothing of a queue of whose
-//! frames some are to be made, an uplink's included: frames keep their order. Targets whose queues
-//! other workers have are handed the frame at once; how many copies those make in a turn is for
-//! them to say.
+//! underlay in force, before all ports are taken away and before one goes to another worker, and
+//! receives nothing of a NIC, or of an uplink's queue, of whose frames some are to be made: frames
+//! keep their order. A ring that is taken away and given back makes no difference, which its VMM
+//! may do as often as it likes: those of its frames are still to be made, and those for it find
+//! what is there then. Targets whose queues other workers have are handed the frame at once; how
+//! many copies those make in a turn is for them to say.
 
 use io::frame::Batch;
 use io::port::Accepts;
@@ -71,10 +73,11 @@ impl Floods {
         self.all.is_empty()
     }
 
-    /// Copies of frames of this queue are still to be made.
+    /// Copies of frames of who pays for this queue are still to be made.
     #[inline]
     pub(crate) fn has(&self, from: QueueId) -> bool {
-        !self.all.is_empty() && self.all.iter().any(|flood| flood.from.queue == from)
+        let is_theirs = |flood: &Flood| flood.from.queue.payer() == from.payer();
+        !self.all.is_empty() && self.all.iter().any(is_theirs)
     }
 
     /// Copies of frames of this sender are still to be made.
@@ -137,7 +140,7 @@ impl Floods {
 }
 
 impl Flood {
-    /// Those copies that are the queue's part of a turn, of which others have `spent` some; one at
+    /// Those copies that are the sender's part of a turn, of which others have `spent` some; one at
     /// the least, and all of them when nobody is in a hurry. `accepts`: what a target takes undone.
     pub(crate) fn part(
         &mut self,

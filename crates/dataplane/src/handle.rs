@@ -85,8 +85,8 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// Whether copies that were put off are to be made before it is carried out, beside those that
-    /// take a port away: what they were judged by ends, or somebody waits for them to be made.
+    /// Whether copies that were put off are to be made before it is carried out: what they were
+    /// judged by ends, or somebody waits for them to be made.
     pub(crate) fn ends_floods(&self) -> bool {
         use Command::{Announce, Pause, Publish, Settle, Stop, Underlay};
         matches!(

@@ -340,10 +340,11 @@ impl Path {
     #[cold]
     fn make_copies(&mut self, ports: &mut Ports, now: Now) -> bool {
         let hurry = self.tables.floods.hurry;
-        // What is left of one queue is of one batch, and one behind the other.
+        // What is left of one sender is of one batch, and one behind the other.
         let (mut of, mut spent) = (None, 0);
         for mut flood in self.tables.floods.take() {
-            if of.replace(flood.from.queue) != Some(flood.from.queue) {
+            let payer = flood.from.queue.payer();
+            if of.replace(payer) != Some(payer) {
                 spent = 0;
             }
             if self.tables.floods.has(flood.from.queue) {
@@ -375,13 +376,13 @@ impl Path {
                 deliver::run(&mut round, ports);
             }
             let packets = work::cost_of_packets(flood.batch.take_cut());
-            if let Some(attached) = ports.find(queue) {
-                attached.load.add(watch.cycles());
+            if let Some(sender) = ports.sending(queue) {
+                sender.attached.load.add(watch.cycles());
                 // As copies they were charged with the batch that they were of.
                 let len = |job: &Job| flood.batch.frames()[usize::from(job.frame)].len();
                 let bytes = self.jobs.iter().map(len).sum();
                 let copies = work::cost_of_copies(self.jobs.len(), bytes);
-                attached.debt.charge_more(packets.saturating_sub(copies));
+                sender.debt.charge_more(packets.saturating_sub(copies));
             }
             self.tables.floods.put_back(flood);
         }

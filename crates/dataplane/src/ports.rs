@@ -16,7 +16,7 @@ use crate::ids::PortSlot;
 use crate::ids::{MAX_PORTS, MAX_UPLINKS};
 use crate::load::QueueLoad;
 use crate::queue::{QueueId, Routes, pick};
-use crate::work::{self, Debt};
+use crate::work::{self, Debt, Price};
 
 pub(crate) struct Ports {
     slots: Vec<Slot>,
@@ -34,10 +34,32 @@ pub(crate) struct Ports {
 /// What this worker has of a NIC.
 #[derive(Default)]
 struct Slot {
-    first: Option<Attached>,
+    first: Place,
     /// Pairs 1 and up.
-    others: Vec<Option<Attached>>,
+    others: Vec<Place>,
     mark: Mark,
+    /// The pair whose turn is next where there are several, and the turn of the worker in which
+    /// they had theirs.
+    next: u16,
+    turn: u64,
+}
+
+/// A pair of a NIC, whose port may be here. What it has cost stays when that goes: a VMM may take
+/// its rings away and give them back as often as it likes.
+#[derive(Default)]
+struct Place {
+    attached: Option<Attached>,
+    /// Of its own queue where that [pays](QueueId::payer) for itself, of the NIC in the first pair.
+    debt: Debt,
+    price: Price,
+}
+
+/// A queue that is here, with what its frames have cost, and the outbox.
+pub(crate) struct Sending<'a> {
+    pub attached: &'a mut Attached,
+    pub debt: &'a mut Debt,
+    pub price: &'a mut Price,
+    pub outbox: &'a mut Outbox,
 }
 
 /// A port and what the worker knows of it.
@@ -57,8 +79,6 @@ pub(crate) struct Attached {
     pub leaving: bool,
     /// When a frame came from it last, or when it came itself: monotonic nanoseconds.
     pub heard_ns: u64,
-    /// What its frames have cost.
-    pub debt: Debt,
     /// How its NIC's limits hold it back.
     pub hold: Hold,
     /// Its batches that other workers read from, and those behind them, oldest first.
@@ -94,8 +114,8 @@ impl Attached {
     }
 
     /// Gives the guest the buffers of those batches that have come back, in their order, and
-    /// charges it what others have cut of them. True when none is out.
-    pub(crate) fn reclaim(&mut self, outbox: &mut Outbox) -> bool {
+    /// charges to `debt` what others have cut of them. True when none is out.
+    pub(crate) fn reclaim(&mut self, debt: &mut Debt, outbox: &mut Outbox) -> bool {
         while let Some(oldest) = self.out.front_mut() {
             let Some(batch) = Arc::get_mut(oldest) else {
                 return false;
@@ -103,7 +123,7 @@ impl Attached {
             let packets = work::cost_of_packets(batch.take_cut());
             if packets > 0 {
                 let bytes: usize = batch.frames().iter().map(|frame| frame.len()).sum();
-                self.debt.charge_more(packets.saturating_sub(bytes as u64));
+                debt.charge_more(packets.saturating_sub(bytes as u64));
             }
             self.port.complete(batch);
             if let Some(batch) = self.out.pop_front() {
@@ -151,7 +171,6 @@ impl Ports {
             parked: false,
             leaving: false,
             heard_ns: now_ns,
-            debt: Debt::default(),
             hold: Hold::default(),
             out: VecDeque::with_capacity(OUT_MAX),
             load,
@@ -179,12 +198,12 @@ impl Ports {
     fn entry(&mut self, queue: QueueId) -> &mut Option<Attached> {
         let slot = self.slot(queue.slot);
         let Some(other) = usize::from(queue.pair).checked_sub(1) else {
-            return &mut slot.first;
+            return &mut slot.first.attached;
         };
         if other >= slot.others.len() {
-            slot.others.resize_with(other + 1, || None);
+            slot.others.resize_with(other + 1, Place::default);
         }
-        &mut slot.others[other]
+        &mut slot.others[other].attached
     }
 
     fn slot(&mut self, slot: PortSlot) -> &mut Slot {
@@ -200,20 +219,56 @@ impl Ports {
         find(&mut self.slots, queue)
     }
 
-    /// The queue's port, if it is here, together with the outbox.
+    /// The queue's port, if it is here, with all that it takes to receive from it.
     #[inline]
-    pub(crate) fn find_with_outbox(
-        &mut self,
-        queue: QueueId,
-    ) -> Option<(&mut Attached, &mut Outbox)> {
-        Some((find(&mut self.slots, queue)?, &mut self.outbox))
+    pub(crate) fn sending(&mut self, queue: QueueId) -> Option<Sending<'_>> {
+        let Slot { first, others, .. } = self.slots.get_mut(index_of(queue.slot))?;
+        let (attached, debt, price) = match usize::from(queue.pair).checked_sub(1) {
+            None => (&mut first.attached, &mut first.debt, &mut first.price),
+            Some(other) => {
+                let own = others.get_mut(other)?;
+                let debt = match queue.slot.is_uplink() {
+                    true => &mut own.debt,
+                    false => &mut first.debt,
+                };
+                (&mut own.attached, debt, &mut own.price)
+            }
+        };
+        Some(Sending {
+            attached: attached.as_mut()?,
+            debt,
+            price,
+            outbox: &mut self.outbox,
+        })
+    }
+
+    /// The pairs of a NIC that has had several here, in the order in which they have their turns:
+    /// the first one's, and how many there are. `None`: they had theirs in this turn.
+    pub(crate) fn pairs_in_turn(&mut self, slot: PortSlot, turn: u64) -> Option<(u16, u16)> {
+        let slot = self.slot(slot);
+        if std::mem::replace(&mut slot.turn, turn) == turn {
+            return None;
+        }
+        Some((slot.next, 1 + slot.others.len() as u16))
+    }
+
+    /// The pair that is to have the first turn next.
+    pub(crate) fn set_next(&mut self, slot: PortSlot, pair: u16) {
+        self.slot(slot).next = pair;
+    }
+
+    /// A NIC, and no uplink, that has had several pairs here.
+    #[inline]
+    pub(crate) fn takes_turns(&self, slot: PortSlot) -> bool {
+        let here = self.slots.get(index_of(slot));
+        here.is_some_and(|here| !here.others.is_empty()) && !slot.is_uplink()
     }
 
     pub(crate) fn peek(&self, queue: QueueId) -> Option<&Attached> {
         let slot = self.slots.get(index_of(queue.slot))?;
         match usize::from(queue.pair).checked_sub(1) {
-            None => slot.first.as_ref(),
-            Some(other) => slot.others.get(other)?.as_ref(),
+            None => slot.first.attached.as_ref(),
+            Some(other) => slot.others.get(other)?.attached.as_ref(),
         }
     }
 
@@ -233,9 +288,9 @@ impl Ports {
     pub(crate) fn all(&self) -> impl Iterator<Item = (QueueId, &Attached)> {
         self.slots.iter().zip(0..).flat_map(|(slot, number)| {
             let pairs = std::iter::once(&slot.first).chain(&slot.others).zip(0..);
-            pairs.filter_map(move |(attached, pair)| {
+            pairs.filter_map(move |(place, pair)| {
                 let slot = slot_at(number);
-                Some((QueueId { slot, pair }, attached.as_ref()?))
+                Some((QueueId { slot, pair }, place.attached.as_ref()?))
             })
         })
     }
@@ -380,8 +435,9 @@ impl Ports {
             return 0;
         };
         let others = slot.others.iter().enumerate();
-        let bits = others.map(|(pair, port)| u64::from(port.is_some()) << (pair + 1));
-        bits.fold(u64::from(slot.first.is_some()), |bits, bit| bits | bit)
+        let bits = others.map(|(pair, other)| u64::from(other.attached.is_some()) << (pair + 1));
+        let first = u64::from(slot.first.attached.is_some());
+        bits.fold(first, |bits, bit| bits | bit)
     }
 
     /// Writes several frames to a NIC and says of each in `results` what became of it; see
@@ -548,8 +604,8 @@ fn slot_at(index: u32) -> PortSlot {
 fn find(slots: &mut [Slot], queue: QueueId) -> Option<&mut Attached> {
     let slot = slots.get_mut(index_of(queue.slot))?;
     match usize::from(queue.pair).checked_sub(1) {
-        None => slot.first.as_mut(),
-        Some(other) => slot.others.get_mut(other)?.as_mut(),
+        None => slot.first.attached.as_mut(),
+        Some(other) => slot.others.get_mut(other)?.attached.as_mut(),
     }
 }
 

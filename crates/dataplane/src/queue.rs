@@ -41,6 +41,16 @@ impl QueueId {
         (self.slot.0 as usize) < MAX_SLOTS && usize::from(self.pair) < MAX_PAIRS
     }
 
+    /// Who pays for the frames that come by it: a NIC for those of all its pairs, and a queue of an
+    /// uplink, by which many send, for its own.
+    #[inline]
+    pub(crate) fn payer(self) -> QueueId {
+        match self.slot.is_uplink() {
+            true => self,
+            false => self.slot.into(),
+        }
+    }
+
     /// The number that the poller reports it by.
     pub(crate) fn token(self) -> u64 {
         u64::from(self.slot.0) << 16 | u64::from(self.pair)

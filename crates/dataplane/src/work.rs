@@ -1,9 +1,10 @@
 //! What frames cost a worker, in bytes that could have been copied meanwhile. Senders are charged
 //! by it and not by their frames, so that each gets the same part of a worker's time.
 //!
-//! A sender that costs more than a turn's part waits while others have theirs (its *debt*), and one
-//! whose frames were dear in the last second is received from a few at a time, one at the least:
-//! nobody waits long for its turn to end. That is how a flood to many is cut into turns.
+//! A sender that costs more than a turn's part waits while others have theirs (its *debt*), and a
+//! queue whose frames were dear in the last second is received from a few at a time, one at the
+//! least: nobody waits long for its turn to end. That is how a flood to many is cut into turns. A
+//! NIC is one sender, however many queues it has, which take turns; a queue of an uplink is one.
 //!
 //! While two NICs send a few frames now and then, as who asks and who answers does (*hurry*), turns
 //! are shorter still: no sender's costs more than its part, the judging of what nobody knows
@@ -66,6 +67,13 @@ pub(crate) struct Cost {
     /// reason to receive fewer frames at a time in a hurry alone: a batch of first packets takes no
     /// longer than a few turns.
     pub judged: u64,
+}
+
+impl Cost {
+    /// Of what was carried alone.
+    pub(crate) fn carried(carried: u64) -> Cost {
+        Cost { carried, judged: 0 }
+    }
 }
 
 /// Frames that took more than one of a settled flow.
@@ -150,23 +158,40 @@ impl FewSenders {
     }
 }
 
-/// What a sender has cost.
+/// What one who sends has cost, by all of its queues here: see [`QueueId::payer`]. It stays when
+/// they go and come again.
+///
+/// [`QueueId::payer`]: crate::queue::QueueId::payer
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Debt {
     /// What it has not waited for yet.
     owed: u64,
-    /// What its dearest batch has cost for each frame, if that was dear, and when that was.
-    dearest: u64,
-    dearest_ns: u64,
-    /// What its last batch has cost, judging included, and of how many frames it was. Zero, if
-    /// those were a few.
-    last: (u64, u64),
+    /// The turn that what follows is of.
+    turn: u64,
+    spent: u64,
+    waits: bool,
+    counted: bool,
 }
 
 impl Debt {
-    /// The sender has to wait in this turn; not when it is alone.
+    /// The sender has to wait in this turn, or for the next if it has had its part; not when it is
+    /// alone.
     #[inline]
-    pub(crate) fn waits(&mut self, is_alone: bool) -> bool {
+    pub(crate) fn waits(&mut self, turn: u64, is_alone: bool) -> bool {
+        if self.turn != turn {
+            *self = Debt {
+                owed: self.owed,
+                turn,
+                ..Debt::default()
+            };
+            self.waits = self.pay(is_alone);
+        }
+        self.waits || self.spent >= TURN && !is_alone
+    }
+
+    /// Waits for a turn's part of what it owes, if that is as much. True when it has to.
+    #[inline]
+    fn pay(&mut self, is_alone: bool) -> bool {
         if self.owed < TURN {
             return false;
         }
@@ -178,11 +203,38 @@ impl Debt {
         true
     }
 
+    /// True once in a turn, for the first of its queues that has sent, or has to wait.
+    #[inline]
+    pub(crate) fn is_another_sender(&mut self) -> bool {
+        !std::mem::replace(&mut self.counted, true)
+    }
+
+    /// Charges a batch: what all of this turn have cost beyond a turn's part is owed.
+    #[inline]
+    pub(crate) fn charge(&mut self, cost: Cost) {
+        let before = self.spent.saturating_sub(TURN);
+        self.spent += cost.carried + cost.judged;
+        self.owed += self.spent.saturating_sub(TURN) - before;
+    }
+
     /// Charges what was found out late.
     pub(crate) fn charge_more(&mut self, cost: u64) {
         self.owed += cost;
     }
+}
 
+/// What the frames of a queue have cost, each. It stays when the queue goes and comes again.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Price {
+    /// What those of its dearest batch have cost, if that was dear, and when that was.
+    dearest: u64,
+    dearest_ns: u64,
+    /// What its last batch has cost, judging included, and of how many frames it was. Zero, if
+    /// those were a few.
+    last: (u64, u64),
+}
+
+impl Price {
     /// How many frames may be received of `most`, one at the least.
     #[inline]
     pub(crate) fn room(&mut self, most: usize, hurry: bool, now: Now) -> usize {
@@ -197,10 +249,10 @@ impl Debt {
         at_most(most, frames * TURN, cost)
     }
 
-    /// Charges a batch. `few`: it was no more than a few frames, and there were no others.
+    /// Notes what a batch has cost. `few`: it was no more than a few frames, and there were no
+    /// others.
     #[inline]
-    pub(crate) fn charge(&mut self, cost: Cost, frames: usize, few: bool, now: Now) {
-        self.owed += (cost.carried + cost.judged).saturating_sub(TURN);
+    pub(crate) fn note(&mut self, cost: Cost, frames: usize, few: bool, now: Now) {
         self.last = match few {
             false => (cost.carried + cost.judged, frames as u64),
             true => (0, 0),
@@ -226,9 +278,13 @@ mod tests {
     use super::*;
 
     fn carried(frames: usize, bytes: usize, pieces: usize) -> Cost {
+        Cost::carried(cost(frames, bytes, pieces))
+    }
+
+    fn judged(costly: Costly) -> Cost {
         Cost {
-            carried: cost(frames, bytes, pieces),
-            judged: 0,
+            carried: cost(64, 64 * 60, 0),
+            judged: costly.cost(),
         }
     }
 
@@ -239,58 +295,95 @@ mod tests {
         }
     }
 
+    /// How many turns from this one on it waits beside others.
+    fn waits_from(debt: &mut Debt, turn: u64) -> usize {
+        (turn..).take_while(|turn| debt.waits(*turn, false)).count()
+    }
+
     #[test]
     fn who_costs_no_more_than_its_turn_never_waits() {
-        let mut debt = Debt::default();
-        for millis in 0..1000 {
-            debt.charge(carried(64, 64 * 60, 0), 64, false, at(millis));
-            assert_eq!(
-                (debt.waits(false), debt.room(64, false, at(millis))),
-                (false, 64)
-            );
+        let (mut debt, mut price) = (Debt::default(), Price::default());
+        let cost = carried(64, 64 * 60, 0);
+        for turn in 1..1000 {
+            assert!(!debt.waits(turn, false));
+            assert_eq!(price.room(64, false, at(turn)), 64);
+            debt.charge(cost);
+            price.note(cost, 64, false, at(turn));
         }
     }
 
     #[test]
     fn who_costs_more_waits_for_as_many_turns_unless_it_is_alone() {
-        let mut debt = Debt::default();
+        let (mut debt, mut price) = (Debt::default(), Price::default());
         // 64 frames of 1,500 bytes to 100 NICs.
         let flood = carried(6400, 6400 * 1500, 0);
-        debt.charge(flood, 64, false, at(0));
-        let turns = std::iter::from_fn(|| debt.waits(false).then_some(())).count() as u64;
+        assert!(!debt.waits(1, false));
+        debt.charge(flood);
+        let turns = waits_from(&mut debt, 2) as u64;
         assert_eq!(turns, (flood.carried - TURN) / TURN);
-        debt.charge(flood, 64, false, at(0));
-        assert!(!debt.waits(true) && !debt.waits(false));
+        assert!(!debt.waits(turns + 3, false));
+        debt.charge(flood);
+        assert!(!debt.waits(turns + 4, true) && !debt.waits(turns + 5, false));
         // One at a time, for a second.
-        assert_eq!(debt.room(64, false, at(999)), 1);
-        assert_eq!(debt.room(64, false, at(1000)), 64);
+        price.note(flood, 64, false, at(0));
+        assert_eq!(price.room(64, false, at(999)), 1);
+        assert_eq!(price.room(64, false, at(1000)), 64);
+    }
+
+    #[test]
+    fn queues_of_one_nic_share_its_part_of_a_turn() {
+        let mut debt = Debt::default();
+        let full = carried(64, 64 * 60, 0);
+        let half = carried(32, 32 * 64, 0);
+        let mut served = 0;
+        for turn in 1..=10 {
+            // Two queues that have half of what a turn takes, and many that have it whole.
+            for cost in [half, half].into_iter().chain([full; 62]) {
+                if debt.waits(turn, false) {
+                    continue;
+                }
+                debt.charge(cost);
+                served += 1;
+            }
+            assert_eq!(served, 2 * turn);
+        }
+        // It is one sender.
+        assert!(debt.is_another_sender() && !debt.is_another_sender());
+        // Nobody else sends: all of them may.
+        assert!((0..64).all(|_| {
+            let waits = debt.waits(11, true);
+            debt.charge(full);
+            !waits
+        }));
+        // What they had of that turn is owed.
+        assert_eq!(waits_from(&mut debt, 12), 62);
     }
 
     #[test]
     fn large_frames_come_a_few_at_a_time_and_usual_ones_by_whole_batches() {
         for (len, room) in [(60, 64), (1514, 64), (9014, 20), (65_549, 3)] {
-            let mut debt = Debt::default();
-            debt.charge(carried(1, len, 0), 1, false, at(5));
-            assert_eq!(debt.room(64, false, at(6)), room, "{len}");
+            let mut price = Price::default();
+            price.note(carried(1, len, 0), 1, false, at(5));
+            assert_eq!(price.room(64, false, at(6)), room, "{len}");
         }
         // In chains of 1,024 buffers.
-        let mut debt = Debt::default();
-        debt.charge(carried(64, 64 * 1024, 64 * 1024), 64, false, at(5));
-        assert_eq!(debt.room(64, false, at(6)), 1);
+        let mut price = Price::default();
+        price.note(carried(64, 64 * 1024, 64 * 1024), 64, false, at(5));
+        assert_eq!(price.room(64, false, at(6)), 1);
     }
 
     #[test]
     fn who_begins_flows_waits_for_them_and_has_whole_batches() {
-        let mut debt = Debt::default();
-        let costly = Costly {
+        let (mut debt, mut price) = (Debt::default(), Price::default());
+        let cost = judged(Costly {
             entered: 64,
             ..Costly::default()
-        };
-        let judged = costly.cost();
-        let carried = cost(64, 64 * 60, 0);
-        debt.charge(Cost { carried, judged }, 64, false, at(0));
-        let turns = std::iter::from_fn(|| debt.waits(false).then_some(())).count();
-        assert_eq!((turns, debt.room(64, false, at(1))), (11, 64));
+        });
+        assert!(!debt.waits(1, false));
+        debt.charge(cost);
+        price.note(cost, 64, false, at(0));
+        let turns = waits_from(&mut debt, 2);
+        assert_eq!((turns, price.room(64, false, at(1))), (11, 64));
     }
 
     #[test]
@@ -305,29 +398,27 @@ mod tests {
                 carried: cost(64, 64 * len, 0),
                 judged: costly.cost(),
             };
-            let mut debt = Debt::default();
-            assert_eq!(debt.room(64, true, at(1)), 64);
-            debt.charge(cost, 64, false, at(1));
-            assert_eq!(debt.room(64, true, at(2)), room, "{len}, {entered}");
+            let mut price = Price::default();
+            assert_eq!(price.room(64, true, at(1)), 64);
+            price.note(cost, 64, false, at(1));
+            assert_eq!(price.room(64, true, at(2)), room, "{len}, {entered}");
             // It has sent all that it had.
-            debt.charge(cost, 64, true, at(2));
-            assert_eq!(debt.room(64, true, at(2)), debt.room(64, false, at(2)));
+            price.note(cost, 64, true, at(2));
+            assert_eq!(price.room(64, true, at(2)), price.room(64, false, at(2)));
         }
     }
 
     #[test]
     fn who_sends_the_same_syns_again_waits_for_their_states_to_be_followed() {
-        let mut debt = Debt::default();
-        let tracked = Costly {
+        let (mut debt, mut price) = (Debt::default(), Price::default());
+        let cost = judged(Costly {
             tracked: 64,
             ..Costly::default()
-        };
-        let cost = Cost {
-            carried: cost(64, 64 * 60, 0),
-            judged: tracked.cost(),
-        };
-        debt.charge(cost, 64, false, at(0));
-        let turns = std::iter::from_fn(|| debt.waits(false).then_some(())).count();
-        assert_eq!((turns, debt.room(64, false, at(1))), (1, 64));
+        });
+        assert!(!debt.waits(1, false));
+        debt.charge(cost);
+        price.note(cost, 64, false, at(0));
+        let turns = waits_from(&mut debt, 2);
+        assert_eq!((turns, price.room(64, false, at(1))), (1, 64));
     }
 }

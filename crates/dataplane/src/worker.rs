@@ -26,13 +26,13 @@ use crate::ids::PortSlot;
 use crate::learned::MacRecords;
 use crate::load::WorkerLoad;
 use crate::path::Path;
-use crate::ports::Ports;
+use crate::ports::{Attached, Ports, Sending};
 use crate::queue::{QueueId, Routes};
 use crate::time::Now;
 use crate::view::View;
 use crate::wanted::Wanted;
 use crate::watch::{Step, Stopwatch};
-use crate::work::{self, FEW, FewSender, FewSenders};
+use crate::work::{self, Cost, FEW, FewSender, FewSenders};
 use commands::Leaving;
 use polling::Polling;
 
@@ -80,7 +80,8 @@ pub struct Worker {
     owing: bool,
     /// A view was taken up, and frames that were judged under the one before are still to be sent.
     publishing: Option<(Sender<Arc<View>>, Arc<View>)>,
-    /// Ports that have sent in this turn or had to skip it, and in the turn before.
+    /// Who has sent in this turn or had to skip it, and in the turn before: NICs, and queues of
+    /// uplinks.
     senders: usize,
     senders_before: usize,
     /// Who has sent a few frames now and then, and may wait for answers.
@@ -171,7 +172,10 @@ impl Worker {
         self.senders_before = std::mem::take(&mut self.senders);
         let mut index = 0;
         while let Some(&queue) = self.polling.active.get(index) {
-            let frames = self.serve(queue, now);
+            let frames = match self.ports.takes_turns(queue.slot) {
+                false => self.serve(queue, now),
+                true => self.serve_pairs(queue.slot, now),
+            };
             turn.frames += frames;
             if frames > 0 || !self.is_quiet(queue, now) || !self.park(index) {
                 index += 1;
@@ -206,16 +210,45 @@ impl Worker {
         slot.is_uplink() || self.path.view.port(slot).is_some()
     }
 
+    /// The queues of a NIC that has several here: one batch of each, until they have had the NIC's
+    /// part of the turn. Who did not get to its turn is the first one in the next.
+    fn serve_pairs(&mut self, slot: PortSlot, now: Now) -> usize {
+        let Some((first, count)) = self.ports.pairs_in_turn(slot, self.load.turns + 1) else {
+            return 0;
+        };
+        let mut frames = 0;
+        for pair in (0..count).map(|behind| (first + behind) % count) {
+            let queue = QueueId { slot, pair };
+            let is_polled = |attached: &Attached| !attached.parked;
+            if !self.ports.peek(queue).is_some_and(is_polled) {
+                continue;
+            }
+            let came = self.serve(queue, now);
+            if came > 0 {
+                self.ports.set_next(slot, (pair + 1) % count);
+            }
+            frames += came;
+        }
+        frames
+    }
+
     /// One batch of one queue: receive, judge, deliver, give the buffers back.
     #[inline]
     fn serve(&mut self, queue: QueueId, now: Now) -> usize {
         let nic = self.path.view.port(queue.slot);
         let is_served = nic.is_some() || queue.slot.is_uplink();
         let meters = nic.and_then(|nic| nic.meters.as_deref());
-        let Some((attached, outbox)) = self.ports.find_with_outbox(queue) else {
+        let turn = self.load.turns + 1;
+        let Some(Sending {
+            attached,
+            debt,
+            price,
+            outbox,
+        }) = self.ports.sending(queue)
+        else {
             return 0;
         };
-        if !attached.out.is_empty() && !attached.reclaim(outbox) {
+        if !attached.out.is_empty() && !attached.reclaim(debt, outbox) {
             // Others read from its batches, and will be done in a moment.
             self.owing = true;
             if attached.out.len() >= OUT_MAX {
@@ -229,9 +262,9 @@ impl Worker {
         // one, and one of which nothing is known as much as several of known flows. Who costs much
         // waits while the others have their turns, so that each sender gets the same part of the
         // worker and not of the frames.
-        let waits = attached.debt.waits(self.senders_before < 2);
+        let waits = debt.waits(turn, self.senders_before < 2);
         if waits || self.path.tables.floods.has(queue) {
-            self.senders += 1;
+            self.senders += usize::from(debt.is_another_sender());
             self.owing = true;
             return 0;
         }
@@ -247,7 +280,7 @@ impl Worker {
             }
             attached.watch_again(&self.polling.poller, queue);
         }
-        let room = attached.debt.room(room, self.few.hurry(now), now);
+        let room = price.room(room, self.few.hurry(now), now);
         self.batch.take_at_most(room);
         let alone = outbox.is_alone();
         let watch = match alone {
@@ -263,6 +296,13 @@ impl Worker {
         }
         let frames = self.batch.len();
         if frames == 0 {
+            let looks = self.batch.pieces();
+            if looks > 0 {
+                // A chain that is not there yet, which is looked at in every turn.
+                debt.charge(Cost::carried(work::cost(0, 0, looks)));
+                self.senders += usize::from(debt.is_another_sender());
+                self.batch.clear();
+            }
             return 0;
         }
         self.path.watch.mark(Step::Receive);
@@ -270,7 +310,7 @@ impl Worker {
         if let Some(meters) = meters {
             attached.hold.charge(&meters.egress, &self.batch, now);
         }
-        self.senders += 1;
+        self.senders += usize::from(debt.is_another_sender());
         let few = frames <= FEW && frames < room;
         if few {
             self.few.note(FewSender::Port(queue.slot), now);
@@ -290,7 +330,13 @@ impl Worker {
         cost.carried = cost.carried.max(work::cost_of_packets(packets));
         self.flush();
         self.path.watch.mark(Step::Flush);
-        if let Some((attached, outbox)) = self.ports.find_with_outbox(queue) {
+        if let Some(Sending {
+            attached,
+            debt,
+            price,
+            outbox,
+        }) = self.ports.sending(queue)
+        {
             if outbox.has_plans() || !attached.out.is_empty() {
                 let batch = outbox.lend(&mut self.batch);
                 outbox.send(&batch, few);
@@ -300,7 +346,8 @@ impl Worker {
                 attached.port.complete(&mut self.batch);
             }
             cost.carried += work::cost(0, 0, pieces);
-            attached.debt.charge(cost, frames, few, now);
+            debt.charge(cost);
+            price.note(cost, frames, few, now);
             if !alone {
                 attached.load.add(watch.cycles());
             }

@@ -273,14 +273,14 @@ impl Batch {
         self.most.saturating_sub(self.len)
     }
 
-    /// Pieces of other memory that came with its frames: those that their bodies are in, and empty
-    /// ones, which took a look all the same.
+    /// Pieces of other memory that came with its frames: those that their bodies are in, and those
+    /// that held nothing, which took a look all the same. There may be such without a frame.
     #[inline]
     pub fn pieces(&self) -> usize {
         self.segments.len() + self.empty
     }
 
-    /// So many buffers that came with its frames were empty.
+    /// So many buffers were looked at that held nothing.
     #[inline]
     pub(crate) fn count_empty(&mut self, buffers: usize) {
         self.empty += buffers;

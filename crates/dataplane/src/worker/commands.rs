@@ -12,6 +12,7 @@ use crate::handle::{Command, QueueArrival};
 use crate::ids::NetworkIdx;
 use crate::learned::{HandedOverMac, News};
 use crate::load::{QueueLoad, WorkerLoad};
+use crate::ports::Sending;
 use crate::queue::QueueId;
 use crate::report;
 use crate::time::Now;
@@ -264,8 +265,13 @@ impl Worker {
         let mut index = 0;
         while let Some(leaving) = self.leaving.get(index) {
             let (queue, until_ns) = (leaving.queue, leaving.until_ns);
-            let back = match self.ports.find_with_outbox(queue) {
-                Some((attached, outbox)) => attached.reclaim(outbox),
+            let back = match self.ports.sending(queue) {
+                Some(Sending {
+                    attached,
+                    debt,
+                    outbox,
+                    ..
+                }) => attached.reclaim(debt, outbox),
                 None => true,
             };
             let late = !back && now.mono_ns >= until_ns;
@@ -287,7 +293,6 @@ impl Worker {
     }
 
     fn go(&mut self, queue: QueueId, then: Then, now: Now) {
-        self.finish_floods(now);
         // An answer that nobody takes is no error.
         match then {
             Then::Back(answer) => {
@@ -300,6 +305,8 @@ impl Worker {
                 let _ = answer.send(before);
             }
             Then::Over(to, answer) => {
+                // The frames behind those of which copies are to be made come to another worker.
+                self.finish_floods(now);
                 let moved = self.move_to(queue, to, now);
                 let _ = answer.send(moved);
             }

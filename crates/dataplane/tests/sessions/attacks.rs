@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use dataplane::DropReason::*;
 use dataplane::ruleset::{Direction, Peer};
-use dataplane::{AddressPair, GroupIdx, NetworkIdx, Simulation, WorkerConfig};
+use dataplane::{AddressPair, GroupIdx, NetworkIdx, QueueId, Simulation, WorkerConfig};
 use io::frame::BATCH;
+use io::memory_port::MemoryPeer;
 use io::port::Accepts;
 use wire::build;
 use wire::offload::{Gso, Offload, PartialChecksum};
@@ -644,6 +645,90 @@ fn a_flood_of_broadcasts_takes_no_more_than_its_turn() {
     }
 }
 
+/// A guest may have as many queues as it likes: they are one sender, and each has its turn.
+#[test]
+fn many_queues_of_a_nic_are_one_sender() {
+    const PAIRS: u16 = 16;
+    for family in FAMILIES {
+        let (mut lab, c, d) = Lab::pair(vec![allow_all_in(None)]);
+        let greedy = lab.nic();
+        let pairs: Vec<MemoryPeer> = (1..PAIRS)
+            .map(|pair| {
+                let slot = greedy.slot;
+                lab.sim.attach(QueueId { slot, pair })
+            })
+            .collect();
+        let from = |port| udp(greedy, d, family, port, 2);
+        for port in 1..=PAIRS {
+            lab.passes(greedy, d, from(port));
+        }
+        lab.passes(c, d, udp(c, d, family, 1, 2));
+        let turns = 3 * u64::from(PAIRS);
+        let heard = |lab: &Lab| [c, greedy].map(|nic| lab.sim.port(nic.slot).rx_frames);
+        let mut each = [0; PAIRS as usize];
+        for _ in 0..turns {
+            for _ in 0..BATCH {
+                // Rings are full, and stay so.
+                lab.peer(c)
+                    .send(udp(c, d, family, 1, 2), Offload::default());
+                lab.peer(greedy).send(from(1), Offload::default());
+                for (pair, port) in pairs.iter().zip(2..) {
+                    pair.send(from(port), Offload::default());
+                }
+            }
+            // Who was parked is looked at.
+            lab.sim.let_pass(Duration::from_micros(50));
+            lab.sim.turn();
+            for frame in lab.received(d) {
+                let port = udp_source(&frame);
+                let is_greedy = frame[6..12] == greedy.mac.0;
+                each[usize::from(port) - 1] += u64::from(is_greedy);
+            }
+        }
+        let [of_c, of_greedy] = heard(&lab).map(|frames| frames / BATCH as u64);
+        // In the first turn who was parked is seen.
+        assert!((turns - 1..=turns).contains(&of_c), "{of_c}");
+        assert!((turns - 2..=turns + 4).contains(&of_greedy), "{of_greedy}");
+        let most = each.iter().max().unwrap();
+        assert!(
+            each.iter().all(|one| *one > 0 && 2 * one >= *most),
+            "{each:?}"
+        );
+    }
+}
+
+/// The source port of a datagram without options.
+fn udp_source(frame: &[u8]) -> u16 {
+    let at = if frame[12] == 0x08 { 34 } else { 54 };
+    u16::from_be_bytes([frame[at], frame[at + 1]])
+}
+
+/// What a VMM may do with its rings as often as it likes.
+fn replug(lab: &mut Lab, nic: Nic) {
+    let port = lab.sim.take(nic.slot).unwrap();
+    assert!(!lab.sim.attach_port(nic.slot, port), "it was away");
+}
+
+#[test]
+fn a_ring_that_goes_and_comes_again_owes_what_it_owed() {
+    let (mut lab, c, d) = Lab::pair(vec![allow_all_in(None)]);
+    let flooder = lab.nic();
+    let _crowd: Vec<Nic> = (0..60).map(|_| lab.nic()).collect();
+    let shout = build::frame(flooder.mac, Mac::BROADCAST);
+    let shout = shout.ip(flooder.v4, d.v4).udp(1, 2).build();
+    let many = 9 * BATCH as u64;
+    for _ in 0..many {
+        lab.queue(flooder, shout.clone(), Offload::default());
+        lab.queue(c, udp(c, d, Family::V4, 1, 2), Offload::default());
+    }
+    for turn in 0..9 {
+        lab.sim.turn();
+        assert_eq!(lab.sim.port(flooder.slot).rx_frames, BATCH as u64, "{turn}");
+        replug(&mut lab, flooder);
+    }
+    assert_eq!(lab.sim.port(c.slot).rx_frames, many);
+}
+
 /// A frame of `nic` that stands for 320 packets of a byte each.
 fn of_tiny_segments(nic: Nic, to: (Mac, IpAddr), family: Family) -> (Vec<u8>, Offload) {
     let frame = build::frame(nic.mac, to.0).ip(nic.ip(family), to.1);
@@ -974,6 +1059,40 @@ fn beside_who_asks_and_who_answers_copies_for_many_are_made_one_by_one() {
         lab.delete(flooder);
         assert_eq!(copies(&lab, &crowd) - before, 20);
         assert_eq!(numbers(lab.received(crowd[19])), [4]);
+    }
+}
+
+/// Nobody has copies made by taking a ring away and giving it back: neither who has sent the frame,
+/// nor one of those that get it, nor somebody else.
+#[test]
+fn rings_that_go_and_come_again_do_not_hurry_what_is_put_off() {
+    for who in ["sender", "target", "other"] {
+        let (mut lab, c, d) = Lab::pair(vec![allow_all_in(None)]);
+        let flooder = lab.nic();
+        let crowd = crowd(&mut lab);
+        let restless = match who {
+            "sender" => flooder,
+            "target" => crowd[7],
+            _ => lab.nic_in(7),
+        };
+        lab.passes(c, d, udp(c, d, Family::V4, 1, 2));
+        let shout = build::frame(flooder.mac, Mac::BROADCAST);
+        let shout = shout.ip(flooder.v4, d.v4).udp(1, 2);
+        let shout = shout.payload(&[3; 60_000]).gso(1400).build_with_offload();
+        lab.sim.advance(Duration::from_millis(2));
+        hurried(&mut lab, c, d, Family::V4);
+        for _ in 0..3 {
+            lab.queue(flooder, shout.0.clone(), shout.1);
+        }
+        let mut most = vec![];
+        while copies(&lab, &crowd) < 60 && most.len() < 300 {
+            let before = copies(&lab, &crowd);
+            hurried(&mut lab, c, d, Family::V4);
+            replug(&mut lab, restless);
+            most.push(copies(&lab, &crowd) - before);
+        }
+        assert!(most.iter().all(|copies| *copies <= 1), "{who}: {most:?}");
+        assert_eq!(copies(&lab, &crowd), 60, "{who}: none is lost");
     }
 }
 

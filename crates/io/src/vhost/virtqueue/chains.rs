@@ -5,6 +5,7 @@ use wire::virtio_net;
 use crate::copy;
 use crate::frame::{FRAME_MAX, HEAD_MAX};
 use crate::segment::Segment;
+use crate::vhost::limits::CHAIN_MAX;
 use crate::vhost::virtqueue::chain::{Buffer, Walk, Walked};
 use crate::vhost::virtqueue::fault::RingFault;
 
@@ -36,7 +37,7 @@ pub(in crate::vhost) struct Chains<'a> {
     pub(super) len: usize,
     pub(super) segments: &'a mut Vec<Segment>,
     pub(super) header_len: usize,
-    /// Empty buffers of all of them.
+    /// Buffers of all of them that were looked at and hold nothing.
     pub(super) empty: usize,
 }
 
@@ -102,5 +103,13 @@ impl Chains<'_> {
         self.len += 1;
         copy::prefetch(first.ptr);
         Ok(())
+    }
+
+    /// Gives up a chain that is not all there: its buffers were from `start` on. How far its walk
+    /// came is not told; it is looked at again and again, and counts as one of the longest.
+    #[cold]
+    pub fn give_up(&mut self, start: usize) {
+        self.segments.truncate(start);
+        self.empty += CHAIN_MAX as usize;
     }
 }

@@ -576,7 +576,7 @@ impl Ring for PackedQueue {
                 match added {
                     Ok(found) => self.stage(found.id, found.slots, 0),
                     Err(RingFault::NotThere { .. }) => {
-                        chains.segments().truncate(start);
+                        chains.give_up(start);
                         break;
                     }
                     Err(fault) => {

@@ -53,6 +53,7 @@ fn receive_any<R: Ring>(
     };
     let count = ring.take(&mut chains)?;
     let empty = chains.empty;
+    batch.count_empty(empty);
     if count == 0 {
         return Ok(0);
     }
@@ -67,7 +68,6 @@ fn receive_any<R: Ring>(
     }
     batch.commit(count);
     batch.owe(count);
-    batch.count_empty(empty);
     Ok(count)
 }
 

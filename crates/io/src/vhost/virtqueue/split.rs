@@ -497,7 +497,7 @@ impl Ring for SplitQueue {
                 match self.walk(head, walk, chains.segments()) {
                     Ok(walked) => chains.add(head, walked, start)?,
                     Err(RingFault::NotThere { .. }) => {
-                        chains.segments().truncate(start);
+                        chains.give_up(start);
                         count = ahead;
                         break;
                     }
