@@ -1,9 +1,9 @@
 //! The encryption of the v0 protocol: AES-256-CBC around a SHA-512 digest and the clear content.
 //!
-//! A key is 32 bytes, kept base64 encoded in a file (`openssl rand -base64 -out FILE 32`) that
-//! daemon and client share. [`encrypt`] and [`decrypt`] work on the bytes of
-//! `Encrypted.aes256cbc_sha512`: 16 of random IV, then as one run of blocks: 64 of digest, the
-//! content, PKCS#7 padding to 16.
+//! A key is 32 bytes, kept base64 encoded in a file that daemon and client share, and that nobody
+//! else may read (`(umask 027; openssl rand -base64 -out FILE 32)`). [`encrypt`] and [`decrypt`]
+//! work on the bytes of `Encrypted.aes256cbc_sha512`: 16 of random IV, then as one run of blocks:
+//! 64 of digest, the content, PKCS#7 padding to 16.
 //!
 //! **The cipher runs backwards**: the sender applies AES-256-CBC *decryption* to these blocks, the
 //! receiver *encryption*. The original does so, and the frames of its client (`tests/v0_vectors/`)
@@ -30,13 +30,22 @@ const DIGEST: usize = 64;
 pub struct Key([u8; 32]);
 
 impl Key {
-    /// Reads a key file: base64 of 32 bytes, blanks and line breaks anywhere.
+    /// Reads a client's key file, whoever else may read it: the daemon looks at that, whose key
+    /// lets in.
     pub fn load(path: &Path) -> Result<Key, KeyError> {
+        let text = std::fs::read(path).map_err(|e| KeyError {
+            path: path.to_owned(),
+            kind: KeyErrorKind::Unreadable(e),
+        })?;
+        Key::of(path, text)
+    }
+
+    /// The key in what a file has: base64 of 32 bytes, blanks and line breaks anywhere.
+    pub fn of(path: &Path, text: Vec<u8>) -> Result<Key, KeyError> {
         let error = |kind| KeyError {
             path: path.to_owned(),
             kind,
         };
-        let text = std::fs::read(path).map_err(|e| error(KeyErrorKind::Unreadable(e)))?;
         let digits: Vec<u8> = text
             .into_iter()
             .filter(|byte| !byte.is_ascii_whitespace())
@@ -78,14 +87,17 @@ pub struct KeyError {
     kind: KeyErrorKind,
 }
 
+/// How to make one that not everybody can read.
+const MAKE: &str = "make one with: (umask 027; openssl rand -base64 -out FILE 32)";
+
 /// What is wrong with a key file.
 #[derive(Debug, thiserror::Error)]
 enum KeyErrorKind {
     #[error("cannot be read: {0}")]
     Unreadable(std::io::Error),
-    #[error("is not base64 ({0}); make one with: openssl rand -base64 -out FILE 32")]
+    #[error("is not base64 ({0}); {MAKE}")]
     NotBase64(String),
-    #[error("holds {0} bytes, a key has 32; make one with: openssl rand -base64 -out FILE 32")]
+    #[error("holds {0} bytes, a key has 32; {MAKE}")]
     Length(usize),
 }
 

@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::os::unix::fs::PermissionsExt;
+
 use common::daemon::{Daemon, without_notes};
 use common::{Ran, butterfly, command, run, until, words};
 
@@ -684,6 +686,7 @@ fn a_key_makes_api_v0_private() {
     let dir = tempfile::tempdir().unwrap();
     let key = dir.path().join("key");
     std::fs::write(&key, "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\n").unwrap();
+    std::fs::set_permissions(&key, PermissionsExt::from_mode(0o600)).unwrap();
     let key = key.display().to_string();
     let daemon = Daemon::start_with(&["-k", &key]);
     assert_eq!(

@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use ::router::acl::List;
-use api::encrypted::Key;
 use container::PairSettings;
 use control::model::{Config, Feature, Interface};
 use control::{Controller, NicState, Reach};
@@ -192,12 +191,7 @@ async fn serve(
         settings.vhost_mode,
     )?;
     let names = sockets.names();
-    let key = settings
-        .v0_key
-        .as_deref()
-        .map(Key::load)
-        .transpose()
-        .map_err(|e| e.to_string())?;
+    let key = settings.v0_key.as_deref().map(v0::key::load).transpose()?;
     let clients_reader = Reader::new("clients", settings.hang_secs);
     let certificates = v1::tls::Certificates::new(&settings.tls, clients_reader.clone())?;
     let certificates = certificates.map(Arc::new);

@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::path::Path;
+
 use api::encrypted::{Key, decrypt, encrypt};
 use api::v0::{Encrypted, Messages};
 use common::{Daemon, V0};
@@ -12,7 +14,7 @@ const KEY: [u8; 32] = [0x42; 32];
 fn start() -> Daemon {
     let (dir, v0) = common::folder();
     let key = dir.path().join("key");
-    std::fs::write(&key, "QkJCQkJCQkJCQkJCQkJC\n QkJCQkJCQkJCQkJCQkJCQkI=\n").unwrap();
+    common::private(&key, "QkJCQkJCQkJCQkJCQkJC\n QkJCQkJCQkJCQkJCQkJCQkI=\n");
     let key = key.to_str().unwrap().to_owned();
     Daemon::start_in(dir, v0, &["-k", &key])
 }
@@ -110,8 +112,25 @@ async fn what_is_not_sealed_with_this_key_is_refused_and_changes_nothing() {
 #[test]
 fn a_bad_key_file_is_named() {
     let dir = tempfile::tempdir().unwrap();
-    let (socket_dir, key) = (dir.path().join("sockets"), dir.path().join("key"));
-    std::fs::write(&key, "c2hvcnQ=").unwrap();
+    let key = dir.path().join("key");
+    common::private(&key, "c2hvcnQ=");
+    refused(&key, &format!("key file {}: holds 5 bytes", key.display()));
+}
+
+#[test]
+fn a_key_that_everybody_can_read_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let key = dir.path().join("key");
+    common::private(&key, "QkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkI=\n");
+    common::set_mode(&key, 0o644);
+    let name = key.display();
+    let why = format!("key file {name} can be read by everybody (mode 644): chmod o= {name}");
+    refused(&key, &why);
+}
+
+/// A daemon with this key does not start, says this, and makes nothing.
+fn refused(key: &Path, why: &str) {
+    let socket_dir = key.with_file_name("sockets");
     let output = common::run(&[
         "--no-syslog",
         "--api",
@@ -123,9 +142,6 @@ fn a_bad_key_file_is_named() {
     ]);
     assert_eq!(output.status.code(), Some(1));
     let errors = String::from_utf8(output.stderr).unwrap();
-    assert!(
-        errors.contains(&format!("key file {}: holds 5 bytes", key.display())),
-        "{errors}"
-    );
+    assert!(errors.contains(why), "{errors}");
     assert_eq!(common::files(&socket_dir), Vec::<String>::new());
 }

@@ -310,7 +310,7 @@ async fn memory_goes_back_after_the_fullest_frame_of_v0() {
 async fn memory_goes_back_after_the_fullest_sealed_frame_of_v0() {
     let (dir, v0) = common::folder();
     let path = dir.path().join("key");
-    std::fs::write(&path, "QkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkI=").unwrap();
+    common::private(&path, "QkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkI=");
     let key = Key::from([0x42; 32]);
     let daemon = Daemon::start_in(dir, v0, &["-k", path.to_str().unwrap()]);
     let mut client = daemon.v0().await;

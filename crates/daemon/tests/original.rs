@@ -127,7 +127,7 @@ async fn a_trace_goes_on_in_its_file_and_bytes_are_counted_from_the_switch_s_sid
 async fn a_frame_of_two_million_messages_takes_no_memory() {
     let (dir, v0) = common::folder();
     let key = dir.path().join("key");
-    std::fs::write(&key, "QkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkI=\n").unwrap();
+    common::private(&key, "QkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkI=\n");
     let with_key = Daemon::start_in(dir, v0, &["-k", key.to_str().unwrap()]);
     for daemon in [Daemon::start(&[]), with_key] {
         // Whoever reads has to be there.

@@ -1152,6 +1152,18 @@ async fn what_one_may_do_is_read_again_while_it_runs() {
     let mut new = ButterflyClient::new(host.channel(&theirs, "admin.test").await);
     ask(&mut new).await.unwrap();
 
+    // A pair with a key that everybody can read changes nothing: who comes is met by the one of
+    // before, which this authority has signed.
+    host.files.replace_by(&Authority::new());
+    common::set_mode(&host.file("key.pem"), 0o644);
+    let error = within(new.reload(v1::ReloadRequest {})).await.unwrap_err();
+    let why = "key.pem can be read by everybody (mode 644): chmod o= ";
+    assert!(error.message().contains(why), "{error}");
+    write(&host.file("ca.pem"), &theirs.pem);
+    let mut again = ButterflyClient::new(host.channel(&theirs, "admin.test").await);
+    ask(&mut again).await.unwrap();
+    host.files.replace_by(&theirs);
+
     // Half a pair changes nothing either.
     write(&host.file("key.pem"), &theirs.sign().1);
     assert!(within(new.reload(v1::ReloadRequest {})).await.is_err());

@@ -13,7 +13,7 @@
 //! - [`held_name`]: a name that one process of a network namespace holds. [`handed`]: what one
 //!   process hands over to the next. [`socket_file`]: the file of a unix socket, and whose it is.
 //! - [`ethtool`]: a NIC's offloads. [`huge`]: zeroed memory in huge pages. [`shared_memory`]:
-//!   memory that outlives the process. [`private_text`]: the text of a file that holds a secret. [`packet_socket`]: which interface one is of. [`userfault`]: pages that are missing. [`cycles`]: the cycle
+//!   memory that outlives the process. [`private_text`]: what is in a file that holds a secret. [`packet_socket`]: which interface one is of. [`userfault`]: pages that are missing. [`cycles`]: the cycle
 //!   counter.
 //!
 //! With `io`, which holds what touches guest memory and frames, this is all `unsafe` of the

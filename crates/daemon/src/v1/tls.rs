@@ -127,21 +127,28 @@ fn pass_on(reader: &Reader, pem: Pem) -> Result<(), String> {
     set.map_err(|e| format!("the TLS files cannot be passed on: {e}"))
 }
 
+/// What a file has, if that is not too much.
+fn within(path: &Path, content: Vec<u8>) -> Result<Vec<u8>, String> {
+    match content.len() {
+        0..=FILE_MAX => Ok(content),
+        _ => Err(format!("{} has more than {FILE_MAX} bytes", path.display())),
+    }
+}
+
 impl Files {
-    /// Reads them, and tries whether they can be used.
+    /// Reads them, and tries whether they can be used. The key must not be one that everybody can
+    /// read: who has it is this daemon to its clients.
     fn load(&self) -> Result<Pem, String> {
-        let read = |path: &Path| {
-            let name = path.display();
-            let content = std::fs::read(path).map_err(|e| format!("{name} cannot be read: {e}"))?;
-            match content.len() {
-                0..=FILE_MAX => Ok(content),
-                len => Err(format!("{name} has {len} bytes, the most is {FILE_MAX}")),
-            }
+        let public = |path: &Path| {
+            let content = std::fs::read(path);
+            content.map_err(|e| format!("{} cannot be read: {e}", path.display()))
         };
+        let key = sys::private_text::bytes(&self.key, FILE_MAX as u64 + 1);
+        let key = key.map_err(|why| format!("--tls-key: {why}"))?;
         let pem = Pem {
-            cert: read(&self.cert)?,
-            key: read(&self.key)?,
-            ca: read(&self.ca)?,
+            cert: within(&self.cert, public(&self.cert)?)?,
+            key: within(&self.key, key)?,
+            ca: within(&self.ca, public(&self.ca)?)?,
         };
         let names = [&self.cert, &self.key, &self.ca].map(|path| path.display().to_string());
         pem.config(names.each_ref().map(String::as_str))?;

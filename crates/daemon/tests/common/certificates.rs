@@ -70,13 +70,10 @@ impl TlsFolder {
     /// Another certificate of the daemon's, by this authority, which is its clients' from now on.
     pub fn replace_by(&self, authority: &Authority) {
         let (cert, key) = authority.sign();
-        for (file, content) in [
-            (&self.cert, &cert),
-            (&self.key, &key),
-            (&self.ca, &authority.pem),
-        ] {
+        for (file, content) in [(&self.cert, &cert), (&self.ca, &authority.pem)] {
             std::fs::write(file, content).unwrap();
         }
+        super::private(self.key.as_ref(), &key);
     }
 
     /// The daemon's options.

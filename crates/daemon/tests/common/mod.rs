@@ -4,6 +4,7 @@
 pub mod certificates;
 
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -51,6 +52,16 @@ pub fn folder() -> (TempDir, String) {
     let dir = tempfile::tempdir().unwrap();
     let v0 = format!("ipc://{}", dir.path().join("v0.sock").display());
     (dir, v0)
+}
+
+/// A file that only its owner reads, as the daemon wants its keys.
+pub fn private(path: &Path, content: &str) {
+    std::fs::write(path, content).unwrap();
+    set_mode(path, 0o600);
+}
+
+pub fn set_mode(path: &Path, mode: u32) {
+    std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
 }
 
 /// A TCP port of this machine that nobody listens on now.
