@@ -59,7 +59,8 @@ pub struct Controller {
     changed: Option<Changed>,
 }
 
-/// What an operation has changed, for whoever keeps a record of it.
+/// What an operation has changed, for whoever keeps a record of it. There is nothing in it where a
+/// NIC that is broken was only tried again.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Changed {
     /// At most [`LISTED`](Changed::LISTED) of each kind.

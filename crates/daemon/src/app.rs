@@ -13,8 +13,9 @@ use rustix::time::{ClockId, clock_gettime};
 use store::{Announced, Ticket};
 use tokio::sync::watch;
 
+use crate::access::Caller;
 use crate::balancer;
-use crate::logging::LogControl;
+use crate::logging::{Level, LogControl};
 use crate::reload::Reload;
 use crate::router;
 use crate::sflow::Sflow;
@@ -171,6 +172,13 @@ impl Operations {
             .unwrap_or_else(PoisonError::into_inner);
         controller.set_author(author);
         ControlGuard(Some(controller))
+    }
+
+    /// Has the log be this much from now on, since this caller asks for it.
+    pub(crate) fn set_log_level(&self, level: Level, caller: &Caller) {
+        caller.takes_effect();
+        let before = self.log.set(level);
+        caller.detail(format!("log level: {before} -> {level}"));
     }
 
     /// The time, Unix seconds.

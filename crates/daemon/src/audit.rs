@@ -197,12 +197,15 @@ struct Line {
     arguments_bytes: usize,
     changes: Vec<v1::Change>,
     removed: Vec<v1::Nic>,
+    details: Vec<String>,
     more: usize,
     /// Room for details, and how many had none.
     room: usize,
     more_details: usize,
     result: Option<String>,
     why: String,
+    /// Something may be otherwise than it was, whatever came of the request.
+    may_have_had_effect: bool,
     unsaid: u64,
 }
 
@@ -213,9 +216,25 @@ impl Record {
         (line.arguments, line.arguments_bytes) = (arguments, bytes);
     }
 
+    /// From here on something may be otherwise than it was: what comes of it is recorded, also
+    /// where it fails half-way, or its client has gone away.
+    pub fn takes_effect(&self) {
+        self.lock().may_have_had_effect = true;
+    }
+
+    /// What it has come to, where that is no change of what is declared.
+    pub fn detail(&self, detail: String) {
+        let mut line = self.lock();
+        match line.has_room(&detail) {
+            true => line.details.push(detail),
+            false => line.more_details += 1,
+        }
+    }
+
     /// What an operation of the controller has changed.
     pub fn changed(&self, changed: &Changed) {
         let mut line = self.lock();
+        line.may_have_had_effect = true;
         line.more += changed.more;
         let removed = changed.removed.iter().map(|nic| render::nic(nic));
         line.removed.extend(removed.take(LISTED));
@@ -271,11 +290,13 @@ impl Line {
             arguments_bytes: 0,
             changes: Vec::new(),
             removed: Vec::new(),
+            details: Vec::new(),
             more: 0,
             room: DETAILS_MAX,
             more_details: 0,
             result: None,
             why: String::new(),
+            may_have_had_effect: false,
             unsaid: 0,
         }
     }
@@ -287,13 +308,10 @@ impl Line {
         left.is_some()
     }
 
-    /// It was answered by a refusal, or its client went away before the end, and nothing was
-    /// changed.
+    /// It was answered by a refusal, or its client went away before the end, and nothing has come
+    /// of it.
     fn is_refusal(&self) -> bool {
-        self.result.as_deref() != Some("ok")
-            && self.changes.is_empty()
-            && self.removed.is_empty()
-            && self.more == 0
+        self.result.as_deref() != Some("ok") && !self.may_have_had_effect
     }
 
     fn value(&self) -> Value {
@@ -339,6 +357,9 @@ impl Line {
             let removed = self.removed.iter();
             let removed = removed.map(|nic| json("Nic", &|| prost::Message::encode_to_vec(nic)));
             say("removed", removed.collect());
+        }
+        if !self.details.is_empty() {
+            say("details", json!(self.details));
         }
         if self.more > 0 {
             say("more", self.more.into());
@@ -462,6 +483,41 @@ mod tests {
             (&last["result"], last["arguments"].is_string()),
             (&json!("ok"), true)
         );
+    }
+
+    /// What is carried out is recorded also where its client went away, or where it failed
+    /// half-way, however much that client was refused before.
+    #[test]
+    fn what_may_have_had_an_effect_is_no_refusal() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("audit.json");
+        let audit = Audit::open(Some(path.clone())).unwrap();
+        for _ in 0..REFUSED_MAX + 1 {
+            audit.refused("v1", &peer(), "Shutdown", "needs admin");
+        }
+        let arguments = "x".repeat(REFUSED_ARGUMENTS_MAX + 1);
+        let forgetting = audit.begin("v1", &peer(), "DeleteFlows");
+        forgetting.arguments(Some(json!(arguments)), arguments.len());
+        forgetting.takes_effect();
+        forgetting.detail("connections forgotten: 12".into());
+        drop(forgetting);
+        let reading = audit.begin("v1", &peer(), "Reload");
+        reading.takes_effect();
+        reading.ended("FAILED_PRECONDITION", "one file cannot be read");
+        drop(reading);
+        // Something broken was tried again, which is no change of what is declared.
+        let trying = audit.begin("v1", &peer(), "PutNic");
+        trying.changed(&Changed::default());
+        drop(trying);
+        drop(audit.begin("v1", &peer(), "PutNic"));
+        let lines = lines(&path);
+        assert_eq!(lines.len(), REFUSED_MAX as usize + 3);
+        let [forgetting, reading, trying] = lines.last_chunk().unwrap();
+        assert_eq!(forgetting["result"], "unanswered");
+        assert_eq!(forgetting["details"], json!(["connections forgotten: 12"]));
+        assert_eq!(forgetting["arguments"], json!(arguments));
+        assert_eq!(reading["result"], "FAILED_PRECONDITION");
+        assert_eq!(trying["request"], "PutNic");
     }
 
     #[test]

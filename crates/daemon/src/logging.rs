@@ -75,10 +75,12 @@ impl LogControl {
         }
     }
 
-    /// Sets the level from now on.
-    pub(crate) fn set(&self, level: Level) {
+    /// Sets the level from now on; what it was.
+    pub(crate) fn set(&self, level: Level) -> Level {
+        let before = self.level();
         // Fails only when the subscriber is gone, which lives as long as the process.
         let _ = self.level.reload(LevelFilter::from(level));
+        before
     }
 
     /// Says for ever how often lines were repeated that were held back meanwhile.

@@ -629,7 +629,7 @@ async fn serve(
         // What they say is in the log.
         let _ = again.reload.now();
         if upgrade::was_replaced() {
-            let _ = again.upgrade.run(&again, None);
+            let _ = again.upgrade.run(&again, None, || ());
         }
     };
     // Who stops it by its API wants it gone; a signal may come from a restart.

@@ -1374,6 +1374,42 @@ async fn every_change_is_in_the_audit_log_with_what_it_was_before() {
     );
 }
 
+/// Also what is no change of what is declared.
+#[tokio::test]
+async fn what_a_request_came_to_is_in_the_audit_log_with_what_was_before() {
+    let host = Host::start();
+    let mut admin = host.by("admin.test").await;
+    within(admin.put_nic(put(nic("a", 7, 1)))).await.unwrap();
+    let level = v1::SetLogLevelRequest {
+        level: "debug".into(),
+    };
+    within(admin.set_log_level(level)).await.unwrap();
+    let quiet = r#"messages { revision: 6 message_0 { request {
+        app_config { log_level: "info" } } } }"#;
+    host.daemon.v0().await.ask_text(quiet).await;
+    let flows = v1::DeleteFlowsRequest {
+        nic: "a".into(),
+        filter: None,
+    };
+    within(admin.delete_flows(flows)).await.unwrap();
+
+    let lines = host.audit();
+    let details: Vec<_> = lines
+        .iter()
+        .map(|line| (line["request"].as_str().unwrap(), line["details"].clone()))
+        .collect();
+    let said = |text: &str| serde_json::json!([text]);
+    assert_eq!(
+        details,
+        [
+            ("PutNic", Value::Null),
+            ("SetLogLevel", said("log level: info -> debug")),
+            ("app_config", said("log level: debug -> info")),
+            ("DeleteFlows", said("connections forgotten: 0")),
+        ]
+    );
+}
+
 /// Once, however it is changed.
 #[tokio::test]
 async fn services_and_who_changed_them_are_in_the_audit_log() {

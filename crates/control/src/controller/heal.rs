@@ -60,6 +60,10 @@ impl Controller {
     }
 
     fn try_again(&mut self, entries: &[NicEntry]) {
+        if entries.is_empty() {
+            return;
+        }
+        self.changed.get_or_insert_default();
         let requests = entries.iter().map(|entry| request(&self.settings, entry));
         let states = self.attachments.heal(&requests.collect::<Vec<_>>());
         for (entry, state) in entries.iter().zip(states) {

@@ -243,6 +243,7 @@ fn what_is_broken_is_tried_again_and_said() {
         controller.port_state(slot, broken(why));
     }
     shared.log();
+    controller.take_changed();
     let healed = |controller: &mut crate::Controller, dry_run| {
         let diff = controller.apply(both(), dry_run).unwrap();
         assert!(diff.is_empty());
@@ -259,6 +260,7 @@ fn what_is_broken_is_tried_again_and_said() {
         [a(broken("it lies")), b(broken("it went"))]
     );
     assert_eq!(shared.log(), [] as [&str; 0], "a dry run tries nothing");
+    assert_eq!(controller.take_changed(), None);
     // Of what would go nothing is to be healed.
     let gone = controller.apply(config(vec![], vec![]), true).unwrap();
     assert_eq!(controller.heal(&gone, true), []);
@@ -271,6 +273,8 @@ fn what_is_broken_is_tried_again_and_said() {
         [a(broken("it lies")), b(NicState::Up)]
     );
     assert_eq!(shared.log(), ["heal a", "heal b"]);
+    let tried = crate::Changed::default();
+    assert_eq!(controller.take_changed(), Some(tried), "it had an effect");
     assert!(events.try_recv().is_ok(), "it is told");
     assert!(events.try_recv().is_err(), "once");
     assert_eq!(controller.nic(&nic_id("b")).unwrap().state, NicState::Up);

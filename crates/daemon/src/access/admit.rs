@@ -98,6 +98,21 @@ impl Caller {
         }
     }
 
+    /// From here on the request may have an effect, whatever comes of it: see
+    /// [`Record::takes_effect`].
+    pub fn takes_effect(&self) {
+        if let Some(record) = &self.record {
+            record.takes_effect();
+        }
+    }
+
+    /// What the request has come to, where that is no change of what is declared.
+    pub fn detail(&self, detail: String) {
+        if let Some(record) = &self.record {
+            record.detail(detail);
+        }
+    }
+
     /// What was asked for.
     pub fn asked(&self, arguments: impl FnOnce() -> Option<serde_json::Value>, bytes: usize) {
         if let Some(record) = &self.record {

@@ -230,18 +230,26 @@ impl<'a> Permitted<'a> {
     }
 
     pub fn import_flows(&mut self, flows: Vec<FlowInfo>) -> Done<usize> {
-        Ok(self.control.import_flows(flows)?)
+        self.caller.takes_effect();
+        let taken = self.control.import_flows(flows)?;
+        self.caller.detail(format!("connections taken up: {taken}"));
+        Ok(taken)
     }
 
     /// A NIC goes on counting where it has ended elsewhere.
     pub fn count_on(&mut self, id: &NicId, elsewhere: &PortCounters) -> Done<()> {
         self.nic(id)?;
+        self.caller.takes_effect();
         Ok(self.control.count_on(id, elsewhere)?)
     }
 
     /// Forgets connections that [`each_flow`](Self::each_flow) gave.
     pub fn remove_flows(&mut self, flows: &[FlowInfo]) -> Done<usize> {
-        Ok(self.control.remove_flows(flows)?)
+        self.caller.takes_effect();
+        let forgotten = self.control.remove_flows(flows)?;
+        let detail = format!("connections forgotten: {forgotten}");
+        self.caller.detail(detail);
+        Ok(forgotten)
     }
 
     pub fn put_nic(&mut self, nic: Nic) -> Done<NicStatus> {

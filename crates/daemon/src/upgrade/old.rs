@@ -159,22 +159,32 @@ impl Upgrade {
 
     /// Has a program take this one's place: by default the one that is where this one was started
     /// from. Returns when it serves. Waits for the workers, and seconds for the program: not for a
-    /// runtime's thread.
+    /// runtime's thread. `begins` is called when the program is about to be run.
     ///
     /// # Errors
     /// A sentence; this daemon goes on as before.
-    pub fn run(&self, app: &App, program: Option<&Path>) -> Result<Upgraded, String> {
+    pub fn run(
+        &self,
+        app: &App,
+        program: Option<&Path>,
+        begins: impl FnOnce(),
+    ) -> Result<Upgraded, String> {
         let Ok(_running) = self.running.try_lock() else {
             return Err("an upgrade is under way already".into());
         };
-        let done = self.start(app, program);
+        let done = self.start(app, program, begins);
         if let Err(why) = &done {
             tracing::error!("no upgrade: {why}");
         }
         done
     }
 
-    fn start(&self, app: &App, program: Option<&Path>) -> Result<Upgraded, String> {
+    fn start(
+        &self,
+        app: &App,
+        program: Option<&Path>,
+        begins: impl FnOnce(),
+    ) -> Result<Upgraded, String> {
         if self.is_over().is_some() || self.stopping.load(Ordering::SeqCst) {
             return Err("this daemon is about to end".into());
         }
@@ -196,6 +206,7 @@ impl Upgrade {
         if self.stopping.load(Ordering::SeqCst) {
             return Err("this daemon is about to end".into());
         }
+        begins();
         let child = Command::new(&program)
             .args(&self.arguments)
             .arg(ARGUMENT)

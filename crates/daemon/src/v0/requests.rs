@@ -248,10 +248,13 @@ fn one(operations: &Operations, control: &mut Permitted, asked: Asked) -> Result
             ..success()
         }),
         Asked::AppStatus => Ok(status(control, operations.unix_secs())),
-        Asked::AppQuit => return Ok(Done::Quit),
+        Asked::AppQuit => {
+            control.caller().takes_effect();
+            return Ok(Done::Quit);
+        }
         Asked::AppConfig(config) => {
             if let Some(level) = &config.log_level {
-                operations.log.set(level.parse::<Level>()?);
+                operations.set_log_level(level.parse::<Level>()?, control.caller());
             }
             Ok(success())
         }

@@ -701,27 +701,33 @@ impl Butterfly for Service {
         &self,
         request: Request<v1::SetLogLevelRequest>,
     ) -> Answer<v1::SetLogLevelResponse> {
-        let (_, request) = taken(request)?;
+        let (caller, request) = taken(request)?;
         let level: Level = request.level.parse().map_err(Status::invalid_argument)?;
-        self.app.operations.log.set(level);
+        self.app.operations.set_log_level(level, &caller);
         Ok(Response::new(v1::SetLogLevelResponse {}))
     }
 
     async fn reload(&self, request: Request<v1::ReloadRequest>) -> Answer<v1::ReloadResponse> {
-        taken(request)?;
+        let (caller, _) = taken(request)?;
         let app = self.app.clone();
-        let read = tokio::task::spawn_blocking(move || app.reload.now()).await;
+        // Its record is there until the files are read, also where the client does not wait.
+        let read = tokio::task::spawn_blocking(move || {
+            caller.takes_effect();
+            app.reload.now()
+        });
+        let read = read.await;
         let read = read.map_err(|_| Status::internal("reading the files panicked"))?;
         let read = read.map_err(Status::failed_precondition)?;
         Ok(Response::new(v1::ReloadResponse { read }))
     }
 
     async fn upgrade(&self, request: Request<v1::UpgradeRequest>) -> Answer<v1::UpgradeResponse> {
-        let (_, request) = taken(request)?;
+        let (caller, request) = taken(request)?;
         let app = self.app.clone();
         answer(move || {
             let program = Some(request.program).filter(|program| !program.is_empty());
-            let upgraded = app.upgrade.run(&app, program.as_deref().map(Path::new));
+            let program = program.as_deref().map(Path::new);
+            let upgraded = app.upgrade.run(&app, program, || caller.takes_effect());
             let upgraded = upgraded.map_err(Status::failed_precondition)?;
             Ok(v1::UpgradeResponse {
                 version: upgraded.version,
@@ -736,7 +742,8 @@ impl Butterfly for Service {
         &self,
         request: Request<v1::ShutdownRequest>,
     ) -> Answer<v1::ShutdownResponse> {
-        taken(request)?;
+        let (caller, _) = taken(request)?;
+        caller.takes_effect();
         tracing::info!("asked to stop through the v1 API");
         self.app.stop();
         Ok(Response::new(v1::ShutdownResponse {}))
