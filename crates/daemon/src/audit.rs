@@ -258,6 +258,14 @@ impl Record {
         (line.result, line.why) = (Some(result.to_owned()), why.to_owned());
     }
 
+    /// What was done is undone since.
+    pub fn undone(&self, why: &str) {
+        let is_ok = self.lock().result.as_deref() == Some("ok");
+        if is_ok {
+            self.ended("error", why);
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Line> {
         self.line.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -518,6 +526,22 @@ mod tests {
         assert_eq!(forgetting["arguments"], json!(arguments));
         assert_eq!(reading["result"], "FAILED_PRECONDITION");
         assert_eq!(trying["request"], "PutNic");
+    }
+
+    #[test]
+    fn what_is_undone_is_not_recorded_as_done() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("audit.json");
+        let audit = Audit::open(Some(path.clone())).unwrap();
+        for (result, why) in [("ok", ""), ("error", "no such NIC")] {
+            let record = audit.begin("v0", &peer(), "nic_add");
+            record.ended(result, why);
+            record.undone("the disk");
+        }
+        let told = |line: &Value| (line["result"].clone(), line["why"].clone());
+        let told: Vec<_> = lines(&path).iter().map(told).collect();
+        let error = |why: &str| (json!("error"), json!(why));
+        assert_eq!(told, [error("the disk"), error("no such NIC")]);
     }
 
     #[test]

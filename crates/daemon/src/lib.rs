@@ -49,6 +49,8 @@ mod logging;
 mod metrics;
 mod mirrors;
 mod namespaces;
+#[cfg(test)]
+mod nowhere;
 mod options;
 mod page;
 mod places;

@@ -64,13 +64,18 @@ impl Stored {
             ..Keep::default()
         };
         let store = Store::open(folder, keep).map_err(|e| e.to_string())?;
-        Ok(Arc::new(Stored {
+        Ok(Stored::over(store, changes))
+    }
+
+    /// Over a store that is open.
+    pub(crate) fn over(store: Store, changes: Changes) -> Arc<Stored> {
+        Arc::new(Stored {
             store,
             of_options: Mutex::default(),
             unsynced: Mutex::default(),
             scheduled: AtomicBool::new(false),
             changes,
-        }))
+        })
     }
 
     /// Who writes the controller's changes into it.

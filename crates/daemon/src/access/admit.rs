@@ -113,6 +113,13 @@ impl Caller {
         }
     }
 
+    /// What the request has changed is undone since.
+    pub fn undone(&self, why: &str) {
+        if let Some(record) = &self.record {
+            record.undone(why);
+        }
+    }
+
     /// What was asked for.
     pub fn asked(&self, arguments: impl FnOnce() -> Option<serde_json::Value>, bytes: usize) {
         if let Some(record) = &self.record {
@@ -125,20 +132,20 @@ impl Caller {
 impl Gate {
     /// Lets in whom `access` says.
     pub fn new(access: Access, audit: Audit) -> Gate {
-        Gate {
-            access: Some(access),
-            audit,
-            requests: Requests::default(),
-            changes: Changes::default(),
-        }
+        Gate::of(Some(access), audit)
     }
 
     /// Lets everybody in, for whoever drives decoders without sockets, and keeps no record but in
     /// the log.
     pub fn open() -> Gate {
+        Gate::of(None, Audit::none())
+    }
+
+    /// Lets everybody in where nothing says whom.
+    pub(crate) fn of(access: Option<Access>, audit: Audit) -> Gate {
         Gate {
-            access: None,
-            audit: Audit::none(),
+            access,
+            audit,
             requests: Requests::default(),
             changes: Changes::default(),
         }

@@ -1,6 +1,6 @@
 //! What the daemon does with a request of the v0 API: `Messages` in, `Messages` out, one for one.
 //! Their envelope and encryption are the [reader's](super::envelope); what is asked for is carried
-//! out in [`requests`](super::requests).
+//! out in [`requests`](super::requests), and answered and recorded when it is on disk.
 
 use std::sync::Arc;
 
@@ -11,12 +11,15 @@ use prost::Message as _;
 
 use super::envelope::{failure, respond, unreadable};
 use super::requests;
-use crate::access::{Gate, Peer};
-use crate::app::Operations;
+use crate::access::{Caller, Gate, Peer};
+use crate::app::{Changing, Operations};
 
 /// Bytes of a reply at most: as soon as the answers are longer, no further request of the frame is
 /// carried out.
 pub const REPLY_MAX: usize = 32 << 20;
+
+/// Changes that wait for the disk together: their records are in memory meanwhile.
+const TOGETHER_MAX: usize = 256;
 
 /// Answers requests. Cheap to clone.
 #[derive(Clone)]
@@ -71,12 +74,12 @@ impl Handler {
             };
             return (rejected, false);
         }
-        let changing = self.operations.changing();
+        let mut together = Together::begin(&self.operations, 0);
         let (mut quit, mut length) = (false, 0);
         let mut messages = Vec::with_capacity(requests.len());
         for request in requests {
             let (mut answer, last) = match length {
-                0..REPLY_MAX => self.answer_message(peer, request),
+                0..REPLY_MAX => self.answer_message(peer, request, &mut together.changed_by),
                 _ => (not_answered(request), false),
             };
             let own = answer.encoded_len();
@@ -86,13 +89,12 @@ impl Handler {
             length += answer.encoded_len();
             quit |= last;
             messages.push(answer);
-        }
-        if let Err(why) = changing.settle() {
-            // Whatever was done is undone.
-            for answered in messages.iter_mut().filter_map(|one| one.message_0.as_mut()) {
-                answered.response = Some(requests::refused(why.to_string()));
+            if together.changed_by.len() >= TOGETHER_MAX {
+                together.settle(&mut messages);
+                together = Together::begin(&self.operations, messages.len());
             }
         }
+        together.settle(&mut messages);
         let messages = Messages {
             messages,
             encrypted: None,
@@ -100,7 +102,13 @@ impl Handler {
         (messages, quit)
     }
 
-    fn answer_message(&self, peer: &Peer, message: Message) -> (Message, bool) {
+    /// Puts whose change it was into `changed_by`.
+    fn answer_message(
+        &self,
+        peer: &Peer,
+        message: Message,
+        changed_by: &mut Vec<Caller>,
+    ) -> (Message, bool) {
         let Some(message_0) = message.message_0 else {
             return (failure(ErrorCode::VersionNotManaged), false);
         };
@@ -108,6 +116,7 @@ impl Handler {
         match message_0.request {
             Some(request) => {
                 let outcome = requests::carry_out(&self.operations, &self.gate, peer, request);
+                changed_by.extend(outcome.changed_by);
                 (respond(outcome.response, message_id), outcome.quit)
             }
             None => {
@@ -124,6 +133,41 @@ impl Handler {
                 )
             }
         }
+    }
+}
+
+/// Requests of a frame that wait for the disk together. What is recorded of them is written behind
+/// that: they may be undone.
+struct Together<'a> {
+    changing: Changing<'a>,
+    /// Where their answers begin.
+    first: usize,
+    changed_by: Vec<Caller>,
+}
+
+impl<'a> Together<'a> {
+    fn begin(operations: &'a Arc<Operations>, first: usize) -> Together<'a> {
+        Together {
+            changing: operations.changing(),
+            first,
+            changed_by: Vec::new(),
+        }
+    }
+
+    /// Returns when what they have changed outlives the process, or is undone; their answers are
+    /// among these.
+    fn settle(self, messages: &mut [Message]) {
+        let Err(why) = self.changing.settle() else {
+            return;
+        };
+        let why = why.to_string();
+        let answers = messages[self.first..].iter_mut();
+        for answered in answers.filter_map(|one| one.message_0.as_mut()) {
+            answered.response = Some(requests::refused(why.clone()));
+        }
+        self.changed_by
+            .iter()
+            .for_each(|caller| caller.undone(&why));
     }
 }
 
@@ -144,3 +188,6 @@ fn too_long(answer: Message, length: usize) -> Message {
     let message_id = answer.message_0.and_then(|message| message.message_id);
     respond(requests::refused(why), message_id)
 }
+
+#[cfg(test)]
+mod tests;

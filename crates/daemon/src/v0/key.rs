@@ -1,5 +1,5 @@
-//! The file of the daemon's key (`-k`): who has it is let in over v0, so that it must not be one that
-//! everybody can read.
+//! The file of the daemon's key (`-k`): who has it is let in over v0, so that it must not be one
+//! that everybody can read.
 
 use std::path::Path;
 

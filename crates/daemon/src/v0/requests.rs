@@ -9,13 +9,16 @@ use prost::Message;
 
 use super::convert;
 use crate::access::needs::V0Request;
-use crate::access::{Gate, Peer, Permitted, Refusal};
+use crate::access::{Caller, Gate, Peer, Permitted, Refusal};
 use crate::app::Operations;
 use crate::logging::Level;
 
 /// What a request leads to.
 pub struct Outcome {
     pub response: v0::Response,
+    /// Whose change was carried out, with its record: that is written when this is dropped, which
+    /// is when it is known whether the change stays.
+    pub changed_by: Option<Caller>,
     /// The daemon is to stop when the answer is out.
     pub quit: bool,
 }
@@ -33,6 +36,7 @@ pub fn carry_out(
         operations.control().count_request();
         return Outcome {
             response: refused("the request asks for nothing".to_owned()),
+            changed_by: None,
             quit: false,
         };
     };
@@ -47,6 +51,7 @@ pub fn carry_out(
             count("PERMISSION_DENIED");
             return Outcome {
                 response: refused(why),
+                changed_by: None,
                 quit: false,
             };
         }
@@ -86,7 +91,11 @@ pub fn carry_out(
             refused(why)
         }
     };
-    Outcome { response, quit }
+    Outcome {
+        response,
+        changed_by: need.is_change().then_some(caller),
+        quit,
+    }
 }
 
 /// What a request that succeeded leads to.

@@ -1,0 +1,110 @@
+//! A disk that fails behind a change: what v0 answers then, and what is recorded.
+
+use super::*;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+use api::text_format;
+use control::{Controller, HostSettings};
+use serde_json::{Value, json};
+
+use crate::audit::Audit;
+use crate::logging::LogControl;
+use crate::nowhere::{Disk, Nowhere};
+use crate::stored::Stored;
+use crate::upgrade::Changes;
+
+/// The daemon as far as v0 sees it, over a disk, with its records in a file.
+fn handler(disk: &Disk, audit: &Path) -> Handler {
+    let stored = Stored::over(disk.store(), Changes::default());
+    let controller = Controller::new(
+        HostSettings::default(),
+        Box::new(Nowhere),
+        Arc::new(Nowhere),
+    )
+    .with_journal(stored.journal());
+    let operations = Operations::new(controller, LogControl::detached(), || 0);
+    let operations = operations.with_store(Some(stored));
+    let audit = Audit::open(Some(audit.to_owned())).unwrap();
+    Handler::new(Gate::of(None, audit), Arc::new(operations))
+}
+
+/// Asks for these in one frame; of each answer whether it was done, and what is said.
+fn ask(handler: &Handler, requests: &[&str]) -> Vec<(bool, String)> {
+    let message = |request| format!("messages {{ revision: 6 message_0 {{ {request} }} }} ");
+    let requests = requests.iter().map(|one| format!("request {{ {one} }}"));
+    let frame: String = requests.map(message).collect();
+    let frame = text_format::parse(&frame).unwrap().encode_to_vec();
+    let answer = handler.answer(&Peer::unknown(), &frame);
+    let answer = Messages::decode(answer.bytes.as_slice()).unwrap();
+    let responses = answer.messages.into_iter();
+    let each = responses.map(|one| {
+        let status = one.message_0.unwrap().response.unwrap().status;
+        let why = status.error.and_then(|error| error.description);
+        (status.status, why.unwrap_or_default())
+    });
+    each.collect()
+}
+
+fn lines(path: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(path).unwrap();
+    let line = |line| serde_json::from_str(line).unwrap();
+    text.lines().map(line).collect()
+}
+
+#[test]
+fn what_a_failing_disk_undoes_is_not_recorded_as_done() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("audit.json");
+    let disk = Disk::default();
+    let handler = handler(&disk, &path);
+    let groups = || handler.operations.control().group_ids().len();
+    assert_eq!(
+        ask(&handler, &["sg_add { id: 'kept' }"]),
+        [(true, String::new())]
+    );
+    disk.failing.store(1, Ordering::Relaxed);
+    let requests = [
+        "sg_add { id: 'lost' }",
+        "sg_member_add { sg_id: 'kept' member: 'nonsense' }",
+        "app_config { log_level: 'debug' }",
+    ];
+    for (done, why) in ask(&handler, &requests) {
+        assert!(!done && why.contains("cannot be recorded"), "{why}");
+    }
+    assert_eq!(groups(), 1);
+    assert!(ask(&handler, &["sg_add { id: 'late' }"])[0].0);
+    assert_eq!(groups(), 2);
+
+    let lines = lines(&path);
+    let of = |key: &str| -> Vec<Value> { lines.iter().map(|line| line[key].clone()).collect() };
+    let requests = ["sg_add", "sg_add", "sg_member_add", "app_config", "sg_add"];
+    assert_eq!(of("request"), requests);
+    assert_eq!(of("result"), ["ok", "error", "error", "error", "ok"]);
+    let why = |line: usize| lines[line]["why"].as_str().unwrap();
+    assert!(why(1).contains("cannot be recorded"), "{}", why(1));
+    assert_eq!(lines[1]["changes"][0]["group"], "lost");
+    // It was refused before, by what it says.
+    assert!(why(2).contains("nonsense"), "{}", why(2));
+    assert!(why(3).contains("cannot be recorded"), "{}", why(3));
+    assert_eq!(lines[3]["details"], json!(["log level: none -> debug"]));
+}
+
+/// What waits for the disk together is bounded, and each is answered and recorded once.
+#[test]
+fn a_frame_of_many_changes_is_settled_in_parts() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("audit.json");
+    let handler = handler(&Disk::default(), &path);
+    let count = 2 * TOGETHER_MAX + 1;
+    let requests: Vec<String> = (0..count)
+        .map(|id| format!("sg_add {{ id: 'g{id}' }}"))
+        .collect();
+    let requests: Vec<&str> = requests.iter().map(String::as_str).collect();
+    let answers = ask(&handler, &requests);
+    assert_eq!(answers.len(), count);
+    assert!(answers.iter().all(|(done, _)| *done));
+    let lines = lines(&path);
+    assert_eq!(lines.len(), count);
+    assert!(lines.iter().all(|line| line["result"] == "ok"));
+}
