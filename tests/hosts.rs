@@ -566,8 +566,11 @@ fn a_bridge_that_looks_at_groups() -> Result<()> {
             if family == Family::V6 {
                 // That of the VNI has no scope, and switches hear nothing of it.
                 for host in [&hosts.left, &hosts.right] {
-                    let set = "network set 42 --learning on --flood multicast --group ff0e::42";
-                    host.daemon.cli(set)?;
+                    // What is said of a network ends that anybody is heard, unless that is said.
+                    host.daemon.cli(
+                        "network set 42 --learning on --flood multicast --group ff0e::42 \
+                         --from anybody",
+                    )?;
                 }
             }
             let members = |wanted: bool| {

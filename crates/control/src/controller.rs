@@ -69,6 +69,9 @@ pub struct Changed {
     pub removed: Vec<Arc<Nic>>,
     /// Changes beyond those.
     pub more: usize,
+    /// The last host, or the last thing that was said of a network, went: networks of which nothing
+    /// else is said hear anybody again.
+    pub opens_networks: bool,
 }
 
 impl Changed {
@@ -98,6 +101,7 @@ impl Changed {
                 .take(Changed::LISTED)
                 .collect(),
             more,
+            opens_networks: false,
         }
     }
 }
@@ -320,7 +324,10 @@ impl Controller {
         if !staged.diff.services.is_empty() {
             self.settle();
         }
-        self.changed = Some(Changed::of(&staged));
+        self.changed = Some(Changed {
+            opens_networks: self.state.overlay.is_undeclared() && !before.overlay.is_undeclared(),
+            ..Changed::of(&staged)
+        });
         Ok(staged.diff)
     }
 

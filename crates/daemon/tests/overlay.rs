@@ -428,6 +428,22 @@ async fn a_network_works_as_was_said_or_as_follows() {
             (Code::InvalidArgument, why)
         );
     }
+    // Who takes the last of it away is told what that does.
+    let open = "VXLAN from anybody again";
+    let delete = v1::DeleteEndpointRequest {
+        address: HOST.into(),
+        with_bindings: true,
+    };
+    within(client.delete_endpoint(delete)).await.unwrap();
+    assert!(!network(client, 7).await.from_anybody);
+    assert!(!daemon.log().contains(open), "{}", daemon.log());
+    let unsaid = v1::PutNetworkRequest {
+        network: as_the_original.network.clone(),
+    };
+    within(client.put_network(unsaid)).await.unwrap();
+    assert_eq!(network(client, 1337).await, as_the_original);
+    assert!(network(client, 7).await.from_anybody);
+    assert!(daemon.log().contains(open), "{}", daemon.log());
     // Over IPv6 the VNI makes another group.
     let daemon = Daemon::start(&["-i", "fd00::1", "--uplink", "nowhere0"]);
     let group = network(&mut daemon.v1().await, 0x0a0b0c)

@@ -1103,6 +1103,29 @@ async fn neither_refusals_nor_counters_tell_of_others() {
     }
 }
 
+/// It would change whom the networks of others hear.
+#[tokio::test]
+async fn a_tenant_declares_neither_the_first_thing_of_networks_nor_takes_the_last() {
+    let host = Host::start();
+    let (mut blue, mut admin) = (host.by("blue.test").await, host.by("admin.test").await);
+    let network = |vni, learning| v1::PutNetworkRequest {
+        network: Some(v1::Network {
+            vni,
+            learning,
+            ..Default::default()
+        }),
+    };
+    let (said, unsaid) = (network(42, Some(false)), network(42, None));
+    denied(within(blue.put_network(said.clone())).await, "whom all");
+    within(admin.put_network(network(7, Some(true))))
+        .await
+        .unwrap();
+    within(blue.put_network(said)).await.unwrap();
+    within(admin.put_network(network(7, None))).await.unwrap();
+    denied(within(blue.put_network(unsaid.clone())).await, "whom all");
+    within(admin.put_network(unsaid)).await.unwrap();
+}
+
 #[tokio::test]
 async fn what_one_may_do_is_read_again_while_it_runs() {
     let host = Host::start();

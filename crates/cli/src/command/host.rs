@@ -36,8 +36,8 @@ pub struct ShowArgs {
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Frames for all of a network go to each of its hosts, and VXLAN is taken from hosts that are known
-alone. A network without any works as the original Butterfly: by IP multicast, with whoever
-answers.
+alone. While nothing is declared networks work as the original Butterfly's: by IP multicast, with
+whoever answers.
 
 Examples:
   butterfly host add 192.168.0.2 192.168.0.3 --vni 42 43

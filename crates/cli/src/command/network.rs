@@ -34,9 +34,9 @@ pub struct Vnis {
 #[derive(Args, Debug)]
 #[command(after_help = "\
 What is not said: a network without host and binding learns, floods to its multicast group and
-hears anybody, as the original Butterfly, until any host is known, and nobody from then on; one
-with hosts learns, floods to each of them and hears them alone; one with bindings does the same
-and does not learn.
+hears anybody, as the original Butterfly, until any host is known or anything is said of any
+network, and nobody from then on; one with hosts learns, floods to each of them and hears them
+alone; one with bindings does the same and does not learn.
 
 Examples:
   butterfly network set 42 --learning on --flood multicast --group 239.1.1.1 --from anybody
@@ -58,7 +58,8 @@ pub struct SetArgs {
     /// Whom VXLAN is taken from
     #[arg(long)]
     from: Option<From>,
-    /// Hosts on which a machine may answer as a DHCP server [default: none, once any host is known]
+    /// Hosts on which a machine may answer as a DHCP server [default: none, once anything is
+    /// declared]
     #[arg(long, value_name = "HOST", num_args = 1.., value_parser = address)]
     dhcp_server: Vec<String>,
     /// Hosts on which a machine may send router advertisements and redirects [default: likewise]

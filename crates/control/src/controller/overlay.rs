@@ -264,6 +264,16 @@ impl Controller {
         self.state.overlay.options.values()
     }
 
+    /// Whether these options, if they were put, would be the first thing that is declared of who is
+    /// out there, or take away the last one: that changes how all networks work of which nothing is
+    /// said.
+    pub fn turns_all_networks(&self, options: &NetworkOptions) -> bool {
+        let overlay = &self.state.overlay;
+        let others = overlay.options.keys().any(|vni| *vni != options.vni);
+        let is_said = overlay.options.contains_key(&options.vni);
+        overlay.hosts.is_empty() && !others && is_said == options.is_default()
+    }
+
     /// How a VNI works; any VNI does.
     pub fn network(&self, vni: Vni) -> NetworkStatus {
         let overlay = &self.state.overlay;

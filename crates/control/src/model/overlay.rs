@@ -211,13 +211,14 @@ impl Binding {
 ///
 /// | the VNI has | `learning` | `flood` | VXLAN is taken from |
 /// |---|---|---|---|
-/// | neither host nor binding, and no VNI has | on | multicast to its group, as the original | anybody |
-/// | neither, and others have | on | head-end replication: to nobody | nobody |
+/// | neither host nor binding, and nothing is declared of any VNI | on | multicast to its group, as the original | anybody |
+/// | neither, and something is | on | head-end replication: to nobody | nobody |
 /// | hosts | on | head-end replication to them | its hosts |
 /// | bindings | off | head-end replication to its hosts | its hosts |
 ///
-/// Who takes VXLAN from anybody floods to its group if it has no host. While no other
-/// host is known at all, DHCP servers and routers of all hosts are trusted where none are named.
+/// Something is declared of a VNI by a host, of whichever VNI, or by options that say anything. Who
+/// takes VXLAN from anybody floods to its group if it has no host. While nothing is declared at
+/// all, DHCP servers and routers of all hosts are trusted.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NetworkOptions {
     /// The virtual network: its key.

@@ -33,7 +33,7 @@ pub(crate) struct OverlayTouch {
     pub begins: bool,
     /// Hosts came or went.
     pub hosts: bool,
-    /// Those of every VNI did, or the first or the last one.
+    /// Those of every VNI did; or what is declared is the first thing, or was the last one.
     pub everywhere: bool,
     /// VNIs whose options, hosts or bindings changed.
     pub networks: BTreeSet<Vni>,
@@ -112,8 +112,8 @@ impl Overlay {
                 HostIdx(slots.take(epoch).ok_or_else(full)?.slot)
             }
         };
-        // The first host that is known changes how networks work of which nothing is.
-        staged.overlay.everywhere |= self.hosts.is_empty();
+        // The first thing that is declared changes how networks work of which nothing is.
+        staged.overlay.everywhere |= self.is_undeclared();
         self.put_host(new.clone(), idx);
         staged.diff.hosts.push(HostChange {
             address: new.address,
@@ -139,7 +139,7 @@ impl Overlay {
         }
         touch_members(Some(&entry.host), None, local, staged);
         self.remove_host(address);
-        staged.overlay.everywhere |= self.hosts.is_empty();
+        staged.overlay.everywhere |= self.is_undeclared();
         slots.give(entry.idx.0, epoch);
         staged.diff.hosts.push(HostChange {
             address,
@@ -161,7 +161,9 @@ impl Overlay {
             if local(to.vni) {
                 staged.overlay.networks.insert(to.vni);
             }
+            let before = self.is_undeclared();
             self.put_options(to.clone());
+            staged.overlay.everywhere |= self.is_undeclared() != before;
             staged.diff.networks.push(NetworkChange { from, to });
         }
     }

@@ -81,13 +81,18 @@ impl BindingValue {
 }
 
 impl Overlay {
+    /// Nothing is declared that says who is out there: no host, and nothing of any VNI.
+    pub fn is_undeclared(&self) -> bool {
+        self.hosts.is_empty() && self.options.is_empty()
+    }
+
     /// How the VNI works.
     pub fn mode(&self, vni: Vni) -> NetworkMode {
         let options = self.options.get(&vni);
         let bound = self.bindings_of(vni).next().is_some();
         let known = bound || !self.everywhere.is_empty() || self.members_of(vni).next().is_some();
-        // Once any host is known, those that are not are to be asked for by name.
-        let original = self.hosts.is_empty();
+        // Once anything is declared, of whichever VNI, to hear anybody is to be asked for by name.
+        let original = self.is_undeclared();
         let from_anybody = options.and_then(|o| o.from_anybody).unwrap_or(original);
         let flood = match from_anybody && !known {
             true => Flood::Multicast(None),
@@ -97,8 +102,8 @@ impl Overlay {
             learning: options.and_then(|o| o.learning).unwrap_or(!bound),
             flood: options.and_then(|o| o.flood).unwrap_or(flood),
             from_anybody,
-            any_dhcp_server: original && options.is_none_or(|o| o.dhcp_servers.is_empty()),
-            any_router: original && options.is_none_or(|o| o.routers.is_empty()),
+            any_dhcp_server: original,
+            any_router: original,
         }
     }
 

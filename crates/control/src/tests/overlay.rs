@@ -66,8 +66,35 @@ fn a_vni_works_by_who_is_known_of_it() {
         ..by_hosts
     };
     assert_eq!(mode(&controller), as_the_original);
-    // Once any host is known, even if of another VNI alone, nobody else is heard, unless that is
-    // asked for.
+    // Once anything is declared, even if of another VNI alone, nobody is heard, unless that is
+    // asked for; until nothing is declared again, which is told.
+    let unsaid = NetworkOptions::new(vni(43));
+    let of_another = [
+        NetworkOptions {
+            learning: Some(false),
+            ..unsaid.clone()
+        },
+        NetworkOptions {
+            dhcp_servers: [ip("10.0.0.9")].into(),
+            ..unsaid.clone()
+        },
+        NetworkOptions {
+            from_anybody: Some(true),
+            ..unsaid.clone()
+        },
+    ];
+    for said in of_another {
+        assert!(controller.turns_all_networks(&said));
+        controller.put_network(said.clone()).unwrap();
+        assert_eq!(mode(&controller), by_hosts, "{said:?}");
+        assert!(!controller.turns_all_networks(&said));
+        assert!(controller.turns_all_networks(&unsaid));
+        assert!(!controller.take_changed().unwrap().opens_networks);
+        controller.put_network(unsaid.clone()).unwrap();
+        assert_eq!(mode(&controller), as_the_original);
+        assert!(controller.take_changed().unwrap().opens_networks);
+    }
+    // So it is once any host is known.
     controller.put_host(host("10.0.0.2", &[43])).unwrap();
     assert_eq!(mode(&controller), by_hosts);
     let open = NetworkOptions {
@@ -125,8 +152,10 @@ fn a_vni_works_by_who_is_known_of_it() {
     controller.put_host(host("10.0.0.2", &[])).unwrap();
     assert_eq!(mode(&controller), by_hosts);
     controller.delete_host(ip("10.0.0.2"), false).unwrap();
+    assert!(!controller.take_changed().unwrap().opens_networks);
     controller.delete_host(ip("10.0.0.3"), false).unwrap();
     assert_eq!(mode(&controller), as_the_original);
+    assert!(controller.take_changed().unwrap().opens_networks);
     // A host of every VNI is one of each.
     let every = Host {
         vnis: Membership::Every,

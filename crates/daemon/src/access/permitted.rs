@@ -53,11 +53,23 @@ type Done<T> = Result<T, Refusal>;
 impl Drop for Permitted<'_> {
     fn drop(&mut self) {
         self.control.set_parts(Vec::new());
-        if let (Some(changed), Some(record)) = (self.control.take_changed(), &self.caller.record) {
+        let Some(changed) = self.control.take_changed() else {
+            return;
+        };
+        if changed.opens_networks {
+            tracing::warn!("{OPEN}");
+        }
+        if let Some(record) = &self.caller.record {
             record.changed(&changed);
         }
     }
 }
+
+/// What the log says where the last declaration goes that kept strangers out.
+const OPEN: &str = "no host is declared any more, and nothing of any network: all networks take \
+                    VXLAN from anybody again, who may be DHCP server and router there \
+                    (docs/security.md); butterfly network set VNI --from hosts, of any network, \
+                    ends that";
 
 /// What a NIC is limited to; none where nothing is said.
 fn limits(limits: Limits) -> Option<String> {
@@ -499,6 +511,15 @@ impl<'a> Permitted<'a> {
             let vni = options.vni;
             let what =
                 format!("the multicast group {chosen} of VNI {vni}, which is the whole host's");
+            return Err(self.not_ours(&what));
+        }
+        // Others' networks would hear strangers, or nobody any more.
+        if !self.is_whole() && self.control.turns_all_networks(&options) {
+            let vni = options.vni;
+            let what = format!(
+                "say the first or take back the last thing that is declared of any network, which \
+                 that of VNI {vni} would be: it changes whom all networks hear"
+            );
             return Err(self.not_ours(&what));
         }
         Ok(self.control.put_network(options)?)

@@ -76,8 +76,9 @@ pub fn hosts_of(config: &Config, vni: Vni) -> BTreeSet<IpAddr> {
 
 pub fn accepts_anybody(config: &Config, vni: Vni) -> bool {
     let said = config.networks.get(&vni).and_then(|said| said.from_anybody);
-    // While nobody is known at all.
-    said.unwrap_or(config.hosts.is_empty() && config.bindings.is_empty())
+    // While nothing is declared at all: who is named by a binding is a host, too.
+    let is_said = config.networks.values().any(|said| !said.is_default());
+    said.unwrap_or(config.hosts.is_empty() && config.bindings.is_empty() && !is_said)
 }
 
 pub fn learns(config: &Config, vni: Vni) -> bool {
