@@ -13,7 +13,7 @@ use crate::stages::terms::between;
 use crate::view::View;
 
 /// True when the flow lives on: both NICs are still there, and each side allows it still, or did so
-/// by a rule of a group that drains.
+/// by a rule of a group that drains, also where that group is gone (security-groups.md 9).
 pub(crate) fn redecide(
     view: &View,
     flows: &FlowTable,

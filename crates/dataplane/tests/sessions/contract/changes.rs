@@ -49,6 +49,31 @@ pub fn a_draining_groups_flows_live_on(lab: &mut Lab, family: Family) {
     lab.refuses(a, ip(a, b, family).tcp(1, 80, SYN).build(), NoIngressRule);
 }
 
+/// security-groups.md 4 and 9.
+pub fn what_a_draining_group_let_out_lives_on(lab: &mut Lab, family: Family) {
+    let (a, b) = lab.two(vec![
+        allow_in(TCP, 80),
+        allow_in(UDP, 53),
+        allow_in(UDP, 54),
+    ]);
+    let group = lab.group_of(a, vec![allow_out(TCP, 80), allow_out(UDP, 53)]);
+    lab.drain(group);
+    lab.connect(a, b, family, 1, 80);
+    lab.keeps_passing(a, b, udp(a, b, family, 1, 53));
+    lab.set_rules(group, vec![allow_out(UDP, 54)]);
+    lab.keeps_passing(a, b, amid(a, b, family, 1, 80));
+    // Nor does it end when A names a group that is gone, of which it may begin nothing.
+    lab.delete_group(group);
+    lab.keeps_passing(a, b, amid(a, b, family, 1, 80));
+    lab.keeps_passing(a, b, udp(a, b, family, 1, 53));
+    lab.keeps_passing(b, a, udp(b, a, family, 53, 1));
+    lab.refuses(a, udp(a, b, family, 2, 53), NoEgressRule);
+    lab.refuses(a, udp(a, b, family, 2, 54), NoEgressRule);
+    lab.refuses(a, ip(a, b, family).tcp(2, 80, SYN).build(), NoEgressRule);
+    lab.passes(a, b, ip(a, b, family).tcp(1, 80, RST).seq(1001).build());
+    lab.refuses(a, ip(a, b, family).tcp(1, 80, SYN).build(), NoEgressRule);
+}
+
 /// security-groups.md 3 and 5.
 pub fn members_and_addresses_move_while_flows_run(lab: &mut Lab, family: Family) {
     let (a, b, c) = (lab.nic(), lab.nic(), lab.nic());

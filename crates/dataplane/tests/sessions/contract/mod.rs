@@ -81,6 +81,7 @@ sessions![
     fragments::a_first_fragment_holds_its_headers,
     changes::a_rule_taken_away_cuts_its_flows_at_once,
     changes::a_draining_groups_flows_live_on,
+    changes::what_a_draining_group_let_out_lives_on,
     changes::members_and_addresses_move_while_flows_run,
     changes::a_nic_that_is_gone_is_reached_no_more,
     changes::no_packet_sees_half_of_a_change,
