@@ -87,7 +87,8 @@ impl Stored {
     /// is said, stays stored, and is tried again at the next start. In `held` is what it goes on
     /// with.
     pub fn load(&self, controller: &mut Controller, held: Option<&Held>) -> Result<Loaded, String> {
-        let stored: Vec<_> = self.objects()?.into_iter().collect();
+        let mut stored: Vec<_> = self.objects()?.into_iter().collect();
+        stored.sort_by_key(|((kind, _), _)| turn(*kind));
         let made = self.make(controller, held, &stored)?;
         Ok(Loaded {
             objects: made,
@@ -459,6 +460,23 @@ fn interface(kind: Kind) -> bool {
     )
 }
 
+/// When objects of a kind are made where not all can be made at once, by number: what judges before
+/// what is judged by it, so that nothing passes meanwhile that would not.
+fn turn(kind: Kind) -> u8 {
+    match kind {
+        Kind::Group => 0,
+        Kind::RouterAcl => 1,
+        Kind::Network => 2,
+        Kind::Host => 3,
+        Kind::Binding => 4,
+        Kind::Nic => 5,
+        Kind::Service => 6,
+        Kind::BalancerInterface => 7,
+        Kind::RouterInterface => 8,
+        Kind::Uplink => 9,
+    }
+}
+
 /// The kind of a feature's interfaces.
 fn kind_of(feature: Feature) -> Kind {
     match feature {
@@ -582,3 +600,6 @@ fn objects(config: &Config) -> Objects {
     })
     .collect()
 }
+
+#[cfg(test)]
+mod tests;
