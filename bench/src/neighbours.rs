@@ -42,6 +42,9 @@ const ATTACKER: usize = 2;
 /// Ring entries of the attacker and of the crowd, whose buffers hold 64 KiB.
 const RING: u16 = 64;
 
+/// Queues of an attacker that has several.
+const PAIRS: u16 = 16;
+
 /// Descriptors of a chain of the attacker's: the most that there may be.
 const CHAIN: u16 = 1024;
 
@@ -64,6 +67,8 @@ enum Attack {
     Quiet,
     /// Small frames to one guest: a neighbour that is just as busy.
     Small,
+    /// The same by many queues.
+    Queues,
     /// Each frame begins a flow.
     Connections,
     /// Frames of 64 KiB to one guest.
@@ -78,14 +83,15 @@ enum Attack {
     Fragments,
     /// Descriptors without a byte of a frame.
     Empty,
-    /// Its rings are taken away and come anew, as fast as another core can ask for it: what a
-    /// worker sees of a VMM that connects over and over.
+    /// Broadcasts of 64 KiB to the crowd, and its rings are taken away and come again, as fast as
+    /// another core can ask for it: what a worker sees of a VMM that connects over and over.
     Reconnects,
 }
 
 impl Attack {
-    const ALL: [Attack; 9] = [
+    const ALL: [Attack; 10] = [
         Attack::Small,
+        Attack::Queues,
         Attack::Connections,
         Attack::Large,
         Attack::Broadcasts,
@@ -100,6 +106,7 @@ impl Attack {
         match self {
             Attack::Quiet => "quiet",
             Attack::Small => "small",
+            Attack::Queues => "queues",
             Attack::Connections => "connections",
             Attack::Large => "large",
             Attack::Broadcasts => "broadcasts",
@@ -114,12 +121,12 @@ impl Attack {
     /// What the attacker sends over and over.
     fn frame(self) -> (Vec<u8>, Offload) {
         let to = match self {
-            Attack::Broadcasts | Attack::LargeBroadcasts => Mac::BROADCAST,
+            Attack::Broadcasts | Attack::LargeBroadcasts | Attack::Reconnects => Mac::BROADCAST,
             _ => mac(ATTACKER + 1),
         };
         let ip = build::frame(mac(ATTACKER), to).ip(guest_ip(ATTACKER), guest_ip(ATTACKER + 1));
         match self {
-            Attack::Large | Attack::LargeBroadcasts => {
+            Attack::Large | Attack::LargeBroadcasts | Attack::Reconnects => {
                 let tcp = ip.tcp(10_000, crate::TRAFFIC_PORT, TcpFlags::ACK);
                 tcp.payload(&vec![0x5a; 65_000])
                     .gso(1448)
@@ -261,14 +268,15 @@ fn beside<T>(
     if attack != Attack::Reconnects {
         return measure(&mut scene);
     }
-    let (stop, guest) = (AtomicBool::new(false), Guest::new(RING, 65_536)?);
+    let stop = AtomicBool::new(false);
     let handle = scene.switch.handle();
     let reconnect = || -> Result<(), PeerError> {
         let gone = |error: WorkerGone| PeerError(error.to_string());
         let queue = PortSlot(ATTACKER as u32).into();
         while !stop.load(Ordering::Relaxed) {
-            drop(handle.detach(queue).map_err(gone)?);
-            drop(handle.attach(queue, guest.port()?).map_err(gone)?);
+            if let Some(port) = handle.detach(queue).map_err(gone)? {
+                drop(handle.attach(queue, port).map_err(gone)?);
+            }
         }
         Ok(())
     };
@@ -289,7 +297,8 @@ fn beside<T>(
 /// The victims, the attacker, its crowd and the switch.
 struct Scene {
     victims: [Guest; 2],
-    attacker: Guest,
+    /// Its queues.
+    attacker: Vec<Guest>,
     attack: Attack,
     turns: Turns,
     crowd: Vec<Guest>,
@@ -307,17 +316,25 @@ impl Scene {
             flows: 1,
         };
         let mut victims = [path::guest(small)?, path::guest(small)?];
-        let mut attacker = match attack {
-            Attack::Chains => Guest::new(CHAIN, 128)?,
-            _ => Guest::new(RING, 65_536)?,
+        let (pairs, ring, frame_max) = match attack {
+            Attack::Chains => (1, CHAIN, 128),
+            Attack::Queues => (PAIRS, RING, 128),
+            _ => (1, RING, 65_536),
         };
+        let attacker: Result<Vec<Guest>, _> =
+            (0..pairs).map(|_| Guest::new(ring, frame_max)).collect();
+        let mut attacker = attacker?;
         let crowd: Result<Vec<Guest>, _> = (0..CROWD).map(|_| Guest::new(RING, 65_536)).collect();
         let crowd = crowd?;
-        let guests = victims.iter().chain([&attacker]).chain(&crowd);
-        let port = |(slot, guest): (u32, &Guest)| -> Result<(QueueId, Port), PeerError> {
-            Ok((PortSlot(slot).into(), guest.port()?))
+        let guests = victims.iter().chain([&attacker[0]]).chain(&crowd);
+        let first = (0..).zip(guests).map(|(slot, guest)| (slot, 0, guest));
+        let others = (1..).zip(&attacker[1..]);
+        let others = others.map(|(pair, guest)| (ATTACKER as u32, pair, guest));
+        let port = |(slot, pair, guest): (u32, u16, &Guest)| {
+            let slot = PortSlot(slot);
+            Ok::<(QueueId, Port), PeerError>((QueueId { slot, pair }, guest.port()?))
         };
-        let ports: Result<_, _> = (0..).zip(guests).map(port).collect();
+        let ports: Result<_, _> = first.chain(others).map(port).collect();
         let mut switch = Switch::new(ports?, MAX_FLOWS, snapshot(attack)?)?;
         for from in [1, 0, 1, 0] {
             victims[from].prepare(&load::datagram(from, FRAME)?, &Offload::default());
@@ -326,9 +343,11 @@ impl Scene {
             victims[1 - from].receive();
         }
         let (frame, offload) = attack.frame();
-        match attack {
-            Attack::Chains => attacker.prepare_chain(&frame, &offload),
-            _ => attacker.prepare(&frame, &offload),
+        for queue in &mut attacker {
+            match attack {
+                Attack::Chains => queue.prepare_chain(&frame, &offload),
+                _ => queue.prepare(&frame, &offload),
+            }
         }
         let flows = match attack {
             Attack::Connections => 1_000_000,
@@ -349,19 +368,20 @@ impl Scene {
         })
     }
 
-    /// One turn, with the attacker's ring full at its beginning; gives its cycles.
+    /// One turn, with the attacker's rings full at its beginning; gives its cycles.
     fn turn(&mut self) -> u64 {
         let (turns, datagrams) = (&mut self.turns, &mut self.datagrams);
-        match self.attack {
-            Attack::Quiet | Attack::Reconnects => 0,
-            Attack::Empty => self.attacker.send(RING, |_| ()),
-            Attack::Chains => self.attacker.send(RING, |_| ()),
-            Attack::Fragments => self.attacker.send(RING, |write| {
-                *datagrams = datagrams.wrapping_add(1);
-                write(18, &datagrams.to_be_bytes());
-            }),
-            _ => self.attacker.send(RING, |write| turns.next(write)),
-        };
+        for queue in &mut self.attacker {
+            match self.attack {
+                Attack::Quiet => 0,
+                Attack::Empty | Attack::Chains => queue.send(RING, |_| ()),
+                Attack::Fragments => queue.send(RING, |write| {
+                    *datagrams = datagrams.wrapping_add(1);
+                    write(18, &datagrams.to_be_bytes());
+                }),
+                _ => queue.send(RING, |write| turns.next(write)),
+            };
+        }
         let cycles = self.switch.turn();
         for guest in &mut self.crowd {
             guest.receive();
