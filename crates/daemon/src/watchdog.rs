@@ -7,6 +7,9 @@
 //! the looks are too. It tells systemd that the daemon lives (WATCHDOG=1, sd_notify(3)), which ends
 //! the process when that word does not come, and clients of the API by the health service
 //! ([`Health`]).
+//!
+//! In an upgrade some stand still by intention ([`Pause`]): those are let alone for as long as all
+//! its steps may take together, and no longer; the others have to work meanwhile.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
@@ -56,6 +59,8 @@ pub struct Watched {
     sign: Box<dyn Fn() -> Sign + Send>,
     /// How many times as long as others it may stand still.
     times: u32,
+    /// It stands still in a pause, by intention.
+    pauses: bool,
 }
 
 impl Watched {
@@ -65,6 +70,7 @@ impl Watched {
             name,
             sign: Box::new(move || Sign::At(pulse.0.load(Ordering::Relaxed))),
             times: 1,
+            pauses: false,
         }
     }
 
@@ -87,6 +93,7 @@ impl Watched {
                 name: format!("{name} thread {index}"),
                 sign: Box::new(sign),
                 times: 1,
+                pauses: false,
             }
         };
         (0..metrics.num_workers()).map(worker).collect()
@@ -115,7 +122,8 @@ impl Watched {
     }
 
     /// Something that answers when it is asked, by a thread that may hang with it: once a second,
-    /// until `ask` says that it is gone. It may take `times` as long as a thread that works.
+    /// until `ask` says that it is gone. It may take `times` as long as a thread that works, and
+    /// answers nobody in a pause.
     fn asked(
         name: &str,
         times: u32,
@@ -135,6 +143,7 @@ impl Watched {
             .map_err(|e| format!("the thread that asks {name}: {e}"))?;
         Ok(Watched {
             times,
+            pauses: true,
             ..Watched::pulse(name.into(), pulse)
         })
     }
@@ -156,9 +165,19 @@ impl Seen {
         }
     }
 
-    /// Nothing has moved for so many looks, or as many times that as it may.
-    fn hangs(&self, looks: u32) -> bool {
-        self.still >= looks.saturating_mul(self.watched.times)
+    /// Nothing has moved for so many looks, or as many times that as it may; in a pause it is let
+    /// alone for `pause` looks besides.
+    fn hangs(&self, looks: u32, pause: u32) -> bool {
+        let pause = if self.watched.pauses { pause } else { 0 };
+        self.still
+            >= looks
+                .saturating_mul(self.watched.times)
+                .saturating_add(pause)
+    }
+
+    /// It goes on behind a pause: what was seen before says nothing.
+    fn begin_anew(&mut self) {
+        (self.last, self.still) = (Sign::Idle, 0);
     }
 
     /// Looks again. Gives for how many looks nothing has moved.
@@ -212,9 +231,22 @@ pub struct Watchdog {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Watching,
+    /// Some stand still by intention, for so many looks at the most.
+    Pausing(u32),
     /// The daemon is stopping: threads end, which may take long; systemd is told that we live.
     Stopping,
     Ended,
+}
+
+impl Phase {
+    /// For how many looks who pauses is let alone; none: nobody is looked at.
+    fn pause(self) -> Option<u32> {
+        match self {
+            Phase::Watching => Some(0),
+            Phase::Pausing(looks) => Some(looks),
+            Phase::Stopping | Phase::Ended => None,
+        }
+    }
 }
 
 impl Watchdog {
@@ -235,7 +267,7 @@ impl Watchdog {
 
     /// The daemon is about to stop: its threads are let alone from now on.
     pub fn stopping(&self) {
-        self.pause.begin();
+        self.pause.enter(Phase::Stopping);
     }
 
     /// For whoever has threads stand still for a while.
@@ -244,15 +276,20 @@ impl Watchdog {
     }
 }
 
-/// Threads are let alone, and watched again.
+/// Has those that stand still by intention let alone: the vhost-user thread, and whoever waits for
+/// the controller.
 #[derive(Clone)]
 pub struct Pause(Arc<(Mutex<Phase>, Condvar)>);
 
 impl Pause {
-    pub fn begin(&self) {
-        self.enter(Phase::Stopping);
+    /// They stand still from now on. Who does so for longer than this, and for its patience
+    /// besides, hangs.
+    pub fn begin(&self, at_most: Duration) {
+        let looks = at_most.as_secs().div_ceil(LOOK.as_secs());
+        self.enter(Phase::Pausing(u32::try_from(looks).unwrap_or(u32::MAX)));
     }
 
+    /// They go on.
     pub fn end(&self) {
         self.enter(Phase::Watching);
     }
@@ -280,20 +317,27 @@ impl Drop for Watchdog {
 fn watch(watched: Vec<Watched>, patience: u32, health: &Health, phase: &(Mutex<Phase>, Condvar)) {
     let told = sd_notify::watchdog_enabled().is_some();
     let mut all: Vec<Seen> = watched.into_iter().map(Seen::new).collect();
+    let mut paused = false;
     loop {
         let now = phase.0.lock().unwrap_or_else(PoisonError::into_inner);
         if *now == Phase::Ended {
             return;
         }
-        let now = phase
-            .1
-            .wait_timeout(now, LOOK)
-            .unwrap_or_else(PoisonError::into_inner)
-            .0;
-        let watching = *now == Phase::Watching;
+        let waited = phase.1.wait_timeout(now, LOOK);
+        let (now, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+        let pause = now.pause();
         drop(now);
-        if watching && patience > 0 {
-            look(&mut all, patience, health);
+        // A look that comes early would count as one.
+        if !waited.timed_out() {
+            continue;
+        }
+        if let Some(pause) = pause.filter(|_| patience > 0) {
+            if paused && pause == 0 {
+                let those = all.iter_mut().filter(|seen| seen.watched.pauses);
+                those.for_each(Seen::begin_anew);
+            }
+            paused = pause > 0;
+            look(&mut all, patience, pause, health);
         }
         if told {
             let _ = sd_notify::notify(&[NotifyState::Watchdog]);
@@ -301,18 +345,21 @@ fn watch(watched: Vec<Watched>, patience: u32, health: &Health, phase: &(Mutex<P
     }
 }
 
-/// One look at all of them.
-fn look(all: &mut [Seen], patience: u32, health: &Health) {
+/// One look at all of them, of which some may stand still for `pause` looks.
+fn look(all: &mut [Seen], patience: u32, pause: u32, health: &Health) {
     all.iter_mut().for_each(|seen| {
         seen.look();
     });
     // Who is still for half of that is told of: there may be time to look elsewhere.
     let half = patience.div_ceil(2);
-    health.set(!all.iter().any(|seen| seen.hangs(half)));
-    if !all.iter().any(|seen| seen.hangs(patience)) {
+    health.set(!all.iter().any(|seen| seen.hangs(half, pause)));
+    if !all.iter().any(|seen| seen.hangs(patience, pause)) {
         return;
     }
-    for seen in all.iter().filter(|seen| seen.hangs(half)) {
+    if pause > 0 {
+        tracing::error!("it is amid an upgrade");
+    }
+    for seen in all.iter().filter(|seen| seen.hangs(half, pause)) {
         tracing::error!("{} has not moved for {} s", seen.watched.name, seen.still);
     }
     tracing::error!(
@@ -339,6 +386,7 @@ mod tests {
             name: "idle".into(),
             sign: Box::new(|| Sign::Idle),
             times: 1,
+            pauses: false,
         });
         assert_eq!([idle.look(), idle.look(), idle.look()], [0; 3]);
     }
@@ -385,7 +433,7 @@ mod tests {
         asked.recv().unwrap();
         let looks = (0..7).map(|_| {
             seen.look();
-            [seen.hangs(1), seen.hangs(2)]
+            [seen.hangs(1, 0), seen.hangs(2, 0)]
         });
         let hangs: Vec<_> = looks.collect();
         assert_eq!(
@@ -409,12 +457,60 @@ mod tests {
         let (health, pulse) = (Health::default(), Arc::new(Pulse::default()));
         let mut all = vec![Seen::new(Watched::pulse("w".into(), pulse.clone()))];
         let serving = health.watch();
-        look(&mut all, 10, &health);
+        look(&mut all, 10, 0, &health);
         assert!(*serving.borrow());
-        (0..5).for_each(|_| look(&mut all, 10, &health));
+        (0..5).for_each(|_| look(&mut all, 10, 0, &health));
         assert!(!*serving.borrow());
         pulse.beat();
-        look(&mut all, 10, &health);
+        look(&mut all, 10, 0, &health);
         assert!(*serving.borrow());
+    }
+
+    /// A pause is for those that stand still by intention, and for so long.
+    #[test]
+    fn who_pauses_may_stand_still_for_that_long_and_others_may_not() {
+        let phase = Arc::new((Mutex::new(Phase::Watching), Condvar::new()));
+        let pause = Pause(phase.clone());
+        let now = || phase.0.lock().unwrap().pause();
+        assert_eq!(now(), Some(0));
+        pause.begin(Duration::from_millis(2500));
+        let looks = now().unwrap();
+        assert_eq!(looks, 3);
+        let still = |pauses| {
+            Seen::new(Watched {
+                pauses,
+                ..Watched::pulse("w".into(), Arc::default())
+            })
+        };
+        let (mut pauses, mut works) = (still(true), still(false));
+        let seen = (0..7).map(|_| {
+            pauses.look();
+            works.look();
+            [pauses.hangs(2, looks), works.hangs(2, looks)]
+        });
+        // Nothing has moved since the look before for 0, 1, 2 .. looks.
+        let expected = [
+            [false; 2],
+            [false; 2],
+            [false, true],
+            [false, true],
+            [false, true],
+            [true; 2],
+            [true; 2],
+        ];
+        assert_eq!(seen.collect::<Vec<_>>(), expected);
+        pause.end();
+        assert_eq!(now(), Some(0));
+        pauses.begin_anew();
+        assert_eq!([pauses.look(), pauses.look()], [0, 1]);
+    }
+
+    /// While the daemon stops, its threads end.
+    #[test]
+    fn who_stops_is_let_alone() {
+        let watchdog = Watchdog::start(Vec::new(), 1, Health::default()).unwrap();
+        watchdog.stopping();
+        let now = || watchdog.pause.0.0.lock().unwrap().pause();
+        assert_eq!(now(), None);
     }
 }

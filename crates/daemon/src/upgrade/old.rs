@@ -48,6 +48,11 @@ const MOVES_WITHIN: Duration = Duration::from_secs(10);
 /// Frames move by then. The kernel takes some 10 ms for each interface of the router and the load
 /// balancer, of which there may be 1,024 and 256.
 const SERVES_WITHIN: Duration = Duration::from_secs(60);
+/// How long the vhost-user thread and the controller may stand still: all steps from there on, and
+/// what lies between them. Then the watchdog ends this process.
+const STANDS_WITHIN: Duration = Duration::from_secs(
+    30 + TAKES_WITHIN.as_secs() + MOVES_WITHIN.as_secs() + SERVES_WITHIN.as_secs(),
+);
 /// How long it may take to be gone when it was killed.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
 
@@ -80,7 +85,7 @@ pub struct Upgrade {
     /// The daemon stops: none is begun any more.
     stopping: AtomicBool,
     over: watch::Sender<Option<Upgraded>>,
-    /// The watchdog, which lets threads alone while they stand still.
+    /// The watchdog, which lets those alone that stand still by intention.
     pause: OnceLock<Pause>,
     /// What announces services' addresses.
     announcing: OnceLock<Announcing>,
@@ -532,11 +537,12 @@ impl Given<'_> {
         let vhost: &Server = &self.app.vhost;
         let gone = |_| "the workers have ended".to_owned();
         self.paused = true;
-        if let Some(pause) = self.pause {
-            pause.begin();
-        }
+        // Who does not answer here is ended by the watchdog.
         switch.pause().map_err(gone)?;
         self.vhost = Some(vhost.give_way().map_err(|stays| stays.to_string())?);
+        if let Some(pause) = self.pause {
+            pause.begin(STANDS_WITHIN);
+        }
         if let Some(kernel) = switch.kernel_flows() {
             kernel.close();
         }
@@ -572,14 +578,15 @@ impl Drop for Given<'_> {
             tracing::error!("ports are lost: the workers have ended");
         }
         if self.vhost.take().is_some() {
+            // It moves again, or hangs.
+            if let Some(pause) = self.pause {
+                pause.end();
+            }
             // Answered when it has given the workers their ports again.
             let _ = self.app.vhost.listeners();
         }
         if self.paused && switch.resume().is_err() {
             tracing::error!("no frame moves: the workers have ended");
-        }
-        if let Some(pause) = self.pause.filter(|_| self.paused) {
-            pause.end();
         }
         if self.joined || self.links {
             // Until then it may put its programs at one interface more.

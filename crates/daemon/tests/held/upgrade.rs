@@ -645,6 +645,23 @@ async fn a_vmm_that_cannot_go_along_keeps_the_daemon_or_is_hung_up_on() {
     assert_eq!(guests.ended_whole("beside one that is hung up on"), (0, 0));
 }
 
+/// A worker hangs before it is asked for its ports: nobody waits for it without a bound.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_hangs_in_an_upgrade_is_named_and_ends_the_daemon() {
+    // Longer than it takes to come as far as that.
+    let mut guests = Guests::with(common::FEATURES, &["--hang-secs", "5"]).await;
+    let mut daemon = guests.daemon.take().unwrap();
+    let mut client = daemon.v1().await;
+    let _hang = common::hang(daemon.pid(), &["worker0", "120"]);
+    let request = v1::UpgradeRequest::default();
+    let asked = tokio::spawn(async move { client.upgrade(request).await });
+    let (status, _) = daemon.wait_within(3 * PATIENCE);
+    let log = daemon.log();
+    assert!(!status.success(), "{log}");
+    assert!(log.contains("worker 0 has not moved"), "{log}");
+    asked.await.unwrap().unwrap_err();
+}
+
 /// The settings were changed, and name an interface that cannot be balanced on: known only behind
 /// the point at which the daemon before could go on. All else goes on, and the log says why.
 #[tokio::test(flavor = "multi_thread")]
