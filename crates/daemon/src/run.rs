@@ -202,7 +202,8 @@ async fn serve(
     }
     let announced = predecessor.as_ref().map(|old| {
         let items = old.items("announcing");
-        announcing::Left::of(items, bgp.is_some(), settings.balance_hook.is_some())
+        let (has_bgp, has_hook) = (bgp.is_some(), settings.balance_hook.is_some());
+        announcing::Left::of(items, &settings.socket_dir, has_bgp, has_hook)
     });
     let announced = announced.transpose()?.unwrap_or_default();
     let mut listeners = Handed::new(predecessor.clone());

@@ -1,6 +1,8 @@
 //! What announces services' addresses, from one daemon to the next: BIRD runs on, and what a hook
 //! has announced stays announced.
 
+use std::path::Path;
+
 use bgp::{Pipes, Speaker};
 use sys::handed::{Handed, Items};
 use tokio::sync::OwnedMutexGuard;
@@ -71,9 +73,14 @@ pub struct Left {
 }
 
 impl Left {
-    /// By the settings of this process, which have to announce in the same ways. The error is a
-    /// sentence.
-    pub fn of(mut items: Items, has_bgp: bool, has_hook: bool) -> Result<Left, String> {
+    /// By the settings of this process, which have to announce in the same ways, and have this
+    /// folder of sockets. The error is a sentence.
+    pub fn of(
+        mut items: Items,
+        folder: &Path,
+        has_bgp: bool,
+        has_hook: bool,
+    ) -> Result<Left, String> {
         let gone = |what: &str, option: &str| {
             format!(
                 "{what}, and the settings have no {option} any more: restart the daemon instead"
@@ -96,7 +103,8 @@ impl Left {
                 "--balance-hook",
             ));
         }
-        let announced = announced.map(Announced::handed).transpose();
+        let announced = announced.map(|file| Announced::handed(file, folder));
+        let announced = announced.transpose();
         let announced = announced.map_err(|e| format!("what is announced cannot be read: {e}"))?;
         Ok(Left { pipes, announced })
     }
@@ -117,7 +125,8 @@ mod tests {
 
     #[test]
     fn what_the_settings_have_no_more_is_refused() {
-        let refused = |items, bgp, hook| Left::of(items, bgp, hook).err().unwrap();
+        let of = |items, bgp, hook| Left::of(items, Path::new("/run"), bgp, hook);
+        let refused = |items, bgp, hook| of(items, bgp, hook).err().unwrap();
         assert_eq!(
             refused(items(BIRD, 2), false, true),
             "addresses are announced by BGP, and the settings have no --balance-bgp any more: \
@@ -125,13 +134,8 @@ mod tests {
         );
         assert!(refused(items(ANNOUNCED, 1), true, false).contains("no --balance-hook any more"));
         assert!(refused(items(BIRD, 1), true, true).contains("as it should be"));
-        assert!(
-            Left::of(items(BIRD, 2), true, false)
-                .unwrap()
-                .pipes
-                .is_some()
-        );
-        let none = Left::of(Items::new(), true, true).unwrap();
+        assert!(of(items(BIRD, 2), true, false).unwrap().pipes.is_some());
+        let none = of(Items::new(), true, true).unwrap();
         assert!(none.pipes.is_none() && none.announced.is_none());
     }
 }
