@@ -129,23 +129,57 @@ fn healed_line(healed: &v1::Healed, dry_run: bool) -> String {
 /// Things of one kind that may be deleted without being asked for, however few there are.
 const FEW: usize = 10;
 
-/// It deletes something, or rules of a group.
-pub fn takes_away(change: &v1::Change) -> bool {
-    change.action() == Action::Delete || rules_gone(change) > 0
+/// What an object consists of, and is told of line by line.
+#[derive(Clone, Copy)]
+enum Part {
+    Rule,
+    Member,
+    Server,
+    /// Of the router's access list.
+    ListRule,
 }
 
-/// By how many rules a group which stays would have less.
-fn rules_gone(change: &v1::Change) -> usize {
-    match (change.action(), &change.subject) {
-        (Action::Update, Some(Subject::Group(_))) => {
-            let count = |sign: &str| {
-                let lines = change.details.iter();
-                lines.filter(|line| line.starts_with(sign)).count()
-            };
-            count("- rule ").saturating_sub(count("+ rule "))
+/// It deletes something, or parts of what stays.
+pub fn takes_away(change: &v1::Change) -> bool {
+    let parts = [Part::Rule, Part::Member, Part::Server, Part::ListRule];
+    change.action() == Action::Delete || parts.iter().any(|part| parts_gone(change, *part) > 0)
+}
+
+/// How many of these parts an object which stays would have less. The access list is counted by its
+/// rules also where it goes: there is one.
+fn parts_gone(change: &v1::Change, part: Part) -> usize {
+    let fewer = |goes: fn(&str) -> bool, comes: fn(&str) -> bool| {
+        let count = |is: fn(&str) -> bool| {
+            let lines = change.details.iter();
+            lines.filter(|line| is(line)).count()
+        };
+        count(goes).saturating_sub(count(comes))
+    };
+    match (part, change.action(), &change.subject) {
+        (Part::Rule, Action::Update, Some(Subject::Group(_))) => fewer(
+            |line| line.starts_with("- rule "),
+            |line| line.starts_with("+ rule "),
+        ),
+        (Part::Member, Action::Update, Some(Subject::Group(_))) => fewer(
+            |line| line.starts_with("- member "),
+            |line| line.starts_with("+ member "),
+        ),
+        (Part::Server, Action::Update, Some(Subject::Service(_))) => fewer(
+            |line| server(line).is_some_and(|change| change.ends_with(" -> none")),
+            |line| server(line).is_some_and(|change| change.starts_with("none -> ")),
+        ),
+        (Part::ListRule, Action::Update | Action::Delete, Some(Subject::RouterAcl(_))) => {
+            fewer(|line| line.starts_with("- "), |line| line.starts_with("+ "))
         }
         _ => 0,
     }
+}
+
+/// What becomes of a server as a whole, where the line says that: `server 192.0.2.7: none -> up
+/// weight 1`, and not `server 192.0.2.7 check_port: 80 -> none`.
+fn server(line: &str) -> Option<&str> {
+    let (address, change) = line.strip_prefix("server ")?.split_once(": ")?;
+    (!address.contains(' ')).then_some(change)
 }
 
 /// Refuses what deletes more than a slip should; `what` would do so. `new`: what is to be, where
@@ -177,14 +211,18 @@ fn too_much(planned: &[v1::Change], now: &v1::Config, new: &v1::Config) -> Optio
     // Not all of them are listed.
     let bindings = deleted(|subject| matches!(subject, Subject::Binding(_)))
         .max(now.bindings.len().saturating_sub(new.bindings.len()));
-    let services = now
+    let parts = |part| -> usize {
+        let each = planned.iter();
+        each.map(|change| parts_gone(change, part)).sum()
+    };
+    let services: &[v1::Service] = now
         .balancer
         .as_ref()
-        .map_or(0, |balancer| balancer.services.len());
-    let interfaces = now
-        .router
-        .as_ref()
-        .map_or(0, |router| router.interfaces.len());
+        .map_or(&[], |balancer| &balancer.services);
+    let router = now.router.as_ref();
+    let interfaces = router.map_or(0, |router| router.interfaces.len());
+    let listed = router.and_then(|router| router.acl.as_ref());
+    let listed = listed.map_or(0, |list| list.rules.len());
     let uplinks = now.uplinks.as_ref();
     let uplinks = uplinks.map_or(0, |uplinks| uplinks.interfaces.len());
     let balancer = now.balancer.as_ref();
@@ -203,8 +241,13 @@ fn too_much(planned: &[v1::Change], now: &v1::Config, new: &v1::Config) -> Optio
         ),
         (
             "rules of groups that stay",
-            planned.iter().map(rules_gone).sum(),
+            parts(Part::Rule),
             now.groups.iter().map(|group| group.rules.len()).sum(),
+        ),
+        (
+            "members of groups that stay",
+            parts(Part::Member),
+            now.groups.iter().map(|group| group.members.len()).sum(),
         ),
         (
             "hosts",
@@ -220,7 +263,12 @@ fn too_much(planned: &[v1::Change], now: &v1::Config, new: &v1::Config) -> Optio
         (
             "services",
             deleted(|s| matches!(s, Subject::Service(_))),
-            services,
+            services.len(),
+        ),
+        (
+            "servers of services that stay",
+            parts(Part::Server),
+            services.iter().map(|service| service.servers.len()).sum(),
         ),
         (
             "router interfaces",
@@ -241,6 +289,11 @@ fn too_much(planned: &[v1::Change], now: &v1::Config, new: &v1::Config) -> Optio
             "access lists",
             deleted(|s| matches!(s, Subject::RouterAcl(_))),
             1,
+        ),
+        (
+            "rules of the router's access list",
+            parts(Part::ListRule),
+            listed,
         ),
     ];
     let empty = *new == v1::Config::default();
@@ -399,6 +452,109 @@ mod tests {
             refused.contains("revision 3 would delete 40 of 40 rules"),
             "{refused}"
         );
+    }
+
+    fn update(subject: Subject, details: Vec<String>) -> v1::Change {
+        v1::Change {
+            action: Action::Update.into(),
+            subject: Some(subject),
+            details,
+        }
+    }
+
+    /// A document whose groups have lost their members, and nothing else.
+    #[test]
+    fn lost_members_are_a_loss() {
+        let group = |members: usize| v1::Config {
+            groups: vec![v1::Group {
+                id: "web".into(),
+                members: vec!["192.0.2.1".into(); members],
+                ..Default::default()
+            }],
+            ..Default::default()
+        };
+        let lines = |sign: &str, count: usize| vec![format!("{sign} member 192.0.2.1"); count];
+        let says = |of: usize, gone: usize, come: usize| {
+            let all = [lines("-", gone), lines("+", come)].concat();
+            let change = update(Subject::Group("web".into()), all);
+            assert_eq!(takes_away(&change), gone > come);
+            too_much(&[change], &group(of), &group(of + come - gone))
+        };
+        let said = says(40, 11, 0);
+        let expected = "11 of 40 members of groups that stay";
+        assert_eq!(said.as_deref(), Some(expected));
+        assert_eq!(says(40, 10, 0), None);
+        assert_eq!(says(400, 20, 0), None);
+        assert_eq!(says(40, 40, 40), None, "they have other addresses");
+    }
+
+    /// A service that has lost its servers; what else is said of servers is no loss.
+    #[test]
+    fn lost_servers_are_a_loss() {
+        let config = |servers: usize| {
+            let service = v1::Service {
+                servers: vec![Default::default(); servers],
+                ..Default::default()
+            };
+            let balancer = v1::BalancerConfig {
+                services: vec![service],
+                ..Default::default()
+            };
+            v1::Config {
+                balancer: Some(balancer),
+                ..Default::default()
+            }
+        };
+        let says = |details: Vec<String>| {
+            let change = update(Subject::Service(Default::default()), details);
+            let said = too_much(std::slice::from_ref(&change), &config(20), &config(1));
+            (takes_away(&change), said)
+        };
+        let gone = |n: usize| format!("server 2001:db8::{n}: up weight 1 -> none");
+        let gone: Vec<String> = (0..12).map(gone).collect();
+        let expected = "12 of 20 servers of services that stay".to_owned();
+        assert_eq!(says(gone.clone()), (true, Some(expected)));
+        let come = (0..12).map(|n| format!("server 192.0.2.{n}: none -> up weight 1"));
+        assert_eq!(says(gone.into_iter().chain(come).collect()), (false, None));
+        let ports = (0..12).map(|n| format!("server 192.0.2.{n} check_port: 80 -> none"));
+        assert_eq!(says(ports.collect()), (false, None));
+    }
+
+    /// An access list that has lost its rules, or goes as a whole.
+    #[test]
+    fn an_access_list_s_lost_rules_are_a_loss() {
+        let config = |rules: usize| {
+            let acl = v1::RouterAccessList {
+                rules: vec!["allow proto tcp".into(); rules],
+                default: "deny".into(),
+            };
+            let router = v1::RouterConfig {
+                acl: Some(acl),
+                ..Default::default()
+            };
+            v1::Config {
+                router: Some(router),
+                ..Default::default()
+            }
+        };
+        let mut change = update(
+            Subject::RouterAcl(true),
+            vec!["- allow proto tcp".into(); 30],
+        );
+        let says = |change: &v1::Change| {
+            assert!(takes_away(change));
+            too_much(std::slice::from_ref(change), &config(30), &config(0))
+        };
+        let expected = "30 of 30 rules of the router's access list";
+        assert_eq!(says(&change).as_deref(), Some(expected));
+        change.action = Action::Delete.into();
+        assert_eq!(says(&change).as_deref(), Some(expected));
+        change.details.truncate(10);
+        assert_eq!(says(&change), None);
+        change.action = Action::Update.into();
+        let replaced = vec!["+ allow proto udp".to_owned(); 10];
+        change.details.extend(replaced);
+        assert!(!takes_away(&change));
     }
 
     #[test]
