@@ -166,9 +166,10 @@ __attribute__((noinline)) int acl_look_addresses(context *ctx, __u32 l3, __u32 b
 
 // Rows of the protocol and the ports. Less than zero: what is behind the addresses is not
 // understood.
-__attribute__((noinline)) int acl_look_transport(context *ctx, __u32 l3, int family, __u32 bank)
+__attribute__((noinline)) int acl_look_transport(context *ctx, __u32 l3, int family, __u32 flags)
 {
 	__u32 source = ACL_NO_PORT, destination = ACL_NO_PORT, protocol;
+	__u32 bank = !!(flags & CONFIG_ACL_BANK);
 	struct packet packet = {.l3 = l3, .family = family};
 	struct acl_shown *shown = acl_shown();
 	void *image = bpf_map_lookup_elem(&acls, &bank);
@@ -191,6 +192,11 @@ __attribute__((noinline)) int acl_look_transport(context *ctx, __u32 l3, int fam
 		if (packet.l4 + 2 * sizeof(*both) <= l3 + packet.length) {
 			source = both ? bpf_ntohs(both[0]) : ACL_UNKNOWN_PORT;
 			destination = both ? bpf_ntohs(both[1]) : ACL_UNKNOWN_PORT;
+		} else if (packet.fragment == FRAGMENT_FIRST && flags & CONFIG_ACL_ALL) {
+			// Headers of IPv6 fill it, and its ports are in the next one, which passes
+			// as one that has none. nftables lets both pass, and so do its lists here.
+			source = ACL_UNKNOWN_PORT;
+			destination = ACL_UNKNOWN_PORT;
 		}
 	}
 	shown->row[ACL_PROTOCOL] = acl_entry(image, header->protocols, protocol);
@@ -401,7 +407,7 @@ static __always_inline int acl_judge(context *ctx, __u32 l3, __u32 in, __u32 out
 
 	if (family < 0)
 		return ACL_DENY;
-	if (acl_look_transport(ctx, l3, family, bank) < 0 && !(flags & CONFIG_ACL_ALL))
+	if (acl_look_transport(ctx, l3, family, flags) < 0 && !(flags & CONFIG_ACL_ALL))
 		return ACL_UNREAD;
 	return acl_decide(bank, (__u64)out << 32 | in, counts);
 }

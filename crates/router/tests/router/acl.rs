@@ -680,6 +680,57 @@ fn nothing_hides_what_is_left_to_the_kernel() {
     }
 }
 
+/// A first fragment of IPv6 that its headers fill has no ports in it, and the next one, which has
+/// them, is any later fragment: what denies by ports takes the first one. nftables lets both pass,
+/// and a list that is nftables' does the same.
+#[test]
+fn a_first_fragment_without_its_ports_is_denied_by_ports() {
+    const LIST: &str = "default allow\ndeny proto udp to any port 9";
+    for modes in [NATIVE, TC] {
+        let cables = Cables { modes, ..PLAIN };
+        story_over(&cables, "", async move |namespace, mut lab| {
+            let mut ours = Ours::start_in(modes, &SMALL).await;
+            let mut out = |frame: &[u8]| {
+                lab.east.send(frame);
+                lab.west.receive().len()
+            };
+            // Offset and flags, and a number.
+            let fragment = |at: u8| to("2001:db8:f::7").extension(44, &[0, at, 0, 0, 0, 7]);
+            let first = |port| fragment(1).extension(60, &[1, 4, 0, 0, 0, 0]).udp(1, port);
+            let with_ports = |port| first(port).build();
+            let mut without = with_ports(9);
+            let headers = 8 + 8;
+            without.truncate(14 + 40 + headers);
+            without[18..20].copy_from_slice(&(headers as u16).to_be_bytes());
+            let later = fragment(8).udp(1, 9).build();
+            assert_eq!(out(&without), 1, "without a list");
+
+            let list = List::parse(LIST).expect("a list");
+            let of_tcp = List::parse("default allow\ndeny proto tcp to any port 9");
+            let of_tcp = of_tcp.expect("a list");
+            ours.service.router.set_acl(Some(of_tcp)).expect("it fits");
+            assert_eq!(out(&without), 1, "it is of another protocol");
+            let router = &mut ours.service.router;
+            router.set_acl(Some(list.clone())).expect("it fits");
+            assert_eq!((out(&with_ports(8)), out(&with_ports(9))), (1, 0));
+            assert_eq!((out(&without), out(&later)), (0, 1));
+            let allows = List::parse("default deny\nallow proto udp to any port 9");
+            let allows = allows.expect("a list");
+            ours.service.router.set_acl(Some(allows)).expect("it fits");
+            assert_eq!((out(&with_ports(9)), out(&without)), (1, 0));
+
+            ours.service.router.set_acl(None).expect("none");
+            to_kernel(namespace, &list);
+            ours.until("nftables' list", |ours| {
+                ours.service.router.acl_report().is_some()
+            })
+            .await;
+            assert_eq!((out(&with_ports(8)), out(&with_ports(9))), (1, 0));
+            assert_eq!((out(&without), out(&later)), (1, 1));
+        });
+    }
+}
+
 /// An own address of this host and one of its loopback as a source, which the kernel takes with
 /// `accept_local` and `route_localnet`, are judged; what it refuses by itself counts for no rule.
 #[test]
