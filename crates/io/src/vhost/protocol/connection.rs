@@ -2,7 +2,7 @@
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -19,8 +19,11 @@ use crate::vhost::protocol::saved::{LeftError, Saved};
 use crate::vhost::protocol::session::Session;
 use crate::vhost::protocol::sink::PortState;
 
-/// Reads from one VMM, of a message each at most, before the others have their turn.
+/// Reads from one VMM, of a message each at most, before the others have their turn,
 const TURN: usize = 64;
+/// and how long they may take together: some of what a VMM says costs milliseconds, such as a ring
+/// that begins anew.
+const TURN_WITHIN: Duration = Duration::from_millis(5);
 
 pub(in crate::vhost) struct Connection {
     socket: OwnedFd,
@@ -109,7 +112,7 @@ impl Connection {
     /// Does what can be done without waiting, within limits. A channel to the VMM that comes is to
     /// be reported by the poller as `channel`.
     pub fn serve(&mut self, poller: &Poller, channel: u64) -> Progress {
-        let mut read = 0;
+        let mut turn = Turn::new(Instant::now());
         loop {
             match self.send() {
                 Ok(true) if self.closing => return Progress::Broken,
@@ -119,10 +122,9 @@ impl Connection {
             }
             // Only here, when the reply to what was read last has gone: a VMM may wait for it and
             // say nothing before.
-            if read == TURN {
+            if !turn.goes_on(Instant::now()) {
                 return Progress::Reading;
             }
-            read += 1;
             match self.receive() {
                 Ok(true) => {}
                 Ok(false) => return Progress::Reading,
@@ -295,8 +297,50 @@ impl Connection {
     }
 }
 
+/// What is read from one VMM before the others have their turn.
+struct Turn {
+    began: Instant,
+    reads: usize,
+}
+
+impl Turn {
+    fn new(began: Instant) -> Turn {
+        Turn { began, reads: 0 }
+    }
+
+    /// Whether there is to be another read; the first one always.
+    fn goes_on(&mut self, now: Instant) -> bool {
+        let lasts = now.duration_since(self.began) < TURN_WITHIN;
+        let goes_on = self.reads == 0 || self.reads < TURN && lasts;
+        self.reads += 1;
+        goes_on
+    }
+}
+
 impl AsFd for Connection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_turn_ends_behind_so_many_reads_or_so_long() {
+        let began = Instant::now();
+        let mut turn = Turn::new(began);
+        let reads = (0..1000).take_while(|_| turn.goes_on(began)).count();
+        assert_eq!(reads, TURN);
+        // One read of a kind that takes longer than a turn, and no other behind it.
+        let mut turn = Turn::new(began);
+        let late = began + TURN_WITHIN;
+        assert!(turn.goes_on(late));
+        assert!(!turn.goes_on(late));
+        let mut turn = Turn::new(began);
+        let at = |part: u32| began + TURN_WITHIN * part / 4;
+        let reads = (1..).take_while(|part| turn.goes_on(at(*part))).count();
+        assert_eq!(reads, 3);
     }
 }
