@@ -6,6 +6,7 @@ mod common;
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read};
 use std::net::TcpStream;
+use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
 use api::v1;
@@ -123,6 +124,9 @@ async fn who_parses_what_clients_send_holds_no_capability() {
     assert!(files.is_empty(), "{files:?}");
     assert!(testkit::process::holds_nothing(reader));
     assert!(!testkit::process::holds_nothing(daemon));
+    // No process of its user looks into it: its files of proc(5) are root's.
+    let environment = std::fs::metadata(format!("/proc/{reader}/environ")).unwrap();
+    assert_eq!(environment.uid(), 0);
     if geteuid().is_root() {
         let status = std::fs::read_to_string(format!("/proc/{reader}/status")).unwrap();
         let nobody = sys::confine::NOBODY;

@@ -2,12 +2,25 @@
 //! without capabilities, without the means to get any (`no_new_privs`, prctl(2)), and within limits
 //! of its own (setrlimit(2)).
 //!
+//! Programs of ours that are to end as nobody, too, and are told secrets, give up what they have by
+//! themselves ([`give_up`]): what was nobody's from its first instruction on, any other process of
+//! nobody's could take over before it has said that it may not.
+//!
 //! It is here because what a child does between fork and exec is unsafe: only calls that take no
 //! lock and no memory.
 
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+
+use rustix::process::{
+    DumpableBehavior, Gid, Uid, geteuid, getppid, parent_process_death_signal,
+    set_dumpable_behavior, set_parent_process_death_signal,
+};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, set_capabilities, set_keep_capabilities, set_thread_groups,
+    set_thread_res_gid, set_thread_res_uid,
+};
 
 /// The user and group that own nothing: the kernel's own (`/proc/sys/kernel/overflowuid`).
 pub const NOBODY: u32 = 65_534;
@@ -36,10 +49,63 @@ pub struct Limits {
 /// Has `command` run confined, in a process group of its own. Where we are not root it runs as our
 /// own user.
 pub fn confine(command: &mut Command, limits: Limits) {
-    if rustix::process::geteuid().is_root() {
+    if geteuid().is_root() {
         // The standard library takes the other groups away too.
         command.gid(NOBODY).uid(NOBODY);
     }
+    before_exec(command, limits, true);
+}
+
+/// Has `command`, a program of ours, run within limits and in a process group of its own, as our
+/// user and with our capabilities, until it [gives them up](give_up).
+pub fn limit(command: &mut Command, limits: Limits) {
+    before_exec(command, limits, false);
+}
+
+/// From now on this process is as one that was started [confined](confine), and no process of the
+/// user that it is then looks into it, or has done so before. To be called while it has one thread
+/// and knows nothing yet.
+///
+/// # Errors
+/// Where we are root: there is no other user here, or whoever has started this process ended in the
+/// midst.
+pub fn give_up() -> io::Result<()> {
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    if geteuid().is_root() {
+        become_nobody()?;
+    }
+    let none = CapabilitySet::empty();
+    // What is ambient goes with what is inheritable.
+    Ok(set_capabilities(
+        None,
+        CapabilitySets {
+            effective: none,
+            permitted: none,
+            inheritable: none,
+        },
+    )?)
+}
+
+/// Capabilities stay: who has none does not look into who has some. With another user this process
+/// may be looked into again (`fs.suid_dumpable`), and is not ended with its parent any more, until
+/// both are said anew.
+fn become_nobody() -> io::Result<()> {
+    let (user, group) = (Uid::from_raw(NOBODY), Gid::from_raw(NOBODY));
+    let (parent, at_its_end) = (getppid(), parent_process_death_signal()?);
+    set_keep_capabilities(true)?;
+    set_thread_groups(&[])?;
+    set_thread_res_gid(group, group, group)?;
+    set_thread_res_uid(user, user, user)?;
+    set_keep_capabilities(false)?;
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    set_parent_process_death_signal(at_its_end)?;
+    match getppid() == parent {
+        true => Ok(()),
+        false => Err(io::Error::from_raw_os_error(libc::ESRCH)),
+    }
+}
+
+fn before_exec(command: &mut Command, limits: Limits, is_confined: bool) {
     command.process_group(0);
     let limits = [
         (libc::RLIMIT_AS, limits.memory),
@@ -75,13 +141,15 @@ pub fn confine(command: &mut Command, limits: Limits) {
             }
             // What is ambient would outlive exec (capabilities(7)); the rest does not for who is
             // not root.
-            check(libc::prctl(
-                libc::PR_CAP_AMBIENT,
-                libc::PR_CAP_AMBIENT_CLEAR_ALL as libc::c_ulong,
-                0 as libc::c_ulong,
-                0 as libc::c_ulong,
-                0 as libc::c_ulong,
-            ))?;
+            if is_confined {
+                check(libc::prctl(
+                    libc::PR_CAP_AMBIENT,
+                    libc::PR_CAP_AMBIENT_CLEAR_ALL as libc::c_ulong,
+                    0 as libc::c_ulong,
+                    0 as libc::c_ulong,
+                    0 as libc::c_ulong,
+                ))?;
+            }
             check(libc::prctl(
                 libc::PR_SET_NO_NEW_PRIVS,
                 1 as libc::c_ulong,
@@ -112,6 +180,62 @@ fn check(result: libc::c_int) -> io::Result<()> {
 mod tests {
     use super::*;
 
+    /// It is still who has started it until it has given that up, and then nobody, whom nobody else
+    /// looks into.
+    #[test]
+    fn who_gives_up_what_it_has_is_looked_into_by_nobody() {
+        const TRY: &str = "BUTTERFLY_TEST_GIVES_UP";
+        let name = "confine::tests::who_gives_up_what_it_has_is_looked_into_by_nobody";
+        let own = geteuid().as_raw();
+        let Ok(parent) = std::env::var(TRY) else {
+            let mut child = Command::new(std::env::current_exe().unwrap());
+            child.args(["--exact", name, "--nocapture"]);
+            child.env(TRY, own.to_string());
+            limit(
+                &mut child,
+                Limits {
+                    memory: UNLIMITED,
+                    data: 2 << 30,
+                    cpu_secs: UNLIMITED,
+                    file: UNLIMITED,
+                    files: UNLIMITED,
+                    processes: UNLIMITED,
+                },
+            );
+            let output = child.output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr);
+            let done = said.contains("all is given up");
+            assert!(output.status.success() && done, "{output:?}");
+            return;
+        };
+        assert_eq!(own.to_string(), parent);
+        let at_its_end = Some(rustix::process::Signal::KILL);
+        set_parent_process_death_signal(at_its_end).unwrap();
+        give_up().unwrap();
+        assert_eq!(parent_process_death_signal().unwrap(), at_its_end);
+        let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+        let user = if own == 0 { NOBODY } else { own };
+        let ids = format!("{user}\t{user}\t{user}\t{user}");
+        let none = "0000000000000000".to_owned();
+        for (field, value) in [
+            ("Uid", &ids),
+            ("CapPrm", &none),
+            ("CapEff", &none),
+            ("CapInh", &none),
+            ("CapAmb", &none),
+            ("NoNewPrivs", &"1".to_owned()),
+        ] {
+            let line = format!("\n{field}:\t{value}\n");
+            assert!(status.contains(&line), "no {line:?} in {status}");
+        }
+        // Of the same user, and without capabilities as well. It is this thread that has given up.
+        let thread = rustix::thread::gettid().as_raw_nonzero();
+        let environment = format!("/proc/{}/task/{thread}/environ", std::process::id());
+        let looked = Command::new("cat").arg(environment).output().unwrap();
+        assert!(!looked.status.success() && looked.stdout.is_empty());
+        eprintln!("all is given up");
+    }
+
     #[test]
     fn a_confined_program_is_nobody_and_stays_so() {
         let script = "id -u; id -G; ulimit -v; ulimit -d; ulimit -t; ulimit -n; ulimit -c; \
@@ -131,7 +255,7 @@ mod tests {
         );
         let output = command.output().unwrap();
         let said = String::from_utf8_lossy(&output.stdout);
-        let own = rustix::process::geteuid().as_raw();
+        let own = geteuid().as_raw();
         let user = if own == 0 { NOBODY } else { own };
         let lines: Vec<&str> = said.lines().collect();
         let expected = [

@@ -4,7 +4,8 @@
 //! before anybody knows who they are, and libraries parse them. A mistake in one of those is not to
 //! be worth the host's network. So a *reader*, a process of its own, gets the connection itself: it
 //! holds no capability, can open no file, make no socket and run nothing
-//! ([`sys::reading_only`]), and is nobody where the daemon is root. The daemon accepts the
+//! ([`sys::reading_only`]), and is nobody where the daemon is root; it becomes so itself, when no
+//! other process of nobody's can look into it any more. The daemon accepts the
 //! connection, asks the kernel who is there, passes the descriptor on, and keeps one end of a pair
 //! of sockets, over which it gets what was understood:
 //!

@@ -34,6 +34,7 @@ pub fn serve() -> Result<(), String> {
     let _ = rustix::thread::set_name(c"reader");
     // Strangers can have it take memory.
     sys::confine::go_first().map_err(told("/proc/self/oom_score_adj"))?;
+    sys::confine::give_up().map_err(told("what it may cannot be given up"))?;
     let mut reader = ReaderProcess {
         threads: Threads::start()?,
         envelope: Envelope::default(),

@@ -196,7 +196,8 @@ impl Reader {
             // The daemon's own is nobody else's to write to.
             .stderr(Stdio::piped())
             .kill_on_drop(true);
-        sys::confine::confine(command.as_std_mut(), LIMITS);
+        // It gives up what it has before it hears of the key: see `give_up`.
+        sys::confine::limit(command.as_std_mut(), LIMITS);
         let mut child = health::start_program(command)?;
         // One that takes nothing is not waited for.
         rustix::io::ioctl_fionbio(&ours, true)?;

@@ -125,7 +125,8 @@ impl Helper {
             .env_clear()
             .stdin(Stdio::from(theirs))
             .stdout(Stdio::null());
-        confine::confine(
+        // It gives up what it has before it gets a guest's memory: see `give_up`.
+        confine::limit(
             &mut command,
             Limits {
                 // Of the guest's memory it maps all.
@@ -179,6 +180,7 @@ pub fn serve() -> Result<(), String> {
     };
     // A VMM can have it take memory.
     confine::go_first().map_err(|e| format!("/proc/self/oom_score_adj: {e}"))?;
+    confine::give_up().map_err(|e| format!("what it may cannot be given up: {e}"))?;
     let userfault = Userfault::waiting().map_err(|e| format!("userfaultfd: {e}"))?;
     let userfault = Arc::new(userfault);
     let (asks, queue) = mpsc::channel();
