@@ -96,7 +96,8 @@ impl Uplink {
     }
 
     /// Takes an interface of this network namespace; the error names the process that has it.
-    /// `None`: somebody pretends to have it who is neither root nor our user, or does not answer.
+    /// `None`: somebody pretends to have it who is neither root nor our user nor may change the
+    /// network, or does not answer.
     pub fn take(interface: &str) -> Result<Option<Uplink>, String> {
         let name = format!("butterflyd/uplink/{interface}");
         let mut taken = HeldName::take(&name);
