@@ -7,6 +7,8 @@ mod common;
 mod damaged;
 #[path = "held/post_copy.rs"]
 mod post_copy;
+#[path = "held/start.rs"]
+mod start;
 #[path = "held/upgrade.rs"]
 mod upgrade;
 #[path = "held/versions.rs"]
