@@ -5,7 +5,7 @@
 //! By nfnetlink (linux/netfilter/nf_tables.h) and not by `nft -j`: no program has to be installed,
 //! and changes are told.
 
-use crate::dump::{DUMPS_MAX, Dump};
+use crate::dump::Dump;
 use crate::error::Error;
 use crate::message::{Message, Request};
 use crate::nft_rule::{Expression, expressions};
@@ -15,7 +15,8 @@ use std::collections::HashSet;
 use std::time::Duration;
 use std::{fmt, io};
 
-/// Before rules that change are read again; longer each time.
+/// So often rules that change meanwhile are read at once, and the pause before, longer each time.
+const TRIES: u32 = 4;
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// A place where forwarded packets of a family are looked at.
@@ -34,6 +35,20 @@ pub struct Hook {
     /// Its rules, if it is a chain that filters what is forwarded and nothing else, in use, of a
     /// kind that was read.
     pub read: Option<Vec<Vec<Expression>>>,
+}
+
+impl Hook {
+    /// What there may be where the rules cannot be read.
+    pub fn unread(why: &Error) -> Hook {
+        Hook {
+            v4: true,
+            v6: true,
+            name: format!("a firewall that cannot be read ({why})"),
+            rules: 0,
+            drops: false,
+            read: None,
+        }
+    }
 }
 
 impl fmt::Display for Hook {
@@ -85,6 +100,9 @@ impl Firewall {
 
     /// The hooks that can do something to a forwarded packet. Chains without rules that accept
     /// cannot.
+    ///
+    /// # Errors
+    /// The kernel does not tell all of them, or they change whenever they are asked for.
     pub async fn hooks(&mut self) -> Result<Vec<Hook>, Error> {
         let mut hooks = match &mut self.nftables {
             Some(nftables) => nftables.hooks().await?,
@@ -118,7 +136,7 @@ impl Nftables {
             tries += 1;
             match self.hooks_once().await {
                 // Whoever changes the rules has a moment to finish.
-                Err(Error::Interrupted(_)) if tries < DUMPS_MAX => {
+                Err(Error::Interrupted(_)) if tries < TRIES => {
                     tokio::time::sleep(PAUSE * tries).await;
                 }
                 done => return done,

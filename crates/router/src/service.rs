@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use netlink::devices::Devices;
-use netlink::firewall::Firewall as Hooks;
+use netlink::firewall::{Firewall as Hooks, Hook};
 use netlink::{Kinds, Mirror, Requests, Snapshot, Watch};
 use sys::bpf::TcSide;
 use tokio::time::{Interval, MissedTickBehavior, interval};
@@ -28,6 +28,8 @@ pub struct Service {
     mirror: Arc<Mirror>,
     watch: Watch,
     hooks: Hooks,
+    /// They could not be read when they were last asked for.
+    hooks_unread: bool,
     requests: Requests,
     devices: Devices,
     second: Interval,
@@ -70,6 +72,7 @@ impl Service {
             router,
             watch: mirror.watch(),
             hooks: Hooks::new()?,
+            hooks_unread: false,
             requests: Requests::new()?,
             devices: Devices::new().await?,
             second,
@@ -166,6 +169,9 @@ impl Service {
             Change::Second => {
                 self.router.beat();
                 self.read_settings()?;
+                if self.hooks_unread {
+                    self.read_firewall().await?;
+                }
                 self.read_devices().await?;
                 for (ifindex, ip) in self.router.housekeep() {
                     // A neighbour that has gone meanwhile needs no confirmation.
@@ -176,8 +182,12 @@ impl Service {
         }
     }
 
+    /// What cannot be read, as rules that change all the time, is taken to see every packet, which
+    /// is the kernel's then, and is read again in a second.
     async fn read_firewall(&mut self) -> Result<(), Error> {
-        let hooks = self.hooks.hooks().await?;
+        let read = self.hooks.hooks().await;
+        self.hooks_unread = read.is_err();
+        let hooks = read.unwrap_or_else(|error| vec![Hook::unread(&error)]);
         self.router.set_firewall(Firewall { hooks })
     }
 
