@@ -45,7 +45,8 @@ struct Slot {
 }
 
 /// A pair of a NIC, whose port may be here. What it has cost stays when that goes: a VMM may take
-/// its rings away and give them back as often as it likes.
+/// its rings away and give them back as often as it likes. A NIC that is given the slot of one that
+/// is deleted begins with what that one owed.
 #[derive(Default)]
 struct Place {
     attached: Option<Attached>,
@@ -249,12 +250,13 @@ impl Ports {
         if std::mem::replace(&mut slot.turn, turn) == turn {
             return None;
         }
-        Some((slot.next, 1 + slot.others.len() as u16))
+        let count = 1 + slot.others.len() as u16;
+        Some((slot.next % count, count))
     }
 
-    /// The pair that is to have the first turn next.
-    pub(crate) fn set_next(&mut self, slot: PortSlot, pair: u16) {
-        self.slot(slot).next = pair;
+    /// A queue has had its turn: that of the pair behind it is next.
+    pub(crate) fn had_its_turn(&mut self, queue: QueueId) {
+        self.slot(queue.slot).next = queue.pair + 1;
     }
 
     /// A NIC, and no uplink, that has had several pairs here.

@@ -225,7 +225,7 @@ impl Worker {
             }
             let came = self.serve(queue, now);
             if came > 0 {
-                self.ports.set_next(slot, (pair + 1) % count);
+                self.ports.had_its_turn(queue);
             }
             frames += came;
         }
@@ -302,6 +302,7 @@ impl Worker {
                 debt.charge(Cost::carried(work::cost(0, 0, looks)));
                 self.senders += usize::from(debt.is_another_sender());
                 self.batch.clear();
+                self.ports.had_its_turn(queue);
             }
             return 0;
         }

@@ -14,14 +14,17 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use crate::post_copy::Arrivals;
-use crate::shared_file::Mapping;
 pub use crate::shared_file::{FileError, MissingPages};
+use crate::shared_file::{Mapping, room_is_short};
 
 /// What regions begin at and are multiples of.
 const PAGE: u64 = 4096;
 
 /// The most regions a guest may have: what QEMU announces at most as memory slots.
 pub const MAX_REGIONS: usize = 512;
+
+/// More than a guest of QEMU's has, if nothing was added to it while it ran.
+const ORDINARY: usize = 8;
 
 /// One region as the VMM describes it; the file descriptor is closed once it is mapped.
 #[derive(Debug)]
@@ -67,6 +70,19 @@ pub enum MemoryError {
     )]
     Total {
         /// How long all regions are.
+        size: u64,
+        /// How long they may be.
+        most: u64,
+    },
+    /// Guests together have mapped much, and this one is none as there are many.
+    #[error(
+        "the memory table has {regions} regions and {size:#x} bytes; since all guests together \
+         have mapped much, {ORDINARY} regions and {most:#x} bytes are possible"
+    )]
+    Room {
+        /// How many it has.
+        regions: usize,
+        /// How long all of them are.
         size: u64,
         /// How long they may be.
         most: u64,
@@ -169,7 +185,7 @@ impl GuestMemory {
         for spec in &specs {
             check_range(spec)?;
         }
-        check_total(&specs, most_bytes())?;
+        check_total(&specs, host_bytes(), room_is_short())?;
         check_overlap(
             "guest address",
             specs.iter().map(|s| (s.guest_addr, s.size)).collect(),
@@ -303,23 +319,33 @@ fn check_range(spec: &RegionSpec) -> Result<(), MemoryError> {
     Ok(())
 }
 
-/// How long all regions of a guest may be: four times the host's memory, which a guest may be
-/// promised more of than there is, and a terabyte where that is less. Files of any length cost a
-/// VMM nothing, and all guests share the daemon's address space.
-fn most_bytes() -> u64 {
+/// The host's memory, or 256 GiB where that is less.
+fn host_bytes() -> u64 {
     // SAFETY: it asks for a number.
-    let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
-    let host = u64::try_from(pages).unwrap_or(0).saturating_mul(PAGE);
-    host.saturating_mul(4).max(1 << 40)
+    let ask = |what| u64::try_from(unsafe { libc::sysconf(what) }).unwrap_or(0);
+    let host = ask(libc::_SC_PHYS_PAGES).saturating_mul(ask(libc::_SC_PAGESIZE));
+    host.max(256 << 30)
 }
 
-fn check_total(specs: &[RegionSpec], most: u64) -> Result<(), MemoryError> {
-    let sizes = specs.iter().map(|spec| spec.size);
+/// Files of any length cost a VMM nothing, and all guests share the daemon's address space: a guest
+/// has no more than four times the host's memory, of which it may be promised more than there is,
+/// and where there is little room left no more than what most guests are content with.
+fn check_total(specs: &[RegionSpec], host: u64, is_short: bool) -> Result<(), MemoryError> {
+    let (sizes, regions) = (specs.iter().map(|spec| spec.size), specs.len());
     let size = sizes.fold(0, u64::saturating_add);
-    match size <= most {
-        true => Ok(()),
-        false => Err(MemoryError::Total { size, most }),
+    let most = host.saturating_mul(4);
+    if size > most {
+        return Err(MemoryError::Total { size, most });
     }
+    if is_short && (size > host || regions > ORDINARY) {
+        let most = host;
+        return Err(MemoryError::Room {
+            regions,
+            size,
+            most,
+        });
+    }
+    Ok(())
 }
 
 fn check_overlap(what: &'static str, mut ranges: Vec<(u64, u64)>) -> Result<(), MemoryError> {
@@ -395,12 +421,23 @@ mod tests {
     /// What costs a VMM nothing is not mapped without end.
     #[test]
     fn a_guest_has_not_many_times_the_host_s_memory() {
-        let most = most_bytes();
+        let most = 4 * host_bytes();
         assert!(most >= 1 << 40);
         let half = most / 2 / PAGE * PAGE;
         drop(GuestMemory::new(vec![region(0, half), region(half, half)]).unwrap());
         let why = refused(vec![region(0, half), region(half, half + 2 * PAGE)]);
         assert!(why.contains(&format!("{most:#x} are possible")), "{why}");
+        // All guests together have mapped much.
+        let host = 1 << 30;
+        let check = |specs: &[RegionSpec]| check_total(specs, host, true).map_err(drop);
+        let many = |count| {
+            (0..count)
+                .map(|at| region(at * PAGE, PAGE))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!((check(&many(8)), check(&many(9))), (Ok(()), Err(())));
+        assert_eq!(check(&[region(0, host)]), Ok(()));
+        assert_eq!(check(&[region(0, host + PAGE)]), Err(()));
         // Nor do the sizes' sum wrap.
         let specs = (0..4)
             .map(|at| region(at << 62, 0x1000))
@@ -410,6 +447,6 @@ mod tests {
             ..spec
         };
         let specs = specs.into_iter().map(wide).collect::<Vec<_>>();
-        assert!(check_total(&specs, u64::MAX - 1).is_err());
+        assert!(check_total(&specs, u64::MAX / 4, false).is_err());
     }
 }
