@@ -285,7 +285,7 @@ impl Pause {
     /// They stand still from now on. Who does so for longer than this, and for its patience
     /// besides, hangs.
     pub fn begin(&self, at_most: Duration) {
-        let looks = at_most.as_secs().div_ceil(LOOK.as_secs());
+        let looks = at_most.as_millis().div_ceil(LOOK.as_millis());
         self.enter(Phase::Pausing(u32::try_from(looks).unwrap_or(u32::MAX)));
     }
 

@@ -27,7 +27,7 @@ use crate::witness::{EVERYTHING, PLAIN, Witness};
 const STEPS_MAX: usize = 200;
 const MEMORY: usize = 64 << 10;
 /// The guest has a little more memory than it hands over: nobody may write there.
-const HIDDEN: usize = 200;
+const HIDDEN: usize = 4096;
 const HANDED_OVER: usize = MEMORY - HIDDEN;
 /// Where the memory is cut when it is handed over as two regions.
 const CUT: u64 = 32 << 10;

@@ -160,6 +160,8 @@ mod tests {
         let mut child = Command::new(words.next().unwrap())
             .args(words)
             .args(["python3", "-c", &script])
+            // One that anybody may run.
+            .env("PATH", "/usr/bin:/bin")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
