@@ -72,6 +72,9 @@ pub struct Changed {
     /// The last host, or the last thing that was said of a network, went: networks of which nothing
     /// else is said hear anybody again.
     pub opens_networks: bool,
+    /// Networks hear nobody on other hosts, and nothing says that it is to be so; until now there
+    /// were none ([`Controller::deaf_networks`]).
+    pub deafens_networks: bool,
 }
 
 impl Changed {
@@ -102,6 +105,7 @@ impl Changed {
                 .collect(),
             more,
             opens_networks: false,
+            deafens_networks: false,
         }
     }
 }
@@ -325,6 +329,7 @@ impl Controller {
             self.settle();
         }
         self.changed = Some(Changed {
+            deafens_networks: self.deafens(&before, &staged),
             opens_networks: self.state.overlay.is_undeclared() && !before.overlay.is_undeclared(),
             ..Changed::of(&staged)
         });

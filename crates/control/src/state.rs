@@ -159,6 +159,12 @@ impl State {
         }
     }
 
+    /// The networks with a NIC that are deaf ([`Overlay::is_deaf`]), in no order.
+    pub fn deaf_networks(&self) -> impl Iterator<Item = Vni> {
+        let deaf = self.networks.keys().copied();
+        deaf.filter(|vni| self.overlay.is_deaf(*vni))
+    }
+
     /// The group, if it exists.
     pub fn group(&self, id: &GroupId) -> Option<&Arc<Group>> {
         self.groups.get(id)?.group.as_ref()

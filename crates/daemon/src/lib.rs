@@ -28,6 +28,7 @@ mod bench_report;
 mod connections;
 mod cores;
 mod datagrams;
+mod deaf;
 mod deaths;
 pub mod decoders;
 mod dpdk_args;

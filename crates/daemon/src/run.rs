@@ -34,6 +34,7 @@ use crate::balancer::announcing::{self, Announcing};
 use crate::balancer::bgp::Announcer;
 use crate::balancer::hook::Hook;
 use crate::connections;
+use crate::deaf;
 use crate::deaths;
 use crate::features::HostFeatures;
 use crate::flow_log::FlowLog;
@@ -551,6 +552,9 @@ async fn serve(
             Ok::<_, String>(())
         };
         begun(waiting(take_up).await)?;
+    }
+    if let Some(words) = deaf::sentence(&app.control().deaf_networks()) {
+        tracing::warn!("{words}");
     }
     begun(app.router.settle().await.map_err(|e| e.to_string()))?;
     starting.store(false, Ordering::Relaxed);

@@ -16,9 +16,10 @@ use crate::words::utc;
 
 /// Shown behind the help of `status`.
 pub const STATUS_EXAMPLE: &str = "\
-A line `warning` is an uplink or another interface that loses frames or is down. A line `forgotten`
-is something that a daemon before has left and this one could not go on with. The last part is a
-graph in the DOT language, for Graphviz.
+A line `warning` is an uplink or another interface that loses frames or is down, or a network that
+hears nobody on other hosts though nobody has asked for that. A line `forgotten` is something that a
+daemon before has left and this one could not go on with. The last part is a graph in the DOT
+language, for Graphviz.
 
 Examples:
   butterfly status
@@ -27,9 +28,8 @@ Examples:
 pub const HEALTH_EXAMPLE: &str = "\
 It does not work when it cannot be reached (exit code 3), is not ready yet, is stopping, or one of
 its threads hangs (1). Over API v1 this is what gRPC's health service (grpc.health.v1) tells
-everybody who may connect. Where it works and an uplink or another interface loses frames or is
-down, it says so on stderr, to who may ask for the status, and ends with 0: a restart would not
-help.
+everybody who may connect. Where it works and there is a line `warning` in its status, it says so on
+stderr, to who may ask for the status, and ends with 0: a restart would not help.
 
 Examples:
   butterfly health

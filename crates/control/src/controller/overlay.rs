@@ -5,8 +5,8 @@ use super::Controller;
 use crate::diff::Diff;
 use crate::error::Error;
 use crate::model::{Binding, BindingKey, Host, HostUpdate, NetworkOptions};
-use crate::stage::{Change, OverlayChanges};
-use crate::state::NetworkMode;
+use crate::stage::{Change, OverlayChanges, Staged};
+use crate::state::{NetworkMode, State};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::ops::Bound;
@@ -130,6 +130,37 @@ impl Controller {
             ..OverlayChanges::default()
         };
         self.commit(vec![Change::Overlay(Box::new(changes))], dry_run)
+    }
+
+    /// The networks with NICs here that hear nobody on other hosts though nothing says that they
+    /// are not to: something is declared of some network, no host is, and of these not whom they
+    /// hear. None where this host reaches no other.
+    pub fn deaf_networks(&self) -> Vec<Vni> {
+        let mut deaf: Vec<Vni> = match self.settings.overlay {
+            true => self.state.deaf_networks().collect(),
+            false => Vec::new(),
+        };
+        deaf.sort_unstable();
+        deaf
+    }
+
+    /// A change has made the first network such a one. Of one that concerns few networks no more
+    /// are looked at, unless it has.
+    pub(super) fn deafens(&self, before: &State, staged: &Staged) -> bool {
+        let is_deaf =
+            |vni: Vni| self.state.networks.contains_key(&vni) && self.state.overlay.is_deaf(vni);
+        let diff = &staged.diff;
+        let is_any = match staged.overlay.everywhere || !diff.hosts.is_empty() {
+            true => self.state.deaf_networks().next().is_some(),
+            false => {
+                let networks = diff.networks.iter().map(|change| change.to.vni);
+                let nics = staged.nics.values().filter_map(|(_, new)| new.as_ref());
+                let mut concerned = networks.chain(nics.map(|new| new.nic.vni));
+                concerned.any(is_deaf)
+            }
+        };
+        let begins = || staged.overlay.begins || before.deaf_networks().next().is_none();
+        self.settings.overlay && is_any && begins()
     }
 
     fn change_overlay(&mut self, changes: OverlayChanges) -> Result<Diff, Error> {

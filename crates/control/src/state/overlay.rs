@@ -86,6 +86,16 @@ impl Overlay {
         self.hosts.is_empty() && self.options.is_empty()
     }
 
+    /// Nobody is heard in the VNI, and nothing says that it is to be so: something is declared of
+    /// some VNI, and no host at all. One whose frames stay on this host says so.
+    pub fn is_deaf(&self, vni: Vni) -> bool {
+        let unsaid = |options: &NetworkOptions| {
+            options.from_anybody.is_none() && options.flood != Some(Flood::Off)
+        };
+        let declares_no_host = self.hosts.is_empty() && !self.options.is_empty();
+        declares_no_host && self.options.get(&vni).is_none_or(unsaid)
+    }
+
     /// How the VNI works.
     pub fn mode(&self, vni: Vni) -> NetworkMode {
         let options = self.options.get(&vni);

@@ -43,6 +43,76 @@ fn overlay(hosts: Vec<Host>, networks: Vec<NetworkOptions>, bindings: Vec<Bindin
     }
 }
 
+/// Who chooses another multicast group for a VNI, and says no more, hears nobody: that is told when
+/// it begins, and for as long as nothing says that it is to be so.
+#[test]
+fn networks_that_hear_nobody_are_told() {
+    let (mut controller, _) = controller();
+    let told = |controller: &mut crate::Controller| {
+        let changed = controller.take_changed();
+        changed.is_some_and(|changed| changed.deafens_networks)
+    };
+    let another_group = NetworkOptions {
+        flood: Some(Flood::Multicast(Some(ip("239.1.1.1")))),
+        ..NetworkOptions::new(vni(42))
+    };
+    let from = |from_anybody: bool, id: u32| NetworkOptions {
+        from_anybody: Some(from_anybody),
+        ..NetworkOptions::new(vni(id))
+    };
+    // Of a network that nobody here is in nothing is told.
+    controller.put_network(another_group.clone()).unwrap();
+    assert!(!told(&mut controller));
+    assert_eq!(controller.deaf_networks(), []);
+    controller.put_nic(nic("a", 1, &[])).unwrap();
+    assert!(told(&mut controller));
+    assert_eq!(controller.deaf_networks(), [vni(42)]);
+    // One more of them is no news.
+    let other = Nic {
+        vni: vni(41),
+        ..nic("b", 2, &[])
+    };
+    controller.put_nic(other).unwrap();
+    assert!(!told(&mut controller));
+    assert_eq!(controller.deaf_networks(), [vni(41), vni(42)]);
+    // What is said is wanted, whatever it is.
+    let anybody = NetworkOptions {
+        from_anybody: Some(true),
+        ..another_group.clone()
+    };
+    controller.put_network(anybody).unwrap();
+    controller.put_network(from(false, 41)).unwrap();
+    assert!(!told(&mut controller));
+    assert_eq!(controller.deaf_networks(), []);
+    let stays_here = NetworkOptions {
+        flood: Some(Flood::Off),
+        ..NetworkOptions::new(vni(42))
+    };
+    controller.put_network(stays_here).unwrap();
+    assert!(!told(&mut controller));
+    controller.put_network(another_group.clone()).unwrap();
+    assert!(told(&mut controller));
+    // Once a host is declared, who is out there is said; until it is not any more.
+    controller.put_host(host("10.0.0.2", &[43])).unwrap();
+    assert!(!told(&mut controller));
+    assert_eq!(controller.deaf_networks(), []);
+    controller.delete_host(ip("10.0.0.2"), false).unwrap();
+    assert!(told(&mut controller));
+    assert_eq!(controller.deaf_networks(), [vni(42)]);
+    // While nothing is declared all are heard, and with the first option the others no more.
+    controller
+        .put_network(NetworkOptions::new(vni(42)))
+        .unwrap();
+    controller
+        .put_network(NetworkOptions::new(vni(41)))
+        .unwrap();
+    assert_eq!(controller.deaf_networks(), []);
+    assert!(!told(&mut controller));
+    controller.put_network(from(true, 41)).unwrap();
+    assert!(told(&mut controller));
+    assert_eq!(controller.deaf_networks(), [vni(42)]);
+}
+
 #[test]
 fn a_vni_works_by_who_is_known_of_it() {
     let (mut controller, _) = controller();

@@ -26,6 +26,7 @@ use wire::{Mac, Vni};
 
 use super::admit::Caller;
 use super::policy::Reach;
+use crate::deaf;
 
 /// Why an operation is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -58,6 +59,11 @@ impl Drop for Permitted<'_> {
         };
         if changed.opens_networks {
             tracing::warn!("{OPEN}");
+        }
+        if changed.deafens_networks
+            && let Some(words) = deaf::sentence(&self.control.deaf_networks())
+        {
+            tracing::warn!("{words}");
         }
         if let Some(record) = &self.caller.record {
             record.changed(&changed);

@@ -8,11 +8,13 @@ use control::{Controller, NicStats};
 use dataplane::drop_reason::DropReason;
 use dataplane::flow::FlowInfo;
 use tonic::Status;
+use wire::Vni;
 
 use super::{render, workers};
 use crate::access::{Permitted, Refusal};
 use crate::app::{App, monotonic_ns};
 use crate::balancer;
+use crate::deaf;
 use crate::forgotten;
 use crate::uplinks::Uplinks;
 
@@ -238,7 +240,10 @@ pub fn brief(app: &App, control: &Permitted, router: String) -> v1::Status {
             _ => String::new(),
         },
         router: if all { router } else { String::new() },
-        warnings: if all { warnings(app) } else { Vec::new() },
+        warnings: match control.unlimited() {
+            Some(control) => warnings(app, &control.deaf_networks()),
+            None => Vec::new(),
+        },
         forgotten: if all { all_forgotten() } else { Vec::new() },
         ..v1::Status::default()
     }
@@ -259,7 +264,7 @@ fn all_forgotten() -> Vec<v1::Forgotten> {
 
 /// What keeps frames from passing, or from being recorded, while the daemon itself works, a
 /// sentence each.
-fn warnings(app: &App) -> Vec<String> {
+fn warnings(app: &App, deaf: &[Vni]) -> Vec<String> {
     let mut warnings = app
         .uplinks
         .running()
@@ -268,5 +273,6 @@ fn warnings(app: &App) -> Vec<String> {
     let losing = app.balancer.losing();
     warnings.extend(losing.iter().map(|name| balancer::loss(name)));
     warnings.extend(app.traces.warning());
+    warnings.extend(deaf::sentence(deaf));
     warnings
 }
