@@ -1,12 +1,13 @@
 //! What of this host makes Butterfly slow or keeps it from working, and what to do about it.
 //!
 //! [`host`] looks at the kernel, the process and the machine by files of /proc and /sys;
-//! [`interfaces`] at the interfaces that carry our frames, by netlink, ethtool and BPF. Each check
-//! has a name that stays, for scripts. `butterfly doctor` calls [`examine`], `butterfly bench` what
-//! is in [`speed`].
+//! [`interfaces`] at the interfaces that carry our frames, by netlink, ethtool and BPF; [`keys`] at
+//! the files of keys. Each check has a name that stays, for scripts. `butterfly doctor` calls
+//! [`examine`], `butterfly bench` what is in [`speed`].
 
 mod host;
 mod interfaces;
+mod keys;
 pub mod speed;
 
 use api::v1;
@@ -94,6 +95,7 @@ impl Findings {
 pub async fn examine(daemon: &Daemon, named: &[String]) -> Result<Vec<Finding>, String> {
     let mut findings = Findings::default();
     host::examine(daemon, &mut findings);
+    keys::examine(daemon, &mut findings);
     interfaces::examine(daemon, named, &mut findings).await?;
     Ok(findings.0)
 }
