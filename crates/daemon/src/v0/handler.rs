@@ -3,6 +3,7 @@
 //! out in [`requests`](super::requests), and answered and recorded when it is on disk.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use api::strict;
 use api::v0::proto::error::ErrorCode;
@@ -20,6 +21,9 @@ pub const REPLY_MAX: usize = 32 << 20;
 
 /// Changes that wait for the disk together: their records are in memory meanwhile.
 const TOGETHER_MAX: usize = 256;
+/// For how long they do, and one request more: they are in force, and a kill leaves no record of
+/// them.
+const TOGETHER_FOR: Duration = Duration::from_millis(100);
 
 /// Answers requests. Cheap to clone.
 #[derive(Clone)]
@@ -89,7 +93,7 @@ impl Handler {
             length += answer.encoded_len();
             quit |= last;
             messages.push(answer);
-            if together.changed_by.len() >= TOGETHER_MAX {
+            if together.is_full(Instant::now()) {
                 together.settle(&mut messages);
                 together = Together::begin(&self.operations, messages.len());
             }
@@ -140,6 +144,8 @@ impl Handler {
 /// that: they may be undone.
 struct Together<'a> {
     changing: Changing<'a>,
+    /// When the first of them began.
+    begun: Instant,
     /// Where their answers begin.
     first: usize,
     changed_by: Vec<Caller>,
@@ -149,8 +155,18 @@ impl<'a> Together<'a> {
     fn begin(operations: &'a Arc<Operations>, first: usize) -> Together<'a> {
         Together {
             changing: operations.changing(),
+            begun: Instant::now(),
             first,
             changed_by: Vec::new(),
+        }
+    }
+
+    /// No more are to wait.
+    fn is_full(&self, now: Instant) -> bool {
+        match self.changed_by.len() {
+            0 => false,
+            TOGETHER_MAX.. => true,
+            _ => now.saturating_duration_since(self.begun) >= TOGETHER_FOR,
         }
     }
 

@@ -90,6 +90,24 @@ fn what_a_failing_disk_undoes_is_not_recorded_as_done() {
     assert_eq!(lines[3]["details"], json!(["log level: none -> debug"]));
 }
 
+/// Changes wait for each other for a moment only, where each of them takes long; what changes
+/// nothing waits for nobody.
+#[test]
+fn changes_that_take_long_do_not_wait_for_many() {
+    let dir = tempfile::tempdir().unwrap();
+    let handler = handler(&Disk::default(), &dir.path().join("audit.json"));
+    let mut together = Together::begin(&handler.operations, 0);
+    let (begun, late) = (together.begun, together.begun + TOGETHER_FOR);
+    assert!(!together.is_full(late));
+    together.changed_by.push(Caller::seeing(&Peer::unknown()));
+    assert!(!together.is_full(begun));
+    assert!(!together.is_full(late - Duration::from_millis(1)));
+    assert!(together.is_full(late));
+    let many = vec![Caller::seeing(&Peer::unknown()); TOGETHER_MAX - 1];
+    together.changed_by.extend(many);
+    assert!(together.is_full(begun));
+}
+
 /// What waits for the disk together is bounded, and each is answered and recorded once.
 #[test]
 fn a_frame_of_many_changes_is_settled_in_parts() {
