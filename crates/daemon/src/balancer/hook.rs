@@ -31,8 +31,11 @@ use crate::app::App;
 
 /// One that takes longer is ended, and the next one run.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long one that has failed is not run again for its address.
+/// How long one that has failed once is not run again for its address; each time that it fails
+/// again twice as long, up to a maximum: one that fails where there is nothing to do does so for
+/// ever.
 const AGAIN: Duration = Duration::from_secs(10);
+const AGAIN_MAX: Duration = Duration::from_secs(300);
 
 /// The file of what is announced.
 const ANNOUNCED: &str = "balance-announced";
@@ -55,6 +58,21 @@ struct Failed {
     what: What,
     /// When it is tried again.
     again: Instant,
+    /// How long that is from when it failed.
+    pause: Duration,
+}
+
+impl Failed {
+    /// It fails now, as it did before if it did.
+    fn now(what: What, before: Option<Failed>) -> Failed {
+        let before = before.filter(|before| before.what == what);
+        let pause = before.map_or(AGAIN, |before| AGAIN_MAX.min(2 * before.pause));
+        Failed {
+            what,
+            again: Instant::now() + pause,
+            pause,
+        }
+    }
 }
 
 /// What is announced, as a file that outlives this process. Of daemons that share a folder the
@@ -188,8 +206,8 @@ impl Announced {
                 self.addresses.insert(vip);
             }
         } else {
-            let again = Instant::now() + AGAIN;
-            self.unsure.insert(vip, Some(Failed { what, again }));
+            let before = self.unsure.get(&vip).copied().flatten();
+            self.unsure.insert(vip, Some(Failed::now(what, before)));
         }
         self.keep();
     }
@@ -367,7 +385,6 @@ async fn run(program: &Path, what: What, vip: IpAddr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt;
 
     /// A hook that notes what it is run for, and fails while there is a file that says so.
     struct Program {
@@ -382,8 +399,15 @@ mod tests {
             let shown = dir.path().display();
             let script =
                 format!("#!/bin/sh\necho \"$@\" >> {shown}/log\n! test -e {shown}/fails-$2\n");
-            std::fs::write(&path, script).unwrap();
-            std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+            let text = dir.path().join("text");
+            std::fs::write(&text, script).unwrap();
+            // Written by a process that has ended by then: another test that forks while this one
+            // writes would have the file open for a moment, and it could not be run.
+            let install = std::process::Command::new("install")
+                .args(["-m", "755"])
+                .args([&text, &path])
+                .status();
+            assert!(install.unwrap().success());
             Program { dir, path }
         }
 
@@ -451,6 +475,20 @@ mod tests {
         program.fails(one, false);
         assert!(announced.settle(path, &wanted).await.is_none());
         assert_eq!(program.said(), "announce 192.0.2.1\n");
+    }
+
+    /// What fails for ever is run less and less often, for something else anew.
+    #[test]
+    fn the_pause_grows_up_to_a_maximum() {
+        let mut failed = Failed::now(What::Announce, None);
+        let mut pauses = vec![failed.pause.as_secs()];
+        for _ in 0..7 {
+            failed = Failed::now(What::Announce, Some(failed));
+            pauses.push(failed.pause.as_secs());
+        }
+        assert_eq!(pauses, [10, 20, 40, 80, 160, 300, 300, 300]);
+        let other = Failed::now(What::Withdraw, Some(failed));
+        assert_eq!(other.pause, AGAIN);
     }
 
     /// Two that fail: one of them is run at a time, each in its turn.
