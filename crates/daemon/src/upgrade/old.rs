@@ -537,6 +537,7 @@ impl Given<'_> {
         let vhost: &Server = &self.app.vhost;
         let gone = |_| "the workers have ended".to_owned();
         self.paused = true;
+        tracing::info!("upgrade: the workers are to stand still");
         // Who does not answer here is ended by the watchdog.
         switch.pause().map_err(gone)?;
         self.vhost = Some(vhost.give_way().map_err(|stays| stays.to_string())?);
