@@ -31,16 +31,24 @@ enum chosen {
 // said so, or it is closed on one side alone.
 #define CLOSED_TICKS 2
 
-// Whether a flow that was seen before goes on with its server.
+// Whether a flow that was seen before goes on with its server. An established one is not moved by
+// who begins it anew, however long it was silent: anybody could in its client's name. A server that
+// has it still says so, and the reset of a client that knows nothing of it ends it here too, so
+// that the next begin may go elsewhere; one that has forgotten it begins it. Clients of a sticky
+// service go where they went last, and one that cannot be reached is left by whoever was silent.
 static __always_inline bool may_follow(__u64 entry, const struct server *server, __u8 part,
-				       __u32 tick)
+				       bool sticky, __u32 tick)
 {
 	__u8 state = entry_state(entry);
 	bool fresh = entry_age(entry, tick) < settings.idle;
 
+	if (server->state == SERVER_UP && part == PART_BEGIN) {
+		if (state == FLOW_ESTABLISHED && !sticky && server->ifindex)
+			return true;
+		return fresh && state != FLOW_CLOSED;
+	}
 	if (server->state == SERVER_UP)
-		return part == PART_BEGIN ? fresh && state != FLOW_CLOSED :
-		       part != PART_DATAGRAM || fresh;
+		return part != PART_DATAGRAM || fresh;
 	if (server->state == SERVER_DRAINING)
 		return part == PART_BEGIN ? fresh && state == FLOW_NEW :
 		       part != PART_DATAGRAM || fresh;
@@ -101,8 +109,9 @@ static __always_inline bool has_way(__u32 half, __u16 id)
 }
 
 // The server of a client of a sticky service: the one it has, or Maglev's by its address alone. One
-// that cannot be reached loses its clients if they have another one to go to.
-__noinline int choose_for_client(__u64 hash, __u32 half, __u16 service, __u32 tick)
+// that cannot be reached loses its clients if they have another one to go to. Of whom somebody else
+// speaks nothing is remembered.
+__noinline int choose_for_client(__u64 hash, __u32 half, __u16 service, __u8 part, __u32 tick)
 {
 	struct place place;
 	__u16 id;
@@ -116,14 +125,14 @@ __noinline int choose_for_client(__u64 hash, __u32 half, __u16 service, __u32 ti
 		server = find_server(half, id);
 		if (server && server->service == service && server->state == SERVER_UP &&
 		    (server->ifindex || !has_way(half, ask_maglev(half, service, hash)))) {
-			if (entry_tick(place.entry) != tick)
+			if (part != PART_ERROR && entry_tick(place.entry) != tick)
 				swap_entry(&place, place.index, place.entry,
 					   make_entry(place.fingerprint, id, FLOW_CLIENT, tick));
 			return id;
 		}
 	}
 	id = (__u16)ask_maglev(half, service, hash);
-	if (id && !remember(&place, id, FLOW_CLIENT, tick))
+	if (id && part != PART_ERROR && !remember(&place, id, FLOW_CLIENT, tick))
 		count(REASON_TABLE_FULL);
 	return id;
 }
@@ -146,7 +155,8 @@ static __always_inline int choose_anew(const struct port *port, struct choice *c
 	__u16 id = slot, before = slot >> 16;
 
 	if (port->flags & PORT_STICKY)
-		id = choose_for_client(mix(client), choice->half, port->service, tick);
+		id = choose_for_client(mix(client), choice->half, port->service, choice->part,
+				       tick);
 	else if (!begins && !known && may_stay(choice->half, before, port->service))
 		id = before;
 	if (!id || choice->part == PART_ERROR || choice->part == PART_END)
@@ -207,7 +217,8 @@ __noinline int choose(const struct tuple *tuple, struct choice *choice)
 
 		server = find_server(choice->half, id);
 		if (server && server->service == port->service &&
-		    may_follow(place.entry, server, choice->part, tick)) {
+		    may_follow(place.entry, server, choice->part, port->flags & PORT_STICKY,
+			       tick)) {
 			if (choice->part != PART_ERROR) {
 				choice->end_flow = choice->part == PART_END &&
 						   entry_state(place.entry) != FLOW_CLOSED;

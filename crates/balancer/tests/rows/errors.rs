@@ -10,13 +10,19 @@ use super::stage::*;
 trials! {
     an_error_reaches_the_server_of_its_flow,
     an_error_about_no_flow_goes_by_maglev_and_leaves_nothing,
+    an_error_about_a_sticky_client_leaves_nothing,
     errors_that_make_no_sense_are_the_kernels,
     an_error_that_runs_out_of_hops_gets_no_error,
 }
 
 /// What a server sent to a client, from its IP header on, as a router on the way quotes it.
 fn sent(v6: bool, protocol: Protocol, client_port: u16) -> Vec<u8> {
-    let start = build::frame(OURS, ROUTER).ip(vip(v6), client(v6, 1));
+    sent_to(v6, 1, protocol, client_port)
+}
+
+/// To another client than the first.
+fn sent_to(v6: bool, n: u16, protocol: Protocol, client_port: u16) -> Vec<u8> {
+    let start = build::frame(OURS, ROUTER).ip(vip(v6), client(v6, n));
     let frame = match protocol {
         Protocol::Tcp => start
             .tcp(PORT, client_port, TcpFlags::ACK)
@@ -101,6 +107,27 @@ fn an_error_about_no_flow_goes_by_maglev_and_leaves_nothing() {
             .flows,
         1
     );
+}
+
+/// Who sends errors in the name of the service's packets does not choose servers for its clients.
+fn an_error_about_a_sticky_client_leaves_nothing() {
+    let sticky = |count| service(key(false, Protocol::Tcp, PORT), count).sticky(true);
+    let of = |balancer: &Balancer| -> Vec<_> {
+        let syn = |n| tcp(false, n, 1000, TcpFlags::SYN);
+        (0..100).map(|n| goes_to(balancer, &syn(n))).collect()
+    };
+    for mut balancer in stages() {
+        apply(&mut balancer, [sticky(4)]);
+        for n in 0..100 {
+            let error = complaint(false, 3, 4, 1400, &sent_to(false, n, Protocol::Tcp, 1000));
+            assert!(goes_to(&balancer, &error).is_some());
+        }
+        // With a server remembered, many would stay with one of the four.
+        apply(&mut balancer, [sticky(9)]);
+        let mut untold = stage();
+        apply(&mut untold, [sticky(9)]);
+        assert_eq!(of(&balancer), of(&untold));
+    }
 }
 
 fn errors_that_make_no_sense_are_the_kernels() {

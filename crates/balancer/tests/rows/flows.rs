@@ -25,6 +25,7 @@ trials! {
     counters_are_exact,
     flows_can_be_listed_and_explained,
     a_flow_that_goes_on_behind_its_end_is_established_again,
+    a_silent_flow_is_not_moved_by_who_begins_it_anew,
     a_fleet_with_one_configuration_chooses_alike,
     a_service_without_servers_drops_and_says_so,
 }
@@ -403,6 +404,36 @@ fn a_flow_that_goes_on_behind_its_end_is_established_again() {
     assert_eq!(server, Some(servers[&goes_on]));
     assert_eq!(state(goes_on), Some(FlowState::Established));
     assert_eq!(state(is_over), Some(FlowState::Closed));
+}
+
+/// A SYN may be anybody's. One of a client that has forgotten its connection comes to the server
+/// that knows it still; the reset that follows ends it, and the next one goes where Maglev says.
+fn a_silent_flow_is_not_moved_by_who_begins_it_anew() {
+    let options = Options {
+        idle: Duration::from_secs(5),
+        remember_all: true,
+        ..small()
+    };
+    let mut balancer = stage_with(&options);
+    apply(&mut balancer, [service(https(false), 4)]);
+    let flows = open(&balancer, false, 1000..1200);
+    apply(&mut balancer, [service(https(false), 9)]);
+    // Time is the kernel's: no flow was seen in this tick, nor in the one before.
+    std::thread::sleep(Duration::from_nanos(2 << layout::TICK_SHIFT));
+    let begun = |balancer: &Balancer| -> BTreeMap<u16, u8> {
+        let server = |port| goes_to(balancer, &tcp(false, 1, port, SYN)).expect("a server");
+        flows.keys().map(|port| (*port, server(*port))).collect()
+    };
+    assert_eq!(begun(&balancer), flows);
+    assert_eq!(lost(&balancer, false, &flows), 0);
+    for port in flows.keys() {
+        goes_to(&balancer, &tcp(false, 1, *port, TcpFlags::RST));
+    }
+    let mut new = stage();
+    apply(&mut new, [service(https(false), 9)]);
+    let by_maglev = begun(&new);
+    assert_ne!(by_maglev, flows);
+    assert_eq!(begun(&balancer), by_maglev);
 }
 
 fn a_fleet_with_one_configuration_chooses_alike() {
