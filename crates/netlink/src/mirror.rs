@@ -22,6 +22,10 @@ const BATCH: usize = 1024;
 const DOUBT: Duration = Duration::from_millis(20);
 /// Between failures of the sockets.
 const RETRY: Duration = Duration::from_secs(1);
+/// Before the tables are asked for again that the kernel could not tell to their end, at the start,
+/// and how often they are asked for: it may be out of memory for a moment.
+const START_RETRY: Duration = Duration::from_millis(200);
+const START_TRIES: u32 = 5;
 
 /// Which kinds of things changed: a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,19 +109,8 @@ impl Mirror {
             action: "read",
             source,
         };
-        // Subscribed first: nothing that happens during the dump is missed.
-        let mut follower = Follower {
-            groups: Socket::listening()?,
-            asking: Socket::new()?,
-            tables: Tables::default(),
-            resync: None,
-            doubt_until: None,
-            sequence: 1,
-        };
-        follower.begin(What::all()).map_err(failed)?;
-        while follower.resync.is_some() {
-            follower.step().await.map_err(failed)?;
-        }
+        let mut follower = Follower::new()?;
+        follower.read_all().await.map_err(failed)?;
         let (sender, published) = watch::channel(Arc::new(follower.tables.now.clone()));
         let task = tokio::spawn(follower.run(sender));
         Ok(Mirror { published, task })
@@ -182,6 +175,39 @@ struct Follower {
 }
 
 impl Follower {
+    fn new() -> Result<Follower, Error> {
+        Ok(Follower {
+            // Subscribed first: nothing that happens during the dump is missed.
+            groups: Socket::listening()?,
+            asking: Socket::new()?,
+            tables: Tables::default(),
+            resync: None,
+            doubt_until: None,
+            sequence: 1,
+        })
+    }
+
+    /// Reads everything that there is. What fails is tried a few times: nobody has any tables yet.
+    async fn read_all(&mut self) -> io::Result<()> {
+        for _ in 1..START_TRIES {
+            let Err(error) = self.read_once().await else {
+                return Ok(());
+            };
+            tracing::warn!("netlink: {error}; asking the kernel for everything again");
+            self.give_up();
+            tokio::time::sleep(START_RETRY).await;
+        }
+        self.read_once().await
+    }
+
+    async fn read_once(&mut self) -> io::Result<()> {
+        self.begin(What::all())?;
+        while self.resync.is_some() {
+            self.step().await?;
+        }
+        Ok(())
+    }
+
     async fn run(mut self, sender: watch::Sender<Arc<Snapshot>>) {
         loop {
             let kinds = match self.step().await {
@@ -293,11 +319,16 @@ impl Follower {
         Ok(())
     }
 
+    /// No more is expected of a dump; what still comes of it is no answer to the next.
+    fn give_up(&mut self) {
+        self.sequence = self.sequence.wrapping_add(1 << 16);
+        self.resync = None;
+    }
+
     /// New sockets would be of whatever namespace this thread is in; the old ones are kept, and
     /// everything is doubted.
     fn recover(&mut self) -> Kinds {
-        self.sequence = self.sequence.wrapping_add(1 << 16);
-        self.resync = None;
+        self.give_up();
         self.tables.doubt = What::all();
         self.doubt_until = Some(Instant::now());
         Kinds::NONE
@@ -314,4 +345,20 @@ fn take(tables: &mut Tables, resync: &mut Option<Resync>, datagram: &[u8]) -> Ki
         kinds |= tables.apply(&message);
     }
     kinds
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A dump is given up amid its answers, and maybe goes on in the kernel, which then refuses the
+    /// next one: all is read all the same.
+    #[tokio::test]
+    async fn behind_a_dump_that_failed_everything_is_read() {
+        let mut follower = Follower::new().unwrap();
+        follower.begin(What::all()).unwrap();
+        follower.give_up();
+        follower.read_all().await.unwrap();
+        assert!(follower.tables.now.link_named("lo").is_some());
+    }
 }
