@@ -1,6 +1,7 @@
 //! Which hooks of the host's firewall see packets that are forwarded: base chains of nftables that
-//! can do something, and tables of the older iptables. Read whole, at the start and whenever the
-//! kernel says that nftables' rules changed.
+//! can do something, and tables of the older iptables. Read whole, at the start, whenever the
+//! kernel says that nftables' rules changed, and when there are other tables of iptables, of which
+//! it tells nobody.
 //!
 //! By nfnetlink (linux/netfilter/nf_tables.h) and not by `nft -j`: no program has to be installed,
 //! and changes are told.
@@ -11,7 +12,7 @@ use crate::message::{Message, Request};
 use crate::nft_rule::{Expression, expressions};
 use crate::socket::Socket;
 use crate::uapi::*;
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::time::Duration;
 use std::{fmt, io};
 
@@ -28,7 +29,7 @@ pub struct Hook {
     pub v6: bool,
     /// Its name as people write it: "nftables inet filter forward".
     pub name: String,
-    /// Rules in the chain itself.
+    /// Rules in the chain itself; 0 of iptables, whose are not counted.
     pub rules: usize,
     /// What no rule accepts is dropped.
     pub drops: bool,
@@ -53,13 +54,11 @@ impl Hook {
 
 impl fmt::Display for Hook {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} ({} rules{})",
-            self.name,
-            self.rules,
-            if self.drops { ", policy drop" } else { "" }
-        )
+        let policy = if self.drops { ", policy drop" } else { "" };
+        match self.rules {
+            0 if !self.drops => write!(f, "{}", self.name),
+            rules => write!(f, "{} ({rules} rules{policy})", self.name),
+        }
     }
 }
 
@@ -68,6 +67,8 @@ impl fmt::Display for Hook {
 pub struct Firewall {
     /// None on a kernel without netfilter.
     nftables: Option<Nftables>,
+    /// What was said of iptables.
+    iptables: Vec<Hook>,
 }
 
 #[derive(Debug)]
@@ -84,7 +85,10 @@ impl Firewall {
         let unknown = rustix::io::Errno::PROTONOSUPPORT.raw_os_error();
         let changes = match Socket::listening_to_nftables() {
             Err(Error::Socket { source, .. }) if source.raw_os_error() == Some(unknown) => {
-                return Ok(Firewall { nftables: None });
+                return Ok(Firewall {
+                    nftables: None,
+                    iptables: Vec::new(),
+                });
             }
             opened => opened?,
         };
@@ -95,6 +99,7 @@ impl Firewall {
         };
         Ok(Firewall {
             nftables: Some(nftables),
+            iptables: Vec::new(),
         })
     }
 
@@ -108,12 +113,19 @@ impl Firewall {
             Some(nftables) => nftables.hooks().await?,
             None => Vec::new(),
         };
-        hooks.extend(iptables());
+        self.iptables = iptables();
+        hooks.extend(self.iptables.iter().cloned());
         hooks.sort();
         Ok(hooks)
     }
 
-    /// Returns when something of the rules has changed since the last call.
+    /// Whether iptables has other tables than [`hooks`](Self::hooks) has last said: to be asked
+    /// once a second, since [`changed`](Self::changed) is of nftables alone.
+    pub fn iptables_changed(&self) -> bool {
+        iptables() != self.iptables
+    }
+
+    /// Returns when something of nftables' rules has changed since the last call.
     pub async fn changed(&mut self) -> Result<(), Error> {
         match &mut self.nftables {
             Some(nftables) => nftables.changed().await.map_err(unreadable),
@@ -289,28 +301,118 @@ fn hook_of(message: &Message, rules: &[Rule], dormant: &[(u8, String)]) -> Optio
 
 /// Tables of the older iptables: what is in them is not looked at.
 fn iptables() -> Vec<Hook> {
-    let mut seen = HashSet::new();
     let mut hooks = Vec::new();
-    for (file, name, v4) in [
-        ("ip_tables_names", "iptables", true),
-        ("ip6_tables_names", "ip6tables", false),
+    for (module, program, v4) in [
+        ("ip_tables", "iptables", true),
+        ("ip6_tables", "ip6tables", false),
     ] {
-        let names =
-            std::fs::read_to_string(format!("/proc/thread-self/net/{file}")).unwrap_or_default();
-        for table in names
-            .lines()
-            .filter(|table| seen.insert((v4, table.to_string())))
-        {
-            let name = format!("{name} (legacy) table {table}");
-            hooks.push(Hook {
-                v4,
-                v6: !v4,
-                name,
-                rules: 1,
-                drops: false,
-                read: None,
-            });
-        }
+        let listed = std::fs::read_to_string(format!("/proc/thread-self/net/{module}_names"));
+        let loaded = || std::fs::read_to_string("/proc/modules");
+        let named = tables(module, listed, loaded);
+        hooks.extend(named.into_iter().map(|table| Hook {
+            v4,
+            v6: !v4,
+            name: format!("{program} {table}"),
+            rules: 0,
+            drops: false,
+            read: None,
+        }));
     }
     hooks
+}
+
+/// The tables of one family, as a hook's name has them. The kernel lists them to root and its group
+/// alone; who may not read that is told by the modules that are `loaded`, and where those cannot
+/// say either there may be a table.
+fn tables(
+    module: &str,
+    listed: io::Result<String>,
+    loaded: impl FnOnce() -> io::Result<String>,
+) -> BTreeSet<String> {
+    match listed {
+        Ok(names) => names
+            .lines()
+            .map(|table| format!("(legacy) table {table}"))
+            .collect(),
+        // There is no iptables in this kernel, or not yet.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => BTreeSet::new(),
+        Err(_) if loaded().is_ok_and(|loaded| has_no_table(module, &loaded)) => BTreeSet::new(),
+        Err(_) => BTreeSet::from(["(legacy; only root may list its tables)".to_owned()]),
+    }
+}
+
+/// Whether no namespace has a table, by what /proc/modules says: the module that keeps them is
+/// there, and none that makes one. Where the first is no module but a part of the kernel, so may
+/// the others be, and nothing lists those.
+fn has_no_table(module: &str, loaded: &str) -> bool {
+    let names = || {
+        loaded
+            .lines()
+            .filter_map(|line| line.split_whitespace().next())
+    };
+    // iptable_filter, ip6table_nat and so on.
+    let makes = module.replace("_tables", "table_");
+    names().any(|name| name == module) && !names().any(|name| name.starts_with(&makes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(kind: io::ErrorKind) -> io::Result<String> {
+        Err(kind.into())
+    }
+
+    fn named(listed: io::Result<String>, loaded: io::Result<String>) -> Vec<String> {
+        tables("ip_tables", listed, || loaded).into_iter().collect()
+    }
+
+    #[test]
+    fn tables_that_are_listed_are_those() {
+        let loaded = || refused(io::ErrorKind::NotFound);
+        assert_eq!(
+            named(Ok("nat\nfilter\nnat\n".into()), loaded()),
+            ["(legacy) table filter", "(legacy) table nat"]
+        );
+        assert!(named(Ok(String::new()), loaded()).is_empty());
+        assert!(named(refused(io::ErrorKind::NotFound), loaded()).is_empty());
+    }
+
+    #[test]
+    fn tables_that_may_not_be_listed_are_none_only_if_no_module_makes_any() {
+        const SEEN: [&str; 1] = ["(legacy; only root may list its tables)"];
+        let by_modules = |loaded: &str| {
+            let listed = refused(io::ErrorKind::PermissionDenied);
+            named(listed, Ok(loaded.into()))
+        };
+        let keeps = "ip_tables 36864 0 - Live 0x0000000000000000\n";
+        let others = "ip6table_nat 16384 1 - Live 0x0000000000000000\n\
+                      ip6_tables 36864 1 ip6table_nat, Live 0x0000000000000000\n\
+                      ipt_REJECT 16384 0 - Live 0x0000000000000000\n";
+        assert!(by_modules(&format!("{others}{keeps}")).is_empty());
+        let makes = "iptable_mangle 16384 0 - Live 0x0000000000000000\n";
+        assert_eq!(by_modules(&format!("{makes}{keeps}")), SEEN);
+        // A part of the kernel, or of one without modules.
+        assert_eq!(by_modules(others), SEEN);
+        let listed = refused(io::ErrorKind::PermissionDenied);
+        assert_eq!(named(listed, refused(io::ErrorKind::NotFound)), SEEN);
+    }
+
+    #[test]
+    fn a_hook_is_named_with_what_is_known_of_it() {
+        let hook = |rules, drops| {
+            let hook = Hook {
+                v4: true,
+                v6: false,
+                name: "one".into(),
+                rules,
+                drops,
+                read: None,
+            };
+            hook.to_string()
+        };
+        assert_eq!(hook(0, false), "one");
+        assert_eq!(hook(0, true), "one (0 rules, policy drop)");
+        assert_eq!(hook(2, false), "one (2 rules)");
+    }
 }

@@ -168,6 +168,11 @@ impl Service {
             }
             Change::Second => {
                 self.router.beat();
+                // Of the older iptables the kernel tells nobody.
+                let changed = self.hooks.iptables_changed();
+                if changed {
+                    self.read_firewall().await?;
+                }
                 self.read_settings()?;
                 if self.hooks_unread {
                     self.read_firewall().await?;
@@ -177,7 +182,7 @@ impl Service {
                     // A neighbour that has gone meanwhile needs no confirmation.
                     let _ = self.requests.probe(ifindex, ip).await;
                 }
-                Ok(false)
+                Ok(changed)
             }
         }
     }

@@ -233,6 +233,40 @@ fn a_firewall_that_looks_on_is_seen_and_obeyed() {
     });
 }
 
+/// The kernel tells nobody of tables of the older iptables: they are looked for each second.
+#[test]
+fn a_table_of_the_older_iptables_is_found_and_obeyed() {
+    story("", async |namespace, mut lab| {
+        let mut ours = Ours::start(&SMALL).await;
+        assert!(way(&mut lab, &ours, "203.0.113.7").1);
+        let drops = "iptables-legacy -P FORWARD DROP";
+        if !namespace.succeeds(drops).expect("a shell") {
+            println!("skipped: this machine has no iptables-legacy, or its kernel none of that");
+            return;
+        }
+        ours.until("table", |ours| {
+            way(&mut lab, ours, "203.0.113.7") == (None, false)
+        })
+        .await;
+        assert_eq!(
+            ours.notes(),
+            ["IPv4 is left to the kernel: iptables (legacy) table filter sees forwarded packets"]
+        );
+        assert!(
+            way(&mut lab, &ours, "2001:db8:f::7").1,
+            "IPv6 has no firewall"
+        );
+        // What is in a table is not looked at, and it stays.
+        namespace
+            .ok("iptables-legacy -P FORWARD ACCEPT")
+            .expect("iptables");
+        assert_eq!(
+            way(&mut lab, &ours, "203.0.113.7"),
+            (Some(host(2, 2).0), false)
+        );
+    });
+}
+
 #[test]
 fn a_rule_or_a_setting_takes_effect() {
     story("", async |namespace, mut lab| {
