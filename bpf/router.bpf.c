@@ -90,8 +90,8 @@ static __always_inline int leave(context *ctx, struct transit *t, __u32 reason)
 
 	if (counted_in_xdp(t))
 		return chain_next(ctx);
-	if (t->flags & CONFIG_ACL_ALL && t->in && t->packet.family)
-		drops = acl_drops_left(ctx, t->packet.l3, t->in->ifindex, t->flags, reason);
+	if (t->flags & CONFIG_ACL_ALL && t->in && t->packet.family && ACL_LEFT & 1u << reason)
+		drops = acl_drops_left(ctx, t->packet.l3, t->in->ifindex, t->flags);
 	if (drops) {
 		count(t->counters, t->v6, drops == ACL_DROPS ? COUNT_DENIED : reason, 1);
 		return VERDICT_DROP;

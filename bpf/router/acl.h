@@ -398,8 +398,8 @@ static __always_inline bool acl_is_on(__u32 flags, __u8 v6)
 }
 
 // Judges a packet that is to leave, where an access list is, and counts it for the rule that takes
-// it if it `counts`.
-static __always_inline int acl_judge(context *ctx, __u32 l3, __u32 in, __u32 out, __u32 flags,
+// it if it `counts`. `interfaces` as acl_decide() has them.
+static __always_inline int acl_judge(context *ctx, __u32 l3, __u64 interfaces, __u32 flags,
 				     bool counts)
 {
 	__u32 bank = !!(flags & CONFIG_ACL_BANK);
@@ -409,16 +409,17 @@ static __always_inline int acl_judge(context *ctx, __u32 l3, __u32 in, __u32 out
 		return ACL_DENY;
 	if (acl_look_transport(ctx, l3, family, flags) < 0 && !(flags & CONFIG_ACL_ALL))
 		return ACL_UNREAD;
-	return acl_decide(bank, (__u64)out << 32 | in, counts);
+	return acl_decide(bank, interfaces, counts);
 }
 
 static __always_inline int acl_check(context *ctx, __u32 l3, __u32 in, __u32 out, __u32 flags)
 {
-	return acl_judge(ctx, l3, in, out, flags, true);
+	return acl_judge(ctx, l3, (__u64)out << 32 | in, flags, true);
 }
 
-// Reasons to leave a packet to the kernel for which that may forward it. What it answers itself or
-// drops before its own firewall looks is not judged, nor what is for this host or for many.
+// Reasons to leave a packet to the kernel for which that may forward it. What it certainly answers
+// itself or drops before its own firewall looks is not judged, nor what is for this host or for
+// many.
 #define ACL_LEFT                                                                        \
 	(1u << COUNT_OPTIONS | 1u << COUNT_TOO_BIG | 1u << COUNT_SOURCE |               \
 	 1u << COUNT_DESTINATION | 1u << COUNT_NEIGHBOUR | 1u << COUNT_SAME_INTERFACE | \
@@ -437,28 +438,56 @@ static __always_inline bool acl_is_of_link6(const struct in6_addr *address)
 	return bpf_ntohl(address->s6_addr32[0]) >> 22 == 0xfe80 >> 6;
 }
 
-// What acl_way() gives for a link-local destination: the interface that the packet came by, if
-// there is a route, the address is not this host's, and the packet is not too big; else less than
-// zero.
-static __always_inline int acl_way_on_link(context *ctx, struct ipv6hdr *ip, __u32 in)
+// The number of the path to a packet's destination; 0: there is none.
+__attribute__((noinline)) __u32 acl_path_to(context *ctx, __u32 l3)
 {
-	const struct path *path = table6(find6(bpf_be64_to_cpu(*(const __be64 *)&ip->daddr)),
-					 &ip->daddr);
-	__u32 size = sizeof(*ip) + bpf_ntohs(ip->payload_len);
+	__u8 *version = at(ctx, l3, 1);
+
+	if (!version)
+		return 0;
+	if (*version >> 4 == 4) {
+		struct iphdr *ip = at(ctx, l3, sizeof(*ip));
+		__u32 to;
+
+		if (!ip)
+			return 0;
+		to = bpf_ntohl(ip->daddr);
+		return find4(root4(to), to);
+	} else {
+		struct ipv6hdr *ip = at(ctx, l3, sizeof(*ip));
+		const struct path *path;
+		__u32 number, *host;
+
+		if (!ip)
+			return 0;
+		number = find6(bpf_be64_to_cpu(*(const __be64 *)&ip->daddr));
+		path = path_of(number);
+		host = path && path->hosts ? bpf_map_lookup_elem(&hosts6, &ip->daddr) : NULL;
+		return host ? *host : number;
+	}
+}
+
+// What acl_way() gives for a link-local destination: the interface that the packet came by, if
+// there is a route and the address is not this host's; else less than zero.
+static __always_inline int acl_way_on_link(__u32 number, __u32 in)
+{
+	const struct path *path = path_of(number);
 
 	if (!path || (path->kind == PATH_PASS &&
 		      (path->reason == COUNT_LOCAL || path->reason == COUNT_NO_ROUTE)))
 		return -1;
-	return bpf_check_mtu(ctx, in, &size, 0, 0) > 0 ? -1 : (int)in;
+	return (int)in;
 }
 
 // Where the kernel would send a packet: less than zero: to nobody, 0: it cannot be said, else an
-// ifindex.
-__attribute__((noinline)) int acl_way(context *ctx, __u32 l3, __u32 in)
+// ifindex. That does not go by its length: the lookup is told none, since it would compare it with
+// what anybody's "fragmentation needed" has said of the way, at which the kernel does not look when
+// it forwards. At tc it compares the buffer's with the device's MTU when it has found the way.
+// `number` is what acl_path_to() says.
+__attribute__((noinline)) int acl_way(context *ctx, __u32 l3, __u32 in, __u32 number)
 {
 	struct bpf_fib_lookup fib = {.ifindex = in};
 	__u8 *version = at(ctx, l3, 1);
-	bool whole = false;
 	int found;
 
 	if (!version)
@@ -473,10 +502,6 @@ __attribute__((noinline)) int acl_way(context *ctx, __u32 l3, __u32 in)
 		fib.l4_protocol = ip->protocol;
 		fib.ipv4_src = ip->saddr;
 		fib.ipv4_dst = ip->daddr;
-		// The kernel answers what it may not cut before its firewall looks.
-		whole = ip->frag_off & bpf_htons(IP_DF) && !frame_segment(ctx);
-		if (whole)
-			fib.tot_len = bpf_ntohs(ip->tot_len);
 	} else {
 		struct ipv6hdr *ip = at(ctx, l3, sizeof(*ip));
 
@@ -485,72 +510,68 @@ __attribute__((noinline)) int acl_way(context *ctx, __u32 l3, __u32 in)
 		// Addresses of a link are looked for on the link that the packet came by. The
 		// lookup for programs refuses them, as sources too.
 		if (acl_is_of_link6(&ip->daddr))
-			return acl_way_on_link(ctx, ip, in);
+			return acl_way_on_link(number, in);
 		fib.family = 10;
 		fib.l4_protocol = ip->nexthdr;
 		fib.flowinfo = *(__be32 *)ip & bpf_htonl(0x0fffffff);
 		if (!acl_is_of_link6(&ip->saddr))
 			__builtin_memcpy(fib.ipv6_src, &ip->saddr, sizeof(ip->saddr));
 		__builtin_memcpy(fib.ipv6_dst, &ip->daddr, sizeof(ip->daddr));
-		whole = !frame_segment(ctx);
-		if (whole)
-			fib.tot_len = sizeof(*ip) + bpf_ntohs(ip->payload_len);
 	}
 	found = bpf_fib_lookup(ctx, &fib, sizeof(fib), 0);
 	if (found == BPF_FIB_LKUP_RET_BLACKHOLE || found == BPF_FIB_LKUP_RET_UNREACHABLE ||
 	    found == BPF_FIB_LKUP_RET_PROHIBIT || found == BPF_FIB_LKUP_RET_NOT_FWDED ||
 	    found == BPF_FIB_LKUP_RET_FWD_DISABLED)
 		return -1;
-	if (found == BPF_FIB_LKUP_RET_FRAG_NEEDED)
-		return whole ? -1 : fib.ifindex;
-	return found == BPF_FIB_LKUP_RET_SUCCESS || found == BPF_FIB_LKUP_RET_NO_NEIGH ?
-	       fib.ifindex : 0;
+	return found == BPF_FIB_LKUP_RET_SUCCESS || found == BPF_FIB_LKUP_RET_NO_NEIGH ||
+	       found == BPF_FIB_LKUP_RET_FRAG_NEEDED ? fib.ifindex : 0;
 }
 
 // Whether there are several ways, of which the kernel may choose another one than we are told.
-__attribute__((noinline)) int acl_has_ways(context *ctx, __u32 l3)
+static __always_inline bool acl_has_ways(__u32 number)
 {
-	__u8 *version = at(ctx, l3, 1);
-	const struct path *path;
+	const struct path *path = path_of(number);
 
-	if (!version)
-		return 0;
-	if (*version >> 4 == 4) {
-		struct iphdr *ip = at(ctx, l3, sizeof(*ip));
-		__u32 to;
-
-		if (!ip)
-			return 0;
-		to = bpf_ntohl(ip->daddr);
-		path = path_of(find4(root4(to), to));
-	} else {
-		struct ipv6hdr *ip = at(ctx, l3, sizeof(*ip));
-
-		if (!ip)
-			return 0;
-		path = path_of(find6(bpf_be64_to_cpu(*(const __be64 *)&ip->daddr)));
-	}
 	return path && path->kind == PATH_FORWARD && !path->ifindex;
 }
 
-// Whether the kernel may not cut a packet of IPv4 that is longer than its route takes: the sender
-// is told so. bpf_fib_lookup() looks at the device's MTU alone.
-__attribute__((noinline)) int acl_is_beyond_route(context *ctx, __u32 l3)
+// Whether a packet of IPv4 is longer than its route takes, which has one next hop that is known.
+static __always_inline bool acl_is_beyond_route4(__u32 number, __u32 size)
 {
-	struct iphdr *ip = at(ctx, l3, sizeof(*ip));
-	const struct path *path;
+	const struct path *path = path_of(number);
 	const struct hop *hop;
-	__u32 to;
 
-	if (!ip || ip->version != 4 || !(ip->frag_off & bpf_htons(IP_DF)) || frame_segment(ctx))
-		return 0;
-	to = bpf_ntohl(ip->daddr);
-	path = path_of(find4(root4(to), to));
 	if (!path || path->kind != PATH_FORWARD || path->count != 1)
-		return 0;
+		return false;
 	hop = hop_of(path->member[0].hop);
 	// Where it is to leave from tc the other is zero.
-	return hop && bpf_ntohs(ip->tot_len) > (hop->tc_mtu ? hop->tc_mtu : hop->mtu);
+	return hop && size > (hop->tc_mtu ? hop->tc_mtu : hop->mtu);
+}
+
+// Whether the kernel should tell the sender, before its firewall looks, that a packet is too big
+// for the interface or, as it does with IPv4, for the route, and may not be cut on the way.
+__attribute__((noinline)) int acl_is_too_big(context *ctx, __u32 l3, __u32 out,
+					     __u32 number)
+{
+	struct iphdr *ip = at(ctx, l3, sizeof(*ip));
+	__u32 size, mtu;
+	bool v6;
+
+	if (!ip || frame_segment(ctx))
+		return false;
+	v6 = ip->version == 6;
+	if (v6) {
+		size = sizeof(struct ipv6hdr) + bpf_ntohs(((struct ipv6hdr *)ip)->payload_len);
+	} else {
+		if (!(ip->frag_off & bpf_htons(IP_DF)))
+			return false;
+		size = bpf_ntohs(ip->tot_len);
+	}
+	// It is told there what the MTU is.
+	mtu = size;
+	if (out && bpf_check_mtu(ctx, out, &mtu, 0, 0) > 0)
+		return true;
+	return !v6 && acl_is_beyond_route4(number, size);
 }
 
 // Whether the kernel refuses a source of IPv6: multicast and loopback, and, where the packet goes
@@ -624,34 +645,44 @@ enum acl_left {
 	ACL_DROPS_UNCOUNTED = 2,  // the list's answer to what the kernel should refuse by itself
 };
 
-// Judges a packet that is left to the kernel for that reason: enum acl_left. A function of its own
-// for the verifier, who looks at it once.
-__attribute__((noinline)) int acl_drops_left(context *ctx, __u32 l3, __u32 in, __u32 flags,
-					     __u32 reason)
+// What acl_left_way() says beside interfaces: the kernel should refuse the packet by itself. No
+// index is as high.
+#define ACL_REFUSED (1ull << 31)
+
+// By which interfaces a packet comes and leaves that is left to the kernel, as acl_decide() has
+// them; less than zero: it does not leave.
+__attribute__((noinline)) __s64 acl_left_way(context *ctx, __u32 l3, __u32 in)
 {
+	__u32 number;
 	bool refused;
 	int out;
 
-	if (reason > 31 || !(ACL_LEFT & 1u << reason))
-		return ACL_LEAVES;
-	if (reason == COUNT_TOO_BIG) {
-		struct iphdr *ip = at(ctx, l3, sizeof(*ip));
-
-		// The sender is told so by the kernel.
-		if (!ip || ip->version != 4 || ip->frag_off & bpf_htons(IP_DF))
-			return ACL_LEAVES;
-	}
 	// Some reasons are found before all of this was looked at.
-	if (acl_is_at_end(ctx, l3) || acl_is_beyond_route(ctx, l3))
-		return ACL_LEAVES;
-	out = acl_way(ctx, l3, in);
+	if (acl_is_at_end(ctx, l3))
+		return -1;
+	number = acl_path_to(ctx, l3);
+	out = acl_way(ctx, l3, in, number);
 	if (out < 0)
-		return ACL_LEAVES;
-	// With accept_local or route_localnet the kernel refuses fewer.
-	refused = acl_source_is_refused(ctx, l3, out == (int)in);
-	if (out > 0 && acl_has_ways(ctx, l3))
+		return -1;
+	// With accept_local or route_localnet the kernel refuses fewer sources, and it may have
+	// another way than we see, with another MTU.
+	refused = acl_source_is_refused(ctx, l3, out == (int)in) ||
+		  acl_is_too_big(ctx, l3, out, number);
+	if (acl_has_ways(number))
 		out = 0;
-	if (acl_judge(ctx, l3, in, out, flags, !refused) != ACL_DENY)
+	return (__u64)out << 32 | (refused ? ACL_REFUSED : 0) | in;
+}
+
+// Judges a packet that is left to the kernel for a reason of ACL_LEFT: enum acl_left. A function of
+// its own for the verifier, who looks at it once. It has few things to remember, as has the one
+// before: of functions that call each other Linux 6.6 adds up the stack in units of 32 bytes, 512
+// at the most, and these are deep.
+__attribute__((noinline)) int acl_drops_left(context *ctx, __u32 l3, __u32 in, __u32 flags)
+{
+	__s64 way = acl_left_way(ctx, l3, in);
+
+	if (way < 0 || acl_judge(ctx, l3, way & ~ACL_REFUSED, flags,
+				 !(way & ACL_REFUSED)) != ACL_DENY)
 		return ACL_LEAVES;
-	return refused ? ACL_DROPS_UNCOUNTED : ACL_DROPS;
+	return way & ACL_REFUSED ? ACL_DROPS_UNCOUNTED : ACL_DROPS;
 }

@@ -680,6 +680,69 @@ fn nothing_hides_what_is_left_to_the_kernel() {
     }
 }
 
+/// What a stranger has told of a way's MTU, and the smallest MTU of any route, which is compared
+/// where the kernel looks up, let nothing pass: the kernel goes by neither when it forwards. What
+/// is too big and denied gets no answer.
+#[test]
+fn no_length_hides_what_is_left_to_the_kernel() {
+    let setup = "ip rule add pref 100 from 10.1.0.9 table 77
+        ip -6 rule add pref 100 from 2001:db8:1::9 table 77
+        ip -6 route add 2001:db8:aa::/64 via 2001:db8:2::2 mtu 1280";
+    for modes in [NATIVE, TC] {
+        let cables = Cables { modes, ..PLAIN };
+        story_over(&cables, setup, async move |namespace, mut lab| {
+            let mut ours = Ours::start_in(modes, &SMALL).await;
+            // Fragmentation needed, about an answer of this host's to an echo.
+            let about = from("10.2.0.1", "203.0.113.7".parse().expect("an address"));
+            let about = about.echo_reply(1, 1).build();
+            let told = to("10.1.0.1").icmp(3, 4, 600).payload(&about[14..]);
+            lab.east.send(&told.build());
+            let route = namespace.ok("ip route get 203.0.113.7").expect("a route");
+            assert!(route.contains("mtu 600"), "it is believed: {route}");
+
+            let mut out = |frame: Vec<u8>| {
+                lab.east.send(&frame);
+                (lab.east.receive().len(), lab.west.receive().len())
+            };
+            let whole = |dst: &str, port, len| {
+                let packet = to(dst).dont_fragment().udp(1, port);
+                packet.payload(&vec![0; len])
+            };
+            let options = |port| {
+                let packet = whole("203.0.113.7", port, 900);
+                packet.ip_options(&[1, 1, 1, 0]).build()
+            };
+            let four = |port| whole("203.0.113.8", port, 1322).build();
+            let six = |port| whole("2001:db8:f::7", port, 1272).build();
+            for frame in [options(9), four(9), six(9)] {
+                assert_eq!(out(frame.clone()), (0, 1), "the kernel: {frame:02x?}");
+            }
+            assert_eq!(
+                (ours.count(Counter::Options), ours.count(Counter::TooBig)),
+                (1, 2)
+            );
+            let list = List::parse("default allow\ndeny proto udp to any port 9");
+            let list = list.expect("a list");
+            ours.service.router.set_acl(Some(list)).expect("it fits");
+            for frame in [options(8), four(8), six(8)] {
+                assert_eq!(out(frame.clone()), (0, 1), "allowed: {frame:02x?}");
+            }
+            for frame in [options(9), four(9), six(9)] {
+                assert_eq!(out(frame.clone()), (0, 0), "denied: {frame:02x?}");
+            }
+            assert_eq!(ours.count(Counter::Denied), 3);
+            // Larger than the interface takes: for no rule to count.
+            for dst in ["203.0.113.7", "2001:db8:f::7"] {
+                let large = |port| whole(dst, port, 1390).build();
+                assert_eq!((out(large(8)), out(large(9))), ((1, 0), (0, 0)), "{dst}");
+            }
+            assert_eq!(ours.count(Counter::Denied), 3);
+            let report = ours.service.router.acl_report().expect("a list");
+            assert_eq!(report.rules[0].1.packets, 3);
+        });
+    }
+}
+
 /// A first fragment of IPv6 that its headers fill has no ports in it, and the next one, which has
 /// them, is any later fragment: what denies by ports takes the first one. nftables lets both pass,
 /// and a list that is nftables' does the same.
