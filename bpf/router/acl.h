@@ -423,8 +423,8 @@ static __always_inline int acl_check(context *ctx, __u32 l3, __u32 in, __u32 out
 #define ACL_LEFT                                                                        \
 	(1u << COUNT_OPTIONS | 1u << COUNT_TOO_BIG | 1u << COUNT_SOURCE |               \
 	 1u << COUNT_DESTINATION | 1u << COUNT_NEIGHBOUR | 1u << COUNT_SAME_INTERFACE | \
-	 1u << COUNT_ELSEWHERE | 1u << COUNT_FIREWALL | 1u << COUNT_BEYOND |            \
-	 1u << COUNT_BEGUN | 1u << COUNT_HUNG)
+	 1u << COUNT_ELSEWHERE | 1u << COUNT_FIREWALL | 1u << COUNT_OFF |               \
+	 1u << COUNT_BEYOND | 1u << COUNT_BEGUN | 1u << COUNT_HUNG)
 
 // Addresses that the kernel's routes refuse as a source, and as a destination if the packet is to
 // go to another host. Of 0.0.0.0/8 it is the first alone since Linux 5.3.
@@ -467,16 +467,38 @@ __attribute__((noinline)) __u32 acl_path_to(context *ctx, __u32 l3)
 	}
 }
 
+// For this host or for many.
+static __always_inline bool acl_is_here(const struct path *path)
+{
+	return path->kind == PATH_PASS &&
+	       (path->reason == COUNT_LOCAL || path->reason == COUNT_DESTINATION);
+}
+
 // What acl_way() gives for a link-local destination: the interface that the packet came by, if
 // there is a route and the address is not this host's; else less than zero.
 static __always_inline int acl_way_on_link(__u32 number, __u32 in)
 {
 	const struct path *path = path_of(number);
 
-	if (!path || (path->kind == PATH_PASS &&
-		      (path->reason == COUNT_LOCAL || path->reason == COUNT_NO_ROUTE)))
+	if (!path || acl_is_here(path) ||
+	    (path->kind == PATH_PASS && path->reason == COUNT_NO_ROUTE))
 		return -1;
 	return (int)in;
+}
+
+// What acl_way() gives where the kernel's lookup says that a packet is not forwarded. Of IPv6 that
+// goes by the interface's own setting, where ip6_forward() asks all.forwarding, and
+// force_forwarding: our table has the way.
+static __always_inline int acl_way_else(__u32 number, int found, bool v6)
+{
+	const struct path *path;
+
+	if (found != BPF_FIB_LKUP_RET_FWD_DISABLED || !v6)
+		return -1;
+	path = path_of(number);
+	if (!path)
+		return 0;
+	return acl_is_here(path) ? -1 : (int)path->ifindex;
 }
 
 // Where the kernel would send a packet: less than zero: to nobody, 0: it cannot be said, else an
@@ -522,7 +544,7 @@ __attribute__((noinline)) int acl_way(context *ctx, __u32 l3, __u32 in, __u32 nu
 	if (found == BPF_FIB_LKUP_RET_BLACKHOLE || found == BPF_FIB_LKUP_RET_UNREACHABLE ||
 	    found == BPF_FIB_LKUP_RET_PROHIBIT || found == BPF_FIB_LKUP_RET_NOT_FWDED ||
 	    found == BPF_FIB_LKUP_RET_FWD_DISABLED)
-		return -1;
+		return acl_way_else(number, found, fib.family == 10);
 	return found == BPF_FIB_LKUP_RET_SUCCESS || found == BPF_FIB_LKUP_RET_NO_NEIGH ||
 	       found == BPF_FIB_LKUP_RET_FRAG_NEEDED ? fib.ifindex : 0;
 }

@@ -743,6 +743,48 @@ fn no_length_hides_what_is_left_to_the_kernel() {
     }
 }
 
+/// IPv6 is forwarded from an interface of which forwarding is off, if it is on for all, and where
+/// it is off for all, if the interface forces it (Linux 6.17): no matter to the list, which goes by
+/// the way that there is, and leaves alone what is for this host.
+#[test]
+fn forwarding_that_is_off_hides_nothing_of_ipv6() {
+    for modes in [NATIVE, TC] {
+        let cables = Cables { modes, ..PLAIN };
+        let setup = "sysctl -qw net.ipv6.conf.east.forwarding=0";
+        story_over(&cables, setup, async move |namespace, mut lab| {
+            let mut ours = Ours::start_in(modes, &SMALL).await;
+            let mut out = |frame: &[u8]| {
+                lab.east.send(frame);
+                (lab.east.receive().len(), lab.west.receive().len())
+            };
+            let plain = |port| to("2001:db8:f::7").udp(1, port);
+            let options = |port| plain(port).extension(0, &[1, 4, 0, 0, 0, 0]).build();
+            let own = to("2001:db8:1::1").udp(1, 9).build();
+            assert_eq!(out(&options(9)), (0, 1), "the kernel");
+            let list = List::parse("default deny\nallow out west proto udp to any port 8");
+            let list = list.expect("a list");
+            ours.service.router.set_acl(Some(list)).expect("it fits");
+            let passed = (out(&options(8)), out(&options(9)), out(&own));
+            assert_eq!(passed, ((0, 1), (0, 0), (1, 0)));
+
+            namespace
+                .ok("sysctl -qw net.ipv6.conf.all.forwarding=0")
+                .expect("off for all");
+            let force = "sysctl -qw net.ipv6.conf.east.force_forwarding=1";
+            if !namespace.succeeds(force).expect("a shell") {
+                println!("skipped: this kernel cannot force an interface's forwarding");
+                return;
+            }
+            let note = "IPv6 is not forwarded from east: its forwarding is off";
+            ours.until("note", |ours| ours.notes().contains(&note.to_owned()))
+                .await;
+            let [allowed, denied] = [8, 9].map(|port| plain(port).build());
+            let passed = (out(&allowed), out(&denied), out(&own));
+            assert_eq!(passed, ((0, 1), (0, 0), (1, 0)), "forced");
+        });
+    }
+}
+
 /// A first fragment of IPv6 that its headers fill has no ports in it, and the next one, which has
 /// them, is any later fragment: what denies by ports takes the first one. nftables lets both pass,
 /// and a list that is nftables' does the same.
