@@ -486,19 +486,30 @@ static __always_inline int acl_way_on_link(__u32 number, __u32 in)
 	return (int)in;
 }
 
+// Whether a packet of that family may go another way than the lookup for programs says, which
+// knows no ports, no mark that the firewall puts on and no address that it puts in the place of
+// another.
+static __always_inline bool acl_is_unsure(__u32 flags, bool v6)
+{
+	return flags & (v6 ? CONFIG_OFF6 | CONFIG_ASK6 : CONFIG_OFF4 | CONFIG_ASK4);
+}
+
 // What acl_way() gives where the kernel's lookup says that a packet is not forwarded. Of IPv6 that
 // goes by the interface's own setting, where ip6_forward() asks all.forwarding, and
-// force_forwarding: our table has the way.
-static __always_inline int acl_way_else(__u32 number, int found, bool v6)
+// force_forwarding: our table has the way. That tells what is for this host, too.
+static __always_inline int acl_way_else(__u32 number, int found, __u32 flags, bool v6)
 {
+	bool off = found == BPF_FIB_LKUP_RET_FWD_DISABLED;
 	const struct path *path;
 
-	if (found != BPF_FIB_LKUP_RET_FWD_DISABLED || !v6)
+	if (off ? !v6 : !acl_is_unsure(flags, v6))
 		return -1;
 	path = path_of(number);
 	if (!path)
 		return 0;
-	return acl_is_here(path) ? -1 : (int)path->ifindex;
+	if (acl_is_here(path))
+		return -1;
+	return off ? (int)path->ifindex : 0;
 }
 
 // Where the kernel would send a packet: less than zero: to nobody, 0: it cannot be said, else an
@@ -506,7 +517,7 @@ static __always_inline int acl_way_else(__u32 number, int found, bool v6)
 // what anybody's "fragmentation needed" has said of the way, at which the kernel does not look when
 // it forwards. At tc it compares the buffer's with the device's MTU when it has found the way.
 // `number` is what acl_path_to() says.
-__attribute__((noinline)) int acl_way(context *ctx, __u32 l3, __u32 in, __u32 number)
+__attribute__((noinline)) int acl_way(context *ctx, __u32 l3, __u32 in, __u32 flags, __u32 number)
 {
 	struct bpf_fib_lookup fib = {.ifindex = in};
 	__u8 *version = at(ctx, l3, 1);
@@ -544,7 +555,7 @@ __attribute__((noinline)) int acl_way(context *ctx, __u32 l3, __u32 in, __u32 nu
 	if (found == BPF_FIB_LKUP_RET_BLACKHOLE || found == BPF_FIB_LKUP_RET_UNREACHABLE ||
 	    found == BPF_FIB_LKUP_RET_PROHIBIT || found == BPF_FIB_LKUP_RET_NOT_FWDED ||
 	    found == BPF_FIB_LKUP_RET_FWD_DISABLED)
-		return acl_way_else(number, found, fib.family == 10);
+		return acl_way_else(number, found, flags, fib.family == 10);
 	return found == BPF_FIB_LKUP_RET_SUCCESS || found == BPF_FIB_LKUP_RET_NO_NEIGH ||
 	       found == BPF_FIB_LKUP_RET_FRAG_NEEDED ? fib.ifindex : 0;
 }
@@ -673,7 +684,7 @@ enum acl_left {
 
 // By which interfaces a packet comes and leaves that is left to the kernel, as acl_decide() has
 // them; less than zero: it does not leave.
-__attribute__((noinline)) __s64 acl_left_way(context *ctx, __u32 l3, __u32 in)
+__attribute__((noinline)) __s64 acl_left_way(context *ctx, __u32 l3, __u32 in, __u32 flags)
 {
 	__u32 number;
 	bool refused;
@@ -683,7 +694,7 @@ __attribute__((noinline)) __s64 acl_left_way(context *ctx, __u32 l3, __u32 in)
 	if (acl_is_at_end(ctx, l3))
 		return -1;
 	number = acl_path_to(ctx, l3);
-	out = acl_way(ctx, l3, in, number);
+	out = acl_way(ctx, l3, in, flags, number);
 	if (out < 0)
 		return -1;
 	// With accept_local or route_localnet the kernel refuses fewer sources, and it may have
@@ -701,7 +712,7 @@ __attribute__((noinline)) __s64 acl_left_way(context *ctx, __u32 l3, __u32 in)
 // at the most, and these are deep.
 __attribute__((noinline)) int acl_drops_left(context *ctx, __u32 l3, __u32 in, __u32 flags)
 {
-	__s64 way = acl_left_way(ctx, l3, in);
+	__s64 way = acl_left_way(ctx, l3, in, flags);
 
 	if (way < 0 || acl_judge(ctx, l3, way & ~ACL_REFUSED, flags,
 				 !(way & ACL_REFUSED)) != ACL_DENY)

@@ -785,6 +785,40 @@ fn forwarding_that_is_off_hides_nothing_of_ipv6() {
     }
 }
 
+/// What goes nowhere by its destination, and somewhere by a mark that nftables puts on it, is
+/// judged; what is for this host reaches it.
+#[test]
+fn what_is_forwarded_by_a_mark_is_judged() {
+    let setup = "ip rule add pref 100 fwmark 7 table 77; ip -6 rule add pref 100 fwmark 7 table 77
+        ip route add 192.0.2.0/24 via 10.2.0.2 table 77
+        ip route add 192.0.3.0/24 via 10.2.0.2 table 77; ip route add prohibit 192.0.3.0/24
+        ip -6 route add 2001:db8:aa::/64 via 2001:db8:2::2 table 77
+        ip -6 route add 2001:db8:bb::/64 via 2001:db8:2::2 table 77
+        ip -6 route add prohibit 2001:db8:bb::/64
+        nft 'table inet one { chain marks { type filter hook prerouting priority mangle; \
+            meta mark set 7; }; }'";
+    for modes in [NATIVE, TC] {
+        let cables = Cables { modes, ..PLAIN };
+        story_over(&cables, setup, async move |_, mut lab| {
+            let mut ours = Ours::start_in(modes, &SMALL).await;
+            let list = List::parse("default allow\ndeny proto udp to any port 9");
+            let list = list.expect("a list");
+            ours.service.router.set_acl(Some(list)).expect("it fits");
+            let mut out = |dst: &str, port| {
+                lab.east.send(&to(dst).udp(1, port).build());
+                (lab.east.receive().len(), lab.west.receive().len())
+            };
+            for dst in ["192.0.2.1", "192.0.3.1", "2001:db8:aa::1", "2001:db8:bb::1"] {
+                assert_eq!((out(dst, 8), out(dst, 9)), ((0, 1), (0, 0)), "{dst}");
+            }
+            for own in ["10.1.0.1", "10.2.0.1", "2001:db8:1::1", "2001:db8:2::1"] {
+                assert_eq!(out(own, 9), (1, 0), "{own}");
+            }
+            assert_eq!(ours.count(Counter::Denied), 4);
+        });
+    }
+}
+
 /// A first fragment of IPv6 that its headers fill has no ports in it, and the next one, which has
 /// them, is any later fragment: what denies by ports takes the first one. nftables lets both pass,
 /// and a list that is nftables' does the same.
