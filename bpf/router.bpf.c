@@ -199,6 +199,10 @@ static __always_inline int check4(context *ctx, struct transit *t, struct iphdr 
 		return COUNT_MALFORMED;
 	if (ip->ihl > 5)
 		return COUNT_OPTIONS;
+	// Segments of TCP that are more than 64 KiB together (BIG TCP), or nothing: only the kernel
+	// knows.
+	if (!ip->tot_len)
+		return COUNT_BEYOND;
 	t->size = bpf_ntohs(ip->tot_len);
 	if (t->size < sizeof(*ip) || !frame_holds(ctx, t->packet.l3, t->size))
 		return COUNT_MALFORMED;
@@ -243,6 +247,9 @@ static __always_inline int check6(context *ctx, struct transit *t, struct ipv6hd
 		return COUNT_MALFORMED;
 	if (ip->nexthdr == IPPROTO_HOPOPTS)
 		return COUNT_OPTIONS;
+	// As with IPv4.
+	if (!ip->payload_len)
+		return COUNT_BEYOND;
 	if (ip->hop_limit <= 1)
 		return COUNT_HOP_LIMIT;
 	if (is_special6(&ip->saddr))

@@ -395,7 +395,7 @@ enum router_counter {
 	COUNT_ELSEWHERE,      /* leaves by an interface that is not ours */
 	COUNT_FIREWALL,
 	COUNT_OFF,            /* forwarding is off here */
-	COUNT_BEYOND,         /* the route needs what the fast path does not do */
+	COUNT_BEYOND,         /* the route or the packet needs what the fast path does not do */
 	COUNT_ASKED,          /* ARP requests, neighbour solicitations */
 	COUNT_TOLD,           /* ARP replies, neighbour advertisements */
 	COUNT_BEGUN,          /* a checksum that is only begun, where the program runs in XDP */

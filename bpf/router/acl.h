@@ -164,6 +164,28 @@ __attribute__((noinline)) int acl_look_addresses(context *ctx, __u32 l3, __u32 b
 	return version_is_four ? 4 : 6;
 }
 
+// packet_network(), also of segments of TCP that are more than 64 KiB together (BIG TCP), as the
+// kernel makes them or a guest says. IP tells no length of those: the buffer has it.
+static __always_inline int acl_network(context *ctx, struct packet *packet)
+{
+	int unread = packet_network(ctx, packet);
+	struct iphdr *ip = at(ctx, packet->l3, sizeof(*ip));
+
+	if (!ip || !frame_segment(ctx))
+		return unread;
+	if (packet->family == 6) {
+		if (packet->length == sizeof(struct ipv6hdr))
+			packet->length = frame_length(ctx) - packet->l3;
+		return unread;
+	}
+	if (ip->tot_len || ip->ihl < 5 || ip->frag_off & bpf_htons(IP_MF | IP_OFFSET))
+		return unread;
+	packet->length = frame_length(ctx) - packet->l3;
+	packet->l4 = packet->l3 + ip->ihl * 4;
+	packet->protocol = ip->protocol;
+	return 0;
+}
+
 // Rows of the protocol and the ports. Less than zero: what is behind the addresses is not
 // understood.
 __attribute__((noinline)) int acl_look_transport(context *ctx, __u32 l3, int family, __u32 flags)
@@ -178,7 +200,7 @@ __attribute__((noinline)) int acl_look_transport(context *ctx, __u32 l3, int fam
 
 	if (!shown || !image || !header)
 		return -1;
-	unread = packet_network(ctx, &packet);
+	unread = acl_network(ctx, &packet);
 	protocol = packet.protocol;
 	if (unread < 0) {
 		protocol = ACL_UNKNOWN_PROTOCOL;
@@ -192,9 +214,13 @@ __attribute__((noinline)) int acl_look_transport(context *ctx, __u32 l3, int fam
 		if (packet.l4 + 2 * sizeof(*both) <= l3 + packet.length) {
 			source = both ? bpf_ntohs(both[0]) : ACL_UNKNOWN_PORT;
 			destination = both ? bpf_ntohs(both[1]) : ACL_UNKNOWN_PORT;
-		} else if (packet.fragment == FRAGMENT_FIRST && flags & CONFIG_ACL_ALL) {
+		} else if (flags & CONFIG_ACL_ALL &&
+			   (packet.fragment == FRAGMENT_FIRST ||
+			    (packet.protocol == IPPROTO_TCP &&
+			     packet.length == sizeof(struct ipv6hdr)))) {
 			// Headers of IPv6 fill it, and its ports are in the next one, which passes
-			// as one that has none. nftables lets both pass, and so do its lists here.
+			// as one that has none; or IPv6 tells no length, and XDP does not see that
+			// it is segments. nftables lets fragments pass, and so do its lists here.
 			source = ACL_UNKNOWN_PORT;
 			destination = ACL_UNKNOWN_PORT;
 		}

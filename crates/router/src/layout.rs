@@ -288,7 +288,7 @@ pub enum Counter {
     Firewall,
     /// Left to the kernel: forwarding is off here.
     Off,
-    /// Left to the kernel: the route needs what the fast path does not do.
+    /// Left to the kernel: the route or the packet needs what the fast path does not do.
     Beyond,
     /// Left to the kernel: asks for an address on the link.
     Asked,
@@ -424,7 +424,7 @@ impl Counter {
             }
             Counter::Firewall => "a hook of nftables or iptables sees forwarded packets",
             Counter::Off => "forwarding is off here",
-            Counter::Beyond => "the route needs what the fast path does not do",
+            Counter::Beyond => "the route or the packet needs what the fast path does not do",
             Counter::Asked => {
                 "asks for an address on the link: ARP request, neighbour solicitation"
             }

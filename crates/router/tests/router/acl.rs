@@ -14,6 +14,7 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use testkit::netns::Namespace;
+use wire::checksum::checksum;
 use wire::parse::TcpFlags;
 use xdp::Mode;
 
@@ -815,6 +816,44 @@ fn what_is_forwarded_by_a_mark_is_judged() {
                 assert_eq!(out(own, 9), (1, 0), "{own}");
             }
             assert_eq!(ours.count(Counter::Denied), 4);
+        });
+    }
+}
+
+/// Segments of TCP that are more than 64 KiB together have no length in IPv4's header, and whoever
+/// has the other end of a TAP device may say so of fewer.
+#[test]
+fn segments_without_a_length_are_judged() {
+    for modes in [NATIVE, TC] {
+        let cables = Cables { modes, ..PLAIN };
+        story_over(&cables, "", async move |_, mut lab| {
+            let mut ours = Ours::start_in(modes, &SMALL).await;
+            let segments = |port| {
+                let packet = to("203.0.113.7").tcp(1, port, TcpFlags::ACK);
+                let mut frame = packet.payload(&[0; 2000]).partial_checksum().build();
+                // Length and checksum of IP's header.
+                frame[16..18].fill(0);
+                frame[24..26].fill(0);
+                let sum = checksum(&frame[14..34]);
+                frame[24..26].copy_from_slice(&sum.to_be_bytes());
+                frame
+            };
+            let mut out = |port| {
+                lab.east.send_segments(&segments(port), 1000);
+                lab.west.receive().len()
+            };
+            if out(9) == 0 {
+                println!("skipped: this kernel forwards no such segments, as Linux 6.3 does");
+                return;
+            }
+            assert_eq!(ours.count(Counter::Beyond), 1);
+            let list = List::parse("default allow\ndeny proto tcp to any port 9");
+            let list = list.expect("a list");
+            ours.service.router.set_acl(Some(list)).expect("it fits");
+            assert_eq!(out(9), 0);
+            assert_eq!(ours.count(Counter::Denied), 1);
+            // XDP does not see what it is, and has no ports of it.
+            assert_eq!(out(8), if modes == TC { 2 } else { 0 });
         });
     }
 }

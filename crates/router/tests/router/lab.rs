@@ -75,12 +75,27 @@ impl Wire {
     /// A frame as it is, without the wire's tag, of which the kernel takes the first `linear` bytes
     /// in one piece if it is long (0: as it likes): `hdr_len` of a virtio-net header.
     pub fn send_as_it_is(&self, frame: &[u8], linear: u16) {
+        self.write([0, linear, 0, 0, 0], frame);
+    }
+
+    /// Segments of TCP over IPv4 with `size` bytes of payload each, their checksums only begun, as
+    /// one frame.
+    pub fn send_segments(&self, frame: &[u8], size: u16) {
+        // VIRTIO_NET_HDR_F_NEEDS_CSUM, and VIRTIO_NET_HDR_GSO_TCPV4. From where on a checksum is to
+        // be made, and where in that it is put.
+        self.write([0x0101, 54, size, 34, 16], frame);
+    }
+
+    /// A frame behind the five words of a virtio-net header.
+    fn write(&self, words: [u16; 5], frame: &[u8]) {
         let Port::Tap(device) = &self.ports[0] else {
             unreachable!("a wire is a TAP device");
         };
         let device = device.descriptor().expect("a device that is there");
         let mut header = [0; HDR_LEN_MRG];
-        header[2..4].copy_from_slice(&linear.to_le_bytes());
+        for (place, word) in header.chunks_exact_mut(2).zip(words) {
+            place.copy_from_slice(&word.to_le_bytes());
+        }
         rustix::io::write(device, &[&header, frame].concat()).expect("a wire that is up");
     }
 
