@@ -83,20 +83,24 @@ static __always_inline bool counted_in_xdp(const struct transit *t)
 #endif
 }
 
-// Why a packet is the kernel's: counted, and handed on.
+// Why a packet is the kernel's: counted, and handed on. The access list judges it where the program
+// runs in XDP and at tc in both places: since XDP saw the packet, the way may have become another,
+// and one that XDP has left to tc unjudged for that is judged here.
 static __always_inline int leave(context *ctx, struct transit *t, __u32 reason)
 {
+	bool counted = counted_in_xdp(t);
 	int drops = ACL_LEAVES;
 
-	if (counted_in_xdp(t))
-		return chain_next(ctx);
 	if (t->flags & CONFIG_ACL_ALL && t->in && t->packet.family && ACL_LEFT & 1u << reason)
-		drops = acl_drops_left(ctx, t->packet.l3, t->in->ifindex, t->flags);
+		drops = acl_drops_left(ctx, t->packet.l3, t->in->ifindex,
+				       counted ? t->flags | ACL_AGAIN : t->flags);
 	if (drops) {
 		count(t->counters, t->v6, drops == ACL_DROPS ? COUNT_DENIED : reason, 1);
 		return VERDICT_DROP;
 	}
-	count(t->counters, t->v6, t->v6 ? discovery(ctx, t->packet.l3, reason) : reason, 1);
+	if (!counted)
+		count(t->counters, t->v6,
+		      t->v6 ? discovery(ctx, t->packet.l3, reason) : reason, 1);
 	return chain_next(ctx);
 }
 
@@ -514,6 +518,16 @@ static __always_inline bool is_for_other_part(const struct transit *t)
 #endif
 }
 
+// What is for the other part is judged there, or, unless the way has changed since, was.
+static __always_inline int leave_to_other_part(context *ctx, struct transit *t)
+{
+#ifdef BUTTERFLY_TC
+	return leave(ctx, t, COUNT_BEYOND);
+#else
+	return chain_next(ctx);
+#endif
+}
+
 // Whether a packet that is too long is of segments that each fit; only at tc.
 static __always_inline bool is_segments(context *ctx, struct transit *t)
 {
@@ -649,7 +663,7 @@ static __always_inline int long_way(context *ctx, const struct router_config *co
 	if (t.hop->ifindex == t.in->ifindex)
 		return leave(ctx, &t, COUNT_SAME_INTERFACE);
 	if (is_for_other_part(&t))
-		return chain_next(ctx);
+		return leave_to_other_part(ctx, &t);
 	if (t.size > hop_mtu(t.hop) && !is_segments(ctx, &t))
 		return leave(ctx, &t, COUNT_TOO_BIG);
 #ifndef BUTTERFLY_TC

@@ -732,6 +732,9 @@ __attribute__((noinline)) __s64 acl_left_way(context *ctx, __u32 l3, __u32 in, _
 	return (__u64)out << 32 | (refused ? ACL_REFUSED : 0) | in;
 }
 
+// With the flags: the packet was judged before, in all likelihood, and no rule counts it once more.
+#define ACL_AGAIN 0x80000000u
+
 // Judges a packet that is left to the kernel for a reason of ACL_LEFT: enum acl_left. A function of
 // its own for the verifier, who looks at it once. It has few things to remember, as has the one
 // before: of functions that call each other Linux 6.6 adds up the stack in units of 32 bytes, 512
@@ -741,7 +744,7 @@ __attribute__((noinline)) int acl_drops_left(context *ctx, __u32 l3, __u32 in, _
 	__s64 way = acl_left_way(ctx, l3, in, flags);
 
 	if (way < 0 || acl_judge(ctx, l3, way & ~ACL_REFUSED, flags,
-				 !(way & ACL_REFUSED)) != ACL_DENY)
+				 !(way & ACL_REFUSED || flags & ACL_AGAIN)) != ACL_DENY)
 		return ACL_LEAVES;
 	return way & ACL_REFUSED ? ACL_DROPS_UNCOUNTED : ACL_DROPS;
 }

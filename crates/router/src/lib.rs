@@ -15,7 +15,8 @@
 //! are the kernel's own buffers (`bpf/lib/context.h`): one source, one set of maps. As soon as one
 //! device has it at tc, all others have it there behind XDP, for what leaves by devices that take
 //! no frames: such a hop has no MTU for XDP, which passes its packets uncounted. At tc what XDP
-//! could have sent is passed on: XDP has had a reason to leave it, and has counted it.
+//! could have sent is passed on: XDP has had a reason to leave it, and has counted it. The access
+//! list judges it once more, uncounted, since the way may have changed in between.
 //!
 //! **One lookup.** [`netlink::Mirror`] tells of changes; [`Router::update`] brings the program's
 //! tables in step:
