@@ -11,6 +11,9 @@ use crate::error::Error;
 use crate::layout::{self, Counter, Egress, HOP_PEER, Hop, InterfaceKey};
 use crate::paths::Reach;
 
+/// The smallest MTU that IPv6 is on an interface with (RFC 8200, section 5).
+const LEAST_MTU6: u32 = 1280;
+
 /// Tags at the most: 802.1ad's two.
 const TAGS: usize = 2;
 
@@ -31,6 +34,8 @@ pub struct Interface {
     pub tags: Vec<(u16, u16)>,
     /// The device takes frames that are redirected to it.
     pub sends: bool,
+    /// IPv6 is not disabled on it ([`Router::set_ipv6`](crate::Router::set_ipv6)).
+    pub ipv6: bool,
     /// The MAC address of the device's other end, if packets can be handed to it at once
     /// ([`Router::set_peer`](crate::Router::set_peer)).
     pub peer: Option<Mac>,
@@ -91,6 +96,8 @@ impl Interface {
             tags,
             // Until the driver has been asked.
             sends: false,
+            // Until the setting has been read.
+            ipv6: false,
             peer: None,
         })
     }
@@ -158,7 +165,7 @@ impl Interface {
         if own.forwarding && up {
             flags |= layout::INTERFACE_FORWARD4;
         }
-        if six.forwarding && up {
+        if six.forwarding && up && self.has_ipv6(snapshot) {
             flags |= layout::INTERFACE_FORWARD6;
         }
         if run.xdp {
@@ -183,6 +190,12 @@ impl Interface {
             ifindex: self.ifindex,
             slot: self.slot,
         }
+    }
+
+    /// Whether the kernel takes IPv6 from it.
+    pub fn has_ipv6(&self, snapshot: &Snapshot) -> bool {
+        let link = self.link(snapshot);
+        self.ipv6 && link.is_some_and(|link| link.mtu >= LEAST_MTU6)
     }
 
     /// What the kernel says of it now.

@@ -1,7 +1,7 @@
 //! The router itself: program, tables and interfaces, brought in step with a snapshot of the
 //! kernel's. No clock and no netlink of its own: both are handed in by [`Service`](crate::Service).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -320,6 +320,17 @@ impl Router {
         })
     }
 
+    /// Says which interfaces, by index, IPv6 is not disabled on. What comes by the others the
+    /// kernel drops.
+    pub fn set_ipv6(&mut self, enabled: &BTreeSet<u32>) -> Result<(), Error> {
+        let mut changed = false;
+        for interface in self.interfaces.values_mut() {
+            let ipv6 = enabled.contains(&interface.ifindex);
+            changed |= std::mem::replace(&mut interface.ipv6, ipv6) != ipv6;
+        }
+        if changed { self.settle() } else { Ok(()) }
+    }
+
     /// Changes how the interfaces of a device are sent by.
     fn change(
         &mut self,
@@ -502,8 +513,14 @@ impl Router {
                 (layout::INTERFACE_FORWARD6, "IPv6"),
             ] {
                 if entry.flags & flag == 0 {
+                    let has_none = family == "IPv6" && !interface.has_ipv6(&self.snapshot);
+                    let why = if has_none {
+                        "it has none (disable_ipv6, or an MTU below 1280)"
+                    } else {
+                        "its forwarding is off"
+                    };
                     notes.push(format!(
-                        "{family} is not forwarded from {}: its forwarding is off",
+                        "{family} is not forwarded from {}: {why}",
                         interface.name
                     ));
                 }

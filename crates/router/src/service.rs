@@ -121,7 +121,8 @@ impl Service {
         mode: Option<xdp::Mode>,
     ) -> Result<(), Error> {
         self.router.update(self.mirror.snapshot(), Kinds::ALL)?;
-        self.router.add(name, attached, mode)
+        self.router.add(name, attached, mode)?;
+        self.read_settings()
     }
 
     /// Waits for the next thing that changes, and does what it asks for: [`next`](Self::next),
@@ -238,6 +239,21 @@ impl Service {
                 .and_then(|text| text.trim().parse().ok())
                 .unwrap_or(0)
         };
-        self.router.set_hash_policies([read("ipv4"), read("ipv6")])
+        self.router
+            .set_hash_policies([read("ipv4"), read("ipv6")])?;
+        let snapshot = self.router.snapshot();
+        let links = self
+            .router
+            .interfaces()
+            .filter_map(|own| own.link(snapshot));
+        let enabled = links.filter(|link| is_ipv6_enabled(&link.name));
+        let enabled = enabled.map(|link| link.index).collect();
+        self.router.set_ipv6(&enabled)
     }
+}
+
+/// What the kernel has no IPv6 on has no such file.
+fn is_ipv6_enabled(name: &str) -> bool {
+    let path = format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6");
+    std::fs::read_to_string(path).is_ok_and(|text| text.trim() == "0")
 }

@@ -299,6 +299,41 @@ fn a_rule_or_a_setting_takes_effect() {
     });
 }
 
+/// The kernel drops IPv6 that comes by an interface on which IPv6 is disabled, or whose MTU is too
+/// small for it.
+#[test]
+fn an_interface_without_ipv6_forwards_none() {
+    story("", async |namespace, mut lab| {
+        let mut ours = Ours::start(&SMALL).await;
+        let dst = "2001:db8:f::7";
+        let fast = (Some(host(2, 2).0), true);
+        assert_eq!(way(&mut lab, &ours, dst), fast);
+        let conf = "sysctl -qw net.ipv6.conf.east.disable_ipv6";
+        for (off, on) in [
+            (format!("{conf}=1"), format!("{conf}=0")),
+            (
+                "ip link set east mtu 1279".into(),
+                "ip link set east mtu 1500".into(),
+            ),
+        ] {
+            namespace.ok(&off).expect("off");
+            ours.until("IPv6 off", |ours| way(&mut lab, ours, dst) == (None, false))
+                .await;
+            assert_eq!(
+                ours.notes(),
+                [
+                    "IPv6 is not forwarded from east: it has none (disable_ipv6, or an MTU below \
+                  1280)"
+                ]
+            );
+            assert!(way(&mut lab, &ours, "203.0.113.7").1, "IPv4 is");
+            namespace.ok(&on).expect("on");
+            ours.until("IPv6 on", |ours| way(&mut lab, ours, dst) == fast)
+                .await;
+        }
+    });
+}
+
 #[test]
 fn a_stale_neighbour_in_use_is_confirmed() {
     story("", async |namespace, mut lab| {
