@@ -487,6 +487,13 @@ impl Router {
                 ));
                 continue;
             }
+            if self.acl.judges_all() && self.is_blind(interface) {
+                notes.push(format!(
+                    "the access list is not applied to what comes in by {}: VLAN tags of its \
+                     packets may be hidden",
+                    interface.name
+                ));
+            }
             if self.may_hide_tags(interface) {
                 notes.push(format!(
                     "packets without a VLAN tag from {} are left to the kernel: whoever sends to a \

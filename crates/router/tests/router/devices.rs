@@ -167,6 +167,37 @@ fn a_list_judges_all_that_comes_by_a_vlan() {
     });
 }
 
+/// Of packets that may hide their tags it is not known which interface they are of: they are the
+/// kernel's, and no list judges them, which is said.
+#[test]
+fn a_list_is_not_applied_where_tags_may_be_hidden() {
+    if !can_make("vlan") {
+        return;
+    }
+    let setup = "ip link add near type veth peer name far
+        ip link add link near name inner type vlan id 5
+        for link in near far inner; do ip link set $link up; done";
+    story_over(&PLAIN, setup, async |_: &Namespace, _| {
+        let modes = [Some(Mode::Generic); 2];
+        let mut ours = Ours::start_on(["near", "inner"], modes, &SMALL).await;
+        let said = |ours: &Ours| {
+            let mut notes = ours.notes();
+            notes.retain(|note| note.starts_with("the access list"));
+            notes
+        };
+        assert_eq!(said(&ours), Vec::<String>::new());
+        let list = List::parse("default deny").expect("a list");
+        ours.service.router.set_acl(Some(list)).expect("it fits");
+        assert_eq!(
+            said(&ours),
+            [
+                "the access list is not applied to what comes in by near: VLAN tags of its packets \
+              may be hidden"
+            ]
+        );
+    });
+}
+
 /// What comes by a VLAN that is down the kernel drops.
 #[test]
 fn a_vlan_that_is_down() {
