@@ -82,8 +82,9 @@ impl From<rustix::io::Errno> for FileError {
 /// nothing, and this process its end. Without room to map, memory is out.
 const BYTES_MAX: u64 = 96 << 40;
 
-/// Half of what the kernel lets a process have (vm.max_map_count).
-fn mappings_max() -> u64 {
+/// Half of what the kernel lets a process have (vm.max_map_count). It is read once, which a process
+/// that may open nothing does before.
+pub(crate) fn mappings_max() -> u64 {
     static MOST: OnceLock<u64> = OnceLock::new();
     *MOST.get_or_init(|| {
         let most = std::fs::read_to_string("/proc/sys/vm/max_map_count");

@@ -20,7 +20,7 @@ use sys::userfault::Userfault;
 
 use crate::fault_guard;
 use crate::post_copy::{PATIENCE, calls};
-use crate::shared_file::Mapping;
+use crate::shared_file::{self, Mapping};
 
 /// What the program is started with, as its only argument, to be this process.
 pub const ARGUMENT: &str = "--as-page-helper";
@@ -197,6 +197,7 @@ pub fn serve() -> Result<(), String> {
     }
     running.wait();
     fault_guard::install();
+    shared_file::mappings_max();
     calls::allow_only_the_helpers().map_err(|e| e.to_string())?;
     answer(Said::Ready, Some(userfault.as_fd()))?;
     let mut regions = Vec::new();
