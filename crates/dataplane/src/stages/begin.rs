@@ -97,9 +97,19 @@ fn within_limits(
     now: Now,
     is_trial: bool,
 ) -> Result<(), Verdict> {
-    if from.meters.is_none() && to.meters.is_none() {
-        return Ok(());
+    match (&from.meters, &to.meters) {
+        (None, None) => Ok(()),
+        _ => within_meters(from, to, now, is_trial),
     }
+}
+
+#[inline(never)]
+fn within_meters(
+    from: &PortConfig,
+    to: &PortConfig,
+    now: Now,
+    is_trial: bool,
+) -> Result<(), Verdict> {
     let ask = |is_trial| {
         // The receiver's first: what it does not take has not been begun.
         if let Some(meters) = to.meters.as_deref() {
