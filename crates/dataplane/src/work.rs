@@ -174,22 +174,25 @@ pub(crate) struct Debt {
 }
 
 impl Debt {
-    /// The sender has to wait in this turn, or for the next if it has had its part; not when it is
-    /// alone.
+    /// The sender has to wait in this turn, or has had its part of it. `senders`: how many there
+    /// were in the turn before. Who was not one of them waits for those, too: it may send in every
+    /// second turn, or take its rings away in between.
     #[inline]
-    pub(crate) fn waits(&mut self, turn: u64, is_alone: bool) -> bool {
+    pub(crate) fn waits(&mut self, turn: u64, senders: usize) -> bool {
         if self.turn != turn {
+            let was_one = self.counted && self.turn + 1 == turn;
             *self = Debt {
                 owed: self.owed,
                 turn,
                 ..Debt::default()
             };
-            self.waits = self.pay(is_alone);
+            self.waits = self.pay(senders <= usize::from(was_one));
         }
-        self.waits || self.spent >= TURN && !is_alone
+        self.waits || self.spent >= TURN
     }
 
-    /// Waits for a turn's part of what it owes, if that is as much. True when it has to.
+    /// Waits for a turn's part of what it owes, if that is as much. True when it has to, which who
+    /// is alone has not.
     #[inline]
     fn pay(&mut self, is_alone: bool) -> bool {
         if self.owed < TURN {
@@ -295,9 +298,20 @@ mod tests {
         }
     }
 
-    /// How many turns from this one on it waits beside others.
+    /// Senders of a turn, of which it is one.
+    const ALONE: usize = 1;
+    const TWO: usize = 2;
+
+    /// A turn in which it sends, or has to wait.
+    fn waits(debt: &mut Debt, turn: u64, senders: usize) -> bool {
+        let waits = debt.waits(turn, senders);
+        debt.is_another_sender();
+        waits
+    }
+
+    /// How many turns from this one on it waits beside another one.
     fn waits_from(debt: &mut Debt, turn: u64) -> usize {
-        (turn..).take_while(|turn| debt.waits(*turn, false)).count()
+        (turn..).take_while(|turn| waits(debt, *turn, TWO)).count()
     }
 
     #[test]
@@ -305,7 +319,7 @@ mod tests {
         let (mut debt, mut price) = (Debt::default(), Price::default());
         let cost = carried(64, 64 * 60, 0);
         for turn in 1..1000 {
-            assert!(!debt.waits(turn, false));
+            assert!(!waits(&mut debt, turn, TWO));
             assert_eq!(price.room(64, false, at(turn)), 64);
             debt.charge(cost);
             price.note(cost, 64, false, at(turn));
@@ -317,17 +331,35 @@ mod tests {
         let (mut debt, mut price) = (Debt::default(), Price::default());
         // 64 frames of 1,500 bytes to 100 NICs.
         let flood = carried(6400, 6400 * 1500, 0);
-        assert!(!debt.waits(1, false));
+        assert!(!waits(&mut debt, 1, TWO));
         debt.charge(flood);
         let turns = waits_from(&mut debt, 2) as u64;
         assert_eq!(turns, (flood.carried - TURN) / TURN);
-        assert!(!debt.waits(turns + 3, false));
+        assert!(!waits(&mut debt, turns + 3, TWO));
         debt.charge(flood);
-        assert!(!debt.waits(turns + 4, true) && !debt.waits(turns + 5, false));
+        assert!(!waits(&mut debt, turns + 4, ALONE));
+        assert!(!waits(&mut debt, turns + 5, TWO));
         // One at a time, for a second.
         price.note(flood, 64, false, at(0));
         assert_eq!(price.room(64, false, at(999)), 1);
         assert_eq!(price.room(64, false, at(1000)), 64);
+    }
+
+    /// Who sends in every second turn, or is away in between, is not alone beside who sent meanwhile.
+    #[test]
+    fn who_was_away_is_not_alone() {
+        let mut debt = Debt::default();
+        let flood = carried(6400, 6400 * 1500, 0);
+        assert!(!waits(&mut debt, 1, ALONE));
+        debt.charge(flood);
+        let turns = (3..)
+            .step_by(2)
+            .take_while(|turn| waits(&mut debt, *turn, ALONE));
+        assert_eq!(turns.count() as u64, (flood.carried - TURN) / TURN);
+        // Nobody has sent meanwhile.
+        debt.charge(flood);
+        assert!(!waits(&mut debt, 100_001, 0));
+        assert_eq!(debt.owed, 0);
     }
 
     #[test]
@@ -335,28 +367,23 @@ mod tests {
         let mut debt = Debt::default();
         let full = carried(64, 64 * 60, 0);
         let half = carried(32, 32 * 64, 0);
-        let mut served = 0;
-        for turn in 1..=10 {
-            // Two queues that have half of what a turn takes, and many that have it whole.
-            for cost in [half, half].into_iter().chain([full; 62]) {
-                if debt.waits(turn, false) {
-                    continue;
+        for senders in [TWO, ALONE] {
+            for turn in 1..=10 {
+                let turn = turn + 20 * senders as u64;
+                let mut served = 0;
+                // Two queues that have half of what a turn takes, and many that have it whole.
+                for cost in [half, half].into_iter().chain([full; 62]) {
+                    if !waits(&mut debt, turn, senders) {
+                        debt.charge(cost);
+                        served += 1;
+                    }
                 }
-                debt.charge(cost);
-                served += 1;
+                assert_eq!(served, 2);
             }
-            assert_eq!(served, 2 * turn);
         }
         // It is one sender.
+        debt.waits(100, TWO);
         assert!(debt.is_another_sender() && !debt.is_another_sender());
-        // Nobody else sends: all of them may.
-        assert!((0..64).all(|_| {
-            let waits = debt.waits(11, true);
-            debt.charge(full);
-            !waits
-        }));
-        // What they had of that turn is owed.
-        assert_eq!(waits_from(&mut debt, 12), 62);
     }
 
     #[test]
@@ -379,7 +406,7 @@ mod tests {
             entered: 64,
             ..Costly::default()
         });
-        assert!(!debt.waits(1, false));
+        assert!(!waits(&mut debt, 1, TWO));
         debt.charge(cost);
         price.note(cost, 64, false, at(0));
         let turns = waits_from(&mut debt, 2);
@@ -415,7 +442,7 @@ mod tests {
             tracked: 64,
             ..Costly::default()
         });
-        assert!(!debt.waits(1, false));
+        assert!(!waits(&mut debt, 1, TWO));
         debt.charge(cost);
         price.note(cost, 64, false, at(0));
         let turns = waits_from(&mut debt, 2);

@@ -262,7 +262,7 @@ impl Worker {
         // one, and one of which nothing is known as much as several of known flows. Who costs much
         // waits while the others have their turns, so that each sender gets the same part of the
         // worker and not of the frames.
-        let waits = debt.waits(turn, self.senders_before < 2);
+        let waits = debt.waits(turn, self.senders_before);
         if waits || self.path.tables.floods.has(queue) {
             self.senders += usize::from(debt.is_another_sender());
             self.owing = true;
