@@ -345,7 +345,8 @@ mod tests {
         assert_eq!(price.room(64, false, at(1000)), 64);
     }
 
-    /// Who sends in every second turn, or is away in between, is not alone beside who sent meanwhile.
+    /// Who sends in every second turn, or is away in between, is not alone beside who has sent
+    /// meanwhile.
     #[test]
     fn who_was_away_is_not_alone() {
         let mut debt = Debt::default();
