@@ -44,6 +44,10 @@ const COPY: u64 = 8 * FRAME;
 /// A sender's part of a turn: what a full batch of the smallest frames costs.
 pub(crate) const TURN: u64 = 64 * (FRAME + 64);
 
+/// A sender that has had so much of a turn has no other queue's batch in it: a full one of the
+/// smallest frames costs a little less than a turn.
+const ENOUGH: u64 = TURN / 8 * 7;
+
 /// No turn of a sender is to cost more, by what its frames have cost before; and in a hurry none of
 /// what another worker hands over, unless all senders here together have more of a turn.
 pub(crate) const LONGEST: u64 = 3 * TURN;
@@ -188,7 +192,7 @@ impl Debt {
             };
             self.waits = self.pay(senders <= usize::from(was_one));
         }
-        self.waits || self.spent >= TURN
+        self.waits || self.spent >= ENOUGH
     }
 
     /// Waits for a turn's part of what it owes, if that is as much. True when it has to, which who

@@ -286,7 +286,7 @@ pub enum Counter {
     Elsewhere,
     /// Left to the kernel: the host's firewall sees transit packets.
     Firewall,
-    /// Left to the kernel: forwarding is off here.
+    /// Left to the kernel: forwarding is off here, or IPv6 is.
     Off,
     /// Left to the kernel: the route or the packet needs what the fast path does not do.
     Beyond,
@@ -423,7 +423,7 @@ impl Counter {
                  frames"
             }
             Counter::Firewall => "a hook of nftables or iptables sees forwarded packets",
-            Counter::Off => "forwarding is off here",
+            Counter::Off => "forwarding is off here, or IPv6 is",
             Counter::Beyond => "the route or the packet needs what the fast path does not do",
             Counter::Asked => {
                 "asks for an address on the link: ARP request, neighbour solicitation"
