@@ -499,6 +499,19 @@ struct Guests {
 const ALLOWED: u16 = 7;
 const FORBIDDEN: u16 = 8;
 
+/// Datagrams to the one port come in.
+fn rule_of_what_passes() -> v1::Rule {
+    v1::Rule {
+        direction: v1::Direction::Ingress.into(),
+        protocol: Some(17),
+        r#match: Some(v1::rule::Match::Ports(v1::PortRange {
+            start: ALLOWED.into(),
+            end: ALLOWED.into(),
+        })),
+        ..Default::default()
+    }
+}
+
 /// A guest's NIC.
 fn nic(id: &str, last: u32) -> v1::Nic {
     v1::Nic {
@@ -550,15 +563,7 @@ impl Guests {
         let daemon = Daemon::start(&given);
         let group = v1::Group {
             id: "one".into(),
-            rules: vec![v1::Rule {
-                direction: v1::Direction::Ingress.into(),
-                protocol: Some(17),
-                r#match: Some(v1::rule::Match::Ports(v1::PortRange {
-                    start: ALLOWED.into(),
-                    end: ALLOWED.into(),
-                })),
-                ..Default::default()
-            }],
+            rules: vec![rule_of_what_passes()],
             ..Default::default()
         };
         let config = v1::Config {

@@ -66,15 +66,7 @@ async fn declare_more(pair: &Pair, folder: &Path) {
     let mut client = pair.daemon().v1().await;
     let config = within(client.get_config(v1::GetConfigRequest {})).await;
     let mut config = config.unwrap().into_inner();
-    config.groups[0].rules.push(v1::Rule {
-        direction: v1::Direction::Ingress.into(),
-        protocol: Some(17),
-        r#match: Some(v1::rule::Match::Ports(v1::PortRange {
-            start: ALLOWED.into(),
-            end: ALLOWED.into(),
-        })),
-        ..Default::default()
-    });
+    config.groups[0].rules.push(rule_of_what_passes());
     let first = u32::from(Ipv4Addr::new(10, 20, 0, 0));
     config.nics.extend((0..OTHERS).map(|number| {
         let addresses = (0..ADDRESSES).map(|one| first + number * ADDRESSES + one);
