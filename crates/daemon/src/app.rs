@@ -11,7 +11,7 @@ use io::trace::Folder;
 use io::vhost::Server;
 use rustix::time::{ClockId, clock_gettime};
 use store::{Announced, Ticket};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 use crate::access::Caller;
 use crate::balancer;
@@ -27,6 +27,7 @@ use crate::uplinks;
 use crate::v1::bounds;
 use crate::v1::budget::Budget;
 use crate::v1::capture;
+use crate::v1::turns::Turns;
 use crate::watchdog::Health;
 use crate::worker_thread::WorkerThreads;
 
@@ -40,6 +41,12 @@ const CAPTURING_ALL: usize = capture::AT_ONCE * 3 / 4;
 /// Traces of a frame that one client asks for at one time, and all: the controller waits for each.
 const TRACING_EACH: usize = 2;
 const TRACING_ALL: usize = 8;
+/// Operations of v1 that are carried out at one time for one client, and for all but root; and of
+/// those that may take a tenth of a second each.
+const OPERATIONS_EACH: usize = 8;
+const OPERATIONS_ALL: usize = 32;
+const LONG_OPERATIONS_EACH: usize = 1;
+const LONG_OPERATIONS_ALL: usize = 4;
 
 /// What operations need, and no more: no socket, no worker.
 pub struct Operations {
@@ -216,6 +223,11 @@ pub struct App {
     pub capturing: Shares,
     /// Traces of a frame.
     pub tracing: Shares,
+    /// Operations of v1, and those of them that look at all connections or at all that is stored.
+    pub turns: Turns,
+    pub long_turns: Turns,
+    /// Requests that wait for the disk.
+    pub settling: Arc<Semaphore>,
     stop: watch::Sender<bool>,
 }
 
@@ -254,6 +266,9 @@ impl App {
             watching: Shares::new("streams of events", WATCHING_EACH, WATCHING_ALL),
             capturing: Shares::new("captures and live traces", CAPTURING_EACH, CAPTURING_ALL),
             tracing: Shares::new("traces", TRACING_EACH, TRACING_ALL),
+            turns: Turns::new(OPERATIONS_EACH, OPERATIONS_ALL),
+            long_turns: Turns::new(LONG_OPERATIONS_EACH, LONG_OPERATIONS_ALL),
+            settling: Arc::new(Semaphore::new(bounds::SETTLING_AT_ONCE)),
             stop: watch::Sender::new(false),
         }
     }

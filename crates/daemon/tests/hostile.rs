@@ -408,6 +408,50 @@ async fn empty_messages_of_v1_are_refused_before_they_take_memory() {
     }
 }
 
+/// Each takes a while, and would have a thread: all that there may be, and those of the API, which
+/// take a free one when they wait themselves, would stand still.
+#[tokio::test]
+async fn thousands_of_requests_at_one_time_take_few_threads() {
+    let daemon = Daemon::start(&[]);
+    let groups = (0..4_000).map(|group| v1::Group {
+        id: format!("group-{group}"),
+        ..Default::default()
+    });
+    let config = v1::Config {
+        groups: groups.collect(),
+        ..Default::default()
+    };
+    let request = v1::ApplyRequest {
+        config: Some(config),
+        dry_run: false,
+    };
+    daemon.v1().await.apply(request).await.unwrap();
+    let mut asking = tokio::task::JoinSet::new();
+    for _ in 0..20 {
+        let client = daemon.v1().await;
+        for _ in 0..100 {
+            let mut client = client.clone();
+            asking.spawn(async move {
+                let all = client.get_status(v1::GetStatusRequest::default()).await;
+                all.map(|status| status.into_inner().groups)
+            });
+        }
+    }
+    let folder = format!("/proc/{}/task", daemon.pid());
+    let (mut most, mut answered) = (0, 0);
+    while !asking.is_empty() {
+        most = most.max(std::fs::read_dir(&folder).unwrap().count());
+        let next = tokio::time::timeout(Duration::from_millis(5), asking.join_next());
+        if let Ok(Some(answer)) = next.await {
+            assert_eq!(answer.unwrap().unwrap(), 4_000);
+            answered += 1;
+        }
+    }
+    assert_eq!(answered, 2_000);
+    println!("{most} threads at the most");
+    assert!(most < 128, "{most} threads");
+}
+
 /// One field that no request has.
 #[derive(Clone, PartialEq, prost::Message)]
 struct Unknown {

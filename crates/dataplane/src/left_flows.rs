@@ -326,6 +326,10 @@ impl TakingUp {
         self.ended.notify_all();
     }
 
+    pub(crate) fn is_so(&self) -> bool {
+        *self.is_so.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Waits until it is not.
     pub(crate) fn wait(&self) {
         let is_so = self.is_so.lock().unwrap_or_else(PoisonError::into_inner);

@@ -573,6 +573,11 @@ impl Switch {
         Ok((left.taken(), untrue.map_err(|e| e.to_string())?))
     }
 
+    /// Flows of a process before are still being taken up.
+    pub fn is_taking_up(&self) -> bool {
+        self.taking_up.is_so()
+    }
+
     /// Returns when no flows are to be taken up any more.
     pub fn wait_for_left(&self) {
         self.taking_up.wait();

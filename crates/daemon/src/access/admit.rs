@@ -24,6 +24,7 @@ use crate::audit::{ARGUMENTS_MAX, Audit, Record};
 use crate::metrics::Requests;
 use crate::upgrade::Changes;
 use crate::v1::bounds::Guest;
+use crate::v1::budget::Held;
 use crate::v1::tls::Authority;
 
 /// What a client is told that came by an authority of before.
@@ -45,6 +46,8 @@ pub struct Caller {
     pub(super) shown: Arc<str>,
     ours: bool,
     pub(super) record: Option<Arc<Record>>,
+    /// Memory that the request holds.
+    memory: Option<Arc<Mutex<Held>>>,
 }
 
 impl Caller {
@@ -53,10 +56,22 @@ impl Caller {
         Author::Client(self.shown.clone())
     }
 
-    /// This caller without its record: for what goes on after the request was answered.
+    /// This caller without its record and its request's memory: for what goes on after the request
+    /// was answered.
     pub fn unrecorded(mut self) -> Caller {
-        self.record = None;
+        (self.record, self.memory) = (None, None);
         self
+    }
+
+    /// With memory that its request holds, also where the client goes away before it is carried
+    /// out.
+    pub fn hold(&mut self, memory: Arc<Mutex<Held>>) {
+        self.memory = Some(memory);
+    }
+
+    /// Memory that its request holds.
+    pub fn memory(&self) -> Option<Arc<Mutex<Held>>> {
+        self.memory.clone()
     }
 
     /// Who it is, as in the log: the same for all requests of one user or certificate.
@@ -77,6 +92,7 @@ impl Caller {
             shown: peer.shown().into(),
             ours: peer.is_ours(),
             record: None,
+            memory: None,
         }
     }
 
@@ -200,6 +216,7 @@ impl Gate {
                     shown: peer.shown().into(),
                     ours: peer.is_ours(),
                     record: begun,
+                    memory: None,
                 });
             }
         };

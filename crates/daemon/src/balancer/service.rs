@@ -34,10 +34,11 @@ impl Service {
     /// Runs an operation where it may wait for the kernel.
     async fn operate<T: Send + 'static>(
         &self,
+        caller: &Caller,
         operation: impl FnOnce(&App) -> Result<T, Refusal> + Send + 'static,
     ) -> Answer<T> {
         let app = self.app.clone();
-        answer(move || Ok(operation(&app)?)).await
+        answer(&self.app, caller, move || Ok(operation(&app)?)).await
     }
 }
 
@@ -79,9 +80,10 @@ fn server_after(app: &App, key: &ServiceKey, address: IpAddr) -> Result<v1::Serv
 impl Balancer for Service {
     async fn list_services(
         &self,
-        _: Request<v1::ListServicesRequest>,
+        request: Request<v1::ListServicesRequest>,
     ) -> Answer<v1::ListServicesResponse> {
-        self.operate(|app| {
+        let (caller, _) = taken(request)?;
+        self.operate(&caller, |app| {
             let facts = status::Facts::of(&app.balancer)?;
             let control = app.control();
             let services = control.services().values();
@@ -97,8 +99,10 @@ impl Balancer for Service {
         &self,
         request: Request<v1::GetServiceRequest>,
     ) -> Answer<v1::ServiceStatus> {
-        let key = key_of(request.into_inner().key)?;
-        self.operate(move |app| Ok(service_after(app, &key)?)).await
+        let (caller, request) = taken(request)?;
+        let key = key_of(request.key)?;
+        self.operate(&caller, move |app| Ok(service_after(app, &key)?))
+            .await
     }
 
     async fn put_service(
@@ -108,7 +112,7 @@ impl Balancer for Service {
         let (caller, request) = taken(request)?;
         let service = convert::required(request.service, "service");
         let service = service.and_then(convert::service).map_err(refused)?;
-        self.operate(move |app| {
+        self.operate(&caller.clone(), move |app| {
             let key = service.key;
             change(app, &caller, |control| {
                 control.put_service(service, request.create_only)
@@ -124,7 +128,7 @@ impl Balancer for Service {
     ) -> Answer<v1::ServiceStatus> {
         let (caller, mut update) = taken(request)?;
         let key = key_of(update.key.take())?;
-        self.operate(move |app| {
+        self.operate(&caller.clone(), move |app| {
             change(app, &caller, |control| {
                 let service = convert::updated(control.service(&key)?, update)?;
                 control.put_service(service, false)
@@ -140,7 +144,7 @@ impl Balancer for Service {
     ) -> Answer<v1::DeleteServiceResponse> {
         let (caller, request) = taken(request)?;
         let key = key_of(request.key)?;
-        self.operate(move |app| {
+        self.operate(&caller.clone(), move |app| {
             let diff = change(app, &caller, |control| control.delete_service(&key))?;
             let existed = !diff.is_empty();
             Ok(v1::DeleteServiceResponse { existed })
@@ -154,7 +158,7 @@ impl Balancer for Service {
         let server = convert::required(request.server, "server");
         let server = server.and_then(|server| convert::server(&key, &server));
         let server = server.map_err(refused)?;
-        self.operate(move |app| {
+        self.operate(&caller.clone(), move |app| {
             change(app, &caller, |control| {
                 control.put_server(&key, server, request.create_only)
             })?;
@@ -170,7 +174,7 @@ impl Balancer for Service {
         let (caller, mut update) = taken(request)?;
         let key = key_of(update.key.take())?;
         let address = convert::server_address(&key, &update.address).map_err(refused)?;
-        self.operate(move |app| {
+        self.operate(&caller.clone(), move |app| {
             change(app, &caller, |control| {
                 let old = control.service(&key)?.servers.get(&address).copied();
                 let old = old.ok_or(Error::NoServer(key, address))?;
@@ -189,7 +193,7 @@ impl Balancer for Service {
         let (caller, request) = taken(request)?;
         let key = key_of(request.key)?;
         let address = convert::server_address(&key, &request.address).map_err(refused)?;
-        self.operate(move |app| {
+        self.operate(&caller.clone(), move |app| {
             let diff = change(app, &caller, |control| control.delete_server(&key, address))?;
             let existed = !diff.is_empty();
             Ok(v1::DeleteServerResponse { existed })
@@ -199,9 +203,10 @@ impl Balancer for Service {
 
     async fn get_balancer_config(
         &self,
-        _: Request<v1::GetBalancerConfigRequest>,
+        request: Request<v1::GetBalancerConfigRequest>,
     ) -> Answer<v1::BalancerConfig> {
-        self.operate(|app| {
+        let (caller, _) = taken(request)?;
+        self.operate(&caller, |app| {
             let control = app.control();
             let interfaces = control.interfaces(Feature::Balancer);
             Ok(render::config(control.services(), interfaces))
@@ -216,7 +221,7 @@ impl Balancer for Service {
         let (caller, request) = taken(request)?;
         let config = convert::required(request.config, "config");
         let (services, interfaces) = config.and_then(convert::config).map_err(refused)?;
-        self.operate(move |app| {
+        self.operate(&caller.clone(), move |app| {
             let diff = change(app, &caller, |control| {
                 control.apply_services(services, interfaces, request.dry_run)
             })?;
@@ -228,9 +233,10 @@ impl Balancer for Service {
 
     async fn list_balancer_interfaces(
         &self,
-        _: Request<v1::ListBalancerInterfacesRequest>,
+        request: Request<v1::ListBalancerInterfacesRequest>,
     ) -> Answer<v1::ListBalancerInterfacesResponse> {
-        self.operate(|app| {
+        let (caller, _) = taken(request)?;
+        self.operate(&caller, |app| {
             let interfaces = app.balancer.interfaces();
             let losing = app.balancer.losing();
             let interfaces = interfaces.into_iter();
@@ -247,7 +253,7 @@ impl Balancer for Service {
     ) -> Answer<v1::BalancerInterface> {
         let (caller, request) = taken(request)?;
         let wanted = interface::wanted(&request.name, request.mode).map_err(refused)?;
-        self.operate(move |app| {
+        self.operate(&caller.clone(), move |app| {
             let added = change(app, &caller, |control| {
                 control.add_interface(Feature::Balancer, wanted)
             })?;
@@ -262,7 +268,7 @@ impl Balancer for Service {
     ) -> Answer<v1::DeleteBalancerInterfaceResponse> {
         let (caller, request) = taken(request)?;
         let name = interface::name(&request.name).map_err(refused)?;
-        self.operate(move |app| {
+        self.operate(&caller.clone(), move |app| {
             let existed = change(app, &caller, |control| {
                 control.delete_interface(Feature::Balancer, &name)
             })?;
@@ -273,9 +279,10 @@ impl Balancer for Service {
 
     async fn get_balancer_stats(
         &self,
-        _: Request<v1::GetBalancerStatsRequest>,
+        request: Request<v1::GetBalancerStatsRequest>,
     ) -> Answer<v1::BalancerStats> {
-        self.operate(|app| {
+        let (caller, _) = taken(request)?;
+        self.operate(&caller, |app| {
             let stats = app.balancer.stats().map_err(status::unavailable)?;
             let control = app.control();
             let services = control.services().values();

@@ -45,7 +45,7 @@ impl Service {
         operation: impl FnOnce(&mut Controller) -> Result<T, Error> + Send + 'static,
     ) -> Answer<T> {
         let app = self.app.clone();
-        answer(move || {
+        answer(&self.app, &caller.clone(), move || {
             let mut control = app.operations.control_by(caller.author());
             let mut control = Permitted::new(&mut control, &caller);
             operation(control.whole()?).map_err(refused)

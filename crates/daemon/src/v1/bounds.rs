@@ -15,6 +15,7 @@ use std::time::Duration;
 use http_body::Body as _;
 use http_body_util::{BodyStream, StreamBody};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::Semaphore;
 use tokio::time::Sleep;
 use tokio_stream::Stream;
 use tonic::Status;
@@ -30,7 +31,7 @@ use super::tls::Authority;
 use super::weigh::Weigher;
 use crate::access::needs::{self, Need};
 use crate::access::{Caller, Peer, Reach};
-use crate::app::{App, Operations};
+use crate::app::{App, Changing, Operations};
 use crate::places::ClientPlace;
 
 /// Bytes that a request may take without a permit.
@@ -48,6 +49,8 @@ const REPLY_SMALL: usize = 64 << 10;
 pub(super) const REPLIES_AT_ONCE: usize = 1280 << 20;
 /// Tenths of it that one client's answers may take.
 pub(super) const REPLY_TENTHS: usize = 5;
+/// Requests that wait for the disk at one time. One sync is for all that was changed before it.
+pub const SETTLING_AT_ONCE: usize = 128;
 /// How long a request may take to arrive as a whole.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The header by which a client says that its request may be answered before it is durable, since
@@ -111,6 +114,7 @@ pub struct Bounded<S> {
     budget: Budget,
     replies: Budget,
     operations: Arc<Operations>,
+    settling: Arc<Semaphore>,
 }
 
 impl<S> Bounded<S> {
@@ -120,6 +124,7 @@ impl<S> Bounded<S> {
             budget,
             replies: app.replies.clone(),
             operations: app.operations.clone(),
+            settling: app.settling.clone(),
         }
     }
 }
@@ -143,7 +148,7 @@ where
         self.service.poll_ready(cx)
     }
 
-    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+    fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
         let asking = Asking::begin(&request);
         let caller = request.extensions().get::<Caller>();
         let changes = needs::of_path(request.uri().path()).is_some_and(Need::is_change);
@@ -153,6 +158,9 @@ where
         };
         let held = Arc::new(Mutex::new(self.budget.begin(caller, tenths)));
         let reply = self.replies.begin(caller, REPLY_TENTHS);
+        if let Some(caller) = request.extensions_mut().get_mut::<Caller>() {
+            caller.hold(held.clone());
+        }
         let metered = Metered {
             body: BodyStream::new(Body::empty()),
             weigher: Weigher::of_method(request.uri().path()),
@@ -170,14 +178,14 @@ where
             .get(DURABLE)
             .is_some_and(|when| when == SOON);
         let answer = self.service.call(request);
-        let operations = self.operations.clone();
+        let (operations, settling) = (self.operations.clone(), self.settling.clone());
         Box::pin(async move {
             let changing = operations.changing();
             let mut answer = answer.await?;
             drop(held);
             if soon {
                 changing.settle_soon();
-            } else if let Err(why) = tokio::task::block_in_place(|| changing.settle()) {
+            } else if let Err(why) = settle(changing, &settling).await {
                 return Ok(refused(why).into_http());
             }
             let made_of = answer.extensions_mut().remove::<Arc<Held>>();
@@ -193,6 +201,15 @@ where
             })
         })
     }
+}
+
+/// Returns when what a request has changed outlives the process. It takes a thread meanwhile; who
+/// waits for a place among [`SETTLING_AT_ONCE`] takes none.
+async fn settle(changing: Changing<'_>, settling: &Semaphore) -> Result<(), control::Error> {
+    let place = settling.acquire().await;
+    let settled = tokio::task::block_in_place(|| changing.settle());
+    drop(place);
+    settled
 }
 
 /// A client that is being answered.
@@ -375,7 +392,15 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::Receiver;
+
+    use control::{Controller, HostSettings};
+    use http_body_util::{BodyExt, Full};
+    use tonic::codegen::Bytes;
+
     use super::*;
+    use crate::logging::LogControl;
+    use crate::nowhere::Nowhere;
 
     #[tokio::test(start_paused = true)]
     async fn a_body_that_does_not_come_is_not_waited_for() {
@@ -393,5 +418,69 @@ mod tests {
             tonic::Code::DeadlineExceeded
         );
         assert!(start.elapsed() >= PATIENCE);
+    }
+
+    /// Takes a request as a whole, and carries it out on a thread until it is told to end.
+    #[derive(Clone)]
+    struct Slow(Arc<Mutex<Option<Receiver<()>>>>);
+
+    impl Service<http::Request<Body>> for Slow {
+        type Response = http::Response<Body>;
+        type Error = Infallible;
+        type Future = Pin<Box<dyn Future<Output = Answered> + Send>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+            let end = self.0.lock().unwrap().take().unwrap();
+            let caller = request.extensions().get::<Caller>().unwrap().clone();
+            Box::pin(async move {
+                request.into_body().collect().await.unwrap();
+                let operation = tokio::task::spawn_blocking(move || {
+                    end.recv().unwrap();
+                    drop(caller);
+                });
+                operation.await.unwrap();
+                Ok(http::Response::new(Body::empty()))
+            })
+        }
+    }
+
+    #[tokio::test]
+    async fn a_request_holds_its_memory_for_as_long_as_it_is_carried_out() {
+        let (tell, end) = std::sync::mpsc::channel();
+        let controller = Controller::new(
+            HostSettings::default(),
+            Box::new(Nowhere),
+            Arc::new(Nowhere),
+        );
+        let operations = Operations::new(controller, LogControl::detached(), || 0);
+        let mut bounded = Bounded {
+            service: Slow(Arc::new(Mutex::new(Some(end)))),
+            budget: requests(),
+            replies: replies(),
+            operations: Arc::new(operations),
+            settling: Arc::new(Semaphore::new(SETTLING_AT_ONCE)),
+        };
+        let body = Full::new(Bytes::from(vec![0; 1 << 20]));
+        let mut request = http::Request::new(Body::new(body));
+        request
+            .extensions_mut()
+            .insert(Caller::seeing(&Peer::unknown()));
+        let budget = bounded.budget.clone();
+        let all_is_free = || budget.begin(None, 10).add(BYTES_AT_ONCE).is_ok();
+        let answer = bounded.call(request);
+        // Its client goes away once it is being carried out.
+        let gone = tokio::time::timeout(Duration::from_millis(200), answer).await;
+        assert!(gone.is_err() && !all_is_free());
+        tell.send(()).unwrap();
+        let freed = async {
+            while !all_is_free() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, freed).await.unwrap();
     }
 }

@@ -28,6 +28,7 @@ pub mod server;
 pub mod service;
 pub mod tls;
 mod trace;
+pub mod turns;
 pub mod uplinks;
 mod watch;
 pub mod weigh;

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use api::v1;
 use api::v1::butterfly_server::Butterfly;
@@ -26,6 +27,9 @@ use crate::logging::Level;
 pub struct Service {
     app: Arc<App>,
 }
+
+/// How often is asked whether what a daemon before has left is taken up.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 type Answer<T> = Result<Response<T>, Status>;
 
@@ -52,7 +56,7 @@ impl Service {
         operation: impl FnOnce(&App, &mut Permitted) -> Result<T, Status> + Send + 'static,
     ) -> Answer<T> {
         let app = self.app.clone();
-        answer(move || {
+        answer(&self.app, &caller.clone(), move || {
             // Who has a part of the host gives no socket to anybody.
             if *caller.reach() == Reach::Whole {
                 app.operations.look_up(&sockets(&app));
@@ -65,15 +69,28 @@ impl Service {
         .await
     }
 
+    /// As [`operate`](Self::operate), for an operation that looks at all connections, or at what is
+    /// stored.
+    async fn operate_long<T: Send + 'static>(
+        &self,
+        caller: Caller,
+        operation: impl FnOnce(&App, &mut Permitted) -> Result<T, Status> + Send + 'static,
+    ) -> Answer<T> {
+        let turn = self.app.long_turns.take(&caller).await;
+        self.operate(caller, move |app, control| {
+            let _turn = turn;
+            operation(app, control)
+        })
+        .await
+    }
+
     /// Returns when the connections that a daemon before has left are taken up. What asks for
-    /// connections waits for that anyway; here it has nobody else wait for the controller.
-    async fn connections_are_there(&self) -> Result<(), Status> {
-        let app = self.app.clone();
-        let wait = move || {
-            app.workers.switch().wait_for_left();
-            Ok(())
-        };
-        answer(wait).await.map(drop)
+    /// connections waits for that anyway; here it has nobody else wait for the controller, and
+    /// takes no thread.
+    async fn connections_are_there(&self) {
+        while self.app.workers.switch().is_taking_up() {
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
     }
 
     /// Room for an answer to a caller, of which nothing is taken yet.
@@ -102,11 +119,21 @@ fn made_of<T>(answer: Response<(T, Held)>) -> Response<T> {
     answer
 }
 
-/// Runs what may wait, and answers with what comes of it.
+/// Runs what may wait when it is this caller's turn, and answers with what comes of it. Where the
+/// client goes away before that, it is not run; from then on it has its turn, and what its request
+/// holds of memory, until it is over.
 pub async fn answer<T: Send + 'static>(
+    app: &App,
+    caller: &Caller,
     operation: impl FnOnce() -> Result<T, Status> + Send + 'static,
 ) -> Answer<T> {
-    match tokio::task::spawn_blocking(operation).await {
+    let held = (app.turns.take(caller).await, caller.memory());
+    let run = move || {
+        let done = operation();
+        drop(held);
+        done
+    };
+    match tokio::task::spawn_blocking(run).await {
         Ok(result) => result.map(Response::new),
         Err(_) => Err(Status::internal(
             "the request made the daemon panic; its log says where",
@@ -206,8 +233,11 @@ impl Butterfly for Service {
     ) -> Answer<v1::NicStats> {
         let (caller, request) = taken(request)?;
         let id = request.id;
-        self.control(caller, move |control| {
-            observe::nic_stats(control, &NicId::new(&id)?)
+        self.operate_long(caller, move |_, control| {
+            Ok(observe::nic_stats(
+                control,
+                &NicId::new(&id).map_err(refused)?,
+            )?)
         })
         .await
     }
@@ -239,10 +269,11 @@ impl Butterfly for Service {
         request: Request<v1::ExportNicRequest>,
     ) -> Answer<v1::ExportNicResponse> {
         let (caller, request) = taken(request)?;
-        self.connections_are_there().await?;
+        self.connections_are_there().await;
         let id = request.id;
-        self.control(caller, move |control| {
-            let state = connections::export(control, &NicId::new(&id)?)?;
+        self.operate_long(caller, move |_, control| {
+            let id = NicId::new(&id).map_err(refused)?;
+            let state = connections::export(control, &id)?;
             Ok(v1::ExportNicResponse { state })
         })
         .await
@@ -253,7 +284,7 @@ impl Butterfly for Service {
         request: Request<v1::ImportNicRequest>,
     ) -> Answer<v1::ImportNicResponse> {
         let (caller, request) = taken(request)?;
-        self.connections_are_there().await?;
+        self.connections_are_there().await;
         self.control(caller, move |control| {
             let flows = connections::import(control, &NicId::new(&request.id)?, &request.state)?;
             Ok(v1::ImportNicResponse {
@@ -530,7 +561,7 @@ impl Butterfly for Service {
         request: Request<v1::DiffRevisionsRequest>,
     ) -> Answer<v1::DiffRevisionsResponse> {
         let (caller, request) = taken(request)?;
-        self.operate(caller, move |app, control| {
+        self.operate_long(caller, move |app, control| {
             history::diff(app, control, &request)
         })
         .await
@@ -604,13 +635,13 @@ impl Butterfly for Service {
         request: Request<v1::ListFlowsRequest>,
     ) -> Answer<Self::ListFlowsStream> {
         let (caller, request) = taken(request)?;
-        self.connections_are_there().await?;
+        self.connections_are_there().await;
         let held = self.reply(&caller);
         let flows = move |_: &App, control: &mut Permitted| {
             let (flows, held) = flows::list(control, &request, held)?;
             Ok((tokio_stream::iter(flows), held))
         };
-        self.operate(caller, flows).await.map(made_of)
+        self.operate_long(caller, flows).await.map(made_of)
     }
 
     async fn delete_flows(
@@ -618,9 +649,9 @@ impl Butterfly for Service {
         request: Request<v1::DeleteFlowsRequest>,
     ) -> Answer<v1::DeleteFlowsResponse> {
         let (caller, request) = taken(request)?;
-        self.connections_are_there().await?;
+        self.connections_are_there().await;
         let held = self.reply(&caller);
-        self.operate(caller, move |_, control| {
+        self.operate_long(caller, move |_, control| {
             let flows = flows::delete(control, &request, held)? as u64;
             tracing::info!(
                 flows,
@@ -654,7 +685,7 @@ impl Butterfly for Service {
 
     async fn get_trace(&self, request: Request<v1::GetTraceRequest>) -> Answer<v1::Trace> {
         let (caller, request) = taken(request)?;
-        self.connections_are_there().await?;
+        self.connections_are_there().await;
         // Until it is answered, also where its client has gone away.
         let share = self.app.tracing.take(&caller)?;
         self.operate(caller, move |app, control| {
@@ -724,7 +755,7 @@ impl Butterfly for Service {
     async fn upgrade(&self, request: Request<v1::UpgradeRequest>) -> Answer<v1::UpgradeResponse> {
         let (caller, request) = taken(request)?;
         let app = self.app.clone();
-        answer(move || {
+        answer(&self.app, &caller.clone(), move || {
             let program = Some(request.program).filter(|program| !program.is_empty());
             let program = program.as_deref().map(Path::new);
             let upgraded = app.upgrade.run(&app, program, || caller.takes_effect());

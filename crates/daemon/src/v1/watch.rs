@@ -29,7 +29,7 @@ pub fn stream(
 ) -> Result<mpsc::Receiver<Result<v1::Event, Status>>, Status> {
     let share = app.watching.take(&caller)?;
     Ok(events::stream(app.clone(), |sender| async move {
-        let told = forward(app, caller, request, sender).await;
+        let told = forward(app, caller.unrecorded(), request, sender).await;
         drop(share);
         told
     }))
