@@ -14,13 +14,13 @@
 //! many copies those make in a turn is for them to say.
 
 use io::frame::Batch;
-use io::port::Accepts;
 use wire::offload::Gso;
 
 use crate::ids::{NetworkIdx, PortSlot};
 use crate::limits::Charge;
+use crate::ports::Ports;
 use crate::queue::QueueId;
-use crate::work;
+use crate::work::{self, Rates};
 
 /// Frames that are kept for it at the most: each has 64 KiB of memory, whatever its length. Where
 /// there is no room all copies are made at once.
@@ -108,10 +108,16 @@ impl Floods {
     }
 
     /// Puts copies of a batch of its own off, in their order.
-    pub(crate) fn put_off(&mut self, from: Origin, mut batch: Batch, mut copies: Vec<PendingCopy>) {
+    pub(crate) fn put_off(
+        &mut self,
+        from: Origin,
+        mut batch: Batch,
+        mut copies: Vec<PendingCopy>,
+        rates: Rates,
+    ) {
         batch.for_many = true;
         let bytes = batch.frames().iter().map(|frame| frame.len()).sum();
-        self.cost += work::cost_of_copies(batch.len(), bytes);
+        self.cost += rates.cost_of_copies(batch.len(), bytes);
         self.frames += batch.len();
         copies.reverse();
         self.all.push(Flood {
@@ -141,29 +147,29 @@ impl Floods {
 
 impl Flood {
     /// Those copies that are the sender's part of a turn, of which others have `spent` some; one at
-    /// the least, and all of them when nobody is in a hurry. `accepts`: what a target takes undone.
+    /// the least, and all of them when nobody is in a hurry.
     pub(crate) fn part(
         &mut self,
         spent: &mut u64,
         hurry: bool,
-        accepts: impl Fn(PortSlot) -> Accepts,
+        ports: &Ports,
     ) -> impl Iterator<Item = PendingCopy> {
         let (batch, copies) = (&self.batch, &mut self.copies);
         std::iter::from_fn(move || {
             copies.pop_if(|copy| {
                 let is_first = *spent == 0;
-                *spent += cost(batch, copy.frame, || accepts(copy.target));
+                *spent += cost(batch, copy.frame, copy.target, ports);
                 is_first || *spent <= work::TURN || !hurry
             })
         })
     }
 }
 
-/// What one copy of a frame costs, for a target that takes so much undone.
-pub(crate) fn cost(batch: &Batch, frame: u8, accepts: impl FnOnce() -> Accepts) -> u64 {
+/// What one copy of a frame costs, for a target that may not take it as it is.
+pub(crate) fn cost(batch: &Batch, frame: u8, target: PortSlot, ports: &Ports) -> u64 {
     let frame = &batch.frames()[usize::from(frame)];
-    let copy = work::cost_of_copies(1, frame.len());
-    match frame.offload.gso == Gso::None || accepts().gso(&frame.offload) {
+    let copy = ports.pace.rates().cost_of_copies(1, frame.len());
+    match frame.offload.gso == Gso::None || ports.accepts(target).gso(&frame.offload) {
         true => copy,
         false => copy.max(work::cost_of_packets(Charge::of(frame).packets as usize)),
     }

@@ -91,6 +91,7 @@ pub mod limits;
 pub mod load;
 mod opening;
 pub mod overlay;
+mod pace;
 mod path;
 mod ports;
 pub mod queue;

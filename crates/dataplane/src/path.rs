@@ -352,17 +352,14 @@ impl Path {
                 continue;
             }
             self.clear();
-            self.jobs.extend(
-                flood
-                    .part(&mut spent, hurry, |target| ports.accepts(target))
-                    .map(|copy| Job {
-                        frame: copy.frame,
-                        verdict: Verdict::Pass,
-                        target: copy.target,
-                        steer: copy.steer,
-                        case: NO_CASE,
-                    }),
-            );
+            self.jobs
+                .extend(flood.part(&mut spent, hurry, ports).map(|copy| Job {
+                    frame: copy.frame,
+                    verdict: Verdict::Pass,
+                    target: copy.target,
+                    steer: copy.steer,
+                    case: NO_CASE,
+                }));
             let watch = match ports.outbox.is_alone() {
                 true => Stopwatch::OFF,
                 false => Stopwatch::start(),
@@ -376,12 +373,13 @@ impl Path {
                 deliver::run(&mut round, ports);
             }
             let packets = work::cost_of_packets(flood.batch.take_cut());
+            let rates = ports.pace.rates();
             if let Some(sender) = ports.sending(queue) {
                 sender.attached.load.add(watch.cycles());
                 // As copies they were charged with the batch that they were of.
                 let len = |job: &Job| flood.batch.frames()[usize::from(job.frame)].len();
                 let bytes = self.jobs.iter().map(len).sum();
-                let copies = work::cost_of_copies(self.jobs.len(), bytes);
+                let copies = rates.cost_of_copies(self.jobs.len(), bytes);
                 sender.debt.charge_more(packets.saturating_sub(copies));
             }
             self.tables.floods.put_back(flood);
@@ -444,12 +442,13 @@ impl Path {
         if self.sampler.is_some() {
             self.sample(source, batch, true);
         }
-        let mut carried = work::cost(batch.len(), bytes, 0);
+        let rates = ports.pace.rates();
+        let mut carried = rates.cost(batch.len(), bytes, 0);
         if is_for_many(&self.cases, &self.jobs) {
             let of_one_frame = self.jobs.chunk_by(|one, other| one.frame == other.frame);
             for copies in of_one_frame.filter(|jobs| jobs.len() > 1) {
                 let len = batch.frames()[usize::from(copies[0].frame)].len();
-                carried += work::cost_of_copies(copies.len(), copies.len() * len);
+                carried += rates.cost_of_copies(copies.len(), copies.len() * len);
             }
         }
         self.give_back_room();
@@ -496,7 +495,7 @@ impl Path {
         }
         if left == 0 {
             return Cost {
-                carried: work::cost(frames, 0, 0),
+                carried: ports.pace.rates().cost(frames, 0, 0),
                 judged: 0,
             };
         }
@@ -555,10 +554,11 @@ impl Path {
         std::mem::swap(&mut self.jobs, &mut self.passed);
         self.deliver_arriving(all, batch, ports, now);
         self.watch.mark(Step::Deliver);
+        let rates = ports.pace.rates();
         let carried = match targets > frames {
             // They are as long as the frames are on average.
-            true => work::cost_of_copies(targets, bytes * targets / frames.max(1)),
-            false => work::cost(frames, bytes, 0),
+            true => rates.cost_of_copies(targets, bytes * targets / frames.max(1)),
+            false => rates.cost(frames, bytes, 0),
         };
         Cost {
             carried: carried + std::mem::take(&mut self.tables.floods.cost),

@@ -15,7 +15,9 @@ use crate::hold::Hold;
 use crate::ids::PortSlot;
 use crate::ids::{MAX_PORTS, MAX_UPLINKS};
 use crate::load::QueueLoad;
+use crate::pace::{self, Pace};
 use crate::queue::{QueueId, Routes, pick};
+use crate::watch::Stopwatch;
 use crate::work::{self, Debt, Price};
 
 pub(crate) struct Ports {
@@ -27,6 +29,8 @@ pub(crate) struct Ports {
     pub outbox: Outbox,
     /// Frames handed to other workers.
     pub handed_over: u64,
+    /// How long copies take.
+    pub pace: Pace,
     /// Queues that have left for another worker and are not there yet, as far as is known.
     gone: Vec<(QueueId, usize)>,
 }
@@ -144,6 +148,7 @@ impl Ports {
             worker,
             outbox,
             handed_over: 0,
+            pace: Pace::default(),
             gone: Vec::new(),
         }
     }
@@ -518,9 +523,21 @@ impl Ports {
         results: &mut [Result<(), TransmitError>],
     ) -> Handed {
         if self.find(queue).is_some() {
+            let len = |frame: &u8| batch.frames()[usize::from(*frame)].len();
+            let is_large = frames
+                .first()
+                .is_some_and(|frame| len(frame) >= pace::LARGE);
+            let watch = is_large.then(|| (Stopwatch::start(), batch.cut()));
             match self.writable(queue) {
                 Some(port) => port.transmit_all(batch, frames, results),
                 None => results.fill(Err(TransmitError::Down)),
+            }
+            if let Some((watch, cut)) = watch
+                && batch.cut() == cut
+                && results.iter().all(Result::is_ok)
+            {
+                let bytes = frames.iter().map(len).sum();
+                self.pace.note_copy(bytes, watch.cycles());
             }
             return Handed::default();
         }

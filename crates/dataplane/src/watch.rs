@@ -1,6 +1,7 @@
 //! What each step of a batch costs, by the cycle counter, for one batch of many: reading it twice a
 //! batch and step would cost as much as the shorter steps. No other file of this
-//! crate reads a clock, and nothing here decides what becomes of a frame.
+//! crate reads a clock, and nothing here decides what becomes of a frame; but how many of a sender's
+//! are received at one time goes by what copies take ([`pace`](crate::pace)).
 
 use sys::cycles;
 
@@ -8,6 +9,9 @@ use crate::load::{STEPS, StepLoad};
 
 /// One batch in so many is timed. A prime, so that ports which take turns are all seen.
 const EVERY: u32 = 61;
+
+/// The first ones all are, so that what they take is soon known.
+const FIRST: u32 = 64;
 
 /// The steps, in the order of [`STEPS`].
 #[derive(Clone, Copy)]
@@ -41,13 +45,28 @@ impl Stopwatch {
 }
 
 /// The stop watch of a worker.
-#[derive(Default)]
 pub(crate) struct Watch {
+    /// How many of the first batches are still to be timed, one after the other.
+    first: u32,
     /// Batches until the next one that is timed.
     left: u32,
     /// When the last step ended; 0: this batch is not timed.
     at: u64,
+    /// When the batch was begun, if it is timed.
+    began: u64,
     steps: [StepLoad; STEPS.len()],
+}
+
+impl Default for Watch {
+    fn default() -> Watch {
+        Watch {
+            first: FIRST,
+            left: 0,
+            at: 0,
+            began: 0,
+            steps: Default::default(),
+        }
+    }
 }
 
 impl Watch {
@@ -55,6 +74,7 @@ impl Watch {
     #[inline]
     pub(crate) fn begin(&mut self) {
         self.at = if self.left == 0 { cycles::now() } else { 0 };
+        self.began = self.at;
     }
 
     /// A step is over.
@@ -67,18 +87,21 @@ impl Watch {
         }
     }
 
-    /// The batch is done.
+    /// The batch is done. How many cycles it took, if it was timed.
     #[inline]
-    pub(crate) fn end(&mut self, frames: usize) {
+    pub(crate) fn end(&mut self, frames: usize) -> Option<u64> {
         if self.at == 0 {
             self.left -= 1;
-            return;
+            return None;
         }
-        self.left = EVERY - 1;
+        let cycles = self.at.wrapping_sub(self.began);
+        self.first = self.first.saturating_sub(1);
+        self.left = if self.first == 0 { EVERY - 1 } else { 0 };
         self.at = 0;
         for step in &mut self.steps {
             step.frames += frames as u64;
         }
+        Some(cycles)
     }
 
     /// What was measured so far.
@@ -93,7 +116,10 @@ mod tests {
 
     #[test]
     fn one_batch_of_many_is_timed_and_looks_that_find_nothing_are_not() {
-        let mut watch = Watch::default();
+        let mut watch = Watch {
+            first: 0,
+            ..Watch::default()
+        };
         for _ in 0..2 * EVERY {
             watch.begin();
             // Nothing had come.

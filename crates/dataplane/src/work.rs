@@ -101,26 +101,49 @@ impl Costly {
     }
 }
 
-/// Copies of frames that were for several targets.
-pub(crate) fn cost_of_copies(copies: usize, bytes: usize) -> u64 {
-    copies as u64 * COPY + bytes as u64
+/// What bytes cost that are copied, beside small frames: see [`Pace`](crate::pace::Pace).
+#[derive(Clone, Copy)]
+pub(crate) struct Rates {
+    /// Of one, in parts of [`Rates::BYTE`].
+    pub byte: u64,
+}
+
+impl Default for Rates {
+    fn default() -> Rates {
+        Rates { byte: Rates::BYTE }
+    }
+}
+
+impl Rates {
+    /// A byte costs one.
+    pub(crate) const BYTE: u64 = 256;
+
+    fn of_bytes(self, bytes: usize) -> u64 {
+        bytes as u64 * self.byte / Rates::BYTE
+    }
+
+    /// Frames that were received.
+    #[inline]
+    pub(crate) fn cost(self, frames: usize, bytes: usize, pieces: usize) -> u64 {
+        frames as u64 * FRAME + self.of_bytes(bytes) + pieces as u64 * PIECE
+    }
+
+    /// Copies of frames that were for several targets.
+    pub(crate) fn cost_of_copies(self, copies: usize, bytes: usize) -> u64 {
+        copies as u64 * COPY + self.of_bytes(bytes)
+    }
 }
 
 /// Packets that frames were cut into where their receivers take no larger ones: each as a frame.
 /// Not beside what the frames cost, but instead where it is more, so that packets of a wire's
 /// length cost what their bytes do.
 pub(crate) fn cost_of_packets(packets: usize) -> u64 {
-    cost(packets, 0, 0)
+    packets as u64 * FRAME
 }
 
 /// To look for rules in so many places for some frames, beyond what is charged for each.
 pub(crate) fn cost_of_search(frames: usize, looked: u64) -> u64 {
     looked.saturating_sub(frames as u64 * LOOKS) * LOOK
-}
-
-/// Frames that were received.
-pub(crate) fn cost(frames: usize, bytes: usize, pieces: usize) -> u64 {
-    frames as u64 * FRAME + bytes as u64 + pieces as u64 * PIECE
 }
 
 /// As many frames of one sender, with none behind them, are a few.
@@ -285,12 +308,12 @@ mod tests {
     use super::*;
 
     fn carried(frames: usize, bytes: usize, pieces: usize) -> Cost {
-        Cost::carried(cost(frames, bytes, pieces))
+        Cost::carried(Rates::default().cost(frames, bytes, pieces))
     }
 
     fn judged(costly: Costly) -> Cost {
         Cost {
-            carried: cost(64, 64 * 60, 0),
+            carried: Rates::default().cost(64, 64 * 60, 0),
             judged: costly.cost(),
         }
     }
@@ -427,7 +450,7 @@ mod tests {
                 ..Costly::default()
             };
             let cost = Cost {
-                carried: cost(64, 64 * len, 0),
+                carried: Rates::default().cost(64, 64 * len, 0),
                 judged: costly.cost(),
             };
             let mut price = Price::default();

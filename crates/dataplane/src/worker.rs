@@ -239,6 +239,7 @@ impl Worker {
         let is_served = nic.is_some() || queue.slot.is_uplink();
         let meters = nic.and_then(|nic| nic.meters.as_deref());
         let turn = self.load.turns + 1;
+        let rates = self.ports.pace.rates();
         let Some(Sending {
             attached,
             debt,
@@ -299,7 +300,7 @@ impl Worker {
             let looks = self.batch.pieces();
             if looks > 0 {
                 // A chain that is not there yet, which is looked at in every turn.
-                debt.charge(Cost::carried(work::cost(0, 0, looks)));
+                debt.charge(Cost::carried(rates.cost(0, 0, looks)));
                 self.senders += usize::from(debt.is_another_sender());
                 self.batch.clear();
                 self.ports.had_its_turn(queue);
@@ -331,6 +332,7 @@ impl Worker {
         cost.carried = cost.carried.max(work::cost_of_packets(packets));
         self.flush();
         self.path.watch.mark(Step::Flush);
+        let mut is_all_here = true;
         if let Some(Sending {
             attached,
             debt,
@@ -338,7 +340,8 @@ impl Worker {
             outbox,
         }) = self.ports.sending(queue)
         {
-            if outbox.has_plans() || !attached.out.is_empty() {
+            is_all_here = !outbox.has_plans() && attached.out.is_empty();
+            if !is_all_here {
                 let batch = outbox.lend(&mut self.batch);
                 outbox.send(&batch, few);
                 outbox.wake();
@@ -346,7 +349,7 @@ impl Worker {
             } else {
                 attached.port.complete(&mut self.batch);
             }
-            cost.carried += work::cost(0, 0, pieces);
+            cost.carried += rates.cost(0, 0, pieces);
             debt.charge(cost);
             price.note(cost, frames, few, now);
             if !alone {
@@ -354,7 +357,11 @@ impl Worker {
             }
         }
         self.path.watch.mark(Step::Complete);
-        self.path.watch.end(frames);
+        if let Some(cycles) = self.path.watch.end(frames)
+            && is_all_here
+        {
+            self.ports.pace.note_batch(frames, cost, cycles);
+        }
         frames
     }
 

@@ -24,7 +24,7 @@ pub(crate) fn run(round: &mut Round, ports: &Ports) {
     };
     let left = round.jobs.iter_mut().filter(|job| is_copy(job));
     let left: Vec<&mut Job> = left.collect();
-    let cost = |job: &Job| floods::cost(batch, job.frame, || ports.accepts(job.target));
+    let cost = |job: &Job| floods::cost(batch, job.frame, job.target, ports);
     let cost: u64 = left.iter().map(|job| cost(job)).sum();
     // Fragments that have waited for their first one go behind it.
     let is_behind = round.tables.floods.has_of(from);
@@ -52,7 +52,8 @@ pub(crate) fn run(round: &mut Round, ports: &Ports) {
             round.items[case.item].fate = Fate::Delivered;
         }
     }
-    round.tables.floods.put_off(from, own, copies);
+    let rates = ports.pace.rates();
+    round.tables.floods.put_off(from, own, copies, rates);
 }
 
 /// Adds a frame of another batch as bytes of its own.

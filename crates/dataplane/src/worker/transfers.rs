@@ -69,9 +69,11 @@ impl Worker {
                         all.sent_on += usize::from(!self.deliver(&transfer, now));
                         if room.is_some() {
                             let count = transfer.count() as usize;
-                            let copy = work::cost_of_copies(1, 0);
+                            let rates = self.ports.pace.rates();
+                            let copy = rates.cost_of_copies(1, 0);
                             let packets = transfer.batch.cut() - cut_before;
-                            spent += work::cost(count, transfer.bytes(), 0)
+                            spent += rates
+                                .cost(count, transfer.bytes(), 0)
                                 .max(work::cost_of_packets(packets))
                                 + copy;
                         }
