@@ -1,7 +1,7 @@
 //! Reading files again while the daemon runs: who may do what, the TLS files, the audit file, the
 //! flow log and the router's access list.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::access::Access;
 use crate::audit::Audit;
@@ -18,6 +18,8 @@ pub struct Reload {
     router_acl: Option<AclFile>,
     /// What is to be done when who may connect has changed.
     on_access: Vec<Box<dyn Fn() + Send + Sync>>,
+    /// One reads at a time: of two, the one that has read an older file could be the last.
+    reading: Mutex<()>,
 }
 
 impl Reload {
@@ -36,6 +38,7 @@ impl Reload {
             certificates,
             router_acl,
             on_access,
+            reading: Mutex::new(()),
         }
     }
 
@@ -50,6 +53,7 @@ impl Reload {
     /// Reads all; a line for each that was read. Each file that cannot be used leaves what was read
     /// of it before, and is in the error, a sentence.
     pub fn now(&self) -> Result<Vec<String>, String> {
+        let _reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
         let access = self.access.reload();
         if access.is_ok() {
             self.on_access.iter().for_each(|changed| changed());
