@@ -41,6 +41,10 @@ const CAPTURING_ALL: usize = capture::AT_ONCE * 3 / 4;
 /// Traces of a frame that one client asks for at one time, and all: the controller waits for each.
 const TRACING_EACH: usize = 2;
 const TRACING_ALL: usize = 8;
+/// Lists of routes and neighbours that one client may have on their way, and all.
+const LISTING_EACH: usize = 8;
+const LISTING_ALL: usize = 32;
+
 /// Operations of v1 that are carried out at one time for one client, and for all but root; and of
 /// those that may take a tenth of a second each.
 const OPERATIONS_EACH: usize = 8;
@@ -223,6 +227,8 @@ pub struct App {
     pub capturing: Shares,
     /// Traces of a frame.
     pub tracing: Shares,
+    /// Routes and neighbours that are being told.
+    pub listing: Shares,
     /// Operations of v1, and those of them that look at all connections or at all that is stored.
     pub turns: Turns,
     pub long_turns: Turns,
@@ -266,6 +272,7 @@ impl App {
             watching: Shares::new("streams of events", WATCHING_EACH, WATCHING_ALL),
             capturing: Shares::new("captures and live traces", CAPTURING_EACH, CAPTURING_ALL),
             tracing: Shares::new("traces", TRACING_EACH, TRACING_ALL),
+            listing: Shares::new("lists of routes and neighbours", LISTING_EACH, LISTING_ALL),
             turns: Turns::new(OPERATIONS_EACH, OPERATIONS_ALL),
             long_turns: Turns::new(LONG_OPERATIONS_EACH, LONG_OPERATIONS_ALL),
             settling: Arc::new(Semaphore::new(bounds::SETTLING_AT_ONCE)),

@@ -12,9 +12,9 @@ use crate::app::App;
 
 /// Events kept for a slow watcher.
 const KEPT: usize = 4096;
-/// Events on their way to one client; what it is behind with beyond them waits in the channel of
-/// all.
-const AHEAD: usize = 64;
+/// Events on their way to one client: one may be a group with all of its rules and members. What it
+/// is behind with beyond them waits in the channel of all, where an event is a name.
+const AHEAD: usize = 1;
 
 /// What can happen.
 pub trait Kind: Clone {
@@ -73,20 +73,7 @@ where
     E: Send + 'static,
     F: Future<Output = Option<()>> + Send + 'static,
 {
-    stream_ahead(app, AHEAD, forward)
-}
-
-/// As [`stream`], with so many on their way at most.
-pub fn stream_ahead<E, F>(
-    app: Arc<App>,
-    ahead: usize,
-    forward: impl FnOnce(Sender<Result<E, Status>>) -> F,
-) -> Receiver<Result<E, Status>>
-where
-    E: Send + 'static,
-    F: Future<Output = Option<()>> + Send + 'static,
-{
-    let (sender, receiver) = channel(ahead);
+    let (sender, receiver) = channel(AHEAD);
     let gone = sender.clone();
     let forwarding = forward(sender);
     tokio::spawn(async move {

@@ -452,6 +452,61 @@ async fn thousands_of_requests_at_one_time_take_few_threads() {
     assert!(most < 128, "{most} threads");
 }
 
+/// An event may be a group with all of its rules.
+#[tokio::test]
+async fn events_that_are_not_read_take_little_memory() {
+    const CHANGES: u64 = 80;
+    let daemon = Daemon::start(&[]);
+    let mut client = daemon.v1().await;
+    let rule = |port: u32| v1::Rule {
+        direction: 1,
+        protocol: Some(6),
+        r#match: Some(v1::rule::Match::Ports(v1::PortRange {
+            start: port,
+            end: port,
+        })),
+        peer: Some(v1::rule::Peer::Cidr("2001:db8::/32".into())),
+    };
+    let group = v1::Group {
+        id: "large".into(),
+        rules: (1..=10_000).map(rule).collect(),
+        ..Default::default()
+    };
+    let put = v1::PutGroupRequest {
+        group: Some(group),
+        ..Default::default()
+    };
+    client.put_group(put).await.unwrap();
+    let mut streams = Vec::new();
+    for _ in 0..4 {
+        let mut watcher = daemon.v1().await.max_decoding_message_size(64 << 20);
+        let request = v1::WatchRequest::default();
+        streams.push((watcher.watch(request).await.unwrap().into_inner(), watcher));
+    }
+    let before = resident(&daemon);
+    for member in 1..=CHANGES {
+        let member = v1::MemberRequest {
+            group: "large".into(),
+            member: format!("10.0.0.{member}"),
+            brief: true,
+        };
+        client.add_member(member).await.unwrap();
+    }
+    // Each has made as many of them by then as it makes ahead of its reader.
+    client
+        .get_status(v1::GetStatusRequest::default())
+        .await
+        .unwrap();
+    let taken = resident(&daemon).saturating_sub(before);
+    println!("{} MiB for {CHANGES} events and 4 readers", taken >> 20);
+    assert!(taken < 128 << 20, "{} MiB", taken >> 20);
+    for (mut stream, _watcher) in streams {
+        for _ in 0..CHANGES {
+            within(stream.message()).await.unwrap().unwrap();
+        }
+    }
+}
+
 /// One field that no request has.
 #[derive(Clone, PartialEq, prost::Message)]
 struct Unknown {

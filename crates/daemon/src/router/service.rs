@@ -70,8 +70,10 @@ pub async fn status(control: &Control) -> Result<v1::RouterStatus, Refusal> {
 impl Router for Service {
     async fn list_router_interfaces(
         &self,
-        _: Request<v1::ListRouterInterfacesRequest>,
+        request: Request<v1::ListRouterInterfacesRequest>,
     ) -> Answer<v1::ListRouterInterfacesResponse> {
+        let (caller, _) = taken(request)?;
+        let _turn = self.app.turns.take(&caller).await;
         let members = self.control.look(|thread| thread.members()).await?;
         let interfaces = members.into_iter().map(render::member).collect();
         Ok(Response::new(v1::ListRouterInterfacesResponse {
@@ -107,8 +109,10 @@ impl Router for Service {
 
     async fn get_router_status(
         &self,
-        _: Request<v1::GetRouterStatusRequest>,
+        request: Request<v1::GetRouterStatusRequest>,
     ) -> Answer<v1::RouterStatus> {
+        let (caller, _) = taken(request)?;
+        let _turn = self.app.turns.take(&caller).await;
         Ok(Response::new(status(&self.control).await?))
     }
 
@@ -118,12 +122,17 @@ impl Router for Service {
         &self,
         request: Request<v1::ListRoutesRequest>,
     ) -> Answer<Self::ListRoutesStream> {
+        let (caller, request) = taken(request)?;
+        let share = self.app.listing.take(&caller)?;
         let (app, control) = (self.app.clone(), self.control.clone());
-        let routes = match Asked::of(request.into_inner())? {
-            Asked::All(selection) => {
-                events::stream(app, move |sender| pages(control, selection, sender))
-            }
+        let routes = match Asked::of(request)? {
+            Asked::All(selection) => events::stream(app, |sender| async move {
+                let told = pages(control, selection, sender).await;
+                drop(share);
+                told
+            }),
             Asked::To(ip) => {
+                let _turn = self.app.turns.take(&caller).await;
                 let routes = vec![route_to(&control, ip).await?];
                 let answer = v1::ListRoutesResponse { routes };
                 events::stream(
@@ -141,10 +150,14 @@ impl Router for Service {
         &self,
         request: Request<v1::ListNeighboursRequest>,
     ) -> Answer<Self::ListNeighboursStream> {
+        let (caller, request) = taken(request)?;
+        let share = self.app.listing.take(&caller)?;
+        let turn = self.app.turns.take(&caller).await;
         let snapshot = self.control.mirror().await?.snapshot();
-        let asked = AskedNeighbours::new(&request.into_inner(), snapshot)?;
+        let asked = AskedNeighbours::new(&request, snapshot)?;
         let judged = self.control.look(|thread| asked.judged(thread.router()));
         let mut all = judged.await?.with_times().await?;
+        drop(turn);
         let pieces = events::stream(self.app.clone(), |sender| async move {
             while !all.is_empty() {
                 let rest = all.split_off(all.len().min(PIECE));
@@ -152,6 +165,7 @@ impl Router for Service {
                 let piece = v1::ListNeighboursResponse { neighbours };
                 sender.send(Ok(piece)).await.ok()?;
             }
+            drop(share);
             Some(())
         });
         Ok(Response::new(pieces.into()))
@@ -161,15 +175,17 @@ impl Router for Service {
         &self,
         request: Request<v1::ListInterfacesRequest>,
     ) -> Answer<v1::ListInterfacesResponse> {
+        let (caller, request) = taken(request)?;
         let snapshot = self.control.mirror().await?.snapshot();
-        let attached = self
-            .control
-            .attached()
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let names = request.into_inner().names;
-        let interfaces = router::messages::interfaces(&names, &snapshot, &attached)?;
-        Ok(Response::new(v1::ListInterfacesResponse { interfaces }))
+        let control = self.control.clone();
+        // What is attached may be taken away for as long as an upgrade takes.
+        answer(&self.app, &caller, move || {
+            let attached = control.attached().lock();
+            let attached = attached.unwrap_or_else(PoisonError::into_inner);
+            let interfaces = router::messages::interfaces(&request.names, &snapshot, &attached)?;
+            Ok(v1::ListInterfacesResponse { interfaces })
+        })
+        .await
     }
 
     type WatchRouterStream = Stream<v1::RouterEvent>;

@@ -108,7 +108,7 @@ pub fn delete(
 /// What a watcher is told, until the daemon stops.
 pub fn records(app: Arc<App>, watching: Watching) -> Receiver<Result<v1::FlowRecords, Status>> {
     // What is further behind waits where it is shared.
-    events::stream_ahead(app, 1, |sender| async move {
+    events::stream(app, |sender| async move {
         loop {
             let next = watching.next().await;
             sender.send(Ok(next)).await.ok()?;
