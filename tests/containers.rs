@@ -16,13 +16,14 @@ type Body = fn() -> Result<()>;
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials: [(&str, Body); 18] = trials![
+    let trials: [(&str, Body); 19] = trials![
         a_container_has_its_interface_with_addresses_and_routes,
         what_the_rules_say_passes_and_nothing_else,
         segments_pass_whole,
         a_namespace_that_goes_breaks_the_nic_and_heals_it_when_it_returns,
         the_same_nic_add_heals_a_process_that_has_another_namespace,
         what_a_process_names_is_not_made_unasked,
+        no_change_goes_where_a_process_is_by_now,
         who_removes_its_interface_again_and_again_has_it_later_and_later,
         the_same_document_heals_a_container_that_has_lost_its_interface,
         the_same_document_heals_what_is_behind_a_containers_interface,
@@ -300,6 +301,24 @@ fn a_namespace_that_goes_breaks_the_nic_and_heals_it_when_it_returns() -> Result
 fn the_same_nic_add_heals_a_process_that_has_another_namespace() -> Result<()> {
     let other = Namespace::new()?;
     let daemon = Daemon::start(&[])?;
+    let (_mover, pid) = mover(&daemon, &["unshare", "--net"])?;
+    let inside = |command: &str| process::run(&["nsenter", "-t", &pid, "-n", "sh", "-c", command]);
+    add(&daemon, 1, &pid, "")?;
+    add(&daemon, 2, &other.pid().to_string(), "")?;
+    daemon.cli("sg rule add c2 --ip-proto icmp")?;
+    inside("ping -q -c 1 -W 2 10.2.0.2")?;
+    moves(&pid)?;
+    wait_for("the NIC to be broken", PATIENCE, || {
+        Ok(state(&daemon, "c1")?.0.ends_with("BROKEN").then_some(()))
+    })?;
+    add(&daemon, 1, &pid, "")?;
+    let (is, why) = state(&daemon, "c1")?;
+    check(is.ends_with("UP"), &format!("{is} {why}"))?;
+    inside("ping -q -c 1 -W 2 10.2.0.2").map(drop)
+}
+
+/// A process that [`moves`], begun by these words in the namespace where it is first; its number.
+fn mover(daemon: &Daemon, begun: &[&str]) -> Result<(Process, String)> {
     let log = daemon.dir().join("mover");
     // CLONE_NEWNET
     let moves = "import ctypes, signal\n\
@@ -307,31 +326,29 @@ fn the_same_nic_add_heals_a_process_that_has_another_namespace() -> Result<()> {
                  signal.signal(signal.SIGUSR1, move)\n\
                  print('ready', flush=True)\n\
                  while True: signal.pause()";
-    let mover = Process::start("mover", &["unshare", "--net", "python3", "-c", moves], &log)?;
+    let words = [begun, &["python3", "-c", moves]].concat();
+    let mover = Process::start("mover", &words, &log)?;
     wait_for("the process to be ready", PATIENCE, || {
         Ok(mover.log().contains("ready").then_some(()))
     })?;
     let pid = mover.pid().to_string();
-    let inside = |command: &str| process::run(&["nsenter", "-t", &pid, "-n", "sh", "-c", command]);
-    add(&daemon, 1, &pid, "")?;
-    add(&daemon, 2, &other.pid().to_string(), "")?;
-    daemon.cli("sg rule add c2 --ip-proto icmp")?;
-    inside("ping -q -c 1 -W 2 10.2.0.2")?;
-    let before = std::fs::read_link(format!("/proc/{pid}/ns/net")).map_err(|e| e.to_string())?;
-    process::run(&["kill", "-USR1", &pid])?;
-    wait_for("the NIC to be broken", PATIENCE, || {
-        Ok(state(&daemon, "c1")?.0.ends_with("BROKEN").then_some(()))
-    })?;
-    let after = std::fs::read_link(format!("/proc/{pid}/ns/net")).map_err(|e| e.to_string())?;
-    assert_ne!(before, after, "another namespace of the same process");
-    add(&daemon, 1, &pid, "")?;
-    let (is, why) = state(&daemon, "c1")?;
-    check(is.ends_with("UP"), &format!("{is} {why}"))?;
-    inside("ping -q -c 1 -W 2 10.2.0.2").map(drop)
+    Ok((mover, pid))
+}
+
+/// Has it leave its namespace for a new one.
+fn moves(pid: &str) -> Result<()> {
+    let where_it_is =
+        || std::fs::read_link(format!("/proc/{pid}/ns/net")).map_err(|e| e.to_string());
+    let before = where_it_is()?;
+    process::run(&["kill", "-USR1", pid])?;
+    wait_for("the process to move", PATIENCE, || {
+        Ok((where_it_is()? != before).then_some(()))
+    })
 }
 
 /// A process's number may be a stranger's, in whatever way it names a namespace: what is lost there
-/// is made by a word alone, be it missed by a daemon that runs or by one that starts.
+/// is made by a word alone, be it missed by a daemon that runs or by one that starts, and whatever
+/// else is changed or gone back to meanwhile.
 fn what_a_process_names_is_not_made_unasked() -> Result<()> {
     let (left, right, named) = (Namespace::new()?, Namespace::new()?, Named::new("stays")?);
     let third = Namespace::new()?;
@@ -386,6 +403,15 @@ fn what_a_process_names_is_not_made_unasked() -> Result<()> {
     })?;
     std::thread::sleep(Duration::from_millis(1500));
     are_broken(&daemon, "while the daemon runs")?;
+    // Tenants change what is theirs, and so does who takes a NIC's link away before it goes.
+    for (nic, _) in processes {
+        daemon.cli(&format!("nic update {nic} --link down"))?;
+        daemon.cli(&format!("nic update {nic} --link up"))?;
+    }
+    are_broken(&daemon, "when the NIC is changed")?;
+    let newest = daemon.json("config history")?["revisions"][0]["number"].to_string();
+    daemon.cli(&format!("config rollback {}", newest.trim_matches('"')))?;
+    are_broken(&daemon, "when the configuration goes back")?;
     declare(&daemon)?;
     are_there(&daemon)?;
     // A daemon that is stopped takes the interfaces with it.
@@ -397,6 +423,33 @@ fn what_a_process_names_is_not_made_unasked() -> Result<()> {
     // One that is killed leaves them where they are: that it knows again.
     daemon.kill_and_restart()?;
     assert_eq!(are_there(&daemon)?, before);
+    Ok(())
+}
+
+/// The process is elsewhere by now, as a stranger is who has its number, and the interface stays
+/// where it was: no change follows the number, however often one has failed.
+fn no_change_goes_where_a_process_is_by_now() -> Result<()> {
+    let container = Namespace::new()?;
+    let daemon = Daemon::start(&[])?;
+    let holder = container.pid().to_string();
+    let (_mover, pid) = mover(&daemon, &["nsenter", "-t", &holder, "-n"])?;
+    add(&daemon, 1, &pid, "")?;
+    let before = container.ifindex("eth0")?;
+    moves(&pid)?;
+    for last in 11..16 {
+        daemon.cli(&format!("nic update c1 --ip 10.2.0.{last}"))?;
+        let (is, why) = state(&daemon, "c1")?;
+        check(
+            is.ends_with("BROKEN") && why.contains("is not the one that its other end is in"),
+            &format!("{last}: {is} {why}"),
+        )?;
+        let links = process::run(&["nsenter", "-t", &pid, "-n", "ip", "-o", "link"])?;
+        check(
+            !links.contains("eth0"),
+            &format!("where it is by now: {links}"),
+        )?;
+        assert_eq!(container.ifindex("eth0")?, before, "it stays where it was");
+    }
     Ok(())
 }
 

@@ -208,8 +208,9 @@ impl Veths {
     }
 
     /// Makes one whose TAP device is there, and down. A namespace that is not there is no error: it
-    /// is waited for, as the state says. Unless somebody has `asked` for it now, whose word is good
-    /// for today's processes, that of a process is taken only where the interface is already.
+    /// is waited for, as the state says. Unless somebody has `asked` for it now, who has the whole
+    /// host and whose word is good for today's processes, that of a process is taken only where the
+    /// interface is already.
     ///
     /// # Errors
     /// A sentence: it cannot be made, and nothing of it is left. What cannot be made in the place
@@ -238,8 +239,8 @@ impl Veths {
     }
 
     /// Makes one be otherwise. What the container itself has added stays, unless the interface goes
-    /// elsewhere or has another name.
-    pub fn change(&mut self, key: u32, wanted: Wanted) -> State {
+    /// elsewhere or has another name. As to who has `asked`, see [`Veths::open`].
+    pub fn change(&mut self, key: u32, wanted: Wanted, asked: bool) -> State {
         let Some(mut veth) = self.all.remove(&key) else {
             return Ok(());
         };
@@ -253,16 +254,21 @@ impl Veths {
             } = wanted.clone();
             (machine, namespace, name)
         };
-        let stays = stays(&before) == stays(&veth.wanted) && veth.left.len() < LEFT_MAX;
+        let stays = stays(&before) == stays(&veth.wanted);
+        let has_room = veth.left.len() < LEFT_MAX;
+        let meant = asked || is_where_meant(&veth);
         let state = match veth.near {
-            Some(_) if stays => {
-                veth.left.push(before);
+            // What could not be made anew stays, and is told to be otherwise.
+            Some(_) if stays && (has_room || !meant) => {
+                if has_room {
+                    veth.left.push(before);
+                }
                 let done = self.adjust(&mut veth);
                 done.and_then(|()| self.is_open(&veth))
             }
             _ => {
                 self.unmake(&mut veth);
-                self.make(&mut veth, true)
+                self.make(&mut veth, meant)
             }
         };
         veth.broken = state.clone().err();
@@ -282,14 +288,14 @@ impl Veths {
     }
 
     /// Looks whether one is there, and tries to make it if not. `None`: there is none of this
-    /// number.
-    pub fn heal(&mut self, key: u32) -> Option<State> {
+    /// number. As to who has `asked`, see [`Veths::open`].
+    pub fn heal(&mut self, key: u32, asked: bool) -> Option<State> {
         let mut veth = self.all.remove(&key)?;
         veth.pace.hurry();
         let behind = self.look(&mut veth);
         let state = match veth.near {
             Some(_) => veth.broken.take().map_or(Ok(()), Err),
-            None => behind.and_then(|()| self.make(&mut veth, true)),
+            None => behind.and_then(|()| self.make(&mut veth, asked)),
         };
         veth.broken = state.clone().err();
         self.all.insert(key, veth);
@@ -497,10 +503,10 @@ impl Veths {
         let there = changes.by_name(&veth.wanted.near);
         let there = there.map_err(|e| refused(&e))?;
         // Somebody else's interface of that name is refused below.
-        let is_lost = there.as_ref().is_none_or(|near| {
-            near.alias == veth.wanted.alias && !is_far_in(&mut changes, near, &namespace)
-        });
-        if namespace.is_by_process() && !asked && is_lost {
+        let is_others = there
+            .as_ref()
+            .is_some_and(|near| near.alias != veth.wanted.alias);
+        if !(asked || is_others || is_meant(&mut changes, &namespace, there.as_ref())) {
             return Err(Broken::Missing(format!(
                 "network namespace {} is that of a process, whose number may be another's by now: \
                  the same `nic add` or `apply` makes the interface there",
@@ -711,6 +717,26 @@ fn behind(wanted: &Wanted) -> Result<u32, String> {
     let tap = tap.ok_or_else(|| format!("TAP interface '{}' is not there", wanted.tap))?;
     changes.leave_unaddressed(tap.index);
     Ok(tap.index)
+}
+
+/// Whether the namespace that is named is the one that was meant: that of a process, whose number
+/// may be another's by now, is for as long as the pair leads to it.
+fn is_meant(changes: &mut Changes, namespace: &Namespace, near: Option<&Device>) -> bool {
+    !namespace.is_by_process() || near.is_some_and(|near| is_far_in(changes, near, namespace))
+}
+
+/// Whether one may be made anew with nobody asking for it.
+fn is_where_meant(veth: &Veth) -> bool {
+    if veth.wanted.machine.is_some() {
+        return true;
+    }
+    let (Ok(namespace), Ok(mut changes)) =
+        (Namespace::open(&veth.wanted.namespace), Changes::new())
+    else {
+        return false;
+    };
+    let near = veth.near.and_then(|near| changes.by_index(near).ok()?);
+    is_meant(&mut changes, &namespace, near.as_ref())
 }
 
 /// Whether a pair leads to this namespace. Where the kernel does not say it does not.

@@ -167,11 +167,27 @@ fn interface_name(id: &str) -> String {
     format!("bf-{:012x}", hash & 0xffff_ffff_ffff)
 }
 
+/// How a NIC is declared at the moment at which its attachment is made, changed or tried again.
+/// What it says of things that are others' by now, as a process by its number, is meant as of then.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Declared {
+    /// It was declared before, by whomever: a start, a change that goes back, or a request that
+    /// does not say all of the NIC or whose author has not the whole host.
+    Before,
+    /// In a document, by somebody who has the whole host. What is in another's hands keeps the NIC
+    /// broken, and the document's other parts are made.
+    InDocument,
+    /// Alone, by somebody who has the whole host, and who is refused what cannot be made.
+    Alone,
+}
+
 /// One attachment to make or to change.
 #[derive(Clone, Copy, Debug)]
 pub struct OpenRequest<'a> {
     /// The NIC as it will be.
     pub nic: &'a Nic,
+    /// How it is declared.
+    pub declared: Declared,
     /// Its port's slot: what the worker knows it by, and the key of its vhost-user listener.
     pub slot: PortSlot,
     /// Where ([`HostSettings::path`]).
@@ -208,7 +224,8 @@ impl Ending {
 pub trait Attachments: Send {
     /// Makes the socket, interface or bench and lets the worker have its port under `slot`. May be
     /// called before the snapshot that knows the slot is in force; the port is then idle until it
-    /// is.
+    /// is. What only somebody else's hands keep from being made, as a container's root's, is an
+    /// error for a NIC that is [declared alone](Declared::Alone); any other is open, and broken.
     fn open(&mut self, request: &OpenRequest<'_>) -> Result<(), AttachError>;
 
     /// The NIC's socket is from now on whom the NIC says ([`Nic::socket`]); who is connected stays.

@@ -22,7 +22,8 @@ pub use trace::{Explained, GroupVerdict, Miss};
 pub use underlay::Reach;
 
 use crate::attach::{
-    AttachError, Attachments, DataPlane, DataPlaneError, Ending, HostSettings, OpenRequest,
+    AttachError, Attachments, DataPlane, DataPlaneError, Declared, Ending, HostSettings,
+    OpenRequest,
 };
 use crate::compile::Work;
 use crate::diff::Diff;
@@ -232,6 +233,20 @@ impl Controller {
     /// which is refused ([`Error::PathTaken`]): new ones are opened before old ones are closed, so
     /// that an error loses nothing.
     pub fn apply(&mut self, config: Config, dry_run: bool) -> Result<Diff, Error> {
+        self.replace(Declared::InDocument, config, dry_run)
+    }
+
+    /// As [`apply`](Self::apply), with a configuration that was declared before.
+    pub fn restore(&mut self, config: Config, dry_run: bool) -> Result<Diff, Error> {
+        self.replace(Declared::Before, config, dry_run)
+    }
+
+    fn replace(
+        &mut self,
+        declared: Declared,
+        config: Config,
+        dry_run: bool,
+    ) -> Result<Diff, Error> {
         if let Some((key, nic)) = config.nics.iter().find(|(key, nic)| **key != nic.id) {
             return Err(Error::value(
                 &nic.owner(),
@@ -263,11 +278,11 @@ impl Controller {
         let interfaces = config.interfaces.into_iter();
         changes.extend(interfaces.map(|(feature, list)| Change::Interfaces(feature, list)));
         changes.extend(config.router_acl.map(Change::RouterAcl));
-        self.commit(changes, dry_run)
+        self.commit_as(declared, changes, dry_run)
     }
 
-    /// Adds what is declared to the configuration, all or nothing, in one snapshot. Nothing is
-    /// removed; what is there and declared otherwise is replaced.
+    /// Adds what was declared before to the configuration, all or nothing, in one snapshot. Nothing
+    /// is removed; what is there and declared otherwise is replaced.
     pub fn add(&mut self, config: Config) -> Result<Diff, Error> {
         let groups = config.groups.into_values().map(Change::PutGroup);
         let nics = config.nics.into_values().map(Box::new).map(Change::PutNic);
@@ -296,9 +311,18 @@ impl Controller {
         self.commit(changes, false)
     }
 
+    fn commit(&mut self, changes: Vec<Change>, dry_run: bool) -> Result<Diff, Error> {
+        self.commit_as(Declared::Before, changes, dry_run)
+    }
+
     /// The one way of all operations: stage on a copy, make, record, publish, then take the copy
     /// and close. What a step refuses undoes all that the steps before it made.
-    fn commit(&mut self, changes: Vec<Change>, dry_run: bool) -> Result<Diff, Error> {
+    fn commit_as(
+        &mut self,
+        declared: Declared,
+        changes: Vec<Change>,
+        dry_run: bool,
+    ) -> Result<Diff, Error> {
         let mut next = self.state.clone();
         let staged = next.stage(changes, &self.settings, &*self.dataplane)?;
         parts::check(&self.parts, &self.author, &self.state, &next, &staged)?;
@@ -308,7 +332,7 @@ impl Controller {
             return Ok(staged.diff);
         }
         let mut made = Made::default();
-        let published = self.make(&mut next, &staged, &mut made);
+        let published = self.make(declared, &mut next, &staged, &mut made);
         match published.and_then(|()| self.put_in_force(&mut next, &staged)) {
             Ok(work) => self.work = work,
             Err(error) => return Err(self.undo(made, error)),
@@ -322,7 +346,7 @@ impl Controller {
                 .follow(self.features.now(), &before.services, services, open);
             self.features.checks_changed();
         }
-        self.close_and_reconfigure(&staged);
+        self.close_and_reconfigure(declared, &staged);
         self.events
             .send_diff(self.state.snapshot.epoch.0, &staged.diff);
         if !staged.diff.services.is_empty() {
@@ -349,8 +373,14 @@ impl Controller {
 
     /// Makes what can be refused and can be undone: attachments, services, the access list,
     /// interfaces.
-    fn make(&mut self, next: &mut State, staged: &Staged, made: &mut Made) -> Result<(), Error> {
-        self.open(next, staged, made)?;
+    fn make(
+        &mut self,
+        declared: Declared,
+        next: &mut State,
+        staged: &Staged,
+        made: &mut Made,
+    ) -> Result<(), Error> {
+        self.open(declared, next, staged, made)?;
         if !staged.diff.services.is_empty() {
             let (services, open) = self.checks.after(&self.state.services, &next.services);
             self.features
@@ -422,7 +452,8 @@ impl Controller {
             left.extend(self.features.balance(&services).err());
         }
         for old in made.given.iter().rev() {
-            let given = self.attachments.give_socket(&request(&self.settings, old));
+            let request = request(&self.settings, old, Declared::Before);
+            let given = self.attachments.give_socket(&request);
             left.extend(given.err().map(|AttachError(why)| why));
         }
         let opened = made.opened.into_iter().rev();
@@ -439,7 +470,7 @@ impl Controller {
 
     /// Closes the attachments that nobody needs any more, and tells those that stay of their new
     /// values.
-    fn close_and_reconfigure(&mut self, staged: &Staged) {
+    fn close_and_reconfigure(&mut self, declared: Declared, staged: &Staged) {
         let mut gone = Vec::new();
         for (old, new) in staged.nics.values() {
             let Some(old) = old else { continue };
@@ -454,7 +485,8 @@ impl Controller {
                     let changed =
                         |nic: &Nic| (nic.mac, self.settings.mtu(nic), ips(nic), nic.link_down);
                     if changed(&old.nic) != changed(&new.nic) || old.nic.kind != new.nic.kind {
-                        self.attachments.reconfigure(&request(&self.settings, new));
+                        let request = request(&self.settings, new, declared);
+                        self.attachments.reconfigure(&request);
                     }
                     // Its guest has said where it is to the network that it was in, as one does
                     // that has just moved to this host.
@@ -496,14 +528,20 @@ impl Controller {
 
     /// Opens what new and changed NICs need and have not; `made` gets what to undo should a later
     /// step fail.
-    fn open(&mut self, next: &mut State, staged: &Staged, made: &mut Made) -> Result<(), Error> {
+    fn open(
+        &mut self,
+        declared: Declared,
+        next: &mut State,
+        staged: &Staged,
+        made: &mut Made,
+    ) -> Result<(), Error> {
         for (id, (old, new)) in &staged.nics {
             let Some(new) = new else { continue };
             let refuse = |AttachError(why)| Error::Attach {
                 nic: id.clone(),
                 why,
             };
-            let request = request(&self.settings, new);
+            let request = request(&self.settings, new, declared);
             match old.as_ref().filter(|old| old.same_port(new)) {
                 None => {
                     self.attachments.open(&request).map_err(refuse)?;
@@ -580,9 +618,14 @@ fn of(feature: Feature) -> impl FnOnce(String) -> Error {
     move |why| Error::Feature { feature, why }
 }
 
-fn request<'a>(settings: &HostSettings, entry: &'a NicEntry) -> OpenRequest<'a> {
+fn request<'a>(
+    settings: &HostSettings,
+    entry: &'a NicEntry,
+    declared: Declared,
+) -> OpenRequest<'a> {
     OpenRequest {
         nic: &entry.nic,
+        declared,
         slot: entry.slot,
         path: &entry.path,
         mtu: settings.mtu(&entry.nic),

@@ -45,7 +45,8 @@ mod stats;
 mod tests;
 
 pub use attach::{
-    AttachError, Attachments, DataPlane, DataPlaneError, Ending, HostSettings, OpenRequest,
+    AttachError, Attachments, DataPlane, DataPlaneError, Declared, Ending, HostSettings,
+    OpenRequest,
 };
 pub use compile::Work;
 pub use controller::{

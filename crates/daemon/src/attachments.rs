@@ -273,7 +273,7 @@ impl HostAttachments {
         let slot = request.slot;
         let options = tap_options(request, &veths::tap_name(request.path));
         match self.open_again(slot, || self.cable(slot, &options)) {
-            Ok(()) => self.veths.heal(slot),
+            Ok(()) => self.veths.heal(request),
             Err(why) => Some(NicState::Broken(why)),
         }
     }
@@ -413,8 +413,7 @@ impl Attachments for HostAttachments {
                 let options = tap_options(request, &veths::tap_name(request.path));
                 self.removals.wait_for(&[request.path, &options.name]);
                 let tap = self.cable(request.slot, &options)?;
-                let asked = !(self.loading.load(Ordering::Acquire) || self.is_apart());
-                let opened = self.veths.open(request, asked).map_err(|e| refuse(&e));
+                let opened = self.veths.open(request).map_err(|e| refuse(&e));
                 let attached = opened.and_then(|state| {
                     let attached = self.attach(request.slot, Port::Tap(tap));
                     attached.map(|()| state).inspect_err(|_| {

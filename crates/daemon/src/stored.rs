@@ -239,7 +239,7 @@ impl Stored {
             }
         };
         let config = read(self.store.path(), wanted.iter(), controller.settings())?;
-        let made = controller.apply(config, false);
+        let made = controller.restore(config, false);
         made.map(drop).map_err(|e| e.to_string())
     }
 
@@ -276,7 +276,7 @@ impl Stored {
         wanted.extend(now.into_iter().filter(|(key, _)| options.contains(key)));
         let config = read(self.store.path(), wanted.iter(), controller.settings());
         let config = config.map_err(Error::Invalid)?;
-        controller.apply(config, dry_run)
+        controller.restore(config, dry_run)
     }
 
     /// Whom sockets of NICs were given to after a revision; nobody where it cannot be read.
@@ -355,7 +355,9 @@ pub fn load_packed(controller: &mut Controller, packed: &[u8]) -> Result<usize, 
     }
     let from = Path::new("of the daemon before");
     let whole = read(from, objects.iter(), controller.settings())?;
-    controller.apply(whole, false).map_err(|e| e.to_string())?;
+    controller
+        .restore(whole, false)
+        .map_err(|e| e.to_string())?;
     Ok(objects.len())
 }
 

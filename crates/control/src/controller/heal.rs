@@ -1,6 +1,7 @@
 //! What is broken is tried again: by whoever declares once more what is declared.
 
 use super::{Controller, request};
+use crate::attach::Declared;
 use crate::diff::{Diff, NicDiff};
 use crate::error::Error;
 use crate::event::NicState;
@@ -21,7 +22,7 @@ pub struct Healed {
 impl Controller {
     /// Tries again all NICs that are broken; they come sorted. To be called when `applied` has been
     /// made, or with `dry_run` when it would be: then this only says which.
-    pub fn heal(&mut self, applied: &Diff, dry_run: bool) -> Vec<Healed> {
+    pub fn heal(&mut self, declared: Declared, applied: &Diff, dry_run: bool) -> Vec<Healed> {
         let goes = |id: &NicId| {
             let change = applied.nics.iter().find(|change| change.id == *id);
             change.is_some_and(|change| change.diff == NicDiff::Removed)
@@ -32,7 +33,7 @@ impl Controller {
         let mut broken: Vec<NicEntry> = broken.collect();
         broken.sort_by(|a, b| a.nic.id.cmp(&b.nic.id));
         if !dry_run {
-            self.try_again(&broken);
+            self.try_again(&broken, declared);
         }
         let healed = |before: NicEntry| {
             let now = self.state.nics.get(&before.nic.id);
@@ -49,22 +50,23 @@ impl Controller {
     }
 
     /// Has the state of a NIC be what it is now, and tries again to make what is broken.
-    pub(super) fn heal_one(&mut self, id: &NicId) -> Result<(), Error> {
+    pub(super) fn heal_one(&mut self, id: &NicId, declared: Declared) -> Result<(), Error> {
         let entry = self.entry(id)?.clone();
         // What has become of a container's interface can be looked at, and of a VMM's.
         if is_broken(&entry.state) || matches!(entry.nic.kind, NicKind::Veth(_) | NicKind::VmTap(_))
         {
-            self.try_again(&[entry]);
+            self.try_again(&[entry], declared);
         }
         Ok(())
     }
 
-    fn try_again(&mut self, entries: &[NicEntry]) {
+    fn try_again(&mut self, entries: &[NicEntry], declared: Declared) {
         if entries.is_empty() {
             return;
         }
         self.changed.get_or_insert_default();
-        let requests = entries.iter().map(|entry| request(&self.settings, entry));
+        let requests = entries.iter();
+        let requests = requests.map(|entry| request(&self.settings, entry, declared));
         let states = self.attachments.heal(&requests.collect::<Vec<_>>());
         for (entry, state) in entries.iter().zip(states) {
             if let Some(state) = state {

@@ -1,6 +1,7 @@
 //! Operations on NICs.
 
 use super::{Controller, NicStatus};
+use crate::attach::Declared;
 use crate::diff::{self, Diff};
 use crate::error::Error;
 use crate::model::{Nic, NicId, NicUpdate};
@@ -11,9 +12,17 @@ impl Controller {
     /// touched. Other content replaces it: the guest's connection is kept unless kind or path
     /// changed, the flows unless MAC, VNI or the connection did.
     pub fn put_nic(&mut self, nic: Nic) -> Result<NicStatus, Error> {
+        let declared = match self.parts.is_empty() {
+            true => Declared::Alone,
+            false => Declared::Before,
+        };
+        self.put(nic, declared)
+    }
+
+    fn put(&mut self, nic: Nic, declared: Declared) -> Result<NicStatus, Error> {
         let id = nic.id.clone();
-        self.commit(vec![Change::PutNic(Box::new(nic))], false)?;
-        self.heal_one(&id)?;
+        self.commit_as(declared, vec![Change::PutNic(Box::new(nic))], false)?;
+        self.heal_one(&id, declared)?;
         self.nic(&id)
     }
 
@@ -38,7 +47,7 @@ impl Controller {
     /// Replaces the given values of a NIC. Fails with [`Error::NoNic`] when there is none.
     pub fn update_nic(&mut self, id: &NicId, update: NicUpdate) -> Result<NicStatus, Error> {
         let nic = self.entry(id)?.nic.updated(update);
-        self.put_nic(nic)
+        self.put(nic, Declared::Before)
     }
 
     /// Removes a NIC, its socket and its flows. One that is not there is removed already.

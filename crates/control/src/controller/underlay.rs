@@ -2,6 +2,7 @@
 //! reach, and how much it carries.
 
 use super::{Controller, request};
+use crate::attach::Declared;
 use crate::error::Error;
 use crate::model::{Flood, multicast_group};
 use std::collections::BTreeSet;
@@ -57,7 +58,7 @@ impl Controller {
             .filter(|entry| entry.nic.mtu.is_none())
         {
             self.attachments
-                .reconfigure(&request(&self.settings, entry));
+                .reconfigure(&request(&self.settings, entry, Declared::Before));
         }
         Ok(())
     }

@@ -1,8 +1,8 @@
 //! A whole declared configuration: shown, tried, applied, all or nothing.
 
 use super::world::*;
-use crate::NicState;
 use crate::model::{Direction, Group, Nic, Peer, Rule};
+use crate::{Declared, NicState};
 
 #[test]
 fn a_diff_reads_as_what_will_happen() {
@@ -237,7 +237,7 @@ fn what_is_broken_is_tried_again_and_said() {
     let both = || config(vec![nic("a", 1, &[]), nic("b", 2, &[])], vec![]);
     let diff = controller.apply(both(), false).unwrap();
     let broken = |why: &str| NicState::Broken(why.to_owned());
-    assert_eq!(controller.heal(&diff, false), []);
+    assert_eq!(controller.heal(Declared::InDocument, &diff, false), []);
     for (id, why) in [("b", "it went"), ("a", "it lies")] {
         let slot = controller.nic(&nic_id(id)).unwrap().slot;
         controller.port_state(slot, broken(why));
@@ -247,7 +247,7 @@ fn what_is_broken_is_tried_again_and_said() {
     let healed = |controller: &mut crate::Controller, dry_run| {
         let diff = controller.apply(both(), dry_run).unwrap();
         assert!(diff.is_empty());
-        let healed = controller.heal(&diff, dry_run);
+        let healed = controller.heal(Declared::InDocument, &diff, dry_run);
         let each = healed
             .into_iter()
             .map(|one| (one.nic.to_string(), one.was, one.state));
@@ -263,7 +263,7 @@ fn what_is_broken_is_tried_again_and_said() {
     assert_eq!(controller.take_changed(), None);
     // Of what would go nothing is to be healed.
     let gone = controller.apply(config(vec![], vec![]), true).unwrap();
-    assert_eq!(controller.heal(&gone, true), []);
+    assert_eq!(controller.heal(Declared::InDocument, &gone, true), []);
 
     shared.world().heals.insert("b".to_owned(), NicState::Up);
     let mut events = controller.subscribe();

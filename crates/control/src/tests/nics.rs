@@ -1,8 +1,8 @@
 //! NICs: created, replaced, removed, watched by sniffers, counted.
 
 use super::world::*;
-use crate::NicState;
-use crate::model::{Nic, NicKind, NicUpdate, SocketAccess, VhostMode};
+use crate::model::{Nic, NicKind, NicUpdate, Part, SocketAccess, VhostMode};
+use crate::{Declared, NicState};
 use dataplane::counters::PortCounters;
 use dataplane::drop_reason::DropReason;
 
@@ -24,6 +24,48 @@ fn the_same_nic_again_touches_nothing() {
         (shared.world().snapshots.len(), controller.status().epoch),
         (1, 1)
     );
+}
+
+/// What a NIC names, as a process by its number, is meant as it is by now only where somebody
+/// declares the NIC who could name another.
+#[test]
+fn how_a_nic_is_declared_is_told() {
+    use Declared::{Alone, Before, InDocument};
+    let (mut controller, shared) = controller();
+    let told = || std::mem::take(&mut shared.world().declared);
+    let link = |down| NicUpdate {
+        link_down: Some(down),
+        ..NicUpdate::default()
+    };
+    let a = || nic("a", 1, &[]);
+    let slot = controller.put_nic(a()).unwrap().slot;
+    assert_eq!(told(), [Alone], "it is opened");
+    controller.port_state(slot, NicState::Broken("it went".into()));
+    controller.put_nic(a()).unwrap();
+    assert_eq!(told(), [Alone], "it is tried again");
+    controller.update_nic(&nic_id("a"), link(true)).unwrap();
+    assert_eq!(told(), [Before, Before], "it is changed and tried again");
+
+    controller.set_parts(vec![Part {
+        networks: vec![42..=42],
+        ..Part::default()
+    }]);
+    controller.put_nic(a()).unwrap();
+    assert_eq!(told(), [Before, Before], "its author has no host");
+    controller.put_nic(a()).unwrap();
+    assert_eq!(told(), [Before], "who says the same");
+    controller.set_parts(Vec::new());
+
+    let with = |more: Nic| config(vec![a(), more], vec![]);
+    let diff = controller.restore(with(nic("b", 2, &[])), false).unwrap();
+    controller.heal(Before, &diff, false);
+    assert_eq!(told(), [Before, Before], "it goes back");
+    let diff = controller.apply(with(nic("c", 3, &[])), false).unwrap();
+    controller.heal(InDocument, &diff, false);
+    assert_eq!(told(), [InDocument, InDocument]);
+    let stored = config(vec![nic("d", 4, &[])], vec![]);
+    controller.add(stored).unwrap();
+    assert_eq!(told(), [Before], "it is read from a store");
 }
 
 #[test]

@@ -2,7 +2,8 @@
 //! data plane that keeps every snapshot. Either refuses when told to.
 
 use crate::attach::{
-    AttachError, Attachments, DataPlane, DataPlaneError, Ending, HostSettings, OpenRequest,
+    AttachError, Attachments, DataPlane, DataPlaneError, Declared, Ending, HostSettings,
+    OpenRequest,
 };
 use crate::event::NicState;
 use crate::model::{Config, Direction, Group, GroupId, Nic, NicId, Peer, Ports, Rule, RuleMatch};
@@ -22,6 +23,8 @@ pub struct World {
     pub open: BTreeMap<u32, String>,
     /// What was done, in order.
     pub log: Vec<String>,
+    /// How the NICs were declared that were opened, changed or tried again, in order.
+    pub declared: Vec<Declared>,
     /// Paths that cannot be opened.
     pub refused: BTreeSet<String>,
     pub refuse_publish: bool,
@@ -65,6 +68,7 @@ impl Shared {
 impl Attachments for Shared {
     fn open(&mut self, request: &OpenRequest<'_>) -> Result<(), AttachError> {
         let mut world = self.world();
+        world.declared.push(request.declared);
         if world.refused.contains(request.path) {
             return Err(AttachError(format!("{}: permission denied", request.path)));
         }
@@ -104,6 +108,7 @@ impl Attachments for Shared {
     fn heal(&mut self, requests: &[OpenRequest<'_>]) -> Vec<Option<NicState>> {
         let mut world = self.world();
         let heal = requests.iter().map(|request| {
+            world.declared.push(request.declared);
             world.log.push(format!("heal {}", request.nic.id));
             world.heals.get(request.nic.id.as_str()).cloned()
         });
@@ -111,7 +116,9 @@ impl Attachments for Shared {
     }
 
     fn reconfigure(&mut self, request: &OpenRequest<'_>) {
-        self.world().log.push(format!(
+        let mut world = self.world();
+        world.declared.push(request.declared);
+        world.log.push(format!(
             "reconfigure {} {}{}",
             request.nic.mac,
             request.mtu,

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use container::namespace_helper::Route;
 use container::{Broken, Machine, PairSettings, Veths, Wanted};
 use control::model::{Nic, NicKind};
-use control::{NicState, OpenRequest};
+use control::{Declared, NicState, OpenRequest};
 use dataplane::{PortSlot, Switch};
 use ipnet::IpNet;
 use netlink::change::{Departures, LinkNews};
@@ -109,15 +109,15 @@ impl VethNics {
         VethHandle(self.shared.clone())
     }
 
-    /// Makes the container's interface, or the VMM's; the switch's TAP device is there. Somebody
-    /// has `asked` for it now, or it is only known from before.
-    pub fn open(&mut self, request: &OpenRequest<'_>, asked: bool) -> Result<NicState, String> {
+    /// Makes the container's interface, or the VMM's; the switch's TAP device is there.
+    pub fn open(&mut self, request: &OpenRequest<'_>) -> Result<NicState, String> {
         self.start()?;
         let mut watched = self.shared.lock();
         let Some(veths) = &mut watched.veths else {
             return Err("nobody watches containers' interfaces".into());
         };
-        let state = veths.open(request.slot.0, wanted(request, &self.daemon), asked)?;
+        let wanted = wanted(request, &self.daemon);
+        let state = veths.open(request.slot.0, wanted, is_asked(request))?;
         self.shared.update_switch(&mut watched, request.slot.0);
         watched.ring();
         Ok(told(state))
@@ -129,7 +129,8 @@ impl VethNics {
         let Some(veths) = &mut watched.veths else {
             return;
         };
-        let state = veths.change(request.slot.0, wanted(request, &self.daemon));
+        let wanted = wanted(request, &self.daemon);
+        let state = veths.change(request.slot.0, wanted, is_asked(request));
         if let Err(why @ (Broken::Missing(_) | Broken::Refused(_))) = &state {
             tracing::warn!("NIC '{}' is not as declared: {why}", request.nic.id);
         }
@@ -139,9 +140,11 @@ impl VethNics {
     }
 
     /// Looks at it, and tries again to make it. `None`: there is none.
-    pub fn heal(&mut self, slot: PortSlot) -> Option<NicState> {
+    pub fn heal(&mut self, request: &OpenRequest<'_>) -> Option<NicState> {
+        let slot = request.slot;
         let mut watched = self.shared.lock();
-        let state = watched.veths.as_mut()?.heal(slot.0)?;
+        let veths = watched.veths.as_mut()?;
+        let state = veths.heal(slot.0, is_asked(request))?;
         self.shared.update_switch(&mut watched, slot.0);
         drop(watched);
         let state = told(state);
@@ -295,6 +298,12 @@ fn told(state: Result<(), Broken>) -> NicState {
         Err(Broken::Unopened) => NicState::Down,
         Err(why) => NicState::Broken(why.to_string()),
     }
+}
+
+/// Somebody asks for it now, who may choose any namespace: a process's number is meant as it is by
+/// now.
+fn is_asked(request: &OpenRequest<'_>) -> bool {
+    request.declared != Declared::Before
 }
 
 /// Bytes of an interface's alias at the most (IFALIASZ, less the zero).

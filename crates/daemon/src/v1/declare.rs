@@ -2,7 +2,7 @@
 //! step.
 
 use api::v1;
-use control::{Diff, Healed};
+use control::{Declared, Diff, Healed};
 
 use super::{convert, render};
 use crate::access::{Permitted, Refusal};
@@ -25,7 +25,7 @@ pub fn apply(
     let control = control.whole()?;
     let config = convert::config(config, control.settings())?;
     let diff = control.apply(config, dry_run)?;
-    let healed = control.heal(&diff, dry_run);
+    let healed = control.heal(Declared::InDocument, &diff, dry_run);
     Ok(answer(&diff, &healed))
 }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use api::v1;
+use control::Declared;
 use control::model::SocketAccess;
 use tonic::Status;
 
@@ -75,6 +76,6 @@ pub fn roll_back(
     let control = control.whole()?;
     let diff = stored.roll_back(control, request.revision, request.dry_run);
     let diff = diff.map_err(refused)?;
-    let healed = control.heal(&diff, request.dry_run);
+    let healed = control.heal(Declared::Before, &diff, request.dry_run);
     Ok(declare::answer(&diff, &healed))
 }
