@@ -16,7 +16,7 @@ type Body = fn() -> Result<()>;
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials: [(&str, Body); 19] = trials![
+    let trials: [(&str, Body); 21] = trials![
         a_container_has_its_interface_with_addresses_and_routes,
         what_the_rules_say_passes_and_nothing_else,
         segments_pass_whole,
@@ -34,6 +34,8 @@ fn main() {
         a_daemon_that_was_killed_leaves_no_way_to_the_host,
         what_is_for_a_container_that_is_not_there_is_not_the_hosts,
         what_cannot_be_made_at_a_start_takes_no_interface_along,
+        what_a_container_hinders_is_its_own_nic_alone,
+        a_renamed_interface_stays_when_the_daemon_changes,
         what_cannot_be_is_refused_and_leaves_nothing,
         a_daemon_without_root_enters_namespaces_by_its_helper,
     ];
@@ -317,6 +319,12 @@ fn the_same_nic_add_heals_a_process_that_has_another_namespace() -> Result<()> {
     inside("ping -q -c 1 -W 2 10.2.0.2").map(drop)
 }
 
+/// The newest revision's number.
+fn newest(daemon: &Daemon) -> Result<String> {
+    let number = daemon.json("config history")?["revisions"][0]["number"].to_string();
+    Ok(number.trim_matches('"').to_owned())
+}
+
 /// A process that [`moves`], begun by these words in the namespace where it is first; its number.
 fn mover(daemon: &Daemon, begun: &[&str]) -> Result<(Process, String)> {
     let log = daemon.dir().join("mover");
@@ -409,8 +417,7 @@ fn what_a_process_names_is_not_made_unasked() -> Result<()> {
         daemon.cli(&format!("nic update {nic} --link up"))?;
     }
     are_broken(&daemon, "when the NIC is changed")?;
-    let newest = daemon.json("config history")?["revisions"][0]["number"].to_string();
-    daemon.cli(&format!("config rollback {}", newest.trim_matches('"')))?;
+    daemon.cli(&format!("config rollback {}", newest(&daemon)?))?;
     are_broken(&daemon, "when the configuration goes back")?;
     declare(&daemon)?;
     are_there(&daemon)?;
@@ -909,6 +916,120 @@ fn behind_a_start_that_is_not_whole(
         !left.succeeds("ip link show dev eth0")? && !host.succeeds("ip link show bf-m1")?,
         "what is deleted goes",
     )
+}
+
+/// Root of a container keeps its own NIC from being made, or from being as it is declared, and
+/// nothing else: no start, no document and no way back fails by it.
+fn what_a_container_hinders_is_its_own_nic_alone() -> Result<()> {
+    let (left, right) = (Named::new("hinders")?, Named::new("beside")?);
+    let mut daemon = Daemon::start(&["--store", "{dir}/store"])?;
+    add(&daemon, 1, &left.0, "")?;
+    add(&daemon, 2, &right.0, "")?;
+    let file = daemon.dir().join("host.json");
+    daemon.cli("nic update c2 --mtu 1400")?;
+    std::fs::write(&file, daemon.cli("config")?).map_err(|e| e.to_string())?;
+    daemon.cli("nic update c2 --mtu 1300")?;
+    let before = newest(&daemon)?;
+    let has_mtu = |mtu: u32, when: &str| -> Result<()> {
+        let link = right.ok("ip link show dev eth0")?;
+        check(
+            link.contains(&format!("mtu {mtu} ")),
+            &format!("{when}: {link}"),
+        )
+    };
+    let is_broken = |daemon: &Daemon, says: &str, when: &str| -> Result<()> {
+        let (is, why) = state(daemon, "c1")?;
+        check(
+            is.ends_with("BROKEN") && why.contains(says),
+            &format!("{when}: {is} {why}"),
+        )
+    };
+    let taken = "ip link add eth0 type veth peer name eth9";
+    let renamed = format!("ip link set eth0 down && ip link set eth0 name mine up && {taken}");
+    let again = "ip link del eth0; ip link set mine down && ip link set mine name eth0 up";
+    let without_v6 =
+        |without: u8| format!("sysctl -q -w net.ipv6.conf.default.disable_ipv6={without}");
+    for (is_killed, hinders, frees, says) in [
+        (true, renamed, again.to_owned(), "it has another name"),
+        (
+            false,
+            taken.to_owned(),
+            "ip link del eth0".to_owned(),
+            "File exists",
+        ),
+        (false, without_v6(1), without_v6(0), "fd02::1/64"),
+    ] {
+        if is_killed {
+            left.ok(&hinders)?;
+            daemon.kill()?;
+        } else {
+            // It takes its interfaces along.
+            daemon.stop()?;
+            left.ok(&hinders)?;
+        }
+        daemon.restart()?;
+        is_broken(&daemon, says, "when the daemon has started")?;
+        check(
+            state(&daemon, "c2")?.0.ends_with("UP"),
+            "the other one is made",
+        )?;
+        let done = daemon.cli(&format!("apply {}", file.display()))?;
+        check(done.contains("nic c1 is still broken: "), &done)?;
+        has_mtu(1400, "the document is applied")?;
+        is_broken(&daemon, says, "behind the document")?;
+        daemon.cli(&format!("config rollback {before}"))?;
+        has_mtu(1300, "it goes back")?;
+        is_broken(&daemon, says, "when it has gone back")?;
+        left.ok(&frees)?;
+        wait_for("the NIC to be made", PATIENCE, || {
+            Ok(state(&daemon, "c1")?.0.ends_with("UP").then_some(()))
+        })?;
+    }
+    // Who declares the NIC alone is told at once, and has none.
+    daemon.cli("nic del c1")?;
+    left.ok(taken)?;
+    let refused = add(&daemon, 1, &left.0, "").err().unwrap_or_default();
+    check(refused.contains("File exists"), &refused)?;
+    check(!daemon.cli("nic list")?.contains("c1"), "it is not there")?;
+    let done = daemon.cli(&format!("apply {}", file.display()))?;
+    check(done.contains("nic c1 is still broken: "), &done)?;
+    is_broken(&daemon, "File exists", "when the document brings it")
+}
+
+/// What root of a container has named otherwise is taken over as it is, by the next daemon and by
+/// the one that takes this one's place: nothing of the container's is cut.
+fn a_renamed_interface_stays_when_the_daemon_changes() -> Result<()> {
+    let (left, right) = (Named::new("renames")?, Named::new("beside")?);
+    let mut daemon = Daemon::start(&["--store", "{dir}/store", "--keeper", "{dir}/keeper"])?;
+    add(&daemon, 1, &left.0, "")?;
+    add(&daemon, 2, &right.0, "")?;
+    daemon.cli("sg rule add c2 --ip-proto icmp")?;
+    let index = |name: &str| left.ok(&format!("cat /sys/class/net/{name}/ifindex"));
+    let before = index("eth0")?;
+    left.ok("ip link set eth0 down && ip link set eth0 name mine up")?;
+    let changes: [fn(&mut Daemon) -> Result<()>; 3] = [
+        Daemon::kill_and_restart,
+        Daemon::upgrade,
+        Daemon::kill_and_restart,
+    ];
+    for (turn, change) in changes.into_iter().enumerate() {
+        change(&mut daemon)?;
+        assert_eq!(index("mine")?, before, "turn {turn}: the same interface");
+        let (is, why) = state(&daemon, "c1")?;
+        check(
+            is.ends_with("BROKEN") && why.contains("it has another name"),
+            &format!("turn {turn}: {is} {why}"),
+        )?;
+        wait_for("frames to pass", PATIENCE, || {
+            Ok(left.ok("ping -q -c 1 -W 1 10.2.0.2").ok())
+        })?;
+    }
+    left.ok("ip link set mine down && ip link set mine name eth0 up")?;
+    wait_for("the NIC to be as it is declared", PATIENCE, || {
+        Ok(state(&daemon, "c1")?.0.ends_with("UP").then_some(()))
+    })?;
+    assert_eq!(index("eth0")?, before, "it was never made anew");
+    Ok(())
 }
 
 fn what_cannot_be_is_refused_and_leaves_nothing() -> Result<()> {

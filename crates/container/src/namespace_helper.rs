@@ -46,7 +46,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub struct Inside {
     /// Its name there.
     pub name: String,
-    /// Its index there, if it has to be that one.
+    /// Its index there, where that is known: it is that one then, and has to have the name.
     pub index: Option<u32>,
     /// Its MAC address.
     pub mac: [u8; 6],
@@ -71,6 +71,17 @@ pub struct Route {
     pub via: Option<IpAddr>,
     /// The next hop is in no network of the interface.
     pub onlink: bool,
+}
+
+/// Why something is not as it was asked for: a sentence.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Failure {
+    /// There is no answer: it may be so or not.
+    #[error("{0}")]
+    Silent(String),
+    /// The kernel refused it, or what it is about is not there.
+    #[error("{0}")]
+    Refused(String),
 }
 
 impl Route {
@@ -228,8 +239,8 @@ impl Asker {
     /// Makes the interface in a namespace as `inside` says.
     ///
     /// # Errors
-    /// A sentence of what the kernel refused; what was done before it stays.
-    pub fn set_up(&mut self, namespace: &Namespace, inside: &Inside) -> Result<(), String> {
+    /// See [`Failure`]; what was done before it stays.
+    pub fn set_up(&mut self, namespace: &Namespace, inside: &Inside) -> Result<(), Failure> {
         let request = Request::SetUp(inside.clone());
         self.ask(Some(namespace.fd().as_fd()), &request).map(drop)
     }
@@ -256,7 +267,8 @@ impl Asker {
     ) -> Result<(), String> {
         let interface = interface.to_owned();
         let request = Request::SendAllBy { interface, mtu };
-        self.ask(Some(namespace), &request).map(drop)
+        let done = self.ask(Some(namespace), &request);
+        done.map(drop).map_err(|e| e.to_string())
     }
 
     /// A socket of a namespace that does not block, bound to `source`, whose address is one of the
@@ -284,7 +296,8 @@ impl Asker {
         namespace: Option<BorrowedFd<'_>>,
         request: &Request,
     ) -> Result<OwnedFd, String> {
-        let brought = self.ask(namespace, request)?;
+        let brought = self.ask(namespace, request);
+        let brought = brought.map_err(|e| e.to_string())?;
         brought.ok_or_else(|| "the namespace helper's answer lacks a descriptor".to_owned())
     }
 
@@ -292,15 +305,16 @@ impl Asker {
         &mut self,
         namespace: Option<BorrowedFd<'_>>,
         request: &Request,
-    ) -> Result<Option<OwnedFd>, String> {
+    ) -> Result<Option<OwnedFd>, Failure> {
         // What comes late would be taken for the next request's answer: then the socket goes.
         let socket = match self.socket.take() {
             Some(socket) => socket,
-            None => self.helper.another_socket()?,
+            None => self.helper.another_socket().map_err(Failure::Silent)?,
         };
-        let (answer, brought) = ask(&socket, namespace, request).map_err(|e| silent(&e))?;
+        let answer = ask(&socket, namespace, request);
+        let (answer, brought) = answer.map_err(|e| Failure::Silent(silent(&e)))?;
         self.socket = Some(socket);
-        answer.map(|()| brought)
+        answer.map(|()| brought).map_err(Failure::Refused)
     }
 }
 

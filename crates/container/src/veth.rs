@@ -6,6 +6,7 @@
 //! the container has added to it, or removed.
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -16,7 +17,7 @@ use wire::Mac;
 
 use crate::cables::{Cables, FlowMaps};
 use crate::namespace::{self, Namespace};
-use crate::namespace_helper::{Asker, Inside, NamespaceHelper, Route};
+use crate::namespace_helper::{Asker, Failure, Inside, NamespaceHelper, Route};
 use crate::pace::Pace;
 
 /// Who may open a VMM's TAP device, and how.
@@ -75,9 +76,16 @@ pub enum Broken {
     /// Its namespace is not there.
     #[error("{0}")]
     Missing(String),
-    /// It cannot be made there.
+    /// The host's side keeps it from being made.
     #[error("{0}")]
     Refused(String),
+    /// What is in its namespace, or in its place, keeps it from being made there or from being as
+    /// it is wanted: that is in the container's hands.
+    #[error("{0}")]
+    Hindered(String),
+    /// The namespace helper has not said how it is.
+    #[error("{0}")]
+    Silent(String),
     /// It is there, and no VMM has it open.
     #[error("no VMM has opened it")]
     Unopened,
@@ -213,8 +221,9 @@ impl Veths {
     /// interface is already.
     ///
     /// # Errors
-    /// A sentence: it cannot be made, and nothing of it is left. What cannot be made in the place
-    /// of another process is broken, as it may have been there.
+    /// A sentence: the host's side keeps it from being made, and nothing of it is left. What cannot
+    /// be made in the place of another process is broken, as it may have been there; and so is what
+    /// the container keeps from being made, which is tried again.
     pub fn open(&mut self, key: u32, wanted: Wanted, asked: bool) -> Result<State, String> {
         let mut veth = Veth {
             tap: behind(&wanted)?,
@@ -491,61 +500,85 @@ impl Veths {
     }
 
     fn make(&mut self, veth: &mut Veth, asked: bool) -> State {
-        if let Some(machine) = veth.wanted.machine {
-            return self.make_for(machine, veth);
+        match veth.wanted.machine {
+            Some(machine) => self.make_for(machine, veth),
+            None => self.make_pair(veth, asked),
         }
+    }
+
+    /// A pair: one that is left of before, which stays as it is unless who has `asked` cannot have
+    /// it as it is wanted; or a new one.
+    fn make_pair(&mut self, veth: &mut Veth, asked: bool) -> State {
         let refused = |e: &dyn std::fmt::Display| Broken::Refused(e.to_string());
         let namespace = Namespace::open(&veth.wanted.namespace).map_err(|e| match e {
             namespace::Error::Missing(_) => Broken::Missing(e.to_string()),
-            namespace::Error::Refused(..) => Broken::Refused(e.to_string()),
+            namespace::Error::Refused(..) => Broken::Hindered(e.to_string()),
         })?;
         let mut changes = Changes::new().map_err(|e| refused(&e))?;
-        let there = changes.by_name(&veth.wanted.near);
-        let there = there.map_err(|e| refused(&e))?;
-        // Somebody else's interface of that name is refused below.
-        let is_others = there
-            .as_ref()
-            .is_some_and(|near| near.alias != veth.wanted.alias);
-        if !(asked || is_others || is_meant(&mut changes, &namespace, there.as_ref())) {
+        let left = left_of_before(&mut changes, &veth.wanted)?;
+        let near = left.as_ref().map(|(near, _)| near);
+        let is_borrowed = near.is_some() && self.is_borrowed();
+        if !(asked || is_borrowed || is_meant(&mut changes, &namespace, near)) {
             return Err(Broken::Missing(format!(
                 "network namespace {} is that of a process, whose number may be another's by now: \
                  the same `nic add` or `apply` makes the interface there",
                 namespace.shown()
             )));
         }
-        let (near, pair) = self.pair(&mut changes, &namespace, &veth.wanted)?;
-        (veth.near, veth.pair) = (Some(near), pair);
-        let made = self.furnish(&mut changes, &namespace, veth, near);
+        if let Some((near, kind)) = left {
+            let is_in = is_far_in(&mut changes, &near, &namespace);
+            if is_in || is_borrowed {
+                let at = match is_in {
+                    true => Ok(&namespace),
+                    false => Err(elsewhere(&near, &namespace)),
+                };
+                let taken = self.take_over(&mut changes, veth, &near, kind, at);
+                match taken {
+                    Err(Broken::Hindered(_)) if asked && !is_borrowed => self.unmake(veth),
+                    taken => return taken,
+                }
+            } else {
+                changes.remove(near.index).map_err(|e| refused(&e))?;
+            }
+        }
+        let near = self.new_pair(&mut changes, &namespace, &veth.wanted)?;
+        (veth.near, veth.pair) = (Some(near.index), self.pairs.kind);
+        let made = self.furnish(&mut changes, veth, &near, Ok(&namespace));
         if made.is_err() {
             self.unmake(veth);
         }
         made
     }
 
-    /// The pair: one that is left of before, or a new one. The index of its end on the host, and
-    /// what it is made of.
-    fn pair(
+    /// Takes over a pair, whose other end is at this namespace, or elsewhere. What hinders it from
+    /// being as it is wanted is no reason to remove it: that is tried again, as a change that has
+    /// failed.
+    fn take_over(
+        &mut self,
+        changes: &mut Changes,
+        veth: &mut Veth,
+        near: &Device,
+        kind: PairKind,
+        at: Result<&Namespace, Broken>,
+    ) -> State {
+        (veth.near, veth.pair) = (Some(near.index), kind);
+        let taken = self.furnish(changes, veth, near, at);
+        match &taken {
+            Ok(()) => (),
+            Err(Broken::Hindered(_) | Broken::Silent(_)) => veth.left = vec![veth.wanted.clone()],
+            Err(_) => self.unmake(veth),
+        }
+        taken
+    }
+
+    /// A new pair: its end on the host.
+    fn new_pair(
         &mut self,
         changes: &mut Changes,
         namespace: &Namespace,
         wanted: &Wanted,
-    ) -> Result<(u32, PairKind), Broken> {
+    ) -> Result<Device, Broken> {
         let near = &wanted.near;
-        let refused = |e: &dyn std::fmt::Display| Broken::Refused(format!("interface {near}: {e}"));
-        if let Some(there) = changes.by_name(near).map_err(|e| refused(&e))? {
-            let kind = PairKind::of(&there.kind).filter(|_| there.alias == wanted.alias);
-            let Some(kind) = kind else {
-                let why = format!("'{near}' cannot be made: an interface of that name exists");
-                return Err(Broken::Refused(why));
-            };
-            let inside = inside(wanted, there.far);
-            if is_far_in(changes, &there, namespace)
-                && self.helper.set_up(namespace, &inside).is_ok()
-            {
-                return Ok((there.index, kind));
-            }
-            changes.remove(there.index).map_err(|e| refused(&e))?;
-        }
         let pair = NewPair {
             kind: self.pairs.kind,
             near,
@@ -558,23 +591,44 @@ impl Veths {
             let at = namespace.shown();
             let name = &wanted.name;
             let kind = self.pairs.kind.name();
-            Broken::Refused(format!(
-                "{kind} pair '{near}' and '{name}' in network namespace {at}: {e}"
-            ))
+            let why = format!("{kind} pair '{near}' and '{name}' in network namespace {at}: {e}");
+            // On the host there was none of that name.
+            match is_name_taken(&e) {
+                true => Broken::Hindered(why),
+                false => Broken::Refused(why),
+            }
         })?;
-        let made = changes.by_name(near).map_err(|e| refused(&e))?;
-        let made = made.ok_or_else(|| refused(&"it is gone already"))?;
-        Ok((made.index, self.pairs.kind))
+        let made = changes.by_name(near);
+        let made = made.map_err(|e| Broken::Refused(format!("interface {near}: {e}")))?;
+        made.ok_or_else(|| Broken::Hindered(format!("interface {near}: it is gone already")))
     }
 
     /// All that is to be done to a pair: the program on it before anything passes.
     fn furnish(
         &mut self,
         changes: &mut Changes,
-        namespace: &Namespace,
         veth: &Veth,
-        near: u32,
+        near: &Device,
+        at: Result<&Namespace, Broken>,
     ) -> State {
+        let done = self.furnish_here(changes, veth, near.index);
+        let done = done.and_then(|()| {
+            let there = at.and_then(|at| self.set_up(at, &inside(&veth.wanted, near.far)));
+            let up = changes.set_up(near.index, veth.wanted.up);
+            up.map_err(|e| Broken::Refused(format!("interface {}: {e}", veth.wanted.near)))?;
+            there
+        });
+        match done {
+            // The container may remove it at any moment.
+            Err(Broken::Refused(why)) if matches!(changes.by_index(near.index), Ok(None)) => {
+                Err(Broken::Hindered(why))
+            }
+            done => done,
+        }
+    }
+
+    /// What of it is the host's. It is up then: routes need an interface with a carrier.
+    fn furnish_here(&mut self, changes: &mut Changes, veth: &Veth, near: u32) -> State {
         let wanted = &veth.wanted;
         let shown = &wanted.near;
         let refused =
@@ -583,17 +637,18 @@ impl Veths {
         let alias = &wanted.alias;
         changes.set_alias(near, alias).map_err(|e| refused(&e))?;
         self.join(near, veth).map_err(|e| refused(&e))?;
-        // Routes need an interface with a carrier.
-        changes.set_up(near, true).map_err(|e| refused(&e))?;
-        self.helper
-            .set_up(namespace, &inside(wanted, None))
-            .map_err(|e| {
-                Broken::Refused(format!("network namespace {}: {e}", namespace.shown()))
-            })?;
-        if !wanted.up {
-            changes.set_up(near, false).map_err(|e| refused(&e))?;
-        }
-        Ok(())
+        changes.set_up(near, true).map_err(|e| refused(&e))
+    }
+
+    /// Has the interface in a namespace be so.
+    fn set_up(&mut self, namespace: &Namespace, inside: &Inside) -> State {
+        self.helper.set_up(namespace, inside).map_err(|e| {
+            let why = format!("network namespace {}: {e}", namespace.shown());
+            match e {
+                Failure::Silent(_) => Broken::Silent(why),
+                Failure::Refused(_) => Broken::Hindered(why),
+            }
+        })
     }
 
     /// Has what comes in by either end go out by the other. The switch's device is up from then on;
@@ -664,9 +719,7 @@ impl Veths {
         let device = changes.by_index(near).map_err(|e| refused(&e))?;
         let device = device.ok_or_else(|| refused(&"it is gone"))?;
         if !is_far_in(&mut changes, &device, &namespace) {
-            let shown = namespace.shown();
-            let why = format!("network namespace {shown} is not the one that its other end is in");
-            return Err(refused(&why));
+            return Err(elsewhere(&device, &namespace));
         }
         let mut inside = inside(wanted, device.far);
         inside.addresses_gone = gone(left.iter().map(|one| &one.addresses), &wanted.addresses);
@@ -675,8 +728,7 @@ impl Veths {
             // The kernel has put them to sleep, and takes no new ones.
             inside.routes.clear();
         }
-        let done = self.helper.set_up(&namespace, &inside);
-        done.map_err(|e| Broken::Refused(format!("network namespace {}: {e}", namespace.shown())))
+        self.set_up(&namespace, &inside)
     }
 
     fn unmake(&mut self, veth: &mut Veth) {
@@ -717,6 +769,40 @@ fn behind(wanted: &Wanted) -> Result<u32, String> {
     let tap = tap.ok_or_else(|| format!("TAP interface '{}' is not there", wanted.tap))?;
     changes.leave_unaddressed(tap.index);
     Ok(tap.index)
+}
+
+/// The pair's end on the host that is left of before, and what the pair is made of; `None`: there
+/// is none. Somebody else's interface of that name is refused.
+fn left_of_before(
+    changes: &mut Changes,
+    wanted: &Wanted,
+) -> Result<Option<(Device, PairKind)>, Broken> {
+    let near = &wanted.near;
+    let found = changes.by_name(near);
+    let found = found.map_err(|e| Broken::Refused(format!("interface {near}: {e}")))?;
+    let Some(found) = found else { return Ok(None) };
+    match PairKind::of(&found.kind).filter(|_| found.alias == wanted.alias) {
+        Some(kind) => Ok(Some((found, kind))),
+        None => {
+            let why = format!("'{near}' cannot be made: an interface of that name exists");
+            Err(Broken::Refused(why))
+        }
+    }
+}
+
+/// A pair whose other end is not in the namespace that is named.
+fn elsewhere(near: &Device, namespace: &Namespace) -> Broken {
+    let (near, at) = (&near.name, namespace.shown());
+    let why = format!("network namespace {at} is not the one that its other end is in");
+    Broken::Hindered(format!("interface {near}: {why}"))
+}
+
+/// Whether an interface of that name was there already.
+fn is_name_taken(error: &netlink::Error) -> bool {
+    match error {
+        netlink::Error::Refused { source, .. } => source.kind() == ErrorKind::AlreadyExists,
+        _ => false,
+    }
 }
 
 /// Whether the namespace that is named is the one that was meant: that of a process, whose number

@@ -201,9 +201,17 @@ fn set_up(inside: &Inside) -> Result<(), String> {
     let failed = |what: &dyn std::fmt::Display, e: netlink::Error| format!("{name}: {what}: {e}");
     let plain = |e: netlink::Error| format!("{name}: {e}");
     let mut changes = Changes::new().map_err(plain)?;
-    let device = changes.by_name(name).map_err(plain)?;
-    let device = device.filter(|device| inside.index.is_none_or(|index| index == device.index));
+    let device = match inside.index {
+        Some(index) => changes.by_index(index),
+        None => changes.by_name(name),
+    };
+    let device = device.map_err(plain)?;
     let device = device.ok_or_else(|| format!("interface {name} is not there"))?;
+    if device.name != *name {
+        return Err(format!(
+            "interface {name} is not there: it has another name"
+        ));
+    }
     let index = device.index;
     if device.mac != inside.mac() {
         changes.set_mac(index, inside.mac()).map_err(plain)?;

@@ -118,6 +118,12 @@ impl VethNics {
         };
         let wanted = wanted(request, &self.daemon);
         let state = veths.open(request.slot.0, wanted, is_asked(request))?;
+        if let Err(why @ (Broken::Hindered(_) | Broken::Silent(_))) = &state
+            && request.declared == Declared::Alone
+        {
+            veths.close(request.slot.0);
+            return Err(why.to_string());
+        }
         self.shared.update_switch(&mut watched, request.slot.0);
         watched.ring();
         Ok(told(state))
@@ -131,7 +137,9 @@ impl VethNics {
         };
         let wanted = wanted(request, &self.daemon);
         let state = veths.change(request.slot.0, wanted, is_asked(request));
-        if let Err(why @ (Broken::Missing(_) | Broken::Refused(_))) = &state {
+        if let Err(why) = &state
+            && *why != Broken::Unopened
+        {
             tracing::warn!("NIC '{}' is not as declared: {why}", request.nic.id);
         }
         self.shared.states.leave(request.slot.0, told(state));
@@ -274,7 +282,9 @@ impl Shared {
                 self.update_switch(&mut watched, slot);
             }
             for (slot, state) in news {
-                if let Err(why @ (Broken::Missing(_) | Broken::Refused(_))) = &state {
+                if let Err(why) = &state
+                    && *why != Broken::Unopened
+                {
                     tracing::info!("a container's NIC is broken: {why}");
                 }
                 // Under the lock, so that it is not left for a slot that is closed meanwhile.
