@@ -16,7 +16,7 @@ type Body = fn() -> Result<()>;
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials: [(&str, Body); 21] = trials![
+    let trials: [(&str, Body); 22] = trials![
         a_container_has_its_interface_with_addresses_and_routes,
         what_the_rules_say_passes_and_nothing_else,
         segments_pass_whole,
@@ -25,6 +25,7 @@ fn main() {
         what_a_process_names_is_not_made_unasked,
         no_change_goes_where_a_process_is_by_now,
         who_removes_its_interface_again_and_again_has_it_later_and_later,
+        who_keeps_its_interface_from_being_made_has_it_tried_later_and_later,
         the_same_document_heals_a_container_that_has_lost_its_interface,
         the_same_document_heals_what_is_behind_a_containers_interface,
         without_the_switchs_device_nothing_is_made_and_unmade,
@@ -485,6 +486,34 @@ fn who_removes_its_interface_again_and_again_has_it_later_and_later() -> Result<
         Ok(container.ok("ip link show dev eth0").ok())
     })
     .map(drop)
+}
+
+/// A pair that is made and unmade again costs others as much as one that is removed.
+fn who_keeps_its_interface_from_being_made_has_it_tried_later_and_later() -> Result<()> {
+    let (host, container) = (Namespace::new()?, Named::new("unmade")?);
+    let daemon = Daemon::start_on(Some(host.pid()), &[])?;
+    add(&daemon, 1, &container.0, "")?;
+    let before = host.ifindex("bf-c1")?;
+    // Interfaces that are made from now on take no address of IPv6.
+    let without_v6 = |without: u8| {
+        container.ok(&format!(
+            "sysctl -q -w net.ipv6.conf.default.disable_ipv6={without}"
+        ))
+    };
+    without_v6(1)?;
+    container.ok("ip link del dev eth0")?;
+    wait_for("the NIC to be broken", PATIENCE, || {
+        let (is, why) = state(&daemon, "c1")?;
+        Ok((is.ends_with("BROKEN") && why.contains("fd02::1/64")).then_some(()))
+    })?;
+    std::thread::sleep(Duration::from_secs(10));
+    without_v6(0)?;
+    // Who asks for it does not wait.
+    add(&daemon, 1, &container.0, "")?;
+    check(state(&daemon, "c1")?.0.ends_with("UP"), "it is asked for")?;
+    // Each pair has the next number.
+    let made = host.ifindex("bf-c1")? - before;
+    check((2..8).contains(&made), &format!("it was made {made} times"))
 }
 
 fn the_same_document_heals_a_container_that_has_lost_its_interface() -> Result<()> {

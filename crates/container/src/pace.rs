@@ -1,6 +1,7 @@
-//! How soon what has gone is made again: at once, and later and later where it goes again and
-//! again. Whoever has a container's interface in its hands may remove it in a loop, and a VMM may
-//! open and close its device so; each time all flows that the kernel forwards come up again.
+//! How soon what has gone is made again: at once, and later and later where it goes, or cannot be
+//! made, again and again. Whoever has a container's interface in its hands may remove it in a loop,
+//! or have it unmade each time, and a VMM may open and close its device so; each time all flows
+//! that the kernel forwards come up again.
 
 use std::time::{Duration, Instant};
 
@@ -10,6 +11,8 @@ const SOON: Duration = Duration::from_secs(10);
 /// The first pause, and the longest.
 const FIRST: Duration = Duration::from_millis(100);
 const LAST: Duration = Duration::from_secs(5);
+/// The first pause of what could not be made.
+const FAILED: Duration = Duration::from_secs(1);
 
 /// Of one NIC.
 #[derive(Default, Debug)]
@@ -21,12 +24,24 @@ pub(crate) struct Pace {
 impl Pace {
     /// It has gone.
     pub(crate) fn gone(&mut self, now: Instant) {
-        let soon = self.gone.is_some_and(|before| now - before < SOON);
-        self.pause = match soon {
+        self.pause = match self.is_soon(now) {
             true => (2 * self.pause).clamp(FIRST, LAST),
             false => Duration::ZERO,
         };
         self.gone = Some(now);
+    }
+
+    /// It could not be made, and what there was of it is gone.
+    pub(crate) fn failed(&mut self, now: Instant) {
+        self.pause = match self.is_soon(now) {
+            true => (2 * self.pause).clamp(FAILED, LAST),
+            false => FAILED,
+        };
+        self.gone = Some(now);
+    }
+
+    fn is_soon(&self, now: Instant) -> bool {
+        self.gone.is_some_and(|before| now - before < SOON)
     }
 
     /// Somebody has asked for it: there is no pause until it goes again.
@@ -62,6 +77,23 @@ mod tests {
         now += SOON;
         pace.gone(now);
         assert_eq!(pace.rests_until(now), None);
+    }
+
+    #[test]
+    fn what_cannot_be_made_is_tried_later_and_later() {
+        let (mut pace, mut now) = (Pace::default(), Instant::now());
+        pace.gone(now);
+        let mut pauses = Vec::new();
+        for _ in 0..5 {
+            pace.failed(now);
+            let until = pace.rests_until(now).unwrap_or(now);
+            pauses.push((until - now).as_secs());
+            now = until;
+        }
+        assert_eq!(pauses, [1, 2, 4, 5, 5]);
+        // One that was made and goes at once does not begin anew.
+        pace.gone(now);
+        assert_eq!(pace.rests_until(now), Some(now + LAST));
     }
 
     #[test]

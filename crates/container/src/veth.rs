@@ -311,28 +311,21 @@ impl Veths {
         Some(state)
     }
 
-    /// Looks at all of them, and tries again to make those that are not there; those whose state is
-    /// another one now. One whose namespace is that of a process stays as it is: its number may be
-    /// a stranger's by now.
-    pub fn check(&mut self) -> Vec<(u32, State)> {
-        let mut news = Vec::new();
-        let keys: Vec<u32> = self.all.keys().copied().collect();
-        for key in keys {
-            let Some(mut veth) = self.all.remove(&key) else {
-                continue;
-            };
-            let before = veth.broken.clone();
-            let behind = self.look(&mut veth);
-            if veth.near.is_none() && veth.pace.rests_until(Instant::now()).is_none() {
-                // Without the switch's device a pair would be made and unmade each time.
-                veth.broken = behind.and_then(|()| self.make(&mut veth, false)).err();
-            }
-            if veth.broken != before {
-                news.push((key, veth.broken.clone().map_or(Ok(()), Err)));
-            }
-            self.all.insert(key, veth);
+    /// Looks at one, and tries again to make it if it is not there; its state, if that is another
+    /// one now. One whose namespace is that of a process stays as it is: its number may be a
+    /// stranger's by now.
+    pub fn check(&mut self, key: u32) -> Option<State> {
+        let mut veth = self.all.remove(&key)?;
+        let before = veth.broken.clone();
+        let behind = self.look(&mut veth);
+        if veth.near.is_none() && veth.pace.rests_until(Instant::now()).is_none() {
+            // Without the switch's device a pair would be made and unmade each time.
+            veth.broken = behind.and_then(|()| self.make(&mut veth, false)).err();
         }
-        news
+        let state = veth.broken.clone().map_or(Ok(()), Err);
+        let is_news = veth.broken != before;
+        self.all.insert(key, veth);
+        is_news.then_some(state)
     }
 
     /// Finds out whether the pair is still there, and the switch's TAP device, which is what is
@@ -500,10 +493,16 @@ impl Veths {
     }
 
     fn make(&mut self, veth: &mut Veth, asked: bool) -> State {
-        match veth.wanted.machine {
+        let made = match veth.wanted.machine {
             Some(machine) => self.make_for(machine, veth),
             None => self.make_pair(veth, asked),
+        };
+        match &made {
+            // What is not there yet costs nothing to look for.
+            Ok(()) | Err(Broken::Missing(_) | Broken::Unopened) => (),
+            Err(_) => veth.pace.failed(Instant::now()),
         }
+        made
     }
 
     /// A pair: one that is left of before, which stays as it is unless who has `asked` cannot have

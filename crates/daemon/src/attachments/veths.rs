@@ -62,6 +62,8 @@ impl VethHandle {
 }
 
 struct Shared {
+    /// Who has it has the state next: whoever has it often lets others have it in between.
+    next: Mutex<()>,
     state: Mutex<Watched>,
     states: PortStates,
     switch: Arc<Switch>,
@@ -90,6 +92,7 @@ impl VethNics {
         arrivals: Arc<Arrivals>,
     ) -> VethNics {
         let shared = Shared {
+            next: Mutex::default(),
             state: Mutex::default(),
             states,
             switch,
@@ -214,6 +217,7 @@ impl Drop for VethNics {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Watched> {
+        let _next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -264,33 +268,43 @@ impl Shared {
                 std::thread::sleep(TOGETHER);
             }
             let news = departures.take();
-            let mut watched = self.lock();
-            let Some(veths) = &mut watched.veths else {
-                continue;
-            };
-            let ours = news.is_none_or(|LinkNews { gone, changed }| {
-                gone.into_iter().any(|index| veths.has_near(index))
-                    || changed.into_iter().any(|index| veths.has_machine(index))
-            });
-            if !(ours || is_due) {
-                continue;
-            }
-            last = Instant::now();
-            let news = veths.check();
-            // A pair may have been made anew without any news, and have another device.
-            for slot in veths.keys() {
-                self.update_switch(&mut watched, slot);
-            }
-            for (slot, state) in news {
-                if let Err(why) = &state
-                    && *why != Broken::Unopened
-                {
-                    tracing::info!("a container's NIC is broken: {why}");
+            let keys = {
+                let watched = self.lock();
+                let Some(veths) = &watched.veths else {
+                    continue;
+                };
+                let ours = news.is_none_or(|LinkNews { gone, changed }| {
+                    gone.into_iter().any(|index| veths.has_near(index))
+                        || changed.into_iter().any(|index| veths.has_machine(index))
+                });
+                if !(ours || is_due) {
+                    continue;
                 }
-                // Under the lock, so that it is not left for a slot that is closed meanwhile.
-                self.states.leave(slot, told(state));
-            }
+                veths.keys()
+            };
+            last = Instant::now();
+            keys.into_iter().for_each(|slot| self.check(slot));
         }
+    }
+
+    /// Looks at one. Each may take seconds, by its container's doing: whoever asks for something
+    /// meanwhile has its turn between two of them.
+    fn check(&self, slot: u32) {
+        let mut watched = self.lock();
+        if watched.ended {
+            return;
+        }
+        let news = watched.veths.as_mut().and_then(|veths| veths.check(slot));
+        // A pair may have been made anew without any news, and have another device.
+        self.update_switch(&mut watched, slot);
+        let Some(state) = news else { return };
+        if let Err(why) = &state
+            && *why != Broken::Unopened
+        {
+            tracing::info!("a container's NIC is broken: {why}");
+        }
+        // Under the lock, so that it is not left for a slot that is closed meanwhile.
+        self.states.leave(slot, told(state));
     }
 }
 
