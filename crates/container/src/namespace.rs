@@ -3,16 +3,13 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags, fstat, fstatfs, open, stat, statfs};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, fstat, fstatfs, open, openat2, stat};
 use rustix::io::Errno;
 
 /// Where `ip netns` keeps them by name.
 const NAMED: &str = "/run/netns";
-/// The file systems of namespaces and of processes (linux/magic.h).
+/// The file system of namespaces (linux/magic.h).
 const NSFS_MAGIC: u64 = 0x6e73_6673;
-const PROC_SUPER_MAGIC: u64 = 0x9fa0;
-/// Links that are followed to where a namespace is; the kernel follows no more.
-const LINKS_MAX: usize = 40;
 
 /// A namespace that is there.
 #[derive(Debug)]
@@ -49,23 +46,11 @@ fn is_process(called: &str) -> bool {
     !called.is_empty() && called.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// Whether a path leads to what is a process's: below /proc, wherever that is mounted, or by a link
-/// to there.
-fn is_by_process(path: &Path) -> bool {
-    let mut path = path.to_owned();
-    for _ in 0..LINKS_MAX {
-        let Some(folder) = path.parent() else {
-            return false;
-        };
-        if statfs(folder).is_ok_and(|fs| u64::try_from(fs.f_type) == Ok(PROC_SUPER_MAGIC)) {
-            return true;
-        }
-        let Ok(to) = std::fs::read_link(&path) else {
-            return false;
-        };
-        path = folder.join(to);
-    }
-    true
+/// Opens what a path leads to, unless the way leads by a process: by one of the links to what is a
+/// process's below /proc (`ns/net`, `root`, `cwd`, `fd/3`), wherever that is mounted.
+fn open_by_no_process(path: &Path) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_MAGICLINKS)
 }
 
 impl Namespace {
@@ -85,7 +70,11 @@ impl Namespace {
             errno => refused(std::io::Error::from(errno).to_string()),
         };
         // Looked at first, and opened only when it is one: a path may lead to anything.
-        let seen = open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
+        let seen = open_by_no_process(&path);
+        // Where this cannot be told, it may be one.
+        let by_process = seen.is_err();
+        let seen = seen.or_else(|_| open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()));
+        let seen = seen.map_err(failed)?;
         let kind = fstatfs(&seen).map_err(failed)?.f_type;
         if u64::try_from(kind).ok() != Some(NSFS_MAGIC) {
             // `ip netns` leaves a plain file where it is to be mounted, and so does a reboot.
@@ -104,7 +93,7 @@ impl Namespace {
         Ok(Namespace {
             fd,
             shown,
-            by_process: is_by_process(&path),
+            by_process,
         })
     }
 
@@ -147,18 +136,27 @@ mod tests {
         std::os::unix::fs::symlink("/proc/self/ns/net", &link).unwrap();
         let beside = folder.path().join("beside");
         std::os::unix::fs::symlink("link", &beside).unwrap();
+        let file = folder.path().join("netns");
+        std::fs::write(&file, "").unwrap();
+        let through = |link: &str| PathBuf::from(format!("/proc/self/{link}{}", file.display()));
         for by_process in [
-            path_of("1"),
-            "/proc/1/ns/net".into(),
+            path_of(&std::process::id().to_string()),
+            "/proc/self/ns/net".into(),
             "/proc/self/task/../ns/net".into(),
             "//proc/./self/ns/net".into(),
+            through("root"),
+            through("task/../root"),
             link,
             beside,
         ] {
-            assert!(is_by_process(&by_process), "{}", by_process.display());
+            let opened = open_by_no_process(&by_process).map(drop);
+            assert_eq!(opened, Err(Errno::LOOP), "{}", by_process.display());
         }
-        for other in ["/run/netns/c1", "/etc/hostname", "/"] {
-            assert!(!is_by_process(Path::new(other)), "{other}");
+        let by_name = folder.path().join("name");
+        std::os::unix::fs::symlink("netns", &by_name).unwrap();
+        for other in [file.as_path(), &by_name, Path::new("/proc/self/../version")] {
+            let opened = open_by_no_process(other).map(drop);
+            assert_eq!(opened, Ok(()), "{}", other.display());
         }
     }
 
