@@ -19,6 +19,7 @@ fn main() {
         the_lines_for_qemu_open_it,
         the_device_stays_while_daemons_come_and_go,
         who_may_open_it_is_said_and_can_be_changed,
+        nobody_takes_a_queue_while_it_is_made,
         what_cannot_be_is_refused_and_leaves_nothing,
     ])
 }
@@ -36,6 +37,28 @@ flags = 0x0002 | 0x1000 | 0x4000 | queues  # IFF_TAP, IFF_NO_PI, IFF_VNET_HDR
 fcntl.ioctl(tun, 0x400454ca, struct.pack("16sH22x", sys.argv[1].encode(), flags))  # TUNSETIFF
 print("open", flush=True)
 time.sleep(1000)
+"#;
+
+/// Asks for a queue of the device, and of each other one that comes, without end, and holds what it
+/// gets.
+const TAKE: &str = r#"
+import fcntl, os, struct, sys, threading
+flags = 0x0002 | 0x0100 | 0x1000 | 0x4000  # IFF_TAP, IFF_MULTI_QUEUE, IFF_NO_PI, IFF_VNET_HDR
+others = set(os.listdir("/sys/class/net"))
+held = []
+def take(names):
+    while True:
+        for name in names():
+            tun = os.open("/dev/net/tun", os.O_RDWR)
+            try:
+                fcntl.ioctl(tun, 0x400454ca, struct.pack("16sH22x", name.encode(), flags))
+                held.append(tun)
+            except OSError:
+                os.close(tun)
+new = lambda: [name for name in os.listdir("/sys/class/net") if name not in others]
+for names in [lambda: [sys.argv[1]], lambda: [sys.argv[1]], new]:
+    threading.Thread(target=take, args=[names]).start()
+print("open", flush=True)
 "#;
 
 /// `nic add` of the machine, 10.2.0.1, in its group `m1`.
@@ -71,8 +94,12 @@ fn clear() {
 
 /// A program that has the device open.
 fn hold(log: &Path, more: &[&str]) -> Result<Process> {
-    let words = [&["python3", "-c", HOLD, DEVICE], more].concat();
-    let process = Process::start("hold", &words, log)?;
+    opener(&[&["python3", "-c", HOLD, DEVICE], more].concat(), log)
+}
+
+/// A program that says `open` when it has begun.
+fn opener(words: &[&str], log: &Path) -> Result<Process> {
+    let process = Process::start("hold", words, log)?;
     wait_for("the device to be opened", PATIENCE, || {
         let said = process.log();
         match said.contains("Error") {
@@ -335,6 +362,35 @@ fn who_may_open_it_is_said_and_can_be_changed() -> Result<()> {
     } else {
         println!("/dev/net/tun is not open to all here: who may open the device was only read");
     }
+    Ok(())
+}
+
+/// A queue would stay with whoever had it, and get a part of what is for the guest.
+fn nobody_takes_a_queue_while_it_is_made() -> Result<()> {
+    clear();
+    let daemon = Daemon::start(&[])?;
+    let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
+    let as_another = ["setpriv", "--reuid", "4711", "--clear-groups"];
+    let words = [&as_another[..], &["python3", "-c", TAKE, DEVICE]].concat();
+    let taker = opener(&words, &dir.path().join("log"))?;
+    for round in 0..40 {
+        daemon.cli(&format!(
+            "nic add --id m1 --mac {MAC} --vni {VNI} --type vm-tap --path {DEVICE} \
+             --tap-multi-queue"
+        ))?;
+        let there = device()?;
+        let data = &there["linkinfo"]["info_data"];
+        assert_eq!(
+            [&data["numqueues"], &data["numdisabled"]].map(Value::as_u64),
+            [Some(0), Some(0)],
+            "round {round}: {data}"
+        );
+        daemon.cli("nic del m1")?;
+        wait_for("the device to go", PATIENCE, || {
+            Ok(device().is_err().then_some(()))
+        })?;
+    }
+    drop(taker);
     Ok(())
 }
 

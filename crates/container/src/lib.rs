@@ -38,6 +38,7 @@
 //! and later ([`pace`]). Used by the daemon's `attachments`.
 
 pub mod cables;
+mod machine_tap;
 pub mod namespace;
 pub mod namespace_helper;
 mod pace;

@@ -11,11 +11,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use io::tap::{MachineTap, TapError, keep_for_machine};
+use io::tap::MachineTap;
 use netlink::change::{Changes, Device, NewPair, PairKind};
 use wire::Mac;
 
 use crate::cables::{Cables, FlowMaps};
+use crate::machine_tap;
 use crate::namespace::{self, Namespace};
 use crate::namespace_helper::{Asker, Failure, Inside, NamespaceHelper, Route};
 use crate::pace::Pace;
@@ -460,14 +461,7 @@ impl Veths {
         };
         let open = there.as_ref().is_some_and(|device| device.carrier);
         if !open {
-            match (keep_for_machine(&tap), &there) {
-                // With another number of queues.
-                (Err(TapError::Exists(_)), Some(device)) => {
-                    changes.remove(device.index).map_err(|e| refused(&e))?;
-                    keep_for_machine(&tap).map_err(|e| Broken::Refused(e.to_string()))?;
-                }
-                (made, _) => made.map_err(|e| Broken::Refused(e.to_string()))?,
-            }
+            machine_tap::make(&mut changes, &tap, there.as_ref()).map_err(Broken::Refused)?;
         }
         let made = changes.by_name(shown).map_err(|e| refused(&e))?;
         let near = made.ok_or_else(|| refused(&"it is gone already"))?.index;

@@ -21,7 +21,7 @@ use wire::virtio_net::{self, HDR_LEN_MRG};
 use wire::vxlan::Outer;
 
 pub use beside::TapBeside;
-pub use device::{MachineTap, TapError, TapOptions, keep_for_machine};
+pub use device::{HeldTap, MachineTap, TapError, TapOptions};
 pub use station::{Received, Receiver, TapUplink, TapVoice};
 
 use crate::deliver::{self, Accepts, Piece, Sink};

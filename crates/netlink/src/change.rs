@@ -166,6 +166,8 @@ pub struct Device {
     pub far: Option<u32>,
     /// The kernel's number here for the namespace of that end; `None`: it is in this one.
     pub far_namespace: Option<i32>,
+    /// How often a TAP device of several queues is open, with those that pass nothing (IFF_DETACH).
+    pub queues: Option<u32>,
 }
 
 /// Where packets go.
@@ -648,6 +650,7 @@ fn device(message: &Message<'_>) -> Option<Device> {
         carrier: false,
         far: None,
         far_namespace: None,
+        queues: None,
     };
     for attribute in message.attributes(IFINFOMSG) {
         match attribute.kind {
@@ -663,13 +666,24 @@ fn device(message: &Message<'_>) -> Option<Device> {
                 }
             }
             IFLA_LINKINFO => {
-                let kind = attributes(attribute.value).find(|a| a.kind == IFLA_INFO_KIND);
-                device.kind = kind.map(|kind| kind.text()).unwrap_or_default();
+                let find = |wanted| attributes(attribute.value).find(|a| a.kind == wanted);
+                let kind = find(IFLA_INFO_KIND).map(|kind| kind.text());
+                device.kind = kind.unwrap_or_default();
+                if device.kind == "tun" {
+                    device.queues = find(IFLA_INFO_DATA).and_then(|data| queues(&data));
+                }
             }
             _ => {}
         }
     }
     Some(device)
+}
+
+/// How many queues a TAP device has, of the two kinds that the kernel tells apart; `None`: it is
+/// not one of several.
+fn queues(data: &Attribute<'_>) -> Option<u32> {
+    let number = |kind| attributes(data.value).find(|a| a.kind == kind)?.u32();
+    Some(number(IFLA_TUN_NUM_QUEUES)?.saturating_add(number(IFLA_TUN_NUM_DISABLED_QUEUES)?))
 }
 
 /// Attributes in an attribute.

@@ -3,6 +3,7 @@
 //! Safe code would not do: the kernel's network ioctls take a `struct ifreq`, a union.
 
 use std::fs::{File, OpenOptions};
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
@@ -133,56 +134,107 @@ pub struct MachineTap {
     pub multi_queue: bool,
 }
 
-/// Makes a TAP device that stays, down, and is nobody's until a VMM opens it; or gives one of that
-/// name that is there, and open to nobody, this owner. Needs CAP_NET_ADMIN.
-///
-/// # Errors
-/// [`TapError::Exists`]: somebody has it open, or it has another number of queues.
-pub fn keep_for_machine(tap: &MachineTap) -> Result<(), TapError> {
-    let name = tap.name.as_str();
-    if !is_valid_name(name) {
-        return Err(TapError::Name(name.to_owned()));
-    }
-    let step = |step: &'static str| {
-        move |error: io::Error| TapError::Step {
-            name: name.to_owned(),
-            step,
-            error,
+/// A TAP device for a VMM that this process has open, down, and that root alone may open beside it.
+/// Dropped, a new one goes, unless somebody else has opened it before it was closed to them.
+#[derive(Debug)]
+pub struct HeldTap {
+    file: File,
+    name: String,
+    wanted: MachineTap,
+}
+
+impl HeldTap {
+    /// One that is there, and open to nobody; or a new one. That has a name that nobody can foresee
+    /// until it is handed over: a new device is anybody's until it is told whose it is, and who
+    /// knows its name can ask for it without end. Needs CAP_NET_ADMIN.
+    ///
+    /// # Errors
+    /// [`TapError::Exists`]: somebody has it open, or it has another number of queues.
+    pub fn open(wanted: &MachineTap, is_there: bool) -> Result<Self, TapError> {
+        let shown = wanted.name.as_str();
+        if !is_valid_name(shown) {
+            return Err(TapError::Name(shown.to_owned()));
         }
-    };
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
-        .open(CONTROL)
-        .map_err(step("opening /dev/net/tun"))?;
-    let queues = match tap.multi_queue {
-        true => libc::IFF_MULTI_QUEUE,
-        false => 0,
-    };
-    let mut request = request(name);
-    let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | queues;
-    request.ifr_ifru.ifru_flags = flags as libc::c_short;
-    ioctl(&file, libc::TUNSETIFF, &mut request).map_err(|error| match error.raw_os_error() {
-        Some(libc::EBUSY | libc::EINVAL) => TapError::Exists(name.to_owned()),
-        _ => step("TUNSETIFF")(error),
-    })?;
-    // To nobody's user anybody may open it who may open /dev/net/tun.
-    let uid = match (tap.uid, tap.gid) {
-        (None, None) => Some(0),
-        (uid, _) => uid,
-    };
-    for (number, id, what) in [
-        (libc::TUNSETOWNER, uid, "TUNSETOWNER"),
-        (libc::TUNSETGROUP, tap.gid, "TUNSETGROUP"),
-    ] {
-        if let Some(id) = id {
-            set_value(&file, number, id).map_err(step(what))?;
-        }
+        let step = |step: &'static str| {
+            move |error: io::Error| TapError::Step {
+                name: shown.to_owned(),
+                step,
+                error,
+            }
+        };
+        let name = match is_there {
+            true => shown.to_owned(),
+            // With twelve digits it is as long as a name can be.
+            false => format!("tap{:012x}", RandomState::new().hash_one(shown) >> 16),
+        };
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
+            .open(CONTROL)
+            .map_err(step("opening /dev/net/tun"))?;
+        let queues = match wanted.multi_queue {
+            true => libc::IFF_MULTI_QUEUE,
+            false => 0,
+        };
+        let mut request = request(&name);
+        let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | queues;
+        request.ifr_ifru.ifru_flags = flags as libc::c_short;
+        ioctl(&file, libc::TUNSETIFF, &mut request).map_err(|error| {
+            match error.raw_os_error() {
+                Some(libc::EBUSY | libc::EINVAL) => TapError::Exists(shown.to_owned()),
+                _ => step("TUNSETIFF")(error),
+            }
+        })?;
+        // A user cannot be taken back: where a group alone may open it, root's may until then.
+        let (number, what) = match (wanted.uid, wanted.gid) {
+            (None, Some(_)) => (libc::TUNSETGROUP, "TUNSETGROUP"),
+            _ => (libc::TUNSETOWNER, "TUNSETOWNER"),
+        };
+        set_value(&file, number, 0).map_err(step(what))?;
+        Ok(HeldTap {
+            file,
+            name,
+            wanted: wanted.clone(),
+        })
     }
-    set_value(&file, libc::TUNSETPERSIST, 1).map_err(step("TUNSETPERSIST"))?;
-    refuse_router_advertisements(name);
-    Ok(())
+
+    /// What it is called now.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Gives it its name and its owner, and has it stay.
+    ///
+    /// # Errors
+    /// [`TapError::Exists`]: the name is another interface's.
+    pub fn hand_over(self) -> Result<(), TapError> {
+        let name = self.wanted.name.as_str();
+        let step = |step: &'static str| {
+            move |error: io::Error| TapError::Step {
+                name: name.to_owned(),
+                step,
+                error,
+            }
+        };
+        if self.name != name {
+            rename(&self.name, name).map_err(|error| match error.raw_os_error() {
+                Some(libc::EEXIST) => TapError::Exists(name.to_owned()),
+                _ => step("naming it")(error),
+            })?;
+        }
+        refuse_router_advertisements(name);
+        // The group first: with a user both have to be the opener's.
+        for (number, id, what) in [
+            (libc::TUNSETGROUP, self.wanted.gid, "TUNSETGROUP"),
+            (libc::TUNSETOWNER, self.wanted.uid, "TUNSETOWNER"),
+        ] {
+            if let Some(id) = id {
+                set_value(&self.file, number, id).map_err(step(what))?;
+            }
+        }
+        set_value(&self.file, libc::TUNSETPERSIST, 1).map_err(step("TUNSETPERSIST"))
+    }
 }
 
 /// Takes up a device that [`open`] has made in another process, wherever it was moved and whatever
@@ -359,6 +411,14 @@ fn set_mtu(socket: &OwnedFd, name: &str, mtu: u16) -> io::Result<()> {
     let mut request = request(name);
     request.ifr_ifru.ifru_mtu = mtu.into();
     ioctl(socket, libc::SIOCSIFMTU, &mut request)
+}
+
+/// Gives an interface that is down another name.
+fn rename(from: &str, to: &str) -> io::Result<()> {
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None)?;
+    let mut renaming = request(from);
+    renaming.ifr_ifru.ifru_newname = request(to).ifr_name;
+    ioctl(&socket, libc::SIOCSIFNAME, &mut renaming)
 }
 
 fn set_up(socket: &OwnedFd, name: &str) -> io::Result<()> {
