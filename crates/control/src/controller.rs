@@ -14,6 +14,7 @@ mod record;
 mod services;
 mod trace;
 mod underlay;
+mod unmade;
 
 pub use counts::nic_key;
 pub use heal::Healed;
@@ -232,19 +233,30 @@ impl Controller {
     /// What a NIC frees another may take at once; but not its socket, interface or trace file,
     /// which is refused ([`Error::PathTaken`]): new ones are opened before old ones are closed, so
     /// that an error loses nothing.
+    ///
+    /// What is stored and could not be made ([`unmade`](Controller::unmade)) is stored no more
+    /// where it is not in it.
     pub fn apply(&mut self, config: Config, dry_run: bool) -> Result<Diff, Error> {
-        self.replace(Declared::InDocument, config, dry_run)
+        let forget = self.forget_beside(&config);
+        self.replace(Declared::InDocument, config, vec![forget], dry_run)
     }
 
-    /// As [`apply`](Self::apply), with a configuration that was declared before.
-    pub fn restore(&mut self, config: Config, dry_run: bool) -> Result<Diff, Error> {
-        self.replace(Declared::Before, config, dry_run)
+    /// As [`apply`](Controller::apply), with a configuration that was declared before.
+    pub fn roll_back(&mut self, config: Config, dry_run: bool) -> Result<Diff, Error> {
+        let forget = self.forget_beside(&config);
+        self.replace(Declared::Before, config, vec![forget], dry_run)
+    }
+
+    /// As [`roll_back`](Controller::roll_back), and what could not be made stays stored.
+    pub fn restore(&mut self, config: Config) -> Result<Diff, Error> {
+        self.replace(Declared::Before, config, Vec::new(), false)
     }
 
     fn replace(
         &mut self,
         declared: Declared,
         config: Config,
+        mut changes: Vec<Change>,
         dry_run: bool,
     ) -> Result<Diff, Error> {
         if let Some((key, nic)) = config.nics.iter().find(|(key, nic)| **key != nic.id) {
@@ -264,7 +276,7 @@ impl Controller {
             .nics
             .keys()
             .filter(|id| !config.nics.contains_key(*id));
-        let mut changes: Vec<Change> = gone.map(|id| Change::RemoveNic(id.clone())).collect();
+        changes.extend(gone.map(|id| Change::RemoveNic(id.clone())));
         let gone = self
             .group_ids()
             .into_iter()
@@ -324,12 +336,12 @@ impl Controller {
         dry_run: bool,
     ) -> Result<Diff, Error> {
         let mut next = self.state.clone();
-        let staged = next.stage(changes, &self.settings, &*self.dataplane)?;
+        let mut staged = next.stage(changes, &self.settings, &*self.dataplane)?;
         parts::check(&self.parts, &self.author, &self.state, &next, &staged)?;
         self.check_paths(&staged)?;
         self.admit(&staged.diff)?;
-        if dry_run || staged.diff.is_empty() {
-            return Ok(staged.diff);
+        if dry_run || staged.diff.is_empty() && staged.forgotten.is_empty() {
+            return Ok(staged.diff.and(staged.forgotten));
         }
         let mut made = Made::default();
         let published = self.make(declared, &mut next, &staged, &mut made);
@@ -352,6 +364,8 @@ impl Controller {
         if !staged.diff.services.is_empty() {
             self.settle();
         }
+        let forgotten = std::mem::take(&mut staged.forgotten);
+        staged.diff = std::mem::take(&mut staged.diff).and(forgotten);
         self.changed = Some(Changed {
             deafens_networks: self.deafens(&before, &staged),
             opens_networks: self.state.overlay.is_undeclared() && !before.overlay.is_undeclared(),
@@ -420,7 +434,11 @@ impl Controller {
         let recorded = match &mut self.journal {
             None => None,
             Some(journal) => {
-                let change = record::change(self.author.clone(), &self.state, next, &staged.diff);
+                let mut change =
+                    record::change(self.author.clone(), &self.state, next, &staged.diff);
+                let author = self.author.clone();
+                let forgotten = record::change(author, &self.state, next, &staged.forgotten);
+                change.objects.extend(forgotten.objects);
                 journal.record(&change)?;
                 Some(change)
             }

@@ -132,6 +132,25 @@ impl Diff {
             && interfaces.is_empty()
             && router_acl.is_none()
     }
+
+    /// With the changes of another one, of other things.
+    pub(crate) fn and(mut self, other: Diff) -> Diff {
+        self.nics.extend(other.nics);
+        self.nics.sort_by(|a, b| a.id.cmp(&b.id));
+        self.groups.extend(other.groups);
+        self.groups.sort_by(|a, b| a.id.cmp(&b.id));
+        self.hosts.extend(other.hosts);
+        self.hosts.sort_by_key(|change| change.address);
+        self.networks.extend(other.networks);
+        self.networks.sort_by_key(NetworkChange::vni);
+        self.bindings.extend(other.bindings);
+        self.bindings.sort_by_key(|change| change.key);
+        self.services.extend(other.services);
+        self.services.sort_by_key(|change| change.key);
+        self.interfaces.extend(other.interfaces);
+        self.router_acl = self.router_acl.or(other.router_acl);
+        self
+    }
 }
 
 /// The values in which two NICs of one id differ.

@@ -5,6 +5,7 @@
 
 mod link;
 mod overlay;
+mod unmade;
 
 pub(crate) use overlay::{OverlayChanges, OverlayTouch};
 
@@ -15,7 +16,8 @@ use crate::error::{Error, quota};
 use crate::event::NicState;
 use crate::limits;
 use crate::model::{
-    self, AccessList, DeclaredServices, Feature, Group, GroupId, Interface, Nic, NicId, Peer, Rule,
+    self, AccessList, Config, DeclaredServices, Feature, Group, GroupId, Interface, Nic, NicId,
+    Peer, Rule,
 };
 use crate::state::{GroupEntry, NicEntry, RuleCounter, State};
 use dataplane::counters::RuleCounters;
@@ -41,6 +43,8 @@ pub(crate) enum Change {
     Interfaces(Feature, Vec<Interface>),
     /// What the router is to judge packets by.
     RouterAcl(Option<Arc<AccessList>>),
+    /// Of what is stored and could not be made, this is stored no more.
+    Forget(Box<Config>),
 }
 
 /// One thing about a group. It makes the group if it adds something and there is none.
@@ -62,6 +66,8 @@ enum GroupChanging {
 #[derive(Default)]
 pub(crate) struct Staged {
     pub diff: Diff,
+    /// What was not made, and is stored no more.
+    pub forgotten: Diff,
     /// NICs as they were and as they will be.
     pub nics: BTreeMap<NicId, (Option<NicEntry>, Option<NicEntry>)>,
     /// NICs whose list of sniffers changes.
@@ -173,6 +179,9 @@ impl State {
                     staged.diff.router_acl = AclChange::between(&self.router_acl, &wanted);
                     self.router_acl = wanted;
                 }
+                Change::Forget(gone) => {
+                    staged.forgotten = Diff::between(&gone, &Config::empty());
+                }
                 Change::Interfaces(feature, wanted) => {
                     model::once(feature, &wanted)?;
                     let now = self.interfaces.get(&feature).map_or(&[][..], Vec::as_slice);
@@ -220,6 +229,7 @@ impl State {
         quota("the daemon", "VNIs", self.overlay.vnis.len(), limits::VNIS)?;
         staged.diff.nics.sort_by(|a, b| a.id.cmp(&b.id));
         staged.diff.groups.sort_by(|a, b| a.id.cmp(&b.id));
+        self.stage_unmade(&staged);
         Ok(staged)
     }
 

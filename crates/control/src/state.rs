@@ -6,7 +6,9 @@ mod overlay;
 
 use crate::event::NicState;
 use crate::limits;
-use crate::model::{AccessList, DeclaredServices, Group, GroupId, Interfaces, Nic, NicId, Rule};
+use crate::model::{
+    AccessList, Config, DeclaredServices, Group, GroupId, Interfaces, Nic, NicId, Rule,
+};
 use crate::slots::Slots;
 use dataplane::counters::{PortCounters, RuleCounters};
 use dataplane::snapshot::{GroupIdx, NetworkIdx, PortSlot, PortUid, RuleSlot, Snapshot};
@@ -34,6 +36,8 @@ pub(crate) struct State {
     pub interfaces: Arc<Interfaces>,
     /// What the router judges packets by.
     pub router_acl: Option<Arc<AccessList>>,
+    /// What is stored and was not made.
+    pub unmade: Arc<Config>,
     /// Who has a port's slot.
     pub by_slot: imbl::HashMap<u32, NicId>,
     /// Who sniffs a NIC, which need not exist.
@@ -139,6 +143,7 @@ impl State {
             services: Arc::default(),
             interfaces: Arc::default(),
             router_acl: None,
+            unmade: Arc::default(),
             by_slot: imbl::HashMap::new(),
             sniffers: imbl::HashMap::new(),
             group_count: 0,

@@ -934,7 +934,7 @@ fn take_over(
     old.ready()?;
     let stored = open_store.map_or(Ok(None), |open| open())?;
     let is_whole = match &stored {
-        Some(stored) => stored.is_whole(&controller)?,
+        Some(stored) => stored.is_whole(&mut controller)?,
         None => true,
     };
     let readable = flows.as_ref().map(handover::is_readable);

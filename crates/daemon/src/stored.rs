@@ -90,6 +90,7 @@ impl Stored {
         let mut stored: Vec<_> = self.objects()?.into_iter().collect();
         stored.sort_by_key(|((kind, _), _)| turn(*kind));
         let made = self.make(controller, held, &stored)?;
+        self.note_unmade(controller)?;
         Ok(Loaded {
             objects: made,
             whole: made == stored.len(),
@@ -135,21 +136,29 @@ impl Stored {
     }
 
     /// Whether all that is stored is there; what is not is said.
-    pub fn is_whole(&self, controller: &Controller) -> Result<bool, String> {
-        let made = objects(&controller.config());
-        let mut whole = true;
-        for key in self
-            .objects()?
-            .keys()
-            .filter(|key| !made.contains_key(*key))
-        {
-            whole = false;
+    pub fn is_whole(&self, controller: &mut Controller) -> Result<bool, String> {
+        self.note_unmade(controller)?;
+        let unmade = objects(controller.unmade());
+        for key in unmade.keys() {
             tracing::error!(
                 "this stays stored, and is not made, as in the daemon before: {}",
                 name_of(key)
             );
         }
-        Ok(whole)
+        Ok(unmade.is_empty())
+    }
+
+    /// Has the controller know what is stored and not made, so that it can be taken out of the
+    /// store.
+    fn note_unmade(&self, controller: &mut Controller) -> Result<(), String> {
+        let made = objects(&controller.config());
+        let mut stored = self.objects()?;
+        stored.retain(|key, _| !made.contains_key(key));
+        if !stored.is_empty() {
+            let unmade = read(self.store.path(), stored.iter(), controller.settings())?;
+            controller.set_unmade(unmade);
+        }
+        Ok(())
     }
 
     /// Leaves the file to another daemon, with all that was changed in it.
@@ -216,11 +225,13 @@ impl Stored {
     /// any more, what it was before the changes that are not durable.
     fn reconcile(&self, controller: &mut Controller) -> Result<(), String> {
         let now = objects(&controller.config());
+        let unmade = objects(controller.unmade());
         // Those that were written since the disk was well again are not lost.
         let is_lost = |(ticket, _): &mut (Ticket, _)| self.store.is_durable(*ticket) == Some(false);
         let lost: Vec<_> = self.unsynced().extract_if(.., is_lost).collect();
         let wanted = match self.objects() {
             Ok(mut stored) => {
+                stored.retain(|key, _| !unmade.contains_key(key));
                 let options = self.of_options();
                 stored.extend(now.into_iter().filter(|(key, _)| options.contains(key)));
                 stored
@@ -239,7 +250,7 @@ impl Stored {
             }
         };
         let config = read(self.store.path(), wanted.iter(), controller.settings())?;
-        let made = controller.restore(config, false);
+        let made = controller.restore(config);
         made.map(drop).map_err(|e| e.to_string())
     }
 
@@ -276,7 +287,7 @@ impl Stored {
         wanted.extend(now.into_iter().filter(|(key, _)| options.contains(key)));
         let config = read(self.store.path(), wanted.iter(), controller.settings());
         let config = config.map_err(Error::Invalid)?;
-        controller.restore(config, dry_run)
+        controller.roll_back(config, dry_run)
     }
 
     /// Whom sockets of NICs were given to after a revision; nobody where it cannot be read.
@@ -355,9 +366,7 @@ pub fn load_packed(controller: &mut Controller, packed: &[u8]) -> Result<usize, 
     }
     let from = Path::new("of the daemon before");
     let whole = read(from, objects.iter(), controller.settings())?;
-    controller
-        .restore(whole, false)
-        .map_err(|e| e.to_string())?;
+    controller.restore(whole).map_err(|e| e.to_string())?;
     Ok(objects.len())
 }
 
@@ -391,6 +400,26 @@ fn read<'a>(
     }
     config.router_acl.get_or_insert_default();
     Ok(config)
+}
+
+/// What is to be known of what is stored and not made; nothing where all is.
+pub fn unmade_sentence(unmade: &Config) -> Option<String> {
+    /// That many are named.
+    const NAMED: usize = 5;
+    let unmade = objects(unmade);
+    let named: Vec<String> = unmade.keys().take(NAMED).map(name_of).collect();
+    let more = match unmade.len() - named.len() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    (!unmade.is_empty()).then(|| {
+        format!(
+            "stored, and could not be made when the daemon started, which its log says why: {}\
+             {more}. The next start tries again; so does what declares it anew, and what deletes \
+             it takes it out of the store (docs/state.md)",
+            named.join(", ")
+        )
+    })
 }
 
 /// What an object is called in messages.

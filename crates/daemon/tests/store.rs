@@ -335,6 +335,73 @@ async fn a_nic_that_is_traced_elsewhere_than_allowed_now_stays_stored_and_is_nam
     assert_eq!(ids(&made), ["plain", "traced"]);
 }
 
+/// Whoever deletes it, or says what is to be there without it, is told that it goes; and it does
+/// not come back when it could be made.
+#[tokio::test]
+async fn what_could_not_be_made_is_known_and_goes_for_good() {
+    let (store, traces) = (Folder::new(), tempfile::tempdir().unwrap());
+    let at = |name: &str| traces.path().join(name).display().to_string();
+    let (before, now) = (at("before"), at("now"));
+    for folder in [&before, &now] {
+        std::fs::create_dir(folder).unwrap();
+    }
+    let args = |folder| [&store.args()[..], &["--trace-dir", folder]].concat();
+    let daemon = Daemon::start(&args(&before));
+    let mut client = daemon.v1().await;
+    for (id, last) in [("deleted", 1), ("declared", 2), ("left_out", 3)] {
+        let traced = v1::Nic {
+            packet_trace: Some(true),
+            packet_trace_path: format!("{before}/{id}.pcap"),
+            security_groups: Vec::new(),
+            ..nic(id, last)
+        };
+        put(&mut client, traced).await.unwrap();
+    }
+    let daemon = daemon.killed_and_started_again(&args(&now));
+    let mut client = daemon.v1().await;
+    assert_eq!(ids(&config(&mut client).await), [""; 0]);
+    let unmade = async |client: &mut Client| {
+        let status = within(client.get_status(v1::GetStatusRequest::default())).await;
+        let warnings = status.unwrap().into_inner().warnings.join("\n");
+        ["deleted", "declared", "left_out"].map(|id| warnings.contains(&format!("Nic '{id}'")))
+    };
+    assert_eq!(unmade(&mut client).await, [true, true, true]);
+
+    let request = v1::DeleteNicRequest {
+        id: "deleted".into(),
+    };
+    within(client.delete_nic(request)).await.unwrap();
+    assert_eq!(unmade(&mut client).await, [false, true, true]);
+    let plain = v1::Nic {
+        security_groups: Vec::new(),
+        ..nic("declared", 2)
+    };
+    let whole = v1::Config {
+        nics: vec![plain],
+        ..config(&mut client).await
+    };
+    for dry_run in [true, false] {
+        let request = v1::ApplyRequest {
+            config: Some(whole.clone()),
+            dry_run,
+        };
+        let answer = within(client.apply(request)).await.unwrap().into_inner();
+        let changes = answer.changes.into_iter();
+        let mut changes: Vec<_> = changes.map(|one| (one.action(), one.subject)).collect();
+        changes.sort_by_key(|(action, _)| *action as i32);
+        let of = |id: &str| Some(v1::change::Subject::Nic(id.to_owned()));
+        let create = (v1::change::Action::Create, of("declared"));
+        let delete = (v1::change::Action::Delete, of("left_out"));
+        assert_eq!(changes, [create, delete]);
+    }
+    assert_eq!(unmade(&mut client).await, [false; 3]);
+
+    let daemon = daemon.killed_and_started_again(&args(&before));
+    let made = config(&mut daemon.v1().await).await;
+    assert_eq!(ids(&made), ["declared"]);
+    assert!(!daemon.log().contains("is not made"), "{}", daemon.log());
+}
+
 #[tokio::test]
 async fn interfaces_are_there_after_a_kill_and_those_of_options_are_the_options() {
     let Some(_cable) = Cable::lay() else {

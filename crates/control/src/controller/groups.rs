@@ -33,7 +33,12 @@ impl Controller {
     /// Removes a group; NICs and rules that name it keep the name. One that is not there is removed
     /// already.
     pub fn delete_group(&mut self, id: &GroupId) -> Result<Diff, Error> {
-        self.commit(vec![Change::RemoveGroup(id.clone())], false)
+        let forget = self.forget(|unmade, gone| {
+            let group = unmade.groups.get_key_value(id);
+            gone.groups
+                .extend(group.map(|(id, group)| (id.clone(), group.clone())));
+        });
+        self.commit(vec![Change::RemoveGroup(id.clone()), forget], false)
     }
 
     /// Adds a rule; makes the group if there is none. A rule that is there is added already.

@@ -43,7 +43,13 @@ impl Controller {
     pub fn delete_interface(&mut self, feature: Feature, name: &str) -> Result<bool, Error> {
         let mut wanted = self.interfaces(feature).to_vec();
         wanted.retain(|one| one.name != name);
-        let diff = self.commit(vec![Change::Interfaces(feature, wanted)], false)?;
+        let forget = self.forget(|unmade, gone| {
+            let mut own = unmade.interfaces.get(&feature).cloned().unwrap_or_default();
+            own.retain(|one| one.name == name);
+            gone.interfaces.insert(feature, own);
+        });
+        let changes = vec![Change::Interfaces(feature, wanted), forget];
+        let diff = self.commit(changes, false)?;
         Ok(!diff.is_empty())
     }
 

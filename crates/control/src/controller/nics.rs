@@ -52,6 +52,11 @@ impl Controller {
 
     /// Removes a NIC, its socket and its flows. One that is not there is removed already.
     pub fn delete_nic(&mut self, id: &NicId) -> Result<Diff, Error> {
-        self.commit(vec![Change::RemoveNic(id.clone())], false)
+        let forget = self.forget(|unmade, gone| {
+            let nic = unmade.nics.get_key_value(id);
+            gone.nics
+                .extend(nic.map(|(id, nic)| (id.clone(), nic.clone())));
+        });
+        self.commit(vec![Change::RemoveNic(id.clone()), forget], false)
     }
 }

@@ -77,7 +77,12 @@ impl Controller {
     pub fn delete_service(&mut self, key: &ServiceKey) -> Result<Diff, Error> {
         let mut services = (*self.state.services).clone();
         services.remove(key);
-        self.commit(vec![Change::Services(services)], false)
+        let forget = self.forget(|unmade, gone| {
+            let services = unmade.services.iter().flatten();
+            let own = services.filter(|(other, _)| *other == key);
+            gone.services = Some(own.map(|(key, service)| (*key, service.clone())).collect());
+        });
+        self.commit(vec![Change::Services(services), forget], false)
     }
 
     /// Adds a server or changes it; with `create_only` it must not be there.

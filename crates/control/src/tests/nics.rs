@@ -57,7 +57,7 @@ fn how_a_nic_is_declared_is_told() {
     controller.set_parts(Vec::new());
 
     let with = |more: Nic| config(vec![a(), more], vec![]);
-    let diff = controller.restore(with(nic("b", 2, &[])), false).unwrap();
+    let diff = controller.roll_back(with(nic("b", 2, &[])), false).unwrap();
     controller.heal(Before, &diff, false);
     assert_eq!(told(), [Before, Before], "it goes back");
     let diff = controller.apply(with(nic("c", 3, &[])), false).unwrap();

@@ -305,13 +305,21 @@ impl<'a> Permitted<'a> {
     }
 
     pub fn delete_nic(&mut self, id: &NicId) -> Done<Diff> {
-        match self.nic(id) {
-            Ok(old) => self.may_delete(&old.nic)?,
-            Err(refused @ Refusal::Denied(_)) => return Err(refused),
-            // What is not there is deleted already.
-            Err(Refusal::Control(_)) => (),
+        // What is not there is deleted already.
+        if let Some(old) = self.declared_nic(id)? {
+            self.may_delete(&old)?;
         }
         Ok(self.control.delete_nic(id)?)
+    }
+
+    /// A NIC that is declared, whether it could be made or not.
+    fn declared_nic(&self, id: &NicId) -> Done<Option<Arc<Nic>>> {
+        let made = self.control.nic(id).ok().map(|status| status.nic);
+        let unmade = || self.control.unmade().nics.get(id).cloned().map(Arc::new);
+        match made.or_else(unmade) {
+            Some(nic) if !self.reach().has_nic(&nic) => Err(self.not_ours(&format!("NIC '{id}'"))),
+            nic => Ok(nic),
+        }
     }
 
     /// Whether a NIC may be deleted. One that has what its tenant may not take off it may not: it
@@ -346,11 +354,7 @@ impl<'a> Permitted<'a> {
         if !reach.has_network(vni) {
             return Err(self.not_ours(&format!("VNI {vni}, which NIC '{id}' would be in")));
         }
-        let old = match self.control.nic(id) {
-            Ok(old) if reach.has_nic(&old.nic) => Some(old.nic),
-            Ok(_) => return Err(self.not_ours(&format!("NIC '{id}'"))),
-            Err(_) => None,
-        };
+        let old = self.declared_nic(id)?;
         let old = old.as_deref();
         let before: BTreeSet<&GroupId> = old
             .into_iter()

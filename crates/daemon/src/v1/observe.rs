@@ -8,7 +8,6 @@ use control::{Controller, NicStats};
 use dataplane::drop_reason::DropReason;
 use dataplane::flow::FlowInfo;
 use tonic::Status;
-use wire::Vni;
 
 use super::{render, workers};
 use crate::access::{Permitted, Refusal};
@@ -16,6 +15,7 @@ use crate::app::{App, monotonic_ns};
 use crate::balancer;
 use crate::deaf;
 use crate::forgotten;
+use crate::stored;
 use crate::uplinks::Uplinks;
 
 /// The counters of one NIC.
@@ -241,7 +241,7 @@ pub fn brief(app: &App, control: &Permitted, router: String) -> v1::Status {
         },
         router: if all { router } else { String::new() },
         warnings: match control.unlimited() {
-            Some(control) => warnings(app, &control.deaf_networks()),
+            Some(control) => warnings(app, control),
             None => Vec::new(),
         },
         forgotten: if all { all_forgotten() } else { Vec::new() },
@@ -262,9 +262,9 @@ fn all_forgotten() -> Vec<v1::Forgotten> {
     .collect()
 }
 
-/// What keeps frames from passing, or from being recorded, while the daemon itself works, a
-/// sentence each.
-fn warnings(app: &App, deaf: &[Vni]) -> Vec<String> {
+/// What keeps frames from passing, or from being recorded, or is not there, while the daemon itself
+/// works, a sentence each.
+fn warnings(app: &App, control: &Controller) -> Vec<String> {
     let mut warnings = app
         .uplinks
         .running()
@@ -273,6 +273,7 @@ fn warnings(app: &App, deaf: &[Vni]) -> Vec<String> {
     let losing = app.balancer.losing();
     warnings.extend(losing.iter().map(|name| balancer::loss(name)));
     warnings.extend(app.traces.warning());
-    warnings.extend(deaf::sentence(deaf));
+    warnings.extend(deaf::sentence(&control.deaf_networks()));
+    warnings.extend(stored::unmade_sentence(control.unmade()));
     warnings
 }
