@@ -644,10 +644,14 @@ fn what_no_container_uses_is_collected() -> Result<()> {
     let mut elsewhere = other.clone();
     elsewhere["vni"] = 43.into();
     told(call("ADD", "two", &netns(&two), "net1", &[], &elsewhere))?;
+    // Somebody calls a NIC as a container's would be, which it is not.
+    host.daemon
+        .cli("nic add --id pods:nobody:eth0 --mac 52:54:00:00:00:77 --vni 42")?;
     let mut gc = config.clone();
     gc["cni.dev/valid-attachments"] = json!([{"containerID": "one", "ifname": "eth0"}]);
     told(call("GC", "", "", "", &[], &gc))?;
-    assert_eq!(host.nics()?, ["pods2:two:net1", "pods:one:eth0"]);
+    let stay = ["pods2:two:net1", "pods:nobody:eth0", "pods:one:eth0"];
+    assert_eq!(host.nics()?, stay);
     assert_eq!(host.leases("pods")?, 2, "one's two addresses");
     check(
         one.succeeds("ip link show dev eth0")?,

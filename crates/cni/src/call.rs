@@ -97,12 +97,7 @@ impl Call {
             )));
         }
         let ifname = &self.ifname;
-        let plain = |c: char| !c.is_whitespace() && c != '/' && c != ':';
-        let is_sound = (1..=15).contains(&ifname.len())
-            && ifname.chars().all(plain)
-            && ifname != "."
-            && ifname != "..";
-        match is_sound {
+        match is_interface(ifname) {
             true => Ok(()),
             false => Err(Error::environment(format!(
                 "CNI_IFNAME '{ifname}' is not the name of an interface"
@@ -115,6 +110,12 @@ impl Call {
 pub fn is_name(text: &str) -> bool {
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
     text.starts_with(|c: char| c.is_ascii_alphanumeric()) && text.chars().all(allowed)
+}
+
+/// Names of interfaces.
+pub fn is_interface(text: &str) -> bool {
+    let plain = |c: char| !c.is_whitespace() && c != '/' && c != ':';
+    (1..=15).contains(&text.len()) && text.chars().all(plain) && text != "." && text != ".."
 }
 
 impl Arguments {

@@ -8,12 +8,15 @@ use std::time::Duration;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
+use crate::call::{is_interface, is_name};
 use crate::error::Error;
 
 /// How long one call may take: an answer takes milliseconds.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Bytes of a NIC's id.
 const ID_MAX: usize = 128;
+/// Bytes of the digest in an id whose parts would be too long.
+const DIGEST_BYTES: usize = 16;
 /// A list of all of a host's NICs is longer than tonic takes by itself.
 const ANSWER_MAX: usize = 256 << 20;
 
@@ -74,12 +77,14 @@ impl Daemon {
         }
     }
 
-    /// Ids of all NICs.
-    pub async fn ids(&mut self) -> Result<Vec<String>, Error> {
+    /// Ids of all NICs of a network that are containers'. Whoever may make NICs may call them as
+    /// they like, other kinds too.
+    pub async fn ids(&mut self, network: &str) -> Result<Vec<String>, Error> {
         let answer = self.grpc.list_nics(v1::ListNicsRequest {}).await;
         let answer = answer.map_err(|e| self.told(&e))?.into_inner();
-        let ids = answer.nics.into_iter().filter_map(|status| status.nic);
-        Ok(ids.map(|nic| nic.id).collect())
+        let all = answer.nics.into_iter().filter_map(|status| status.nic);
+        let own = all.filter(|nic| is_own(network, nic));
+        Ok(own.map(|nic| nic.id).collect())
     }
 
     /// Nothing passes by a NIC from now on; one that is not there lets nothing pass already.
@@ -128,12 +133,34 @@ pub fn id(network: &str, container: &str, ifname: &str) -> String {
     if whole.len() <= ID_MAX {
         return whole;
     }
-    format!("{}{}", prefix(network), hex(&digest(&whole)[..16]))
+    format!(
+        "{}{}",
+        prefix(network),
+        hex(&digest(&whole)[..DIGEST_BYTES])
+    )
 }
 
 /// What the ids of a network's NICs begin with. No name has a colon.
 pub fn prefix(network: &str) -> String {
     format!("{network}:")
+}
+
+/// Whose NIC it is, by an id of [`id`]: a container and its interface. `None`: the id is none, or
+/// has a digest in their place.
+pub fn whose<'a>(network: &str, id: &'a str) -> Option<(&'a str, &'a str)> {
+    let (container, ifname) = id.strip_prefix(&prefix(network))?.split_once(':')?;
+    (is_name(container) && is_interface(ifname)).then_some((container, ifname))
+}
+
+/// Whether a NIC is what ADD makes.
+fn is_own(network: &str, nic: &v1::Nic) -> bool {
+    let is_digest = |text: &str| {
+        let digit = |byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+        text.len() == 2 * DIGEST_BYTES && text.bytes().all(digit)
+    };
+    let rest = nic.id.strip_prefix(&prefix(network));
+    nic.kind() == v1::NicKind::Veth
+        && (whose(network, &nic.id).is_some() || rest.is_some_and(is_digest))
 }
 
 /// A MAC for a NIC of this id: locally administered, and the same each time.
@@ -190,6 +217,30 @@ mod tests {
             "{long}"
         );
         assert_ne!(long, id(&network, &container, "eth1"));
+        assert_eq!(whose("pods", "pods:c1:eth0"), Some(("c1", "eth0")));
+        for other in [
+            "pods:c1",
+            "pod:c1:eth0",
+            "pods:../c1:eth0",
+            "pods:c1:",
+            "pods:c1:a:b",
+        ] {
+            assert_eq!(whose("pods", other), None, "{other}");
+        }
+        let of = |id: &str, kind: v1::NicKind| v1::Nic {
+            id: id.to_owned(),
+            kind: kind.into(),
+            ..Default::default()
+        };
+        for (id, is_ours) in [
+            (&*long, true),
+            ("pods:c1", false),
+            ("pods:../c1:eth0", false),
+        ] {
+            let network = if is_ours { &*network } else { "pods" };
+            assert_eq!(is_own(network, &of(id, v1::NicKind::Veth)), is_ours, "{id}");
+            assert!(!is_own(network, &of(id, v1::NicKind::VhostUser)), "{id}");
+        }
         let mac = mac("pods:c1:eth0");
         assert!(mac.len() == 17 && mac.starts_with("02:"), "{mac}");
     }

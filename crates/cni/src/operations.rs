@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::call::{Call, Command};
 use crate::check;
 use crate::config::Config;
-use crate::daemon::{Daemon, id, mac, prefix};
+use crate::daemon::{Daemon, id, mac, whose};
 use crate::error::Error;
 use crate::ipam;
 use crate::result::{self, Addresses, Made};
@@ -182,16 +182,12 @@ async fn gc(call: &Call, config: &Config) -> Result<(), Error> {
         return Err(Error::config("GC comes without cni.dev/valid-attachments"));
     };
     let mut daemon = Daemon::connect(&config.socket).await?;
-    let prefix = prefix(&config.name);
     let used = valid
         .iter()
         .map(|one| id(&config.name, &one.container, &one.ifname));
     let mut used: BTreeSet<String> = used.collect();
-    let ids = daemon.ids().await?;
-    let lost = ids
-        .iter()
-        .filter(|id| id.starts_with(&prefix) && !used.contains(*id));
-    let lost: Vec<&String> = lost.collect();
+    let ids = daemon.ids(&config.name).await?;
+    let lost: Vec<&String> = ids.iter().filter(|id| !used.contains(*id)).collect();
     let (mut failed, mut are_silent) = (Vec::new(), true);
     for id in lost {
         let silent = daemon.silence(id).await;
@@ -219,8 +215,7 @@ async fn gc(call: &Call, config: &Config) -> Result<(), Error> {
 /// it goes first, since a NIC that is gone is found by no later GC.
 async fn collect(daemon: &mut Daemon, call: &Call, config: &Config, id: &str) -> Result<(), Error> {
     // Of a name that was too long for an id only its digest is known.
-    let names = id.strip_prefix(&prefix(&config.name));
-    if let Some((container, ifname)) = names.and_then(|rest| rest.split_once(':')) {
+    if let Some((container, ifname)) = whose(&config.name, id) {
         ipam::lost(call, config, container, ifname)?;
     }
     daemon.delete(id).await

@@ -3,20 +3,33 @@
 //! given again last.
 //!
 //! A crash at any moment leaves the file of before or the one of after.
+//!
+//! Whoever can open a file can lock it: the folder and its files are for their owner alone, and a
+//! lock that somebody has had opened before is not waited for without end.
 
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
-use std::io::Write;
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
+use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::path::PathBuf;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Attachment, Range, Ranges};
 use crate::error::Error;
 use crate::result::{Addresses, Ip, Route};
+
+/// How long other calls may have their turn before this one: each takes milliseconds.
+const PATIENCE: Duration = Duration::from_secs(20);
+const AGAIN: Duration = Duration::from_millis(5);
+/// Of the folder, and of the files in it.
+const FOLDER_MODE: u32 = 0o700;
+const FILE_MODE: u32 = 0o600;
 
 /// Leases of one network, locked.
 pub struct Leases {
@@ -45,20 +58,36 @@ struct Stored {
 }
 
 impl Leases {
-    /// Waits for its turn.
+    /// Waits for its turn. An error of which another try may make something: others have it.
     pub fn open(ranges: &Ranges, network: &str) -> Result<Leases, Error> {
+        Leases::open_within(ranges, network, PATIENCE)
+    }
+
+    fn open_within(ranges: &Ranges, network: &str, patience: Duration) -> Result<Leases, Error> {
         let (sets, routes) = checked(ranges)?;
         let folder = ranges.data_dir.join(network);
-        let failed = |e: std::io::Error| Error::io(format!("{}: {e}", folder.display()));
-        std::fs::create_dir_all(&folder).map_err(failed)?;
-        let mut options = OpenOptions::new();
-        let lock = options
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(folder.join("lock"));
-        let lock = lock.map_err(failed)?;
-        flock(&lock, FlockOperation::LockExclusive).map_err(|e| failed(e.into()))?;
+        let failed = |e: io::Error| Error::io(format!("{}: {e}", folder.display()));
+        let mut making = DirBuilder::new();
+        making.recursive(true).mode(FOLDER_MODE);
+        making.create(&folder).map_err(failed)?;
+        // One that is there may be of before these modes.
+        let mode = Permissions::from_mode(FOLDER_MODE);
+        std::fs::set_permissions(&folder, mode).map_err(failed)?;
+        let lock = open_own(&folder.join("lock")).map_err(failed)?;
+        let until = Instant::now() + patience;
+        while let Err(e) = flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            if e != Errno::WOULDBLOCK {
+                return Err(failed(e.into()));
+            }
+            if Instant::now() >= until {
+                return Err(Error::later(format!(
+                    "{}/lock has been locked by another process for {} s",
+                    folder.display(),
+                    patience.as_secs()
+                )));
+            }
+            std::thread::sleep(AGAIN);
+        }
         Ok(Leases {
             folder,
             sets,
@@ -176,14 +205,24 @@ impl Leases {
         let new = self.folder.join("leases.new");
         let failed = |e: std::io::Error| Error::io(format!("{}: {e}", self.file().display()));
         let text = serde_json::to_vec(stored).map_err(|e| failed(e.into()))?;
-        let mut file = File::create(&new).map_err(failed)?;
-        file.write_all(&text)
+        let mut file = open_own(&new).map_err(failed)?;
+        file.set_len(0)
+            .and_then(|()| file.write_all(&text))
             .and_then(|()| file.sync_all())
             .map_err(failed)?;
         std::fs::rename(&new, self.file()).map_err(failed)?;
         let folder = File::open(&self.folder).and_then(|folder| folder.sync_all());
         folder.map_err(failed)
     }
+}
+
+/// Opens a file to write, and makes it if there is none; for its owner alone, whoever has made it.
+fn open_own(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.create(true).truncate(false).write(true);
+    let file = options.mode(FILE_MODE).open(path)?;
+    file.set_permissions(Permissions::from_mode(FILE_MODE))?;
+    Ok(file)
 }
 
 /// Runs of addresses, and routes.
@@ -363,7 +402,6 @@ fn number_of(ip: IpAddr) -> u128 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::Path;
 
     fn ranges(folder: &Path, text: &str) -> Ranges {
         let text = format!(
@@ -462,6 +500,56 @@ mod tests {
             Leases::open(&one, "net").unwrap().check(&who("b")).is_err(),
             "nothing is left"
         );
+    }
+
+    /// A lock needs no right to write: whoever opened the file when everybody could read it can
+    /// hold it.
+    #[test]
+    fn who_keeps_the_lock_is_not_waited_for_without_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let one = ranges(dir.path(), r#"[[{"subnet":"10.0.0.0/24"}]]"#);
+        taken(&one, "a", &[]).unwrap();
+        let lock = File::open(dir.path().join("net/lock")).unwrap();
+        flock(&lock, FlockOperation::LockExclusive).unwrap();
+        let patience = Duration::from_millis(50);
+        let error = Leases::open_within(&one, "net", patience).err().unwrap();
+        assert_eq!(error.code, 11, "{error:?}");
+        assert!(
+            error.message.contains("net/lock has been locked"),
+            "{error:?}"
+        );
+        assert!(Leases::open(&one, "other").is_ok(), "it is one network's");
+        drop(lock);
+        assert_eq!(taken(&one, "b", &[]).unwrap(), ["10.0.0.3/24"]);
+    }
+
+    #[test]
+    fn the_leases_are_for_their_owner_alone_also_where_they_were_everybodys() {
+        let dir = tempfile::tempdir().unwrap();
+        let one = ranges(dir.path(), r#"[[{"subnet":"10.0.0.0/24"}]]"#);
+        let folder = dir.path().join("net");
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+        let files = ["lock", "leases.json"].map(|name| folder.join(name));
+        let are_own = |when: &str| {
+            assert_eq!(mode(&folder), 0o700, "{when}");
+            let modes = files.each_ref().map(|file| mode(file));
+            assert_eq!(modes, [0o600, 0o600], "{when}");
+        };
+        taken(&one, "a", &[]).unwrap();
+        are_own("made");
+        for (path, mode) in [(&folder, 0o755), (&files[0], 0o644), (&files[1], 0o644)] {
+            std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+        }
+        // What a crash has left.
+        let left = folder.join("leases.new");
+        std::fs::write(
+            &left,
+            "half a file, which is longer than the whole one will be".repeat(9),
+        )
+        .unwrap();
+        std::fs::set_permissions(&left, Permissions::from_mode(0o644)).unwrap();
+        assert_eq!(taken(&one, "b", &[]).unwrap(), ["10.0.0.3/24"]);
+        are_own("mended");
     }
 
     #[test]
