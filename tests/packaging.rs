@@ -1,20 +1,23 @@
 //! What is installed beside the programs is what the programs take.
 
-use butterfly_tests::Daemon;
-use libtest_mimic::{Arguments, Failed, Trial};
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Stdio};
+
+use butterfly_tests::trials::run_each;
+use butterfly_tests::{Daemon, trials};
 use testkit::Result;
 use testkit::image::repository;
 
 fn main() {
-    let trial = Trial::test("the_settings_file_is_understood", || {
-        settings().map_err(Failed::from)
-    });
-    libtest_mimic::run(&Arguments::from_args(), vec![trial]).exit();
+    run_each(trials![
+        the_settings_file_is_understood,
+        a_domain_s_metadata_says_what_a_nic_is_and_nothing_else,
+    ])
 }
 
 /// Every setting that the file shows commented out is one that the daemon knows, with a value that
 /// it takes.
-fn settings() -> Result<()> {
+fn the_settings_file_is_understood() -> Result<()> {
     let path = repository().join("packaging/butterflyd.ini");
     let text = std::fs::read_to_string(&path)
         .map_err(|e| format!("cannot read {}: {e}", path.display()))?;
@@ -67,4 +70,69 @@ fn settings() -> Result<()> {
     let ini = ini.display().to_string();
     let mut daemon = Daemon::start(&["-c", &ini, "--keeper", "{dir}/keeper"])?;
     daemon.stop()
+}
+
+/// Whoever may define a domain writes its metadata; libvirtd's hook is root.
+fn a_domain_s_metadata_says_what_a_nic_is_and_nothing_else() -> Result<()> {
+    let dir = tempfile::tempdir().map_err(|e| format!("cannot make a folder: {e}"))?;
+    let (butterfly, called) = (dir.path().join("butterfly"), dir.path().join("called"));
+    let script = format!("#!/bin/sh\nprintf '%s\\n' \"$@\" >> {}\n", called.display());
+    std::fs::write(&butterfly, script).map_err(|e| e.to_string())?;
+    std::fs::set_permissions(&butterfly, PermissionsExt::from_mode(0o755))
+        .map_err(|e| e.to_string())?;
+    // What the hook has called, word by word, or how it failed.
+    let start = |attributes: &str| -> Result<std::result::Result<String, String>> {
+        let xml = format!(
+            "<domain><metadata><b:nics xmlns:b='https://butterfly/libvirt/1'>\
+             <b:nic vni='7' mac='52:54:00:00:00:11' {attributes}/></b:nics></metadata></domain>"
+        );
+        let file = dir.path().join("xml");
+        std::fs::write(&file, xml).map_err(|e| e.to_string())?;
+        std::fs::write(&called, "").map_err(|e| e.to_string())?;
+        let xml = std::fs::File::open(&file).map_err(|e| e.to_string())?;
+        let hook = Command::new("/usr/bin/python3")
+            .arg(repository().join("packaging/libvirt-hook"))
+            .args(["vm1", "prepare", "begin", "-"])
+            .env("BUTTERFLY", &butterfly)
+            .stdin(Stdio::from(xml))
+            .output()
+            .map_err(|e| format!("python3: {e}"))?;
+        let said = std::fs::read_to_string(&called).map_err(|e| e.to_string())?;
+        let why = String::from_utf8_lossy(&hook.stderr).into_owned();
+        Ok(match hook.status.success() {
+            true => Ok(said),
+            false if said.is_empty() => Err(why),
+            false => Err(format!("it has failed, and called {said}: {why}")),
+        })
+    };
+    let made = start("id='vm1' ip='10.0.0.11 fd00::11' sg='friends web' mtu='1450'")?;
+    assert_eq!(
+        made.as_deref(),
+        Ok(
+            "nic\nadd\n--replace\n--vni=7\n--mac=52:54:00:00:00:11\n--id=vm1\n--ip=10.0.0.11\n\
+            --ip=fd00::11\n--sg=friends\n--sg=web\n--mtu=1450\n"
+        )
+    );
+    let divides = "is an option on a command line, or divides it";
+    for (attributes, why) in [
+        ("id='vm1' sg='friends + shutdown --yes'", divides),
+        ("id='vm1' ip='10.0.0.11 + shutdown --yes'", divides),
+        ("id='vm1' sg='friends --bypass-filtering'", divides),
+        ("id='+'", divides),
+        ("id='--help'", divides),
+        (
+            "id='vm1' endpoint='tcp://192.0.2.1'",
+            "'endpoint' is no attribute of a nic",
+        ),
+        (
+            "id='vm1' type='veth' netns='1'",
+            "'type' is no attribute of a nic",
+        ),
+    ] {
+        match start(attributes)? {
+            Err(said) if said.contains(why) && !said.contains("called") => (),
+            other => return Err(format!("{attributes}: {other:?}")),
+        }
+    }
+    Ok(())
 }
