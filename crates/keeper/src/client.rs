@@ -8,11 +8,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{
     AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect, shutdown,
     socket_with,
 };
+use rustix::process::geteuid;
 
 use crate::message::{Message, Verb, receive, send};
 use crate::{Error, FDS_MAX, NOTE_MAX};
@@ -440,6 +441,17 @@ fn open(path: &Path) -> Result<OwnedFd, Error> {
         set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
         set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
         connect(&socket, &address)?;
+        // What is given to it others are not to have, and what it gives is believed.
+        let uid = socket_peercred(&socket)?.uid;
+        if !uid.is_root() && uid != geteuid() {
+            return Err(io::Error::new(
+                io::ErrorKind::PermissionDenied,
+                format!(
+                    "user {} listens there, who is neither root nor the daemon's",
+                    uid.as_raw()
+                ),
+            ));
+        }
         Ok(socket)
     };
     open().map_err(|error| gone(path, error))
@@ -537,6 +549,33 @@ mod tests {
         next.release("kept").unwrap();
         drop(next);
         keeper.join().unwrap();
+    }
+
+    /// Somebody has come before it where others may make files.
+    #[test]
+    fn another_user_is_no_keeper() {
+        if !geteuid().is_root() {
+            return eprintln!("skipped: another user's socket takes root");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let all = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+        std::fs::set_permissions(dir.path(), all).unwrap();
+        let path = dir.path().join("keeper.sock");
+        let address = SocketAddrUnix::new(&path).unwrap();
+        let other = std::thread::spawn(move || {
+            let uid = rustix::process::Uid::from_raw(4711);
+            rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
+            let kind = SocketType::SEQPACKET;
+            let socket = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None);
+            let socket = socket.unwrap();
+            rustix::net::bind(&socket, &address).unwrap();
+            rustix::net::listen(&socket, 1).unwrap();
+            socket
+        });
+        let listener = other.join().unwrap();
+        let refused = Keeper::connect(&path).err().unwrap().to_string();
+        assert!(refused.contains("user 4711 listens there"), "{refused}");
+        drop(listener);
     }
 
     /// It is there and does not answer, as one that the system has stopped.
