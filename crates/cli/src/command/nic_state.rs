@@ -1,8 +1,10 @@
 //! `butterfly flows export` and `flows import`: a NIC's connections and counters, opaque bytes that
 //! follow a machine to its next host.
 
+use std::fs::{self, OpenOptions};
 use std::io::{self, IsTerminal, Read, Write};
-use std::path::PathBuf;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::json;
@@ -47,7 +49,7 @@ impl ExportArgs {
             stdout.write_all(&state)?;
             return Ok(stdout.flush()?);
         }
-        std::fs::write(&self.file, &state).map_err(|error| {
+        put_in_place(&self.file, &state).map_err(|error| {
             io::Error::new(error.kind(), format!("{}: {error}", self.file.display()))
         })?;
         match session.out.json {
@@ -73,6 +75,38 @@ impl ImportArgs {
     }
 }
 
+/// Puts a file where none or another one is, as a whole. It is for its owner alone, since it says
+/// what connections can be spoken on with. A link is neither followed nor replaced.
+fn put_in_place(path: &Path, content: &[u8]) -> io::Result<()> {
+    match fs::symlink_metadata(path) {
+        Ok(there) if !there.is_file() => {
+            return Err(io::Error::new(
+                io::ErrorKind::AlreadyExists,
+                "what is there is no file, and stays",
+            ));
+        }
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => (),
+    }
+    let name = path.file_name().ok_or(io::ErrorKind::IsADirectory)?;
+    let mut new = std::ffi::OsString::from(".");
+    new.push(name);
+    new.push(format!(".{}", std::process::id()));
+    let new = path.with_file_name(new);
+    let mut options = OpenOptions::new();
+    let mut file = options
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&new)?;
+    let done = file.write_all(content);
+    let done = done.and_then(|()| fs::rename(&new, path));
+    if done.is_err() {
+        let _ = fs::remove_file(&new);
+    }
+    done
+}
+
 /// The content of an input file; `-` is standard input.
 pub fn read_file(path: &PathBuf) -> Result<Vec<u8>, Error> {
     let mut content = Vec::new();
@@ -81,4 +115,42 @@ pub fn read_file(path: &PathBuf) -> Result<Vec<u8>, Error> {
         false => std::fs::read(path),
     };
     read.map_err(|error| Error::Usage(format!("cannot read {}: {error}", path.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    #[test]
+    fn what_is_exported_is_its_owner_s_alone_and_goes_through_no_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+        put_in_place(&at("new"), b"first").unwrap();
+        assert_eq!(mode(&at("new")), 0o600);
+        // One that everybody can read, and somebody has open.
+        fs::set_permissions(at("new"), PermissionsExt::from_mode(0o666)).unwrap();
+        let mut open = fs::File::open(at("new")).unwrap();
+        put_in_place(&at("new"), b"second").unwrap();
+        assert_eq!(mode(&at("new")), 0o600);
+        let mut seen = Vec::new();
+        open.read_to_end(&mut seen).unwrap();
+        assert_eq!(seen, b"first");
+        assert_eq!(fs::read(at("new")).unwrap(), b"second");
+
+        fs::write(at("other"), b"is as it was").unwrap();
+        symlink(at("other"), at("link")).unwrap();
+        symlink(at("nothing"), at("dangling")).unwrap();
+        for link in ["link", "dangling"] {
+            let refused = put_in_place(&at(link), b"third").unwrap_err();
+            assert_eq!(refused.kind(), io::ErrorKind::AlreadyExists, "{link}");
+            assert!(at(link).is_symlink(), "{link}");
+        }
+        assert_eq!(fs::read(at("other")).unwrap(), b"is as it was");
+        assert!(!at("nothing").exists());
+        assert!(put_in_place(&at("."), b"third").is_err());
+        // Nothing else is left.
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 4);
+    }
 }
