@@ -202,7 +202,17 @@ impl NamespaceHelper {
             // It is of a daemon of before, that knows of one asker alone.
             Ok(_) => first.try_clone().map_err(failed),
             Err(e) => {
-                process.running = None;
+                // One that takes long is there still, and what it answers then is what the next one
+                // asks for: nothing else is asked by this socket.
+                if e.kind() != io::ErrorKind::WouldBlock {
+                    process.running = None;
+                    tracing::error!(
+                        "the namespace helper has ended ({e}): the next one cannot enter network \
+                         namespaces if the daemon has given up CAP_SYS_ADMIN, as the packaged \
+                         service has; containers' interfaces are made again after a restart of the \
+                         daemon"
+                    );
+                }
                 Err(silent(&e))
             }
         }
@@ -366,5 +376,49 @@ impl Drop for Running {
         if let Some(child) = &mut self.child {
             let _ = child.wait();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    /// Nobody can start another one who has given up what it needs.
+    #[test]
+    fn a_helper_that_takes_long_stays_and_one_that_has_ended_does_not() {
+        let flags = SocketFlags::CLOEXEC;
+        let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+        let (ours, theirs) = pair.unwrap();
+        let helper = NamespaceHelper::handed("/nowhere".into(), ours);
+        let (go_on, wait) = mpsc::channel::<()>();
+        let serving = std::thread::spawn(move || {
+            let hear = || {
+                let mut request = vec![0; MESSAGE_MAX];
+                let heard = fd_message::receive(&theirs, &mut request, 1, RecvFlags::empty());
+                request.truncate(heard.unwrap().len);
+                let request = serde_json::from_slice(&request).unwrap();
+                assert!(matches!(request, Request::Another));
+            };
+            let answer = || {
+                let said = serde_json::to_vec(&Ok::<(), String>(())).unwrap();
+                let brought = [theirs.as_fd()];
+                let said = [IoSlice::new(&said)];
+                fd_message::send(&theirs, &said, &brought, SendFlags::empty()).unwrap();
+            };
+            hear();
+            wait.recv().unwrap();
+            answer();
+            hear();
+        });
+        let silent = helper.another_socket().unwrap_err();
+        assert!(silent.contains("does not answer"), "{silent}");
+        assert!(helper.descriptor().is_some(), "it is still the helper");
+        go_on.send(()).unwrap();
+        helper.another_socket().unwrap();
+        serving.join().unwrap();
+        let gone = helper.another_socket().unwrap_err();
+        assert!(gone.contains("does not answer"), "{gone}");
+        assert!(helper.descriptor().is_none());
     }
 }
