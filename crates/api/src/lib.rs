@@ -3,7 +3,8 @@
 //! [`v1`] is gRPC, client and server; [`v0`] is protobuf over ZeroMQ as clients of the original
 //! speak it, with its [strict decoding](strict), its [encryption](encrypted) and its [text
 //! format](text_format), which the `dump` and `request` commands read and write; [`json`] shows
-//! messages of both in logs, and [`decoded`] tells what a v1 message takes before it is decoded.
+//! messages of both in logs, [`decoded`] tells what a v1 message takes before it is decoded, and
+//! [`shell`] quotes ids in command lines that are shown.
 //! The types are generated from `proto/`, and the comments there are the reference manual. Called
 //! by the daemon and the command line; knows nothing of either.
 
@@ -13,6 +14,7 @@ pub const VERSION: &str = env!("BUTTERFLY_VERSION");
 pub mod decoded;
 pub mod encrypted;
 pub mod json;
+pub mod shell;
 pub mod strict;
 pub mod text_format;
 

@@ -893,6 +893,63 @@ fn flows_of(nic: &str) -> v1::ListFlowsRequest {
     }
 }
 
+/// What would help is pasted into a shell, often root's; ids are chosen by tenants.
+#[tokio::test]
+async fn an_id_is_one_word_in_the_commands_that_would_help() {
+    const SENDER: &str = "a;$(id)'";
+    const TARGET: &str = "b;$(id)'";
+    const GROUP: &str = "g;$(id)'";
+    let daemon = Daemon::start(&[]);
+    let client = &mut daemon.v1().await;
+    within(client.put_group(v1::PutGroupRequest {
+        group: Some(group(GROUP)),
+    }))
+    .await
+    .unwrap();
+    put_nic(client, nic(SENDER, 1)).await.unwrap();
+    let target = v1::Nic {
+        security_groups: vec![GROUP.into()],
+        ..nic(TARGET, 2)
+    };
+    put_nic(client, target).await.unwrap();
+    // The words of each command that would help, as a shell has them.
+    let mut help = async |from: &str, to: &str, source_mac: &str| -> Vec<Vec<String>> {
+        let headers = v1::TraceHeaders {
+            protocol: 6,
+            destination: to.into(),
+            destination_port: 80,
+            source_mac: source_mac.into(),
+            ..Default::default()
+        };
+        let trace = within(client.get_trace(v1::GetTraceRequest {
+            from: Some(v1::get_trace_request::From::Nic(from.into())),
+            what: Some(v1::get_trace_request::What::Headers(headers)),
+        }));
+        let trace = trace.await.unwrap().into_inner();
+        let words = |line: &String| {
+            let script = format!("printf '%s\\n' {line}");
+            let mut sh = std::process::Command::new("sh");
+            let said = sh.args(["-c", &script]).output().unwrap();
+            assert!(said.status.success(), "{line}: {said:?}");
+            let said = String::from_utf8(said.stdout).unwrap();
+            said.lines().map(str::to_owned).collect()
+        };
+        trace.remedies.iter().map(words).collect()
+    };
+    let spoofed = help(SENDER, "42.0.0.2", "52:54:00:00:00:99").await;
+    assert_eq!(spoofed.len(), 2, "{spoofed:?}");
+    for words in &spoofed {
+        assert_eq!(words[..4], ["butterfly", "nic", "update", SENDER]);
+    }
+    assert_eq!(spoofed[1][4..], ["--learn-macs"], "the rest is a comment");
+    let no_rule = help(SENDER, "42.0.0.2", "").await;
+    assert_eq!(no_rule.len(), 1, "{no_rule:?}");
+    assert_eq!(no_rule[0][..5], ["butterfly", "sg", "rule", "add", GROUP]);
+    let no_group = help(TARGET, "42.0.0.1", "").await;
+    let expected = ["butterfly", "nic", "sg", "add", SENDER, "GROUP"];
+    assert_eq!(no_group.last().unwrap()[..], expected);
+}
+
 /// Two bench NICs talk through the whole path: what they send is counted, and tracked, and both
 /// APIs say so.
 #[tokio::test]

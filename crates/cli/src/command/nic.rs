@@ -1,7 +1,7 @@
 //! `butterfly nic`: the NICs themselves. Their groups are in [`super::nic_sg`], their connections
 //! in [`super::nic_state`], what they do in [`super::nic_stats`] and [`super::nic_show`].
 
-use api::v1;
+use api::{shell, v1};
 use clap::{Args, Subcommand};
 use serde_json::json;
 
@@ -184,7 +184,8 @@ pub fn say_missing_groups(status: &v1::NicStatus) {
     for group in &status.missing_security_groups {
         say(&format!(
             "butterfly: NIC {id} is in group {group}, which is not there: nothing comes in by its \
-             rules, and nothing goes out that needs one, until `butterfly sg add {group}`\n"
+             rules, and nothing goes out that needs one, until `butterfly sg add {}`\n",
+            shell::word(group)
         ));
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 
-use api::v1;
+use api::{shell, v1};
 use netlink::{Link, Mirror, Snapshot};
 use sys::bpf::TcSide;
 use sys::ethtool;
@@ -120,7 +120,10 @@ fn wanted(
 fn state(link: &Link, findings: &mut Findings) {
     let (what, remedy) = match (link.up, link.carrier) {
         (true, true) => return findings.ok("interface", &link.name, "up, with a carrier".into()),
-        (false, _) => ("it is down", format!("ip link set {} up", link.name)),
+        (false, _) => (
+            "it is down",
+            format!("ip link set {} up", shell::word(&link.name)),
+        ),
         (true, false) => (
             "it has no carrier",
             "look at the cable, and at the other end's port".into(),
@@ -146,7 +149,7 @@ fn mtu(link: &Link, daemon: &Daemon, snapshot: &Snapshot, findings: &mut Finding
                 "its MTU is {}, and {}, which carries its frames, has {}",
                 link.mtu, other.name, other.mtu
             ),
-            format!("ip link set {} mtu {}", other.name, link.mtu),
+            format!("ip link set {} mtu {}", shell::word(&other.name), link.mtu),
         );
     }
     let Some(uplink) = daemon
@@ -181,8 +184,8 @@ fn mtu(link: &Link, daemon: &Daemon, snapshot: &Snapshot, findings: &mut Finding
                 ids.len()
             ),
             format!(
-                "ip link set {name} mtu {}, and the network's ports likewise; \
-                 or nic-mtu = {room}",
+                "ip link set {} mtu {}, and the network's ports likewise; or nic-mtu = {room}",
+                shell::word(name),
                 largest + overhead
             ),
         ),
@@ -200,7 +203,7 @@ fn offloads(link: &Link, findings: &mut Findings) {
             "it merges TCP segments (LRO): what is forwarded is too large for the next link, and \
              XDP in the driver is refused"
                 .into(),
-            format!("ethtool -K {name} lro off"),
+            format!("ethtool -K {} lro off", shell::word(name)),
         );
     } else {
         findings.ok("lro", name, "segments are not merged by the device".into());
@@ -213,7 +216,7 @@ fn offloads(link: &Link, findings: &mut Findings) {
             "it takes VLAN tags out of what it receives, which programs then do not see; the \
              daemon turns that off where it uses VLANs"
                 .into(),
-            format!("ethtool -K {name} rxvlan off"),
+            format!("ethtool -K {} rxvlan off", shell::word(name)),
         );
     }
     if ethtool::vouches_for_checksums(name) == Some(false) {
@@ -222,7 +225,7 @@ fn offloads(link: &Link, findings: &mut Findings) {
             Level::Warning,
             name,
             "it does not check the checksums of what it receives: the processor does".into(),
-            format!("ethtool -K {name} rx on"),
+            format!("ethtool -K {} rx on", shell::word(name)),
         );
     }
 }
@@ -230,6 +233,7 @@ fn offloads(link: &Link, findings: &mut Findings) {
 /// Who else looks at its frames.
 fn programs(link: &Link, findings: &mut Findings) {
     let name = &link.name;
+    let shown = shell::word(name);
     match link.xdp_program {
         Some(id) if !occupants::is_ours(id) => findings.add(
             "foreign_xdp",
@@ -240,7 +244,8 @@ fn programs(link: &Link, findings: &mut Findings) {
                 occupants::program(id).name
             ),
             format!(
-                "bpftool prog show id {id} says whose it is; ip link set {name} xdp off detaches it"
+                "bpftool prog show id {id} says whose it is; ip link set {shown} xdp off \
+                 detaches it"
             ),
         ),
         Some(id) => findings.ok("foreign_xdp", name, format!("program {id} in XDP is ours")),
@@ -271,7 +276,7 @@ fn programs(link: &Link, findings: &mut Findings) {
                      see, nor it what we take",
                     one.name
                 ),
-                format!("tc filter show dev {name} {word}; bpftool net show dev {name}"),
+                format!("tc filter show dev {shown} {word}; bpftool net show dev {shown}"),
             );
         }
     }
@@ -340,6 +345,7 @@ fn driver(link: &Link, daemon: &Daemon, findings: &mut Findings) {
 
 fn sysctls(link: &Link, daemon: &Daemon, findings: &mut Findings) {
     let name = &link.name;
+    let shown = shell::word(name);
     let read = |path: String| fs::read_to_string(path).ok()?.trim().parse::<u32>().ok();
     // A dot in a name is a slash for sysctl(8).
     let routed = daemon.programs.iter().any(|(other, ..)| other == name);
@@ -353,7 +359,7 @@ fn sysctls(link: &Link, daemon: &Daemon, findings: &mut Findings) {
                 format!(
                     "{family} is not forwarded from it (net.{key}.conf.{name}.forwarding is 0)"
                 ),
-                format!("sysctl -w net/{key}/conf/{name}/forwarding=1, if the router is to"),
+                format!("sysctl -w net/{key}/conf/{shown}/forwarding=1, if the router is to"),
             );
         }
     }
@@ -367,7 +373,7 @@ fn sysctls(link: &Link, daemon: &Daemon, findings: &mut Findings) {
             "net.ipv4.conf.*.rp_filter is 1 (strict): packets whose way back is another interface \
              are dropped, as with several uplinks or direct server return"
                 .into(),
-            format!("sysctl -w net/ipv4/conf/all/rp_filter=2 net/ipv4/conf/{name}/rp_filter=2"),
+            format!("sysctl -w net/ipv4/conf/all/rp_filter=2 net/ipv4/conf/{shown}/rp_filter=2"),
         ),
         _ => findings.ok(
             "rp_filter",

@@ -5,6 +5,8 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use api::shell;
+
 use super::{Daemon, Findings, Level};
 
 /// Where the service has its settings.
@@ -47,7 +49,7 @@ fn look_at(file: &str, findings: &mut Findings) {
                 "everybody can read it (mode {:o}): a daemon that starts refuses it",
                 meta.mode() & 0o7777
             ),
-            format!("chmod o= {file}"),
+            format!("chmod o= {}", shell::word(file)),
         ),
     }
 }

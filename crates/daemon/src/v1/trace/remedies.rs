@@ -1,7 +1,10 @@
 //! What would let a frame pass that a trace says is dropped: command lines where there are some.
+//! Ids in them are quoted for a shell, and what is said of a command stands behind it as a comment.
 
+use std::borrow::Cow;
 use std::net::IpAddr;
 
+use api::shell;
 use control::NicStatus;
 use control::model::NicId;
 use dataplane::DropReason;
@@ -13,7 +16,7 @@ use crate::access::Permitted;
 /// For a frame that ends before it has targets.
 pub fn of_frame(reason: DropReason, sender: Option<&NicStatus>, report: &Report) -> Vec<String> {
     use DropReason::*;
-    let nic = sender.map_or("NIC", |nic| nic.nic.id.as_str());
+    let nic = nic_word(sender.map(|nic| &nic.nic.id));
     let mac = report.packet.as_ref().map(|packet| packet.src.to_string());
     let mac = mac.unwrap_or_default();
     let source = claimed(report).map(|address| address.to_string());
@@ -27,11 +30,11 @@ pub fn of_frame(reason: DropReason, sender: Option<&NicStatus>, report: &Report)
         LinkDown => vec![format!("butterfly nic update {nic} --link up")],
         MacSpoofed => vec![
             format!("butterfly nic update {nic} --allowed-address-pair {source},{mac}"),
-            format!("butterfly nic update {nic} --learn-macs   (any MAC behind it)"),
+            format!("butterfly nic update {nic} --learn-macs   # any MAC behind it"),
         ],
         IpSpoofed | ArpSpoofed | NdSpoofed => vec![
             format!("butterfly nic update {nic} --allowed-address-pair {source}"),
-            format!("butterfly nic update {nic} --disable-antispoof   (any address)"),
+            format!("butterfly nic update {nic} --disable-antispoof   # any address"),
         ],
         DhcpServer => vec![format!("butterfly nic update {nic} --allow-dhcp-server")],
         RouterAdvertisement => {
@@ -42,7 +45,7 @@ pub fn of_frame(reason: DropReason, sender: Option<&NicStatus>, report: &Report)
         NoDestination => {
             let dst = report.packet.as_ref().map(|packet| packet.dst.to_string());
             vec![format!(
-                "butterfly binding add --vni {} --mac {} --host HOST   (if it is on another host)",
+                "butterfly binding add --vni {} --mac {} --host HOST   # if it is on another host",
                 if vni.is_empty() { "VNI" } else { &vni },
                 dst.unwrap_or_default()
             )]
@@ -55,7 +58,7 @@ pub fn of_frame(reason: DropReason, sender: Option<&NicStatus>, report: &Report)
         SnifferSends => vec!["a sniffer sends nothing: use another NIC".into()],
         UnknownHost => vec![format!("butterfly host add {from}")],
         HostNotInVni => vec![format!(
-            "butterfly host add {from} --vni …   (with this network's VNI among them)"
+            "butterfly host add {from} --vni …   # with this network's VNI among them"
         )],
         UnknownVni => vec!["a NIC in this network on this host".into()],
         RemoteUnbound => vec![
@@ -91,7 +94,7 @@ pub fn of_target(
             sender.map_or_else(Vec::new, |nic| rule_for(nic, "out", ip, ip.dst(), control))
         }
         (ForeignSource, Some(ip)) => {
-            let nic = sender.map_or("NIC", |nic| nic.nic.id.as_str());
+            let nic = nic_word(sender.map(|nic| &nic.nic.id));
             let source = ip.src();
             vec![format!(
                 "butterfly nic update {nic} --allowed-address-pair {source}"
@@ -99,15 +102,15 @@ pub fn of_target(
         }
         (TcpNotSyn, _) => vec![
             "the connection is not known here: trace its first packet (--tcp-flags syn)".into(),
-            "butterfly sg add GROUP --allow-midstream   (takes connections up in their middle)"
+            "butterfly sg add GROUP --allow-midstream   # takes connections up in their middle"
                 .into(),
         ],
         (LinkDown, _) => {
-            let nic = target.map_or("NIC", |id| id.as_str());
+            let nic = nic_word(target);
             vec![format!("butterfly nic update {nic} --link up")]
         }
         (TargetDown, _) => {
-            let nic = target.map_or("NIC", |id| id.as_str());
+            let nic = nic_word(target);
             vec![format!(
                 "its guest is not connected: butterfly nic show {nic} says what its port waits for"
             )]
@@ -160,12 +163,17 @@ fn rule_for(
     };
     let mut groups = nic.nic.security_groups.iter();
     match groups.find(|group| control.sees_group(group)) {
-        Some(group) => vec![add(group.as_str())],
+        Some(group) => vec![add(&shell::word(group.as_str()))],
         None => vec![
             add("GROUP"),
-            format!("butterfly nic sg add {} GROUP", nic.nic.id),
+            format!("butterfly nic sg add {} GROUP", nic_word(Some(&nic.nic.id))),
         ],
     }
+}
+
+/// A NIC in a command line, or what stands for one.
+fn nic_word(id: Option<&NicId>) -> Cow<'_, str> {
+    id.map_or(Cow::Borrowed("NIC"), |id| shell::word(id.as_str()))
 }
 
 /// The address that the frame says is its sender's.
