@@ -907,6 +907,7 @@ async fn an_id_is_one_word_in_the_commands_that_would_help() {
     .await
     .unwrap();
     put_nic(client, nic(SENDER, 1)).await.unwrap();
+    put_nic(client, nic("other", 3)).await.unwrap();
     let target = v1::Nic {
         security_groups: vec![GROUP.into()],
         ..nic(TARGET, 2)
@@ -945,7 +946,7 @@ async fn an_id_is_one_word_in_the_commands_that_would_help() {
     let no_rule = help(SENDER, "42.0.0.2", "").await;
     assert_eq!(no_rule.len(), 1, "{no_rule:?}");
     assert_eq!(no_rule[0][..5], ["butterfly", "sg", "rule", "add", GROUP]);
-    let no_group = help(TARGET, "42.0.0.1", "").await;
+    let no_group = help("other", "42.0.0.1", "").await;
     let expected = ["butterfly", "nic", "sg", "add", SENDER, "GROUP"];
     assert_eq!(no_group.last().unwrap()[..], expected);
 }
