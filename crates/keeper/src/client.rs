@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -13,7 +14,8 @@ use rustix::net::{
     AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect, shutdown,
     socket_with,
 };
-use rustix::process::geteuid;
+use rustix::process::{Uid, geteuid};
+use sys::socket_file::only_ours;
 
 use crate::message::{Message, Verb, receive, send};
 use crate::{Error, FDS_MAX, NOTE_MAX};
@@ -443,18 +445,30 @@ fn open(path: &Path) -> Result<OwnedFd, Error> {
         connect(&socket, &address)?;
         // What is given to it others are not to have, and what it gives is believed.
         let uid = socket_peercred(&socket)?.uid;
-        if !uid.is_root() && uid != geteuid() {
-            return Err(io::Error::new(
-                io::ErrorKind::PermissionDenied,
-                format!(
-                    "user {} listens there, who is neither root nor the daemon's",
-                    uid.as_raw()
-                ),
-            ));
+        if !is_trusted(uid, path) {
+            let why = format!(
+                "user {} listens there, who is neither root nor the daemon's, and whose folder it \
+                 is not",
+                uid.as_raw()
+            );
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
         }
         Ok(socket)
     };
     open().map_err(|error| gone(path, error))
+}
+
+/// Whether who listens on a socket is its keeper: root, the daemon's own user, or the user to whom
+/// root, or we, have given its folder, so that a daemon which is root has the packaged keeper.
+fn is_trusted(uid: Uid, socket: &Path) -> bool {
+    let is_given = || {
+        let folder = std::fs::canonicalize(socket).ok()?;
+        let folder = folder.parent()?;
+        let meta = std::fs::metadata(folder).ok()?;
+        let only_its = meta.uid() == uid.as_raw() && meta.mode() & 0o022 == 0;
+        Some(only_its && only_ours(folder.parent()?))
+    };
+    uid.is_root() || uid == geteuid() || is_given().unwrap_or(false)
 }
 
 /// From now on it is waited for as threads can that have something else to do.
@@ -554,16 +568,20 @@ mod tests {
     /// Somebody has come before it where others may make files.
     #[test]
     fn another_user_is_no_keeper() {
+        use std::os::unix::fs::{PermissionsExt, chown};
         if !geteuid().is_root() {
             return eprintln!("skipped: another user's socket takes root");
         }
+        const OTHER: u32 = 4711;
+        let uid = Uid::from_raw(OTHER);
         let dir = tempfile::tempdir().unwrap();
-        let all = std::os::unix::fs::PermissionsExt::from_mode(0o777);
-        std::fs::set_permissions(dir.path(), all).unwrap();
+        let mode = |path: &Path, mode| {
+            std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+        };
+        mode(dir.path(), 0o777);
         let path = dir.path().join("keeper.sock");
         let address = SocketAddrUnix::new(&path).unwrap();
         let other = std::thread::spawn(move || {
-            let uid = rustix::process::Uid::from_raw(4711);
             rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
             let kind = SocketType::SEQPACKET;
             let socket = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None);
@@ -572,10 +590,28 @@ mod tests {
             rustix::net::listen(&socket, 1).unwrap();
             socket
         });
-        let listener = other.join().unwrap();
+        let _listener = other.join().unwrap();
         let refused = Keeper::connect(&path).err().unwrap().to_string();
         assert!(refused.contains("user 4711 listens there"), "{refused}");
-        drop(listener);
+
+        // A folder of its own has to be given to it, and be nobody else's.
+        let folder = dir.path().join("own");
+        std::fs::create_dir(&folder).unwrap();
+        let socket = folder.join("keeper.sock");
+        std::fs::write(&socket, "").unwrap();
+        chown(&folder, Some(OTHER), None).unwrap();
+        assert!(
+            !is_trusted(uid, &socket),
+            "anybody can have made the folder"
+        );
+        mode(dir.path(), 0o755);
+        assert!(is_trusted(uid, &socket));
+        assert!(!is_trusted(Uid::from_raw(OTHER + 1), &socket));
+        mode(&folder, 0o777);
+        assert!(
+            !is_trusted(uid, &socket),
+            "anybody can have made the socket"
+        );
     }
 
     /// It is there and does not answer, as one that the system has stopped.
