@@ -668,6 +668,46 @@ fn a_document_of_all_parts_is_one_change() {
 }
 
 #[test]
+fn what_was_not_made_goes_as_what_was_does() {
+    let mut session = Session::new();
+    let journal = RecordedJournal::default();
+    session.controller = session.controller.with_journal(Box::new(journal.clone()));
+    let recorded = || -> Vec<ObjectChange> {
+        let changes = std::mem::take(&mut journal.0.lock().unwrap().0);
+        changes.into_iter().flat_map(|one| one.objects).collect()
+    };
+    let (unmade, empty) = (document(&session), Config::empty());
+    session.controller.set_unmade(unmade.clone());
+    let dry = session.controller.apply(empty.clone(), true);
+    assert_eq!(dry, Ok(Diff::between(&unmade, &empty)));
+    assert!(recorded().is_empty());
+
+    let id = world::nic_id("vnic_1");
+    let deleted = session.controller.delete_nic(&id).unwrap();
+    assert_eq!(deleted.to_string(), "- nic vnic_1\n");
+    assert!(matches!(
+        &recorded()[..],
+        [ObjectChange::Nic(gone, BeforeAfter { after: None, .. })] if *gone == id
+    ));
+    assert!(session.controller.delete_nic(&id).unwrap().is_empty());
+    let eth1 = session
+        .controller
+        .delete_interface(Feature::Balancer, "eth1");
+    assert_eq!((eth1, recorded().len()), (Ok(true), 1));
+    // Of services and interfaces this says nothing.
+    let said = session.controller.apply(Config::default(), false).unwrap();
+    assert!(said.is_empty() && recorded().is_empty());
+    // What is declared anew is made.
+    session.put(service(80, &[1])).unwrap();
+    let left = session.controller.unmade();
+    assert!(left.services.as_ref().unwrap().is_empty());
+    recorded();
+    session.controller.apply(empty.clone(), false).unwrap();
+    assert_eq!(recorded().len(), 4, "the service and three interfaces");
+    assert!(Diff::between(session.controller.unmade(), &empty).is_empty());
+}
+
+#[test]
 fn what_a_late_step_refuses_is_undone_in_all_parts() {
     let mut session = Session::new();
     let journal = RecordedJournal::default();
