@@ -1,7 +1,7 @@
 //! What each step of a batch costs, by the cycle counter, for one batch of many: reading it twice a
-//! batch and step would cost as much as the shorter steps. No other file of this
-//! crate reads a clock, and nothing here decides what becomes of a frame; but how many of a sender's
-//! are received at one time goes by what copies take ([`pace`](crate::pace)).
+//! batch and step would cost as much as the shorter steps. No other file of this crate reads a
+//! clock, and nothing here decides what becomes of a frame; but how many are received of a sender
+//! at one time goes by what copies take ([`pace`](crate::pace)).
 
 use sys::cycles;
 
