@@ -1,5 +1,6 @@
 //! Messages as JSON, by their descriptors, for logs and browsers: fields are named as in the
-//! `.proto`, those that have their default are left out, and 64-bit numbers are numbers.
+//! `.proto`, those that have their default are left out, and 64-bit numbers are numbers. What is
+//! for logs has no secrets ([`leave_out_secrets`]).
 
 use std::sync::LazyLock;
 
@@ -8,6 +9,9 @@ use prost_reflect::{
     DescriptorPool, DynamicMessage, MessageDescriptor, MethodDescriptor, SerializeOptions,
 };
 use serde_json::Value;
+
+/// In the place of what is left out.
+pub const LEFT_OUT: &str = "(left out)";
 
 static V0: LazyLock<Option<DescriptorPool>> =
     LazyLock::new(|| DescriptorPool::decode(crate::v0::DESCRIPTORS).ok());
@@ -23,12 +27,43 @@ pub fn of_v1(name: &str, bytes: &[u8]) -> Option<Value> {
     )
 }
 
-/// What a method of v1 is given, from its bytes; `path` is `/SERVICE/METHOD`.
+/// What a method of v1 is given, from its bytes and for logs; `path` is `/SERVICE/METHOD`.
 pub fn of_v1_request(path: &str, bytes: &[u8]) -> Option<Value> {
     let (service, method) = path.strip_prefix('/')?.split_once('/')?;
     let service = V1.as_ref()?.get_service_by_name(service)?;
     let method = service.methods().find(|known| known.name() == method)?;
-    value(method.input(), bytes)
+    let mut request = value(method.input(), bytes)?;
+    leave_out_secrets(&mut request);
+    Some(request)
+}
+
+/// Leaves out what may be a secret of a health check, wherever one is in a message: the arguments
+/// of its program, of which there are as many as there were, and the query of its URL.
+pub fn leave_out_secrets(message: &mut Value) {
+    match message {
+        Value::Array(all) => all.iter_mut().for_each(leave_out_secrets),
+        Value::Object(fields) => {
+            for (name, field) in fields {
+                match (name.as_str(), &mut *field) {
+                    ("words", Value::Array(words)) => {
+                        for argument in words.iter_mut().skip(1) {
+                            *argument = Value::from(LEFT_OUT);
+                        }
+                    }
+                    ("http", Value::Object(http)) => {
+                        if let Some(Value::String(path)) = http.get_mut("path")
+                            && let Some(query) = path.find('?')
+                        {
+                            path.truncate(query + 1);
+                            path.push_str(LEFT_OUT);
+                        }
+                    }
+                    (_, other) => leave_out_secrets(other),
+                }
+            }
+        }
+        _ => {}
+    }
 }
 
 /// A method of v1, as JSON asks for it.
@@ -110,6 +145,42 @@ mod tests {
         );
         assert_eq!(of_v1_request("/butterfly.v1.Butterfly/None", &bytes), None);
         assert_eq!(of_v1("GetNicRequest", &bytes[..2]), None, "cut");
+    }
+
+    #[test]
+    fn a_request_for_logs_has_no_secrets_of_checks() {
+        use crate::v1::{self, health_check::Kind};
+        let check = |kind| {
+            Some(v1::HealthCheck {
+                kind: Some(kind),
+                ..Default::default()
+            })
+        };
+        let put = |check| v1::PutServiceRequest {
+            service: Some(v1::Service {
+                check,
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let shown = |request: v1::PutServiceRequest| {
+            let path = "/butterfly.v1.Balancer/PutService";
+            let value = of_v1_request(path, &request.encode_to_vec()).unwrap();
+            value["service"]["check"].clone()
+        };
+        let words = ["/probe", "--password", "hunter2"].map(String::from).into();
+        assert_eq!(
+            shown(put(check(Kind::Command(v1::CommandCheck { words })))),
+            json!({"command": {"words": ["/probe", LEFT_OUT, LEFT_OUT]}})
+        );
+        let http = v1::HttpCheck {
+            path: "/up?key=hunter2".into(),
+            ..Default::default()
+        };
+        assert_eq!(
+            shown(put(check(Kind::Http(http)))),
+            json!({"http": {"path": "/up?(left out)"}})
+        );
     }
 
     #[test]

@@ -144,6 +144,15 @@ impl Check {
         }
     }
 
+    /// What its line does not say: a program's arguments, a URL's query.
+    pub fn left_out(&self) -> (&[String], Option<&str>) {
+        match &self.kind {
+            Kind::Command(command) => (command.program_and_arguments().1, None),
+            Kind::Http(http) => (&[], http.path_and_query().1),
+            Kind::Tcp | Kind::Dns(_) => (&[], None),
+        }
+    }
+
     /// Finds what is out of bounds.
     pub fn validate(&self) -> Result<(), CheckError> {
         let Policy {
@@ -169,7 +178,8 @@ impl Check {
     }
 }
 
-/// In a line, for people: `http GET / every 2000 ms within 1000 ms, rise 2, fall 3`.
+/// In a line, for people: `http GET / every 2000 ms within 1000 ms, rise 2, fall 3`. Without what
+/// may be a secret ([`Check::left_out`]), since such lines are logged.
 impl fmt::Display for Check {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.kind {
@@ -179,7 +189,11 @@ impl fmt::Display for Check {
                     if http.tls { "https" } else { "http" },
                     if http.head { "HEAD" } else { "GET" },
                 );
-                write!(f, "{scheme} {method} {}", http.path)?;
+                let (path, query) = http.path_and_query();
+                write!(f, "{scheme} {method} {path}")?;
+                if query.is_some() {
+                    f.write_str("?(left out)")?;
+                }
                 if let Some(host) = &http.host {
                     write!(f, " host {host}")?;
                 }
@@ -191,7 +205,13 @@ impl fmt::Display for Check {
                 let transport = if dns.tcp { "tcp" } else { "udp" };
                 write!(f, "dns {transport} {} {}", dns.name, dns.record)?;
             }
-            Kind::Command(command) => write!(f, "command {}", command.0.join(" "))?,
+            Kind::Command(command) => {
+                let (program, arguments) = command.program_and_arguments();
+                write!(f, "command {program}")?;
+                if !arguments.is_empty() {
+                    write!(f, " ({} words left out)", arguments.len())?;
+                }
+            }
         }
         if let Some(port) = self.port {
             write!(f, " port {port}")?;
@@ -211,16 +231,20 @@ impl fmt::Display for Check {
 }
 
 impl Http {
+    fn path_and_query(&self) -> (&str, Option<&str>) {
+        match self.path.split_once('?') {
+            Some((path, query)) => (path, Some(query)),
+            None => (&self.path, None),
+        }
+    }
+
     fn validate(&self) -> Result<(), CheckError> {
-        if !self.path.starts_with('/') {
-            return Err(error("http.path", &self.path, "does not begin with /"));
+        let (path, _) = self.path_and_query();
+        if !path.starts_with('/') {
+            return Err(error("http.path", path, "does not begin with /"));
         }
         if self.path.parse::<http::Uri>().is_err() {
-            return Err(error(
-                "http.path",
-                &self.path,
-                "is no path of a URL (RFC 3986)",
-            ));
+            return Err(error("http.path", path, "is no path of a URL (RFC 3986)"));
         }
         let host = self.host.as_deref();
         if let Some(host) = host.filter(|host| host.parse::<http::uri::Authority>().is_err()) {
@@ -261,8 +285,15 @@ impl Dns {
 }
 
 impl Command {
+    fn program_and_arguments(&self) -> (&str, &[String]) {
+        match self.0.split_first() {
+            Some((program, arguments)) => (program, arguments),
+            None => ("", &[]),
+        }
+    }
+
     fn validate(&self) -> Result<(), CheckError> {
-        let program = self.0.first().map_or("", String::as_str);
+        let (program, _) = self.program_and_arguments();
         if !program.starts_with('/') {
             return Err(error(
                 "command.words",
@@ -343,6 +374,27 @@ mod tests {
             check(Kind::Http(http)).to_string(),
             "https GET / host a.b statuses [200] every 2000 ms within 1000 ms, rise 2, fall 3"
         );
+    }
+
+    /// Lines are logged, and logs are given away.
+    #[test]
+    fn a_line_has_neither_arguments_nor_queries() {
+        let words = ["/probe", "--password", "hunter2"].map(String::from);
+        let line = check(Kind::Command(Command(words.to_vec()))).to_string();
+        assert!(
+            line.starts_with("command /probe (2 words left out) every "),
+            "{line}"
+        );
+        let path = |path: &str| Http {
+            path: path.into(),
+            ..Http::default()
+        };
+        let line = check(Kind::Http(path("/up?key=hunter2"))).to_string();
+        assert!(line.starts_with("http GET /up?(left out) every "), "{line}");
+        for wrong in ["/a b?key=hunter2", "up?key=hunter2"] {
+            let error = check(Kind::Http(path(wrong))).validate().unwrap_err();
+            assert!(!error.value.contains("hunter2"), "{error:?}");
+        }
     }
 
     #[test]

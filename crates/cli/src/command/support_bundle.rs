@@ -2,7 +2,8 @@
 //! what could not be read is a line of `missing`.
 //!
 //! Secrets are left out, not encrypted: key files are never read, and of what is read, values that
-//! go by a secret's name, arguments of check programs, queries of URLs and PEM blocks are replaced.
+//! go by a secret's name, arguments of check programs, queries of URLs and PEM blocks are replaced;
+//! in lines of the journal as well, and in the JSON of the audit log there.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -10,6 +11,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use api::json::LEFT_OUT;
 use clap::Args;
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -31,8 +33,6 @@ Examples:
   butterfly support-bundle
   butterfly support-bundle /tmp/case-17.tar.gz --flows";
 
-/// In the place of a secret.
-const LEFT_OUT: &str = "(left out)";
 /// Lines of the journal.
 const JOURNAL_LINES: &str = "5000";
 
@@ -287,39 +287,30 @@ fn is_secret(name: &str) -> bool {
         )
 }
 
-/// Takes secrets out of a document: by their names, arguments of check programs (whose first word
-/// is the program), and what stands behind `?` in a path.
+/// Takes secrets out of a document: what health checks have of them, what goes by a secret's name,
+/// and what of a text does.
 fn redact(value: &mut Value) {
+    api::json::leave_out_secrets(value);
+    take_named(value);
+}
+
+fn take_named(value: &mut Value) {
     match value {
         Value::Object(fields) => {
             for (name, field) in fields {
-                if is_secret(name) {
-                    *field = Value::from(LEFT_OUT);
-                    continue;
-                }
-                match field {
-                    Value::Array(words) if name == "words" => {
-                        words
-                            .iter_mut()
-                            .skip(1)
-                            .for_each(|word| *word = Value::from(LEFT_OUT));
-                    }
-                    Value::String(path) if name == "path" => {
-                        if let Some(at) = path.find('?') {
-                            path.truncate(at + 1);
-                            path.push_str(LEFT_OUT);
-                        }
-                    }
-                    other => redact(other),
+                match is_secret(name) {
+                    true => *field = Value::from(LEFT_OUT),
+                    false => take_named(field),
                 }
             }
         }
-        Value::Array(all) => all.iter_mut().for_each(redact),
+        Value::Array(all) => all.iter_mut().for_each(take_named),
+        Value::String(text) => *text = clean_text(text).0,
         _ => {}
     }
 }
 
-/// Takes secrets out of lines: PEM blocks, and what follows `name=` or `name:` of a secret.
+/// Takes secrets out of lines: PEM blocks, and what is one in the JSON and the text of each.
 fn clean(text: &str) -> String {
     let (mut cleaned, mut in_block) = (String::with_capacity(text.len()), false);
     for line in text.lines() {
@@ -339,21 +330,68 @@ fn clean(text: &str) -> String {
 }
 
 fn clean_line(line: &str) -> String {
-    let mut rest = line;
     let mut cleaned = String::with_capacity(line.len());
-    while let Some(at) = rest.find(['=', ':']) {
-        let (before, behind) = rest.split_at(at);
-        let name = before
-            .trim_end()
-            .rsplit(|c: char| !(c.is_alphanumeric() || "_-".contains(c)));
-        let name = name.into_iter().next().unwrap_or_default();
-        cleaned.push_str(before);
-        cleaned.push_str(&behind[..1]);
-        rest = &behind[1..];
-        if is_secret(name) {
-            // To the line's end: where a secret ends nobody can tell.
-            cleaned.push_str(LEFT_OUT);
+    let (mut rest, mut from) = (line, 0);
+    while let Some(brace) = rest[from..].find('{') {
+        let at = from + brace;
+        let mut documents = serde_json::Deserializer::from_str(&rest[at..]).into_iter::<Value>();
+        let Some(Ok(mut document)) = documents.next() else {
+            from = at + 1;
+            continue;
+        };
+        let (text, is_cut) = clean_text(&rest[..at]);
+        cleaned.push_str(&text);
+        if is_cut {
             return cleaned;
+        }
+        redact(&mut document);
+        cleaned.push_str(&document.to_string());
+        (rest, from) = (&rest[at + documents.byte_offset()..], 0);
+    }
+    cleaned + &clean_text(rest).0
+}
+
+/// Takes out what follows `name=`, `name:` or `--name ` of a secret, to the text's end, since where
+/// a secret ends nobody can tell; and queries of URLs. True: it was cut so.
+fn clean_text(text: &str) -> (String, bool) {
+    let begins = text.match_indices(['=', ':', ' ']).find(|(at, separator)| {
+        let before = match *separator {
+            " " => &text[..*at],
+            _ => text[..*at].trim_end(),
+        };
+        // As in JSON that was cut off, and in JSON within a string.
+        let bare = before.trim_end_matches(['"', '\'', '\\']);
+        let mut words = bare.rsplit(|c: char| !(c.is_alphanumeric() || "_-".contains(c)));
+        let name = words.next().unwrap_or_default();
+        match *separator {
+            " " => name.starts_with('-') && is_secret(name),
+            _ => is_secret(name) || (name == "words" && bare.len() < before.len()),
+        }
+    });
+    match begins {
+        Some((at, _)) => (without_queries(&text[..=at]) + LEFT_OUT, true),
+        None => (without_queries(text), false),
+    }
+}
+
+/// Takes out what follows `?` in a word with a slash before it.
+fn without_queries(text: &str) -> String {
+    let ends_word = |c: char| c.is_whitespace() || "\"'".contains(c);
+    let mut cleaned = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find('?') {
+        let (before, behind) = rest.split_at(at + 1);
+        cleaned.push_str(before);
+        rest = behind;
+        let is_path = before
+            .rsplit(ends_word)
+            .next()
+            .unwrap_or(before)
+            .contains('/');
+        let query = behind.find(ends_word).unwrap_or(behind.len());
+        if is_path && query > 0 && !behind.starts_with(LEFT_OUT) {
+            cleaned.push_str(LEFT_OUT);
+            rest = &behind[query..];
         }
     }
     cleaned + rest
@@ -393,6 +431,59 @@ mod tests {
             "key_path = /etc/butterfly/key\n",
         ] {
             assert!(cleaned.contains(kept), "{cleaned}");
+        }
+    }
+
+    /// The audit log is in the journal: what a daemon writes there now, and what one before it did.
+    #[test]
+    fn nor_in_the_audit_log_s_lines() {
+        const BEGIN: &str = "Jan 02 03:04:05 host butterflyd[42]: ";
+        let check = |check: &str| {
+            let details = r#"["check: none -> command /p --token hunter2"]"#;
+            let head = r#"{"time":"2026-01-02T03:04:05.678Z","request":"PutService","result":"ok""#;
+            let changes = format!(r#""changes":[{{"details":{details}}}]"#);
+            let arguments = format!(r#""arguments":{{"service":{{"check":{check}}}}}"#);
+            format!("{BEGIN}{head},{changes},{arguments}}} behind")
+        };
+        let words = r#"{"command":{"words":["/p","--password","hunter2"]}}"#;
+        for (line, kept) in [
+            (check(words), r#"["/p","(left out)","(left out)"]"#),
+            (
+                check(r#"{"password":"hunter2"}"#),
+                r#""password":"(left out)""#,
+            ),
+            (
+                check(r#"{"http":{"path":"/up?key=hunter2"}}"#),
+                "/up?(left out)",
+            ),
+            (check(words), "/p --token (left out)"),
+            (check(words), " behind\n"),
+            (check(words), "\"time\":\"2026-01-02T03:04:05.678Z\""),
+            // Cut off, so that it is no document.
+            (check(words).replace("]}}", ""), r#""words":(left out)"#),
+            (
+                format!(r#"{BEGIN}asked for {{"password" : "hunter2""#),
+                r#""password" :(left out)"#,
+            ),
+            (
+                format!(r#"{BEGIN}asked for {{\"password\":\"hunter2\"}}"#),
+                r#"asked for {\"password\":(left out)"#,
+            ),
+            (
+                format!("{BEGIN}GET http://a/up?key=hunter2 is well"),
+                "/up?(left out) is well",
+            ),
+            (
+                format!("{BEGIN}GET /up?(left out) every 2000 ms"),
+                "GET /up?(left out) every 2000 ms",
+            ),
+            (format!("{BEGIN}is /run there? yes"), "is /run there? yes"),
+            (format!("{BEGIN}{{no document}} {{}}"), "{no document} {}"),
+        ] {
+            let cleaned = clean(&line);
+            assert!(!cleaned.contains("hunter2"), "{cleaned}");
+            assert!(cleaned.starts_with(BEGIN), "{cleaned}");
+            assert!(cleaned.contains(kept), "{kept} is in {cleaned}");
         }
     }
 }

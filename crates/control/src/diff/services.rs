@@ -135,7 +135,13 @@ fn details(old: &DeclaredService, new: &DeclaredService) -> Vec<FieldChange> {
         None => "none".to_owned(),
     };
     if old.check != new.check {
-        field("check".into(), words(old), words(new));
+        let (from, mut to) = (words(old), words(new));
+        if let (Some(old), Some(new)) = (&old.check, &new.check)
+            && old.left_out() != new.left_out()
+        {
+            to.push_str(" (what is left out has changed)");
+        }
+        field("check".into(), from, to);
     }
     for (address, server) in &new.servers {
         let name = |field: &str| format!("server {address} {field}");

@@ -548,6 +548,31 @@ fn a_refused_change_changed_nothing() {
     assert_eq!(session.controller.service(&key).unwrap().servers.len(), 1);
 }
 
+/// The audit log has such lines, and is given away.
+#[test]
+fn that_secrets_of_a_check_have_changed_is_said_and_they_are_not() {
+    let with = |words: &[&str]| {
+        let words = words.iter().map(|word| (*word).to_owned()).collect();
+        let mut service = checked(80, &[1]);
+        service.check.as_mut().unwrap().kind = Kind::Command(health::Command(words));
+        Some(Arc::new(service))
+    };
+    let change = ServiceChange {
+        key: key(80),
+        from: with(&["/probe", "--password", "hunter1"]),
+        to: with(&["/probe", "--password", "hunter2"]),
+    };
+    let every = "every 2000 ms within 1000 ms, rise 2, fall 3";
+    assert_eq!(
+        change.fields(),
+        [FieldChange {
+            field: "check".into(),
+            from: format!("command /probe (2 words left out) {every}"),
+            to: format!("command /probe (2 words left out) {every} (what is left out has changed)"),
+        }]
+    );
+}
+
 #[test]
 fn a_whole_configuration_at_once() {
     let mut session = Session::new();
