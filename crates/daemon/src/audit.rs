@@ -3,7 +3,8 @@
 //!
 //! A [`Record`] begins when a request is let in and is written when nobody holds it any more, which
 //! is before the client has its answer: also where the client went away and the change was made all
-//! the same.
+//! the same. In a line is first who, what and how it ended, then what changed, and last the
+//! arguments: what cuts a long line off takes those.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,18 +13,25 @@ use std::time::{Duration, Instant, SystemTime};
 
 use api::v1;
 use control::Changed;
-use serde_json::{Map, Value, json};
+use prost::Message;
+use serde::ser::{Serialize, SerializeMap, Serializer};
+use serde_json::Value;
 
 use crate::access::{Peer, Who};
 use crate::lines::Lines;
+use crate::logging::cut;
 use crate::v1::render;
 
 /// Bytes of a request's arguments that are recorded; of longer ones only how long they were.
 pub const ARGUMENTS_MAX: usize = 64 << 10;
+/// The same, as JSON.
+const ARGUMENTS_JSON_MAX: usize = 256 << 10;
 /// Changes of a request that are listed.
 const LISTED: usize = 1000;
-/// Bytes of what has changed in them.
+/// Bytes of what has changed in them, and of what was removed.
 const DETAILS_MAX: usize = 64 << 10;
+/// Bytes of the sentence that the client got, which may name a value of its own of any length.
+const WHY_MAX: usize = 4 << 10;
 /// Where lines in the log come from.
 pub const AUDIT: &str = "butterfly_audit";
 /// Letters of what was asked for by who was not let in.
@@ -139,18 +147,17 @@ impl Audit {
         self.write(&Line {
             request: request.chars().take(REQUEST_MAX).collect(),
             result: Some("refused".into()),
-            why: why.to_owned(),
+            why: cut(why, WHY_MAX).into_owned(),
             unsaid,
             ..Line::new(api, peer)
         });
     }
 
     fn write(&self, line: &Line) {
-        let value = line.value();
-        tracing::info!(target: AUDIT, "{value}");
+        let mut text = line.text();
+        tracing::info!(target: AUDIT, "{text}");
         let mut state = self.lock();
         let Some(file) = &mut state.file else { return };
-        let mut text = value.to_string();
         text.push('\n');
         match file.append(text.as_bytes()).1 {
             Ok(()) if state.lost_unsaid > 0 => {
@@ -225,7 +232,7 @@ impl Record {
     /// What it has come to, where that is no change of what is declared.
     pub fn detail(&self, detail: String) {
         let mut line = self.lock();
-        match line.has_room(&detail) {
+        match line.has_room(detail.len()) {
             true => line.details.push(detail),
             false => line.more_details += 1,
         }
@@ -236,8 +243,13 @@ impl Record {
         let mut line = self.lock();
         line.may_have_had_effect = true;
         line.more += changed.more;
-        let removed = changed.removed.iter().map(|nic| render::nic(nic));
-        line.removed.extend(removed.take(LISTED));
+        for nic in changed.removed.iter().take(LISTED) {
+            let nic = render::nic(nic);
+            match line.has_room(nic.encoded_len()) {
+                true => line.removed.push(nic),
+                false => line.more_details += 1,
+            }
+        }
         let changes = render::changes(&changed.diff);
         let room = LISTED.saturating_sub(line.changes.len());
         line.more += changes.len().saturating_sub(room);
@@ -245,7 +257,7 @@ impl Record {
             let of_change = change.details.len();
             change.details = std::mem::take(&mut change.details)
                 .into_iter()
-                .take_while(|detail| line.has_room(detail))
+                .take_while(|detail| line.has_room(detail.len()))
                 .collect();
             line.more_details += of_change - change.details.len();
             line.changes.push(change);
@@ -255,7 +267,7 @@ impl Record {
     /// How it ended: `ok`, or a code and the sentence.
     pub fn ended(&self, result: &str, why: &str) {
         let mut line = self.lock();
-        (line.result, line.why) = (Some(result.to_owned()), why.to_owned());
+        (line.result, line.why) = (Some(result.to_owned()), cut(why, WHY_MAX).into_owned());
     }
 
     /// What was done is undone since.
@@ -310,8 +322,8 @@ impl Line {
     }
 
     /// Takes it of what room there is for details; once there is none, there is none for others.
-    fn has_room(&mut self, detail: &str) -> bool {
-        let left = self.room.checked_sub(detail.len());
+    fn has_room(&mut self, bytes: usize) -> bool {
+        let left = self.room.checked_sub(bytes);
         self.room = left.unwrap_or(0);
         left.is_some()
     }
@@ -322,70 +334,82 @@ impl Line {
         self.result.as_deref() != Some("ok") && !self.may_have_had_effect
     }
 
-    fn value(&self) -> Value {
-        let mut line = Map::new();
-        let mut say = |key: &str, value: Value| line.insert(key.to_owned(), value);
+    fn text(&self) -> String {
+        // Of a map of texts and values nothing can fail.
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    /// The arguments, unless they are longer as JSON than is recorded.
+    fn arguments(&self) -> Option<&Value> {
+        let arguments = self.arguments.as_ref();
+        arguments.filter(|arguments| arguments.to_string().len() <= ARGUMENTS_JSON_MAX)
+    }
+}
+
+/// The keys in this order.
+impl Serialize for Line {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut line = serializer.serialize_map(None)?;
         let now = humantime::format_rfc3339_millis(SystemTime::now());
-        say("time", now.to_string().into());
-        say("api", self.api.into());
+        line.serialize_entry("time", &now.to_string())?;
+        line.serialize_entry("api", self.api)?;
         match &self.peer.who {
             Who::Local(user) => {
-                say("uid", user.uid.into());
-                say("gid", user.gid.into());
+                line.serialize_entry("uid", &user.uid)?;
+                line.serialize_entry("gid", &user.gid)?;
                 if let Some(pid) = user.pid {
-                    say("pid", pid.into());
+                    line.serialize_entry("pid", &pid)?;
                 }
             }
-            Who::Certificate { names } => drop(say("certificate", json!(names))),
-            Who::V0Tcp => drop(say("v0_tcp", true.into())),
-            Who::PageToken => drop(say("page_token", true.into())),
+            Who::Certificate { names } => line.serialize_entry("certificate", names)?,
+            Who::V0Tcp => line.serialize_entry("v0_tcp", &true)?,
+            Who::PageToken => line.serialize_entry("page_token", &true)?,
             Who::Unknown => (),
         }
         if let Some(address) = &self.peer.address {
-            say("address", address.as_str().into());
+            line.serialize_entry("address", address)?;
         }
-        say("request", self.request.as_str().into());
-        match &self.arguments {
-            Some(arguments) => drop(say("arguments", arguments.clone())),
+        line.serialize_entry("request", &self.request)?;
+        // Whoever went away before the end has had no answer.
+        let result = self.result.as_deref().unwrap_or("unanswered");
+        line.serialize_entry("result", result)?;
+        if !self.why.is_empty() {
+            line.serialize_entry("why", &self.why)?;
+        }
+        for (name, count) in [
+            ("unsaid", self.unsaid),
+            ("more", self.more as u64),
+            ("more_details", self.more_details as u64),
+        ] {
+            if count > 0 {
+                line.serialize_entry(name, &count)?;
+            }
+        }
+        if !self.changes.is_empty() {
+            line.serialize_entry("changes", &in_json("Change", &self.changes))?;
+        }
+        if !self.removed.is_empty() {
+            line.serialize_entry("removed", &in_json("Nic", &self.removed))?;
+        }
+        if !self.details.is_empty() {
+            line.serialize_entry("details", &self.details)?;
+        }
+        match self.arguments() {
+            Some(arguments) => line.serialize_entry("arguments", arguments)?,
             None if self.arguments_bytes > 0 => {
-                say("arguments_bytes", self.arguments_bytes.into());
+                line.serialize_entry("arguments_bytes", &self.arguments_bytes)?;
             }
             None => (),
         }
-        let json = |name: &str, message: &dyn Fn() -> Vec<u8>| {
-            api::json::of_v1(name, &message()).unwrap_or(Value::Null)
-        };
-        if !self.changes.is_empty() {
-            let changes = self.changes.iter();
-            let changes =
-                changes.map(|change| json("Change", &|| prost::Message::encode_to_vec(change)));
-            say("changes", changes.collect());
-        }
-        if !self.removed.is_empty() {
-            let removed = self.removed.iter();
-            let removed = removed.map(|nic| json("Nic", &|| prost::Message::encode_to_vec(nic)));
-            say("removed", removed.collect());
-        }
-        if !self.details.is_empty() {
-            say("details", json!(self.details));
-        }
-        if self.more > 0 {
-            say("more", self.more.into());
-        }
-        if self.more_details > 0 {
-            say("more_details", self.more_details.into());
-        }
-        // Whoever went away before the end has had no answer.
-        let result = self.result.as_deref().unwrap_or("unanswered");
-        say("result", result.into());
-        if !self.why.is_empty() {
-            say("why", self.why.as_str().into());
-        }
-        if self.unsaid > 0 {
-            say("unsaid", self.unsaid.into());
-        }
-        Value::Object(line)
+        line.end()
     }
+}
+
+/// Messages of v1 of this name.
+fn in_json<M: Message>(name: &str, messages: &[M]) -> Vec<Value> {
+    let value = |message: &M| api::json::of_v1(name, &message.encode_to_vec());
+    let values = messages.iter().map(value);
+    values.map(Option::unwrap_or_default).collect()
 }
 
 #[cfg(test)]
@@ -393,6 +417,7 @@ mod tests {
     use super::*;
     use control::model::{Direction, GroupId, Peer as RulePeer, Ports, Rule, RuleMatch};
     use control::{Diff, GroupChange, GroupDiff};
+    use serde_json::json;
     use std::fs::OpenOptions;
     use std::os::unix::fs::PermissionsExt;
 
@@ -554,6 +579,15 @@ mod tests {
             lines(&path)[0]["request"].as_str().unwrap().len(),
             REQUEST_MAX
         );
+        let long = audit.begin("v1", &peer(), "PutNic");
+        // Control characters are six bytes of JSON each.
+        let arguments = "\u{1}".repeat(ARGUMENTS_MAX);
+        long.arguments(Some(json!(arguments)), ARGUMENTS_MAX);
+        long.ended("ok", &"x".repeat(1 << 20));
+        drop(long);
+        let line = lines(&path).pop().unwrap();
+        assert_eq!(line["arguments_bytes"], ARGUMENTS_MAX);
+        assert!(line.to_string().len() < 2 * WHY_MAX);
         let record = audit.begin("v1", &peer(), "PutGroup");
         let rule = |port: u16| {
             let ports = RuleMatch::Ports(Ports {

@@ -3,6 +3,7 @@
 
 mod journal;
 
+use std::borrow::Cow;
 use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
@@ -13,6 +14,15 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry, reload};
 
 use crate::log_repeats::Repeats;
+
+/// At most so many bytes of a text, and that the others were cut off.
+pub fn cut(text: &str, max: usize) -> Cow<'_, str> {
+    if text.len() <= max {
+        return Cow::Borrowed(text);
+    }
+    let begin = &text[..text.floor_char_boundary(max)];
+    Cow::Owned(format!("{begin}… (cut: {} bytes in all)", text.len()))
+}
 
 /// How much is logged; the names are the original's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
