@@ -434,11 +434,11 @@ impl Controller {
         let recorded = match &mut self.journal {
             None => None,
             Some(journal) => {
-                let mut change =
-                    record::change(self.author.clone(), &self.state, next, &staged.diff);
-                let author = self.author.clone();
-                let forgotten = record::change(author, &self.state, next, &staged.forgotten);
-                change.objects.extend(forgotten.objects);
+                let of_part = !self.parts.is_empty();
+                let of =
+                    |diff| record::change(self.author.clone(), of_part, &self.state, next, diff);
+                let mut change = of(&staged.diff);
+                change.objects.extend(of(&staged.forgotten).objects);
                 journal.record(&change)?;
                 Some(change)
             }

@@ -25,6 +25,8 @@ pub enum Author {
 pub struct Change {
     /// Who makes it.
     pub author: Author,
+    /// It may change a part of the host alone.
+    pub of_part: bool,
     /// Each object that differs, once.
     pub objects: Vec<ObjectChange>,
 }

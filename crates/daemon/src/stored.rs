@@ -303,7 +303,9 @@ impl Stored {
     /// The objects as they were after a revision.
     fn at(&self, revision: u64) -> Result<Objects, Error> {
         let patch = self.store.back_to(revision).map_err(|why| match why {
-            store::Error::NoRevision { .. } => Error::NoRevision(why.to_string()),
+            store::Error::NoRevision { .. } | store::Error::Merged { .. } => {
+                Error::NoRevision(why.to_string())
+            }
             other => unreadable(other),
         })?;
         let mut objects = self.objects().map_err(Error::Journal)?;
@@ -457,6 +459,7 @@ impl Journal for Writer {
         let signed = Signed {
             author,
             unix_secs: unix_secs(),
+            of_part: change.of_part,
         };
         let written = self.0.store.write(signed, &puts);
         let ticket = written.map_err(unreadable)?;

@@ -560,6 +560,7 @@ async fn a_store_in_use_or_of_a_newer_version_or_damaged_is_refused() {
         let signed = Signed {
             author: "a newer version",
             unix_secs: 1,
+            of_part: false,
         };
         let put = Put {
             kind: Kind::Nic,

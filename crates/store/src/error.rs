@@ -80,6 +80,14 @@ pub enum Error {
         /// The state of now.
         newest: u64,
     },
+    /// A part's revision, of which there were too many.
+    #[error("revision {revision} is not kept by itself: what it changed is in revision {next}")]
+    Merged {
+        /// What was asked for.
+        revision: u64,
+        /// The next one that is kept.
+        next: u64,
+    },
 }
 
 impl Error {

@@ -14,7 +14,14 @@ pub(crate) const REVISIONS: TableDefinition<u64, (u64, &str, u64)> =
     TableDefinition::new("revisions");
 /// Objects as they were before a revision, by its number, kind and key.
 pub(crate) const BEFORE: TableDefinition<BeforeKey, Option<&[u8]>> = TableDefinition::new("before");
-type BeforeKey = (u64, u8, &'static [u8]);
+pub(crate) type BeforeKey = (u64, u8, &'static [u8]);
+
+/// The revisions of who may change a part of the host alone. A version that does not know the table
+/// leaves it as it is.
+pub(crate) const PARTS: TableDefinition<u64, ()> = TableDefinition::new("parts");
+/// Revisions that earlier ones have become one with: behind which revision they all begin. As
+/// [`PARTS`] for other versions.
+pub(crate) const MERGED: TableDefinition<u64, u64> = TableDefinition::new("merged");
 
 pub(crate) const FORMAT_KEY: &str = "format";
 /// The newest revision's number.

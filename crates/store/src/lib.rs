@@ -74,6 +74,8 @@ pub struct Signed<'a> {
     pub author: &'a str,
     /// Unix seconds.
     pub unix_secs: u64,
+    /// Who makes it may change a part of the host alone.
+    pub of_part: bool,
 }
 
 /// A change that was written, to be waited for with [`Store::sync`]. They only grow.
@@ -81,6 +83,8 @@ pub struct Signed<'a> {
 pub struct Ticket(u64);
 
 /// How much history is kept: the newest revisions, as many as meet all bounds, and always one.
+/// Revisions of parts of the host do not take more than half of each bound from the others: those
+/// beyond become one with the next, so that states behind the others can still be had.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Keep {
     /// Revisions.
@@ -281,8 +285,8 @@ impl Store {
     pub fn write(&self, signed: Signed, puts: &[Put]) -> Result<Ticket, Error> {
         let size = || self.history.lock().unwrap_or_else(PoisonError::into_inner);
         let write = |transaction: &WriteTransaction| {
-            let known = *size();
-            history::append(transaction, signed, puts, self.keep, known)
+            let (known, durable) = (*size(), self.sync.durable());
+            history::append(transaction, signed, puts, self.keep, known, durable)
         };
         self.transact(Durability::None, write, |now| {
             *size() = Some(now);

@@ -58,6 +58,11 @@ impl State {
         Ticket(tickets.written.0)
     }
 
+    /// The newest revision that is durable; 0: none is known.
+    pub(crate) fn durable(&self) -> u64 {
+        self.lock().durable.unwrap_or(0)
+    }
+
     /// What is not durable is lost. The newest revision that is, if any is known.
     pub(crate) fn lost(&self) -> Option<u64> {
         let mut tickets = self.lock();

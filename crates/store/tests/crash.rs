@@ -206,6 +206,7 @@ fn make(model: &mut Model, puts: &[Put]) {
 const SIGNED: Signed = Signed {
     author: "a test",
     unix_secs: 7,
+    of_part: false,
 };
 
 /// Works on a disk until the power goes; the states that may be found, by revision, and the oldest

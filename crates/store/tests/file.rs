@@ -1,6 +1,9 @@
 //! The file: who may open it, what is refused, and its history.
 
-use butterfly_store::{Error, FILE, Keep, Kind, Layout, Patch, Put, Signed, Store};
+use butterfly_store::{Error, FILE, Keep, Kind, Layout, Patch, Put, Signed, Store, Ticket};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
@@ -17,12 +20,22 @@ fn put(key: &str, value: Option<&str>) -> Put {
 }
 
 fn write(store: &Store, author: &str, puts: &[Put]) {
+    store.sync(written(store, author, puts)).unwrap();
+}
+
+/// Of who is called `tenant` it is a part's.
+fn written(store: &Store, author: &str, puts: &[Put]) -> Ticket {
     let signed = Signed {
         author,
         unix_secs: 1_000,
+        of_part: author == "tenant",
     };
-    let ticket = store.write(signed, puts).unwrap();
-    store.sync(ticket).unwrap();
+    store.write(signed, puts).unwrap()
+}
+
+fn kept(store: &Store) -> Vec<u64> {
+    let history = store.history().unwrap().into_iter();
+    history.map(|revision| revision.number).collect()
 }
 
 fn values(store: &Store) -> Vec<(String, String)> {
@@ -135,6 +148,115 @@ fn history_of_large_objects_is_shorter() {
     write(&store, "somebody", &[put("a", Some(&whole))]);
     write(&store, "somebody", &[put("a", None)]);
     assert_eq!(kept(&store), 1, "the newest always is");
+}
+
+/// Who has a part makes a change after the other, and the whole host can be gone back as before.
+#[test]
+fn revisions_of_parts_do_not_take_the_room_of_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let keep = Keep {
+        revisions: 10,
+        ..Keep::default()
+    };
+    let store = Store::open(dir.path(), keep).unwrap();
+    write(&store, "host", &[put("a", Some("1"))]);
+    for round in 1..=2_000 {
+        let ticket = written(&store, "tenant", &[put("mine", Some(&round.to_string()))]);
+        if round % 4 == 0 {
+            store.sync(ticket).unwrap();
+        }
+        // What is not durable yet stays by itself, beyond the bound for as long.
+        assert!(kept(&store).len() <= 10 + 4);
+    }
+    let host = Patch::from([((Kind::Nic, b"mine".to_vec()), None)]);
+    assert_eq!(store.back_to(1).unwrap(), host);
+    drop(store);
+    let store = Store::open(dir.path(), keep).unwrap();
+    write(&store, "host", &[put("a", Some("2"))]);
+    let (now, kept) = (2_002, kept(&store));
+    assert_eq!((kept.len(), kept[0], kept[9]), (10, now, 1));
+    assert_eq!(store.back_to(1).unwrap().len(), 2);
+    let before_last = store.back_to(now - 2).unwrap();
+    assert_eq!(
+        before_last[&(Kind::Nic, b"mine".to_vec())],
+        Some(b"1999".to_vec())
+    );
+    let said = store.back_to(2).unwrap_err().to_string();
+    let next = kept[8];
+    assert_eq!(
+        said,
+        format!("revision 2 is not kept by itself: what it changed is in revision {next}")
+    );
+}
+
+/// What is made and deleted over and over takes no room behind the revisions that did so.
+#[test]
+fn what_parts_make_and_delete_does_not_fill_the_history() {
+    let dir = tempfile::tempdir().unwrap();
+    let keep = Keep {
+        objects: 20,
+        ..Keep::default()
+    };
+    let store = Store::open(dir.path(), keep).unwrap();
+    write(&store, "host", &[put("a", Some("1"))]);
+    for round in 0..200 {
+        let key = round.to_string();
+        write(&store, "tenant", &[put(&key, Some("1"))]);
+        write(&store, "tenant", &[put(&key, Some("2"))]);
+        write(&store, "tenant", &[put(&key, None)]);
+    }
+    assert_eq!(kept(&store).last(), Some(&1));
+    assert_eq!(values(&store), [("a".into(), "1".into())]);
+    let back = store.back_to(1).unwrap();
+    assert!(back.len() <= 20 && back.values().all(Option::is_none));
+}
+
+/// Whatever became one with what: what can be had is what was.
+#[test]
+fn every_state_that_is_kept_is_as_it_was() {
+    let mut random = StdRng::seed_from_u64(1);
+    let dir = tempfile::tempdir().unwrap();
+    let keep = Keep {
+        revisions: 8,
+        objects: 16,
+        bytes: 60,
+    };
+    let store = Store::open(dir.path(), keep).unwrap();
+    let mut states = vec![values(&store)];
+    for _ in 0..400 {
+        let author = ["host", "tenant", "tenant", "tenant"][random.random_range(0..4)];
+        let mut keys: Vec<u32> = (0..random.random_range(1..4))
+            .map(|_| random.random_range(0..6))
+            .collect();
+        keys.sort_unstable();
+        keys.dedup();
+        let puts: Vec<Put> = keys
+            .into_iter()
+            .map(|key| {
+                let value = "x".repeat(random.random_range(1..9));
+                let value = random.random_bool(0.6).then_some(value.as_str());
+                put(&key.to_string(), value)
+            })
+            .collect();
+        let ticket = written(&store, author, &puts);
+        if random.random_bool(0.7) {
+            store.sync(ticket).unwrap();
+        }
+        let now = values(&store);
+        states.push(now.clone());
+        for revision in kept(&store) {
+            let mut then: BTreeMap<String, String> = now.iter().cloned().collect();
+            for ((_, key), value) in store.back_to(revision).unwrap() {
+                let text = |bytes| String::from_utf8(bytes).unwrap();
+                match value {
+                    Some(value) => then.insert(text(key), text(value)),
+                    None => then.remove(&text(key)),
+                };
+            }
+            let then: Vec<_> = then.into_iter().collect();
+            assert_eq!(then, states[revision as usize], "{revision}");
+        }
+    }
 }
 
 #[test]
@@ -298,6 +420,7 @@ fn it_is_given_to_another_process_and_taken_back() {
     let signed = Signed {
         author: "one",
         unix_secs: 1_000,
+        of_part: false,
     };
     // Not synced by anybody yet.
     store.write(signed, &[put("a", Some("1"))]).unwrap();

@@ -8,7 +8,13 @@ use crate::state::State;
 use std::sync::Arc;
 
 /// All that differs between the state and the next one.
-pub(super) fn change(author: Author, state: &State, next: &State, diff: &Diff) -> Change {
+pub(super) fn change(
+    author: Author,
+    of_part: bool,
+    state: &State,
+    next: &State,
+    diff: &Diff,
+) -> Change {
     let nic = |state: &State, id: &NicId| -> Option<Arc<Nic>> {
         state.nics.get(id).map(|entry| entry.nic.clone())
     };
@@ -67,6 +73,7 @@ pub(super) fn change(author: Author, state: &State, next: &State, diff: &Diff) -
         .chain(router_acl);
     Change {
         author,
+        of_part,
         objects: objects.collect(),
     }
 }

@@ -3,8 +3,9 @@
 
 use super::world::{self, Shared};
 use crate::model::{
-    AccessList, Config, DeclaredServer, DeclaredService, DeclaredServices, Feature, Interface,
-    Mode, Protocol, ServiceKey, State, Tunnel, Weight, service_key,
+    AccessList, Config, DeclaredServer, DeclaredService, DeclaredServices, Feature, Group,
+    GroupPattern, Interface, Mode, Part, PartLimits, Protocol, ServiceKey, State, Tunnel, Weight,
+    service_key,
 };
 use crate::*;
 use health::{Check, CheckError, Kind, Policy};
@@ -690,6 +691,27 @@ fn a_document_of_all_parts_is_one_change() {
     // Applied again it changes nothing, and nobody hears of it.
     assert_eq!(session.controller.apply(wanted, false), Ok(Diff::default()));
     assert!(session.events().is_empty() && journal.0.lock().unwrap().0.is_empty());
+}
+
+/// By which the history keeps room for the others.
+#[test]
+fn a_change_of_who_has_a_part_is_recorded_as_a_part_s() {
+    let mut session = Session::new();
+    let journal = RecordedJournal::default();
+    session.controller = session.controller.with_journal(Box::new(journal.clone()));
+    let part = Part {
+        networks: vec![42..=42],
+        groups: vec![GroupPattern::Id("b".into())],
+        limits: PartLimits::default(),
+    };
+    for (id, parts) in [("a", vec![]), ("b", vec![part])] {
+        session.controller.set_parts(parts);
+        let group = Group::new(world::group_id(id));
+        session.controller.put_group(group).unwrap();
+    }
+    let recorded = &journal.0.lock().unwrap().0;
+    let of_part: Vec<bool> = recorded.iter().map(|change| change.of_part).collect();
+    assert_eq!(of_part, [false, true]);
 }
 
 #[test]

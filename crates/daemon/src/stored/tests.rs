@@ -102,6 +102,7 @@ fn stored(names: &[&str]) -> Arc<Stored> {
     let signed = Signed {
         author: "root",
         unix_secs: 0,
+        of_part: false,
     };
     let puts = objects(&config).into_iter();
     let puts = puts.map(|((kind, key), value)| Put {
