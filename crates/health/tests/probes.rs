@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use butterfly_health as health;
 use health::probe::{Direct, Fault, Here, Means, NotMade, Path, Transport, run};
 use health::{Command, Dns, Http, Kind, Programs, Subject};
+use sys::socket_owner::{Protocol, SocketOwners};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -485,6 +486,82 @@ async fn a_command_reaches_the_server_by_the_relay() {
     );
 }
 
+/// Whether a program's user is another one than ours, and the kernel tells.
+fn strangers_are_known() -> bool {
+    let own = rustix::process::geteuid();
+    let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let owners = SocketOwners::new().unwrap();
+    let anybody = "0.0.0.0:0".parse().unwrap();
+    let told = owners.of(Protocol::Udp, socket.local_addr().unwrap(), anybody);
+    let known = own.is_root() && told.unwrap().is_some();
+    if !known {
+        eprintln!("skipped: we are not root, or the kernel does not tell whose a socket is");
+    }
+    known
+}
+
+/// The attack: whoever is on this host speaks to the relay, and has the server's answer.
+#[tokio::test]
+async fn a_stranger_s_datagram_is_not_the_command_s() {
+    if !strangers_are_known() {
+        return;
+    }
+    let server = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let at = server.local_addr().unwrap();
+    let script = "exec 3<>/dev/udp/${BUTTERFLY_CHECK_ADDRESS%:*}/${BUTTERFLY_CHECK_ADDRESS#*:}; \
+                  echo $BUTTERFLY_CHECK_ADDRESS >&3; \
+                  answer=$(dd bs=64 count=1 <&3 2>/dev/null); [ \"$answer\" = hello ]";
+    let shells = Shells::new();
+    let check = shells.within(TIMEOUT, shells.run("bash", script), at, "udp");
+    let server = async {
+        let mut query = [0; 64];
+        let (len, relay) = server.recv_from(&mut query).await.unwrap();
+        let address = std::str::from_utf8(&query[..len]).unwrap().trim();
+        let address: SocketAddr = address.parse().unwrap();
+        let stranger = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        for _ in 0..16 {
+            stranger.send_to(b"stranger", address).await.unwrap();
+        }
+        let more = tokio::time::timeout(SHORT, server.recv_from(&mut query)).await;
+        assert!(more.is_err(), "it was passed on");
+        server.send_to(b"hello\n", relay).await.unwrap();
+    };
+    let (outcome, ()) = tokio::join!(check, server);
+    assert_eq!(outcome, Ok(()));
+}
+
+/// The same over TCP: each connection would have one of the sockets that all checks share.
+#[tokio::test]
+async fn a_stranger_s_connections_take_no_turn() {
+    if !strangers_are_known() {
+        return;
+    }
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let path = Few::turns(listener.local_addr().unwrap(), 2);
+    let script = "exec 3<>/dev/tcp/${BUTTERFLY_CHECK_ADDRESS%:*}/${BUTTERFLY_CHECK_ADDRESS#*:}; \
+                  echo $BUTTERFLY_CHECK_ADDRESS >&3; read answer <&3; [ \"$answer\" = hello ]";
+    let words = ["/bin/bash", "-c", script].map(str::to_owned).to_vec();
+    let kind = Kind::Command(Command(words));
+    let check = path.clone().check(&kind, TIMEOUT);
+    let server = async {
+        let (mut program, _) = listener.accept().await.unwrap();
+        let mut said = [0; 64];
+        let len = program.read(&mut said).await.unwrap();
+        let address = std::str::from_utf8(&said[..len]).unwrap().trim();
+        let address: SocketAddr = address.parse().unwrap();
+        for _ in 0..64 {
+            let mut stranger = TcpStream::connect(address).await.unwrap();
+            let end = tokio::time::timeout(TIMEOUT, stranger.read(&mut said)).await;
+            assert_eq!(end.expect("it is hung up on").unwrap_or(0), 0);
+        }
+        let other = path.clone().check(&Kind::Tcp, TIMEOUT).await;
+        assert_eq!(other.unwrap().outcome, Ok(()), "another check has a turn");
+        program.write_all(b"hello\n").await.unwrap();
+    };
+    let (made, ()) = tokio::join!(check, server);
+    assert_eq!(made.unwrap().outcome, Ok(()));
+}
+
 /// A host that can make so many sockets at a time, and then none but in error.
 #[derive(Clone)]
 struct Few {
@@ -588,4 +665,7 @@ async fn what_this_host_lacks_is_not_the_server_s_failure() {
     assert!(made.is_err(), "{made:?}");
     let made = Few::turns(at, 2).check(&connects(2), TIMEOUT).await;
     assert_eq!(made.unwrap().outcome, Ok(()));
+    // However many are free, one check does not have them all.
+    let made = Few::turns(at, 100).check(&connects(17), TIMEOUT).await;
+    assert!(made.is_err(), "{made:?}");
 }

@@ -46,12 +46,20 @@ pub struct Limits {
     pub processes: u64,
 }
 
+/// The user that a [confined](confine) program is: our own where we are not root.
+pub fn user() -> u32 {
+    match geteuid() {
+        own if own.is_root() => NOBODY,
+        own => own.as_raw(),
+    }
+}
+
 /// Has `command` run confined, in a process group of its own. Where we are not root it runs as our
 /// own user.
 pub fn confine(command: &mut Command, limits: Limits) {
     if geteuid().is_root() {
         // The standard library takes the other groups away too.
-        command.gid(NOBODY).uid(NOBODY);
+        command.gid(NOBODY).uid(user());
     }
     before_exec(command, limits, true);
 }

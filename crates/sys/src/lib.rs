@@ -12,6 +12,7 @@
 //!   [`memory_holder`]: the end of a process without waiting for its memory to be taken apart.
 //! - [`held_name`]: a name that one process of a network namespace holds. [`handed`]: what one
 //!   process hands over to the next. [`socket_file`]: the file of a unix socket, and whose it is.
+//!   [`socket_owner`]: whose the other end of a connection over loopback is.
 //! - [`ethtool`]: a NIC's offloads. [`huge`]: zeroed memory in huge pages. [`shared_memory`]:
 //!   memory that outlives the process. [`private_text`]: what is in a file that holds a secret. [`packet_socket`]: which interface one is of. [`userfault`]: pages that are missing. [`cycles`]: the cycle
 //!   counter.
@@ -37,6 +38,7 @@ pub mod private_text;
 pub mod reading_only;
 pub mod shared_memory;
 pub mod socket_file;
+pub mod socket_owner;
 pub mod userfault;
 
 pub use allocator::trim_memory;

@@ -1,15 +1,17 @@
 //! A program of the operator's. It is told the names of things by its environment, and given an
 //! address on loopback behind which the server is: a relay, since the program's own sockets know
 //! nothing of paths. It runs as nobody, within limits, and all that it has started ends with the
-//! check.
+//! check. Everybody on this host can reach the relay, and it hears the program's user alone.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::Stdio;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
+use sys::socket_owner::{Protocol, SocketOwners};
 use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 
@@ -21,6 +23,8 @@ use crate::programs::{self, LIMITS, Programs};
 const DATAGRAM_MAX: usize = 65_535;
 /// How many bytes of the program's output are read for the sentence.
 const SAID_MAX: u64 = 400;
+/// Connections of a program at a time: each has one of the sockets that all checks share.
+const CONNECTIONS_MAX: usize = 16;
 
 /// What has kept a program's sockets from the server, and is not the server's.
 #[derive(Clone, Default)]
@@ -124,7 +128,7 @@ impl Command {
 }
 
 /// This host has no descriptor, process or memory left.
-fn is_shortage(error: &std::io::Error) -> bool {
+fn is_shortage(error: &io::Error) -> bool {
     let shortages = [Errno::MFILE, Errno::NFILE, Errno::AGAIN, Errno::NOMEM];
     Errno::from_io_error(error).is_some_and(|errno| shortages.contains(&errno))
 }
@@ -155,8 +159,39 @@ impl Drop for Relay {
 /// Where a program finds its server, and who moves the bytes.
 type Relayed = (SocketAddr, tokio::task::JoinHandle<()>);
 
-fn no_relay(error: std::io::Error) -> NotMade {
+fn no_relay(error: io::Error) -> NotMade {
     NotMade(format!("no relay on loopback: {}", reason(&error)))
+}
+
+/// Whom a relay hears.
+struct Heard {
+    protocol: Protocol,
+    /// The relay's own address.
+    here: SocketAddr,
+    /// `None`: the kernel does not tell, and everybody is heard.
+    owners: Option<SocketOwners>,
+}
+
+impl Heard {
+    fn at(protocol: Protocol, here: SocketAddr) -> io::Result<Heard> {
+        let owners = SocketOwners::new()?;
+        let anybody = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
+        // Whose the relay itself is, it knows if anything.
+        let tells = owners.of(protocol, here, anybody)?.is_some();
+        Ok(Heard {
+            protocol,
+            here,
+            owners: tells.then_some(owners),
+        })
+    }
+
+    /// Whether the socket there is of the program's user.
+    fn is(&self, there: SocketAddr) -> bool {
+        self.owners.as_ref().is_none_or(|owners| {
+            let owner = owners.of(self.protocol, there, self.here);
+            matches!(owner, Ok(Some(user)) if user == sys::confine::user())
+        })
+    }
 }
 
 /// The first connection has its turn.
@@ -168,11 +203,20 @@ async fn relay_tcp<P: Path>(
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await;
     let listener = listener.map_err(no_relay)?;
     let address = listener.local_addr().map_err(no_relay)?;
+    let heard = Heard::at(Protocol::Tcp, address).map_err(no_relay)?;
     let task = tokio::spawn(async move {
         // The connections end with the listener: each is a future of this task.
         let mut running = tokio::task::JoinSet::new();
         let mut first = Some(turn);
-        while let Ok((near, _)) = listener.accept().await {
+        while let Ok((near, from)) = listener.accept().await {
+            if !heard.is(from) {
+                continue;
+            }
+            if running.len() >= CONNECTIONS_MAX {
+                obstacles.waiting.fetch_add(1, Ordering::Relaxed);
+                running.join_next().await;
+                obstacles.waiting.fetch_sub(1, Ordering::Relaxed);
+            }
             let (path, obstacles, turn) = (path.clone(), obstacles.clone(), first.take());
             running.spawn(async move {
                 if let Err(why) = relay_stream(near, &path, turn, &obstacles).await {
@@ -203,11 +247,12 @@ async fn relay_stream<P: Path>(
     Ok(())
 }
 
-/// For one client, which a check is: answers go to whoever spoke last.
+/// For one client, which a check is: answers go to the socket of the program that spoke last.
 async fn relay_udp<P: Path>(path: P, turn: P::Turn) -> Result<Result<Relayed, String>, NotMade> {
     let near = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await;
     let near = near.map_err(no_relay)?;
     let address = near.local_addr().map_err(no_relay)?;
+    let heard = Heard::at(Protocol::Udp, address).map_err(no_relay)?;
     let (far, hold) = match told(path.udp(turn).await, "no relay on loopback")? {
         Ok(made) => made,
         Err(why) => return Ok(Err(why)),
@@ -220,6 +265,9 @@ async fn relay_udp<P: Path>(path: P, turn: P::Turn) -> Result<Result<Relayed, St
             tokio::select! {
                 came = near.recv_from(&mut query) => {
                     let Ok((len, from)) = came else { return };
+                    if !heard.is(from) {
+                        continue;
+                    }
                     client = Some(from);
                     let _ = far.send(&query[..len]).await;
                 }
