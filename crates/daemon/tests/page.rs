@@ -150,7 +150,8 @@ async fn the_files_are_there_and_the_api_in_json() {
     assert_eq!(put.json()["id"], "made");
     let log = std::fs::read_to_string(page.daemon.dir.path().join("log")).unwrap();
     assert!(
-        log.contains(r#""request":"PutGroup","arguments":{"group":{"id":"made"}}"#),
+        log.contains(r#""request":"PutGroup","result":"ok""#)
+            && log.contains(r#""arguments":{"group":{"id":"made"}}"#),
         "{log}"
     );
 }
