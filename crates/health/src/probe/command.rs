@@ -174,14 +174,20 @@ struct Heard {
 
 impl Heard {
     fn at(protocol: Protocol, here: SocketAddr) -> io::Result<Heard> {
-        let owners = SocketOwners::new()?;
+        let owners = match SocketOwners::new() {
+            Err(e) if is_shortage(&e) => return Err(e),
+            made => made.ok(),
+        };
         let anybody = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
         // Whose the relay itself is, it knows if anything.
-        let tells = owners.of(protocol, here, anybody)?.is_some();
+        let tells = |owners: &SocketOwners| {
+            let own = owners.of(protocol, here, anybody);
+            own.is_ok_and(|own| own.is_some())
+        };
         Ok(Heard {
             protocol,
             here,
-            owners: tells.then_some(owners),
+            owners: owners.filter(tells),
         })
     }
 
