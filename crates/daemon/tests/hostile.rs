@@ -408,11 +408,8 @@ async fn empty_messages_of_v1_are_refused_before_they_take_memory() {
     }
 }
 
-/// Each takes a while, and would have a thread: all that there may be, and those of the API, which
-/// take a free one when they wait themselves, would stand still.
-#[tokio::test]
-async fn thousands_of_requests_at_one_time_take_few_threads() {
-    let daemon = Daemon::start(&[]);
+/// Has so many groups that to look at all of them takes a while.
+async fn declare_groups(daemon: &Daemon) {
     let groups = (0..4_000).map(|group| v1::Group {
         id: format!("group-{group}"),
         ..Default::default()
@@ -426,6 +423,19 @@ async fn thousands_of_requests_at_one_time_take_few_threads() {
         dry_run: false,
     };
     daemon.v1().await.apply(request).await.unwrap();
+}
+
+fn threads(daemon: &Daemon) -> usize {
+    let folder = format!("/proc/{}/task", daemon.pid());
+    std::fs::read_dir(folder).unwrap().count()
+}
+
+/// Each takes a while, and would have a thread: all that there may be, and those of the API, which
+/// take a free one when they wait themselves, would stand still.
+#[tokio::test]
+async fn thousands_of_requests_at_one_time_take_few_threads() {
+    let daemon = Daemon::start(&[]);
+    declare_groups(&daemon).await;
     let mut asking = tokio::task::JoinSet::new();
     for _ in 0..20 {
         let client = daemon.v1().await;
@@ -437,10 +447,9 @@ async fn thousands_of_requests_at_one_time_take_few_threads() {
             });
         }
     }
-    let folder = format!("/proc/{}/task", daemon.pid());
     let (mut most, mut answered) = (0, 0);
     while !asking.is_empty() {
-        most = most.max(std::fs::read_dir(&folder).unwrap().count());
+        most = most.max(threads(&daemon));
         let next = tokio::time::timeout(Duration::from_millis(5), asking.join_next());
         if let Ok(Some(answer)) = next.await {
             assert_eq!(answer.unwrap().unwrap(), 4_000);
@@ -505,6 +514,32 @@ async fn events_that_are_not_read_take_little_memory() {
             within(stream.message()).await.unwrap().unwrap();
         }
     }
+}
+
+/// Each would go on with a thread of its own when its client is gone.
+#[tokio::test]
+async fn who_asks_for_metrics_and_hangs_up_takes_few_threads() {
+    let (dir, v0) = common::folder();
+    let socket = dir.path().join("metrics.sock");
+    let metrics = format!("unix:{}", socket.display());
+    let daemon = Daemon::start_in(dir, v0, &["--metrics", &metrics]);
+    declare_groups(&daemon).await;
+    let mut bystander = daemon.v1().await;
+    let mut most = 0;
+    for asked in 0..3_000 {
+        let mut client = UnixStream::connect(&socket).unwrap();
+        // Who finds no place is turned away, and may be so before this is said.
+        let _ = client.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n");
+        drop(client);
+        if asked % 50 == 0 {
+            most = most.max(threads(&daemon));
+            let status = within(bystander.get_status(v1::GetStatusRequest::default())).await;
+            assert_eq!(status.unwrap().into_inner().groups, 4_000);
+        }
+    }
+    most = most.max(threads(&daemon));
+    println!("{most} threads at the most");
+    assert!(most < 128, "{most} threads");
 }
 
 /// One field that no request has.

@@ -14,7 +14,7 @@ use super::process::Process;
 use super::requests::Requests;
 use crate::app::App;
 use crate::balancer::status;
-use crate::{forgotten, router, v1 as api_v1};
+use crate::{forgotten, v1 as api_v1};
 
 /// Rules that are told at most, in the order of their groups' ids.
 pub const RULES_MAX: usize = 10_000;
@@ -62,15 +62,13 @@ pub struct Nic {
     pub up: bool,
 }
 
-/// Reads everything. The error is a sentence.
-pub async fn gather(app: &Arc<App>, requests: Requests) -> Result<Scrape, String> {
-    let router = router::status(&app.router).await.ok();
-    let app = app.clone();
-    let gathered = tokio::task::spawn_blocking(move || read(&app, requests, router));
-    gathered.await.map_err(|_| "gathering panicked")?
-}
-
-fn read(app: &App, requests: Requests, router: Option<v1::RouterStatus>) -> Result<Scrape, String> {
+/// Reads everything else than `router`. It waits for workers and for the controller. The error is
+/// a sentence.
+pub fn gather(
+    app: &App,
+    requests: Requests,
+    router: Option<v1::RouterStatus>,
+) -> Result<Scrape, String> {
     let loads = app.workers.loads().map_err(|e| e.to_string())?;
     let facts = status::Facts::of(&app.balancer).map_err(|e| e.to_string())?;
     let uplinks = api_v1::uplinks::list(app).uplinks;

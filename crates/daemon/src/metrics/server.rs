@@ -15,6 +15,7 @@ use crate::access::needs::METRICS;
 use crate::access::{Gate, STALE};
 use crate::app::App;
 use crate::http::{Answers, Client, Origin, Served, plain, whole};
+use crate::router;
 
 /// How it is called.
 pub const SERVED: Served = Served {
@@ -78,13 +79,18 @@ impl Answers for Metrics {
             ),
             false => (Format::Text, "text/plain; version=0.0.4; charset=utf-8"),
         };
-        let _turn = self.turn.lock().await;
-        let scrape = match gather(&self.app, self.gate.requests().clone()).await {
-            Ok(scrape) => scrape,
-            Err(why) => return plain(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
+        let turn = self.turn.clone().lock_owned().await;
+        let router = router::status(&self.app.router).await.ok();
+        let (app, requests) = (self.app.clone(), self.gate.requests().clone());
+        let make = move || {
+            let page = gather(&app, requests, router).map(|scrape| encode(scrape, format));
+            // The next one's, also where who asked for this one has hung up meanwhile.
+            drop(turn);
+            page
         };
-        match tokio::task::spawn_blocking(move || encode(scrape, format)).await {
-            Ok(page) => whole(StatusCode::OK, kind, page),
+        match tokio::task::spawn_blocking(make).await {
+            Ok(Ok(page)) => whole(StatusCode::OK, kind, page),
+            Ok(Err(why)) => plain(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
             Err(_) => plain(
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "the page could not be made\n",
