@@ -2,11 +2,15 @@
 //! `.proto`, those that have their default are left out, and 64-bit numbers are numbers. What is
 //! for logs has no secrets ([`leave_out_secrets`]).
 
+use std::collections::BTreeMap;
+use std::io::Write;
 use std::sync::LazyLock;
 
-use prost::Message;
+use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
+use prost::{DecodeError, Message};
 use prost_reflect::{
-    DescriptorPool, DynamicMessage, MessageDescriptor, MethodDescriptor, SerializeOptions,
+    DescriptorPool, DynamicMessage, FieldDescriptor, Kind, MessageDescriptor, MethodDescriptor,
+    SerializeOptions,
 };
 use serde_json::Value;
 
@@ -103,13 +107,82 @@ impl V1Method {
         Ok(message.encode_to_vec())
     }
 
-    /// Writes an answer as JSON behind what is there. The error is a sentence.
-    pub fn write_answer(&self, bytes: &[u8], json: &mut Vec<u8>) -> Result<(), String> {
-        let message = DynamicMessage::decode(self.0.output(), bytes).map_err(|e| e.to_string())?;
-        let mut json = serde_json::Serializer::new(json);
-        let written = message.serialize_with_options(&mut json, &options());
-        written.map(drop).map_err(|e| e.to_string())
+    /// Writes an answer as JSON. It is decoded a message at a time, each without those within it:
+    /// as a whole it would take fifty times the memory of its bytes. The error is a sentence.
+    pub fn write_answer(&self, bytes: &[u8], json: &mut impl Write) -> Result<(), String> {
+        write(&self.0.output(), bytes, json)
     }
+}
+
+fn write<W: Write>(kind: &MessageDescriptor, bytes: &[u8], json: &mut W) -> Result<(), String> {
+    let (plain, messages) = apart(kind, bytes).map_err(|e| e.to_string())?;
+    let plain = DynamicMessage::decode(kind.clone(), &*plain).map_err(|e| e.to_string())?;
+    let mut own = Vec::new();
+    let mut serializer = serde_json::Serializer::new(&mut own);
+    let written = plain.serialize_with_options(&mut serializer, &options());
+    written.map_err(|e| e.to_string())?;
+    // What is within it goes before its last brace.
+    own.pop();
+    let mut between = if own.len() > 1 { "," } else { "" };
+    put(json, &own)?;
+    for (field, kind, all) in messages.into_values() {
+        put(json, format!("{between}\"{}\":", field.name()).as_bytes())?;
+        between = ",";
+        if !field.is_list() {
+            // What comes in several pieces is one message (protobuf.dev, Encoding).
+            match all[..] {
+                [one] => write(&kind, one, json)?,
+                _ => write(&kind, &all.concat(), json)?,
+            }
+            continue;
+        }
+        for (number, one) in all.into_iter().enumerate() {
+            put(json, if number == 0 { b"[" } else { b"," })?;
+            write(&kind, one, json)?;
+        }
+        put(json, b"]")?;
+    }
+    put(json, b"}")
+}
+
+/// The messages within a message by their fields' numbers, and all else of it.
+type Apart<'a> = (Vec<u8>, BTreeMap<u32, Within<'a>>);
+type Within<'a> = (FieldDescriptor, MessageDescriptor, Vec<&'a [u8]>);
+
+fn apart<'a>(kind: &MessageDescriptor, bytes: &'a [u8]) -> Result<Apart<'a>, DecodeError> {
+    let (mut plain, mut messages) = (Vec::new(), BTreeMap::new());
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        let field = rest;
+        let (number, wire) = decode_key(&mut rest)?;
+        let value = rest;
+        skip_field(wire, number, &mut rest, DecodeContext::default())?;
+        let known = kind.get_field(number);
+        match known.and_then(|known| of_messages(&known).map(|kind| (known, kind))) {
+            Some((known, kind)) if wire == WireType::LengthDelimited => {
+                let mut value = &value[..value.len() - rest.len()];
+                decode_varint(&mut value)?;
+                let (_, _, all) = messages.entry(number).or_insert((known, kind, Vec::new()));
+                all.push(value);
+            }
+            _ => plain.extend_from_slice(&field[..field.len() - rest.len()]),
+        }
+    }
+    Ok((plain, messages))
+}
+
+/// The kind of messages that a field has; none where JSON has them in a way of their own.
+fn of_messages(field: &FieldDescriptor) -> Option<MessageDescriptor> {
+    match field.kind() {
+        Kind::Message(kind) if !field.is_map() && kind.package_name() != "google.protobuf" => {
+            Some(kind)
+        }
+        _ => None,
+    }
+}
+
+fn put(json: &mut impl Write, text: &[u8]) -> Result<(), String> {
+    json.write_all(text).map_err(|e| e.to_string())
 }
 
 /// A message of v0 by its full name, as `MessageV0.Request`, from its bytes.
@@ -227,8 +300,54 @@ mod tests {
             .unwrap();
         assert_eq!(json, br#"x{"mtu":1500}"#);
         assert!(method.write_answer(b"\xff", &mut json).is_err());
+        assert!(method.write_answer(b"\x0a\x02a", &mut json).is_err(), "cut");
         let flows = V1Method::of("/butterfly.v1.Butterfly/ListFlows").unwrap();
         assert_eq!(flows.streams(), (false, true));
         assert!(V1Method::of("/butterfly.v1.Butterfly/None").is_none());
+    }
+
+    /// A message at a time it is what it is as a whole.
+    #[test]
+    fn an_answer_with_messages_in_it_is_the_same_in_json() {
+        let rule = |port| crate::v1::Rule {
+            direction: 1,
+            protocol: Some(0),
+            r#match: Some(crate::v1::rule::Match::Ports(crate::v1::PortRange {
+                start: port,
+                end: port,
+            })),
+            peer: Some(crate::v1::rule::Peer::Cidr("2001:db8::/32".into())),
+        };
+        let group = |id: &str, rules| crate::v1::Group {
+            id: id.into(),
+            rules,
+            ..Default::default()
+        };
+        let nic = crate::v1::Nic {
+            id: "a\"b".into(),
+            vni: 7,
+            addresses: vec!["10.0.0.1".into(), "10.0.0.2".into()],
+            timeouts: Some(crate::v1::Timeouts::default()),
+            kind: 2,
+            ..Default::default()
+        };
+        let host = crate::v1::Endpoint {
+            vnis: vec![1, 2, 300],
+            ..Default::default()
+        };
+        let config = crate::v1::Config {
+            nics: vec![nic, crate::v1::Nic::default()],
+            groups: vec![group("x", vec![rule(1), rule(2)]), group("", Vec::new())],
+            endpoints: vec![host],
+            ..Default::default()
+        };
+        let method = V1Method::of("/butterfly.v1.Butterfly/GetConfig").unwrap();
+        for config in [config, crate::v1::Config::default()] {
+            let bytes = config.encode_to_vec();
+            let mut json = Vec::new();
+            method.write_answer(&bytes, &mut json).unwrap();
+            let written: Value = serde_json::from_slice(&json).unwrap();
+            assert_eq!(Some(written), value(method.0.output(), &bytes));
+        }
     }
 }
