@@ -9,10 +9,12 @@ use tonic::service::Routes;
 
 use crate::access::{Gate, Named, Peer, Who, policy_of};
 use crate::http::{Origin, converse};
-use crate::page::{self, Token, history::History, server::Page};
+use crate::page::{self, Token, history::History, server::Page, transcode::Transcoder};
 use crate::v0::envelope::{Envelope, Opened};
 use crate::v0::handler::Handler;
 use crate::v0::zmtp::{Connection, Room, ZmtpError};
+use crate::v1::bounds::replies;
+use crate::v1::turns::Turns;
 
 pub use crate::access::Reaches;
 pub use crate::app::Operations;
@@ -76,14 +78,10 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let token = Token::of(token)?;
-    let page = Page::new(
-        Routes::default(),
-        History::default(),
-        Gate::open(),
-        Some(token),
-    );
+    let services = Transcoder::new(Routes::default(), Turns::new(1, 1), replies());
+    let page = Page::new(services, History::default(), Gate::open(), Some(token));
     let origin = Origin::Clear(([127, 0, 0, 1], 1).into());
-    converse(page::server::SERVED, page, stream, origin).await;
+    converse(page::server::SERVED, page, replies(), stream, origin).await;
     Ok(())
 }
 

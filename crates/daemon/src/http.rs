@@ -9,15 +9,16 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http_body_util::Full;
+use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
-use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, lookup_host};
+use tonic::body::Body;
 
 use crate::access::{Access, Gate, Peer, Who};
 use crate::app::App;
@@ -25,7 +26,9 @@ use crate::places::{ClientPlace, ClientPlaces};
 use crate::reader::{Protocol, Secured};
 use crate::unix_socket::ApiSocket;
 use crate::v0::server::listen_by;
-use crate::v1::bounds::Guarded;
+use crate::v1::bounds::{Asking, Guarded, REPLY_TENTHS};
+use crate::v1::budget::{Budget, Held};
+use crate::v1::reply::Reply;
 use crate::v1::tls::{Authority, Certificates};
 
 /// Connections of a server at one time; see [`places`](crate::places) for who makes room.
@@ -80,7 +83,28 @@ pub trait Answers: Clone + Send + Sync + 'static {
         &self,
         request: Request<Incoming>,
         client: Client,
-    ) -> impl Future<Output = Response<Full<Bytes>>> + Send;
+    ) -> impl Future<Output = Response<Whole>> + Send;
+}
+
+/// An answer as a whole.
+pub struct Whole {
+    bytes: Bytes,
+    /// Its memory, where that was counted as it was made.
+    held: Option<Held>,
+}
+
+impl Whole {
+    /// With what is held for it.
+    pub fn holding(self, held: Held) -> Whole {
+        Whole {
+            held: Some(held),
+            ..self
+        }
+    }
+
+    fn body(self) -> Body {
+        Body::new(Full::new(self.bytes).map_err(|never| match never {}))
+    }
 }
 
 impl Listener {
@@ -166,6 +190,7 @@ impl Listener {
         let desk = Desk {
             served: self.served,
             answers,
+            replies: app.replies.clone(),
             places: match &self.socket {
                 Socket::Unix(_) => ClientPlaces::local(self.served.name, CLIENTS_MAX),
                 _ => ClientPlaces::new(self.served.name, CLIENTS_MAX),
@@ -207,15 +232,22 @@ impl Listener {
     }
 }
 
-/// Answers on one connection that is there, as a server's first.
-pub async fn converse<S>(served: Served, answers: impl Answers, stream: S, origin: Origin)
-where
+/// Answers on one connection that is there, as a server's first; `replies` is for what is not read
+/// yet.
+pub async fn converse<S>(
+    served: Served,
+    answers: impl Answers,
+    replies: Budget,
+    stream: S,
+    origin: Origin,
+) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let places = ClientPlaces::new(served.name, CLIENTS_MAX);
     let desk = Desk {
         served,
         answers,
+        replies,
         places,
     };
     if let Some(place) = desk.places.take() {
@@ -230,6 +262,7 @@ where
 struct Desk<A> {
     served: Served,
     answers: A,
+    replies: Budget,
     places: ClientPlaces,
 }
 
@@ -284,20 +317,8 @@ impl<A: Answers> Desk<A> {
             .header_read_timeout(PATIENCE);
         let name = self.served.name;
         let service = service_fn(move |request| {
-            let (answers, client) = (self.answers.clone(), client.clone());
-            async move {
-                let place = client.place.clone();
-                if !place.begin() {
-                    // Somebody else has its place: the connection is about to break off.
-                    return Ok(plain(
-                        StatusCode::SERVICE_UNAVAILABLE,
-                        "others are served\n",
-                    ));
-                }
-                let answer = answers.answer(request, client).await;
-                place.end();
-                Ok::<_, Infallible>(answer)
-            }
+            let (desk, client) = (self.clone(), client.clone());
+            async move { Ok::<_, Infallible>(desk.answer(request, client).await) }
         });
         if let Err(e) = builder
             .serve_connection(TokioIo::new(stream), service)
@@ -306,15 +327,36 @@ impl<A: Answers> Desk<A> {
             tracing::debug!("{name}: a connection ends: {e}");
         }
     }
+
+    /// An answer that has its client's place, and is held, until it is given out; what is large is
+    /// to be read in time, as answers of v1 are.
+    async fn answer(self, request: Request<Incoming>, client: Client) -> Response<Body> {
+        let unavailable =
+            |why: String| plain(StatusCode::SERVICE_UNAVAILABLE, why).map(Whole::body);
+        let Some(asking) = Asking::of(client.place.clone()) else {
+            // Somebody else has its place: the connection is about to break off.
+            return unavailable("others are served\n".into());
+        };
+        let held = match &client.origin {
+            Origin::Unix(peer) | Origin::Tls(peer, _) => self.replies.begin_of(peer, REPLY_TENTHS),
+            Origin::Clear(_) => self.replies.begin_of(&Peer::unknown(), REPLY_TENTHS),
+        };
+        let answer = self.answers.answer(request, client).await;
+        let (mut head, mut whole) = answer.into_parts();
+        let length = HeaderValue::from(whole.bytes.len());
+        head.headers.insert(CONTENT_LENGTH, length);
+        let held = whole.held.take().unwrap_or(held);
+        match Reply::begin(whole.body(), held, None, asking).await {
+            Ok(reply) => Response::from_parts(head, Body::new(reply)),
+            Err(status) => unavailable(format!("{}\n", status.message())),
+        }
+    }
 }
 
-/// An answer of one piece; `kind` is its media type.
-pub fn whole(
-    status: StatusCode,
-    kind: &'static str,
-    text: impl Into<Bytes>,
-) -> Response<Full<Bytes>> {
-    let mut answer = Response::new(Full::new(text.into()));
+/// An answer; `kind` is its media type.
+pub fn whole(status: StatusCode, kind: &'static str, text: impl Into<Bytes>) -> Response<Whole> {
+    let (bytes, held) = (text.into(), None);
+    let mut answer = Response::new(Whole { bytes, held });
     *answer.status_mut() = status;
     let kind = HeaderValue::from_static(kind);
     answer.headers_mut().insert(CONTENT_TYPE, kind);
@@ -322,6 +364,79 @@ pub fn whole(
 }
 
 /// An answer of plain text.
-pub fn plain(status: StatusCode, text: impl Into<Bytes>) -> Response<Full<Bytes>> {
+pub fn plain(status: StatusCode, text: impl Into<Bytes>) -> Response<Whole> {
     whole(status, "text/plain; charset=utf-8", text)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::time::{Instant, timeout};
+
+    use super::*;
+    use crate::v1::reply;
+
+    const SERVED: Served = Served {
+        name: "test",
+        option: "--test",
+        clear: "--clear",
+    };
+    const MIB: usize = 1 << 20;
+
+    /// Answers all that is asked with 6 MiB.
+    #[derive(Clone)]
+    struct Long;
+
+    impl Answers for Long {
+        async fn answer(&self, _: Request<Incoming>, _: Client) -> Response<Whole> {
+            plain(StatusCode::OK, vec![b'a'; 6 * MIB])
+        }
+    }
+
+    /// Also where a part of the next request is there already, and nothing more is read.
+    #[tokio::test(start_paused = true)]
+    async fn who_leaves_an_answer_unread_is_disconnected_and_it_is_held_until_then() {
+        for next in ["", "GET"] {
+            let replies = Budget::of("answers", 16 * MIB, 0);
+            let all_is_free = || replies.begin(None, 10).add(16 * MIB).is_ok();
+            let (mut near, far) = tokio::io::duplex(MIB);
+            let asked = format!("GET / HTTP/1.1\r\nHost: localhost\r\n\r\n{next}");
+            near.write_all(asked.as_bytes()).await.unwrap();
+            let origin = Origin::Clear(([127, 0, 0, 1], 1).into());
+            let began = Instant::now();
+            let served = tokio::spawn(converse(SERVED, Long, replies.clone(), far, origin));
+            let mut said = [0; 15];
+            near.read_exact(&mut said).await.unwrap();
+            assert_eq!(&said, b"HTTP/1.1 200 OK");
+            assert!(!all_is_free());
+            let ended = timeout(reply::PATIENCE * 2, served).await;
+            ended
+                .unwrap_or_else(|_| panic!("{next:?}: it goes on"))
+                .unwrap();
+            assert!(began.elapsed() >= reply::PATIENCE);
+            assert!(all_is_free());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_has_its_length_and_a_connection_goes_on_behind_it() {
+        let replies = Budget::of("answers", 16 * MIB, 0);
+        let (mut near, far) = tokio::io::duplex(MIB);
+        let origin = Origin::Clear(([127, 0, 0, 1], 1).into());
+        let served = tokio::spawn(converse(SERVED, Long, replies.clone(), far, origin));
+        for (method, length) in [("GET", 6 * MIB), ("HEAD", 0), ("GET", 6 * MIB)] {
+            let asked = format!("{method} / HTTP/1.1\r\nHost: localhost\r\n\r\n");
+            near.write_all(asked.as_bytes()).await.unwrap();
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                head.push(near.read_u8().await.unwrap());
+            }
+            let head = String::from_utf8(head).unwrap().to_lowercase();
+            assert!(head.contains("content-length: 6291456\r\n"), "{head}");
+            near.read_exact(&mut vec![0; length]).await.unwrap();
+        }
+        drop(near);
+        served.await.unwrap();
+        assert!(replies.begin(None, 10).add(16 * MIB).is_ok());
+    }
 }

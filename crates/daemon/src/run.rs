@@ -606,6 +606,8 @@ async fn serve(
         let history = page::history::History::default();
         tasks.spawn(history.clone().record(app.clone()));
         let services = v1::server::services(&app, &gate).await;
+        let (turns, replies) = (app.turns.clone(), app.replies.clone());
+        let services = page::transcode::Transcoder::new(services, turns, replies);
         let page = page::server::Page::new(services, history, gate.clone(), page_token);
         for listener in pages {
             clients.spawn(listener.serve(app.clone(), access.clone(), gate.clone(), page.clone()));

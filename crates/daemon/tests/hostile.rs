@@ -519,17 +519,32 @@ async fn events_that_are_not_read_take_little_memory() {
 /// Each would go on with a thread of its own when its client is gone.
 #[tokio::test]
 async fn who_asks_for_metrics_and_hangs_up_takes_few_threads() {
+    ask_and_hang_up(
+        "--metrics",
+        "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn who_asks_the_page_and_hangs_up_takes_few_threads() {
+    let request = "POST /api/butterfly.v1.Butterfly/GetConfig HTTP/1.1\r\nHost: localhost\r\n\
+                   Content-Type: application/json\r\nContent-Length: 2\r\n\r\n{}";
+    ask_and_hang_up("--page", request).await;
+}
+
+/// Thousands of times, on the socket of an option.
+async fn ask_and_hang_up(option: &str, request: &str) {
     let (dir, v0) = common::folder();
-    let socket = dir.path().join("metrics.sock");
-    let metrics = format!("unix:{}", socket.display());
-    let daemon = Daemon::start_in(dir, v0, &["--metrics", &metrics]);
+    let socket = dir.path().join("asked.sock");
+    let daemon = Daemon::start_in(dir, v0, &[option, &format!("unix:{}", socket.display())]);
     declare_groups(&daemon).await;
     let mut bystander = daemon.v1().await;
     let mut most = 0;
     for asked in 0..3_000 {
         let mut client = UnixStream::connect(&socket).unwrap();
         // Who finds no place is turned away, and may be so before this is said.
-        let _ = client.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n");
+        let _ = client.write_all(request.as_bytes());
         drop(client);
         if asked % 50 == 0 {
             most = most.max(threads(&daemon));

@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -154,6 +156,7 @@ async fn the_files_are_there_and_the_api_in_json() {
             && log.contains(r#""arguments":{"group":{"id":"made"}}"#),
         "{log}"
     );
+    assert_eq!(log.matches(r#""request":"PutGroup""#).count(), 1, "{log}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -245,6 +248,25 @@ async fn only_who_has_the_token_looks_and_nobody_else_s_page_asks() {
         "{why}"
     );
     assert_eq!(page.call("ListGroups", "{}").json(), json!({}));
+}
+
+/// A request that never ends.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_may_not_ask_is_refused_before_the_request_is_read() {
+    let page = Page::start(&[]);
+    let mut stream = TcpStream::connect(("127.0.0.1", page.port)).unwrap();
+    stream.set_read_timeout(Some(common::PATIENCE)).unwrap();
+    let head = format!(
+        "POST {API}/PutGroup HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n\
+         Content-Type: application/json\r\nContent-Length: 1000000\r\n\r\n{{"
+    );
+    stream.write_all(head.as_bytes()).unwrap();
+    let mut answer = String::new();
+    let mut reader = BufReader::new(stream);
+    reader.read_line(&mut answer).unwrap();
+    assert_eq!(answer, "HTTP/1.1 403 Forbidden\r\n");
+    let log = std::fs::read_to_string(page.daemon.dir.path().join("log")).unwrap();
+    assert_eq!(log.matches(r#""request":"PutGroup""#).count(), 1, "{log}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -186,6 +186,31 @@ impl Gate {
 
     /// Lets a request in. The error is a sentence for the client; it is in the audit log already.
     pub fn admit(&self, api: &'static str, peer: &Peer, need: Need) -> Result<Caller, String> {
+        let mut caller = self.allow(api, peer, need)?;
+        if need.is_change() {
+            caller.record = Some(self.audit.begin(api, peer, need.request));
+        }
+        Ok(caller)
+    }
+
+    /// Lets a request of v1 in, before anything of it is read. What it is refused with is in the
+    /// audit log already, and counted; who carries it out has a change recorded.
+    pub fn let_in(&self, guest: Option<&Guest>, need: Need) -> Result<Caller, Status> {
+        let began = Instant::now();
+        let peer = guest.map_or_else(Peer::unknown, |guest| guest.peer.clone());
+        if guest.is_some_and(Guest::is_stale) {
+            self.turned_away("v1", &peer, need.request, STALE);
+            return Err(Status::unauthenticated(STALE));
+        }
+        self.allow("v1", &peer, need).map_err(|why| {
+            let refused = code(Code::PermissionDenied);
+            self.requests.answered("v1", need.request, began, refused);
+            Status::permission_denied(why)
+        })
+    }
+
+    /// Whether somebody may ask for something; a refusal is in the audit log.
+    fn allow(&self, api: &'static str, peer: &Peer, need: Need) -> Result<Caller, String> {
         let rights = self.rights(peer);
         let reach = rights.reach(need.role);
         let why = match &reach {
@@ -208,14 +233,11 @@ impl Gate {
                 need.role
             ),
             _ => {
-                let begun = need
-                    .is_change()
-                    .then(|| self.audit.begin(api, peer, need.request));
                 return Ok(Caller {
                     reach,
                     shown: peer.shown().into(),
                     ours: peer.is_ours(),
-                    record: begun,
+                    record: None,
                     memory: None,
                 });
             }
@@ -290,20 +312,16 @@ where
         let guest = request.extensions().get::<Guest>();
         let peer = guest.map_or_else(Peer::unknown, |guest| guest.peer.clone());
         let authority = guest.and_then(Guest::authority).cloned();
-        if guest.is_some_and(Guest::is_stale) {
-            self.gate.turned_away("v1", &peer, need.request, STALE);
-            return answer(Status::unauthenticated(STALE));
-        }
         let (began, requests) = (Instant::now(), self.gate.requests.clone());
         // What is said in force when the request began: a reload between the two is noticed.
         let generation = self.gate.generation();
-        let caller = match self.gate.admit("v1", &peer, need) {
+        let mut caller = match self.gate.let_in(guest, need) {
             Ok(caller) => caller,
-            Err(why) => {
-                requests.answered("v1", need.request, began, code(Code::PermissionDenied));
-                return answer(Status::permission_denied(why));
-            }
+            Err(status) => return answer(status),
         };
+        if need.is_change() {
+            caller.record = Some(self.gate.audit.begin("v1", &peer, need.request));
+        }
         request.extensions_mut().insert(caller.clone());
         let watched = Watched {
             gate: self.gate.clone(),

@@ -3,8 +3,7 @@
 
 use std::sync::Arc;
 
-use http_body_util::Full;
-use hyper::body::{Bytes, Incoming};
+use hyper::body::Incoming;
 use hyper::header::{ACCEPT, ALLOW, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use tokio::sync::Mutex;
@@ -14,7 +13,7 @@ use super::gather::gather;
 use crate::access::needs::METRICS;
 use crate::access::{Gate, STALE};
 use crate::app::App;
-use crate::http::{Answers, Client, Origin, Served, plain, whole};
+use crate::http::{Answers, Client, Origin, Served, Whole, plain, whole};
 use crate::router;
 
 /// How it is called.
@@ -44,7 +43,7 @@ impl Metrics {
 }
 
 impl Answers for Metrics {
-    async fn answer(&self, request: Request<Incoming>, client: Client) -> Response<Full<Bytes>> {
+    async fn answer(&self, request: Request<Incoming>, client: Client) -> Response<Whole> {
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             let mut refused = plain(StatusCode::METHOD_NOT_ALLOWED, "GET alone\n");
             let allowed = HeaderValue::from_static("GET, HEAD");

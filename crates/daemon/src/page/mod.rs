@@ -7,6 +7,6 @@
 pub mod history;
 pub mod server;
 mod token;
-mod transcode;
+pub mod transcode;
 
 pub use token::Token;

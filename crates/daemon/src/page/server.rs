@@ -10,20 +10,21 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::{Bytes, Incoming};
+use http_body_util::{BodyExt, Limited};
+use hyper::body::Incoming;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderName, HeaderValue, WWW_AUTHENTICATE};
 use hyper::{Method, Request, Response, StatusCode};
 use serde_json::json;
-use tonic::service::Routes;
 use tonic::{Code, Status};
 
+use super::Token;
 use super::history::History;
-use super::{Token, transcode};
+use super::transcode::{self, Transcoder};
 use crate::access::needs::HISTORY;
 use crate::access::{Gate, Peer, Who};
-use crate::http::{Answers, Client, Origin, Served, plain, whole};
+use crate::http::{Answers, Client, Origin, Served, Whole, plain, whole};
 use crate::v1::bounds::Guest;
+use crate::v1::budget::Held;
 
 /// How it is called.
 pub const SERVED: Served = Served {
@@ -72,14 +73,14 @@ const HEADERS: [(&str, &str); 5] = [
 /// What answers. Cheap to clone.
 #[derive(Clone)]
 pub struct Page {
-    services: Routes,
+    services: Transcoder,
     history: History,
     gate: Gate,
     token: Option<Token>,
 }
 
 impl Page {
-    pub fn new(services: Routes, history: History, gate: Gate, token: Option<Token>) -> Page {
+    pub fn new(services: Transcoder, history: History, gate: Gate, token: Option<Token>) -> Page {
         Page {
             services,
             history,
@@ -88,7 +89,7 @@ impl Page {
         }
     }
 
-    async fn answer_to(&self, request: Request<Incoming>, client: Client) -> Response<Full<Bytes>> {
+    async fn answer_to(&self, request: Request<Incoming>, client: Client) -> Response<Whole> {
         if !matches!(client.origin, Origin::Tls(..)) && !is_for_this_host(&request) {
             let why = "this page is for localhost: ask for it by that name\n";
             return plain(StatusCode::MISDIRECTED_REQUEST, why);
@@ -122,18 +123,24 @@ impl Page {
         };
         let guest = Guest::new(client.place, peer, authority);
         let answer = match (request.method(), path) {
-            (&Method::GET, "/history") => self.history(&guest, request.uri().query()),
-            (&Method::POST, path) if path.starts_with("/api/") => self.call(request, guest).await,
+            (&Method::GET, "/history") => {
+                let told = self.history(&guest, request.uri().query());
+                told.map(|json| whole(StatusCode::OK, "application/json", json))
+            }
+            (&Method::POST, path) if path.starts_with("/api/") => {
+                let answer = self.call(request, guest).await;
+                answer.map(|(json, held)| {
+                    let answer = whole(StatusCode::OK, "application/json", json);
+                    answer.map(|whole| whole.holding(held))
+                })
+            }
             _ => Err(Status::not_found(format!(
                 "there is no {} {}",
                 request.method(),
                 path.escape_debug()
             ))),
         };
-        match answer {
-            Ok(json) => whole(StatusCode::OK, "application/json", json),
-            Err(status) => refused(&status),
-        }
+        answer.unwrap_or_else(|status| refused(&status))
     }
 
     /// `/history` is the host's, `/history?NIC` a NIC's.
@@ -156,7 +163,11 @@ impl Page {
         Ok(told.to_string().into_bytes())
     }
 
-    async fn call(&self, request: Request<Incoming>, guest: Guest) -> Result<Vec<u8>, Status> {
+    async fn call(
+        &self,
+        request: Request<Incoming>,
+        guest: Guest,
+    ) -> Result<(Vec<u8>, Held), Status> {
         let kind = request.headers().get(CONTENT_TYPE);
         let kind = kind.and_then(|kind| kind.to_str().ok()).unwrap_or_default();
         let kind = kind.split(';').next().unwrap_or_default().trim();
@@ -165,18 +176,21 @@ impl Page {
                 "a request is JSON: say so by Content-Type: application/json",
             ));
         }
-        let path = request.uri().path()["/api".len()..].to_owned();
+        let asked = transcode::Method::of(&request.uri().path()["/api".len()..])?;
+        // Of who may not ask nothing more is read.
+        let caller = self.gate.let_in(Some(&guest), asked.need)?;
         let body = Limited::new(request.into_body(), REQUEST_MAX).collect();
         let body = tokio::time::timeout(PATIENCE, body)
             .await
             .map_err(|_| Status::deadline_exceeded("the request did not arrive"))?
             .map_err(|e| Status::invalid_argument(format!("the request: {e}")))?;
-        transcode::call(self.services.clone(), &path, &body.to_bytes(), guest).await
+        let body = body.to_bytes();
+        self.services.call(asked, body, guest, &caller).await
     }
 }
 
 impl Answers for Page {
-    async fn answer(&self, request: Request<Incoming>, client: Client) -> Response<Full<Bytes>> {
+    async fn answer(&self, request: Request<Incoming>, client: Client) -> Response<Whole> {
         let mut answer = self.answer_to(request, client).await;
         for (name, value) in HEADERS {
             let name = HeaderName::from_static(name);
@@ -206,7 +220,7 @@ fn is_for_this_host<B>(request: &Request<B>) -> bool {
             .is_ok_and(|address| address.is_loopback())
 }
 
-fn unauthorized() -> Response<Full<Bytes>> {
+fn unauthorized() -> Response<Whole> {
     let why = "this page is for who has its token: open it as http://…/#TOKEN";
     let mut answer = refused(&Status::unauthenticated(why));
     let scheme = HeaderValue::from_static("Bearer");
@@ -215,7 +229,7 @@ fn unauthorized() -> Response<Full<Bytes>> {
 }
 
 /// The sentence, under the status of HTTP that stands for the code.
-fn refused(status: &Status) -> Response<Full<Bytes>> {
+fn refused(status: &Status) -> Response<Whole> {
     let code = match status.code() {
         Code::InvalidArgument => StatusCode::BAD_REQUEST,
         Code::Unauthenticated => StatusCode::UNAUTHORIZED,

@@ -48,7 +48,7 @@ const TENTHS_OF_PART: usize = 3;
 const REPLY_SMALL: usize = 64 << 10;
 pub(super) const REPLIES_AT_ONCE: usize = 1280 << 20;
 /// Tenths of it that one client's answers may take.
-pub(super) const REPLY_TENTHS: usize = 5;
+pub const REPLY_TENTHS: usize = 5;
 /// Requests that wait for the disk at one time. One sync is for all that was changed before it.
 pub const SETTLING_AT_ONCE: usize = 128;
 /// How long a request may take to arrive as a whole.
@@ -213,7 +213,7 @@ async fn settle(changing: Changing<'_>, settling: &Semaphore) -> Result<(), cont
 }
 
 /// A client that is being answered.
-pub(super) struct Asking(Option<Arc<ClientPlace>>);
+pub struct Asking(Option<Arc<ClientPlace>>);
 
 impl Asking {
     fn begin<B>(request: &http::Request<B>) -> Asking {
@@ -225,6 +225,11 @@ impl Asking {
         Asking(place)
     }
 
+    /// One whose place this is; none where it has lost it.
+    pub fn of(place: Arc<ClientPlace>) -> Option<Asking> {
+        place.begin().then(|| Asking(Some(place)))
+    }
+
     pub(super) fn place(&self) -> Option<Arc<ClientPlace>> {
         self.0.clone()
     }
@@ -232,11 +237,6 @@ impl Asking {
     #[cfg(test)]
     pub(super) fn nobody() -> Asking {
         Asking(None)
-    }
-
-    #[cfg(test)]
-    pub(super) fn of(place: Arc<ClientPlace>) -> Asking {
-        Asking(Some(place))
     }
 }
 
@@ -351,6 +351,16 @@ impl<S> Guarded<S> {
     pub fn place(&self) -> Arc<ClientPlace> {
         self.place.clone()
     }
+
+    /// An error once its place is somebody else's.
+    fn poll_displaced(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        let displaced = self.displaced.as_mut();
+        if displaced.is_none_or(|displaced| displaced.as_mut().poll(cx).is_ready()) {
+            self.displaced = None;
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
+        Ok(())
+    }
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Guarded<S> {
@@ -359,15 +369,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Guarded<S> {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        // hyper and TLS read whenever they have nothing else to do.
-        if self
-            .displaced
-            .as_mut()
-            .is_none_or(|displaced| displaced.as_mut().poll(cx).is_ready())
-        {
-            self.displaced = None;
-            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
-        }
+        self.poll_displaced(cx)?;
         Pin::new(&mut self.stream).poll_read(cx, buffer)
     }
 }
@@ -378,6 +380,9 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
+        // Over HTTP/1 nothing is read while an answer is not, if there is a part of the next
+        // request already.
+        self.poll_displaced(cx)?;
         Pin::new(&mut self.stream).poll_write(cx, bytes)
     }
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::Status;
 
-use crate::access::Caller;
+use crate::access::{Caller, Peer};
 
 /// Bytes that one permit stands for.
 const UNIT: usize = 64 << 10;
@@ -54,10 +54,20 @@ impl Budget {
     /// Nothing yet, of a client that may have so many tenths of all.
     pub fn begin(&self, caller: Option<&Caller>, tenths: usize) -> Held {
         let limited = caller.filter(|caller| !caller.is_ours());
+        self.begin_for(limited.map(|caller| caller.who().clone()), tenths)
+    }
+
+    /// The same of somebody whom no request was let in for yet.
+    pub fn begin_of(&self, peer: &Peer, tenths: usize) -> Held {
+        self.begin_for((!peer.is_ours()).then(|| peer.shown().into()), tenths)
+    }
+
+    /// `limited`: who may have no more than that.
+    fn begin_for(&self, limited: Option<Arc<str>>, tenths: usize) -> Held {
         let most = self.0.bytes / 10 * tenths / UNIT;
         Held {
             budget: self.clone(),
-            whose: limited.map(|caller| (caller.who().clone(), most)),
+            whose: limited.map(|who| (who, most)),
             bytes: 0,
             units: 0,
             permits: None,
@@ -145,7 +155,7 @@ impl Held {
 }
 
 fn refused(why: String) -> Status {
-    tracing::warn!("a v1 client is refused: {why}");
+    tracing::warn!("a client is refused: {why}");
     Status::resource_exhausted(why)
 }
 
@@ -182,7 +192,7 @@ pub fn collect<T>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::access::{Peer, Who};
+    use crate::access::Who;
 
     const SMALL: usize = 64 << 10;
 

@@ -23,7 +23,7 @@ mod objects;
 mod observe;
 mod overlay;
 pub mod render;
-mod reply;
+pub mod reply;
 pub mod server;
 pub mod service;
 pub mod tls;

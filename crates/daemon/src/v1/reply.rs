@@ -1,7 +1,8 @@
 //! An answer on its way. HTTP/2 takes a frame from it as soon as its client has room for one byte,
 //! and keeps what the client does not read: so what is large is given out in pieces, and is held
 //! in the budget of all answers until its last piece is. Who leaves such an answer unread for a
-//! stated time is disconnected.
+//! stated time is disconnected. Answers of the page and of metrics, over HTTP/1, are given out so
+//! too.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -22,7 +23,7 @@ use crate::places::ClientPlace;
 /// The largest piece.
 const PIECE: usize = 64 << 10;
 /// How long a large answer may be left unread.
-pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The body of an answer.
 pub struct Reply {
@@ -161,7 +162,7 @@ async fn watch(sent: Weak<Mutex<Option<Instant>>>, place: Arc<ClientPlace>) {
         let until = at.unwrap_or_else(Instant::now) + PATIENCE;
         if until <= Instant::now() {
             tracing::warn!(
-                "a v1 client is disconnected: it has left a large answer unread for {} s",
+                "a client is disconnected: it has left a large answer unread for {} s",
                 PATIENCE.as_secs()
             );
             place.displace();
@@ -214,7 +215,7 @@ mod tests {
         let mut clients = Vec::new();
         for _ in 0..2 {
             let place = Arc::new(places.take().unwrap());
-            let asking = Asking::of(place.clone());
+            let asking = Asking::of(place.clone()).unwrap();
             clients.push((begin(&budget, 1 << 20, asking).await.unwrap(), place));
         }
         let lost = |place: &ClientPlace| {

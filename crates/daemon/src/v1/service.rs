@@ -119,26 +119,13 @@ fn made_of<T>(answer: Response<(T, Held)>) -> Response<T> {
     answer
 }
 
-/// Runs what may wait when it is this caller's turn, and answers with what comes of it. Where the
-/// client goes away before that, it is not run; from then on it has its turn, and what its request
-/// holds of memory, until it is over.
+/// Runs what may wait when it is this caller's turn, and answers with what comes of it.
 pub async fn answer<T: Send + 'static>(
     app: &App,
     caller: &Caller,
     operation: impl FnOnce() -> Result<T, Status> + Send + 'static,
 ) -> Answer<T> {
-    let held = (app.turns.take(caller).await, caller.memory());
-    let run = move || {
-        let done = operation();
-        drop(held);
-        done
-    };
-    match tokio::task::spawn_blocking(run).await {
-        Ok(result) => result.map(Response::new),
-        Err(_) => Err(Status::internal(
-            "the request made the daemon panic; its log says where",
-        )),
-    }
+    app.turns.run(caller, operation).await.map(Response::new)
 }
 
 /// The sentence as it is, under the code that the .proto states for it.

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tonic::Status;
 
 use crate::access::{Caller, Reach};
 
@@ -63,6 +64,28 @@ impl Turns {
             permits.extend(places.acquire_owned().await);
         }
         Turn { _permits: permits }
+    }
+
+    /// Runs what may wait when it is this caller's turn. Where the client goes away before that, it
+    /// is not run; from then on it has its turn, and what its request holds of memory, until it is
+    /// over.
+    pub async fn run<T: Send + 'static>(
+        &self,
+        caller: &Caller,
+        operation: impl FnOnce() -> Result<T, Status> + Send + 'static,
+    ) -> Result<T, Status> {
+        let held = (self.take(caller).await, caller.memory());
+        let run = move || {
+            let done = operation();
+            drop(held);
+            done
+        };
+        match tokio::task::spawn_blocking(run).await {
+            Ok(result) => result,
+            Err(_) => Err(Status::internal(
+                "the request made the daemon panic; its log says where",
+            )),
+        }
     }
 }
 
