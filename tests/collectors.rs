@@ -306,7 +306,13 @@ fn erspan_is_dissected() -> Result<()> {
     check(after > before, "the datagram itself has arrived")?;
     let socket = host.daemon.dir().join("metrics.sock");
     let socket = socket.display().to_string();
-    let page = process::run(&["curl", "-sf", "--unix-socket", &socket, "http://x/metrics"])?;
+    let page = process::run(&[
+        "curl",
+        "-sf",
+        "--unix-socket",
+        &socket,
+        "http://localhost/metrics",
+    ])?;
     let line = format!("butterfly_nic_mirror_lost_frames_total{{nic=\"left\"}} {lost}");
     check(
         page.contains(&line) && !page.contains("mirrored_frames_total{nic=\"right\"}"),
@@ -358,7 +364,13 @@ fn samples_reach_a_collector() -> Result<()> {
     check(names.len() >= 2, &format!("both NICs are told: {names:?}"))?;
     let socket = host.daemon.dir().join("metrics.sock");
     let socket = socket.display().to_string();
-    let page = process::run(&["curl", "-sf", "--unix-socket", &socket, "http://x/metrics"])?;
+    let page = process::run(&[
+        "curl",
+        "-sf",
+        "--unix-socket",
+        &socket,
+        "http://localhost/metrics",
+    ])?;
     let is_counted = |name: &str, some: bool| {
         let line = page.lines().find_map(|line| line.strip_prefix(name));
         let count = line.and_then(|count| count.trim().parse::<f64>().ok());

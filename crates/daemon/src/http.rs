@@ -1,9 +1,9 @@
 //! What the daemon serves over plain HTTP, metrics and the page, on sockets of their own: a unix
 //! socket, whose peers the kernel names; TCP with mutual TLS, as the API's; or, where that is
-//! allowed, TCP in clear text on loopback.
+//! allowed, TCP in clear text on loopback. What other sites' pages ask without TLS is refused.
 
 use std::convert::Infallible;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
-use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderValue};
+use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
@@ -341,7 +341,10 @@ impl<A: Answers> Desk<A> {
             Origin::Unix(peer) | Origin::Tls(peer, _) => self.replies.begin_of(peer, REPLY_TENTHS),
             Origin::Clear(_) => self.replies.begin_of(&Peer::unknown(), REPLY_TENTHS),
         };
-        let answer = self.answers.answer(request, client).await;
+        let answer = match refusal(&request, &client.origin) {
+            Some(refused) => refused,
+            None => self.answers.answer(request, client).await,
+        };
         let (mut head, mut whole) = answer.into_parts();
         let length = HeaderValue::from(whole.bytes.len());
         head.headers.insert(CONTENT_LENGTH, length);
@@ -351,6 +354,50 @@ impl<A: Answers> Desk<A> {
             Err(status) => unavailable(format!("{}\n", status.message())),
         }
     }
+}
+
+/// What a request is refused with that was not meant for here, or that its user knows nothing of:
+/// without TLS nothing else keeps the pages of other sites out that a browser of this host shows.
+fn refusal<B>(request: &Request<B>, origin: &Origin) -> Option<Response<Whole>> {
+    if matches!(origin, Origin::Tls(..)) {
+        return None;
+    }
+    if !is_for_this_host(request) {
+        let why = "this is for localhost: ask for it by that name\n";
+        return Some(plain(StatusCode::MISDIRECTED_REQUEST, why));
+    }
+    let why = "this is not for the pages of other sites\n";
+    is_of_another_site(request).then(|| plain(StatusCode::FORBIDDEN, why))
+}
+
+/// Whether a request is for a name that is this host's own wherever it is asked: without a
+/// certificate, that is what keeps others' names from being led here (DNS rebinding).
+fn is_for_this_host<B>(request: &Request<B>) -> bool {
+    let authority = request.uri().authority().map(|given| given.as_str());
+    let host = request.headers().get(HOST);
+    let host = authority
+        .or_else(|| host?.to_str().ok())
+        .unwrap_or_default();
+    let Ok(authority) = host.parse::<hyper::http::uri::Authority>() else {
+        return false;
+    };
+    let name = authority.host().trim_matches(['[', ']']);
+    name.eq_ignore_ascii_case("localhost")
+        || name
+            .parse::<IpAddr>()
+            .is_ok_and(|address| address.is_loopback())
+}
+
+/// Whether a browser says that another site's page asks (w3.org/TR/fetch-metadata). A link that its
+/// user has followed to here is the user's own.
+fn is_of_another_site<B>(request: &Request<B>) -> bool {
+    let said = |name: &'static str| {
+        let value = request.headers().get(name);
+        value.map(|value: &HeaderValue| value.to_str().unwrap_or_default())
+    };
+    let followed = [said("sec-fetch-mode"), said("sec-fetch-dest")];
+    said("sec-fetch-site").is_some_and(|site| !matches!(site, "same-origin" | "none"))
+        && followed != [Some("navigate"), Some("document")]
 }
 
 /// An answer; `kind` is its media type.
@@ -438,5 +485,59 @@ mod tests {
         drop(near);
         served.await.unwrap();
         assert!(replies.begin(None, 10).add(16 * MIB).is_ok());
+    }
+
+    #[test]
+    fn a_name_of_somebody_else_s_is_not_ours() {
+        let is = |host: &str| {
+            let request = Request::get("/").header(HOST, host).body(()).unwrap();
+            is_for_this_host(&request)
+        };
+        for ours in [
+            "localhost",
+            "LOCALHOST:8080",
+            "127.0.0.1:80",
+            "127.8.0.1",
+            "[::1]:9",
+        ] {
+            assert!(is(ours), "{ours}");
+        }
+        for other in [
+            "",
+            "example.com",
+            "localhost.example.com",
+            "192.0.2.1",
+            "[fd00::1]:9",
+            ":",
+        ] {
+            assert!(!is(other), "{other}");
+        }
+        assert!(!is_for_this_host(&Request::get("/").body(()).unwrap()));
+    }
+
+    #[test]
+    fn another_site_s_page_asks_nothing_and_a_link_is_followed() {
+        let is = |fields: &[(&str, &str)]| {
+            let request = fields
+                .iter()
+                .fold(Request::get("/"), |request, (name, value)| {
+                    request.header(*name, *value)
+                });
+            is_of_another_site(&request.body(()).unwrap())
+        };
+        let site = "sec-fetch-site";
+        for ours in ["same-origin", "none"] {
+            assert!(!is(&[(site, ours)]), "{ours}");
+        }
+        assert!(!is(&[]), "it is no browser");
+        let (mode, to) = ("sec-fetch-mode", "sec-fetch-dest");
+        for other in ["cross-site", "same-site", ""] {
+            assert!(is(&[(site, other)]), "{other}");
+            assert!(is(&[(site, other), (mode, "no-cors"), (to, "empty")]));
+            let frame = [(site, other), (mode, "navigate"), (to, "iframe")];
+            assert!(is(&frame), "{other}");
+            let link = [(site, other), (mode, "navigate"), (to, "document")];
+            assert!(!is(&link), "{other}");
+        }
     }
 }

@@ -291,6 +291,36 @@ async fn who_has_no_role_for_the_whole_host_reads_nothing() {
     assert!(curl(&socket, &[]).contains("butterfly_nics 0"));
 }
 
+/// The host's names are those of the page's test.
+#[tokio::test(flavor = "multi_thread")]
+async fn over_loopback_no_other_site_s_page_reads_them() {
+    let port = free_port();
+    let metrics = format!("tcp:127.0.0.1:{port}");
+    let _daemon = Daemon::start(&["--metrics", &metrics, "--insecure-metrics"]);
+    let url = format!("http://127.0.0.1:{port}/metrics");
+    let words = [
+        "curl",
+        "-sS",
+        "--max-time",
+        "10",
+        "-w",
+        "%{http_code}",
+        "-H",
+    ];
+    for (field, code) in [
+        ("Host: evil.example", "421"),
+        ("Host: 192.0.2.1", "421"),
+        ("Host:", "421"),
+        ("Host: localhost", "200"),
+        ("Sec-Fetch-Site: cross-site", "403"),
+        ("Sec-Fetch-Site: none", "200"),
+    ] {
+        let said = succeed(&[&words[..], &[field, &url]].concat(), "");
+        assert!(said.ends_with(code), "{field}: {said}");
+        assert_eq!(said.contains("butterfly_nics"), code == "200", "{field}");
+    }
+}
+
 /// A process that does not outlive its test.
 struct Ended(Child);
 

@@ -239,6 +239,9 @@ async fn only_who_has_the_token_looks_and_nobody_else_s_page_asks() {
         assert_eq!(page.tcp(&words, &nics).code, 421, "{host}");
         assert_eq!(page.unix(&words, &nics).code, 421, "{host}");
     }
+    let site = ["-H", "Sec-Fetch-Site: same-site"];
+    let words = [&has[..], &JSON, &ask, &site].concat();
+    assert_eq!(page.tcp(&words, &nics).code, 403);
     // To change anything takes a grant.
     let put = ["-d", r#"{"group": {"id": "made"}}"#];
     let (code, why) = refusal(&[&has, &JSON, &put], &format!("{API}/PutGroup"));

@@ -4,15 +4,15 @@
 //! in the name of who connected. Over loopback in clear text that is whoever has the token. That
 //! another site's page in the same browser asks nothing in that name: requests are JSON by their
 //! content type, which a form cannot send and a script of another site may not
-//! (fetch.spec.whatwg.org, CORS-safelisted request-header), and where there is no TLS the host's
-//! name has to be this host's own, so that no name of somebody else's leads here.
+//! (fetch.spec.whatwg.org, CORS-safelisted request-header); and where there is no TLS, what another
+//! site's page asks, or what is asked for by another's name, does not come so far
+//! ([`http`](crate::http)).
 
-use std::net::IpAddr;
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
-use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderName, HeaderValue, WWW_AUTHENTICATE};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue, WWW_AUTHENTICATE};
 use hyper::{Method, Request, Response, StatusCode};
 use serde_json::json;
 use tonic::{Code, Status};
@@ -90,10 +90,6 @@ impl Page {
     }
 
     async fn answer_to(&self, request: Request<Incoming>, client: Client) -> Response<Whole> {
-        if !matches!(client.origin, Origin::Tls(..)) && !is_for_this_host(&request) {
-            let why = "this page is for localhost: ask for it by that name\n";
-            return plain(StatusCode::MISDIRECTED_REQUEST, why);
-        }
         let path = request.uri().path();
         if let Some((_, kind, text)) = FILES.iter().find(|(file, ..)| *file == path) {
             return match *request.method() {
@@ -202,24 +198,6 @@ impl Answers for Page {
     }
 }
 
-/// Whether a request is for a name that is this host's own wherever it is asked: without a
-/// certificate, that is what keeps others' names from being led here (DNS rebinding).
-fn is_for_this_host<B>(request: &Request<B>) -> bool {
-    let authority = request.uri().authority().map(|given| given.as_str());
-    let host = request.headers().get(HOST);
-    let host = authority
-        .or_else(|| host?.to_str().ok())
-        .unwrap_or_default();
-    let Ok(authority) = host.parse::<hyper::http::uri::Authority>() else {
-        return false;
-    };
-    let name = authority.host().trim_matches(['[', ']']);
-    name.eq_ignore_ascii_case("localhost")
-        || name
-            .parse::<IpAddr>()
-            .is_ok_and(|address| address.is_loopback())
-}
-
 fn unauthorized() -> Response<Whole> {
     let why = "this page is for who has its token: open it as http://…/#TOKEN";
     let mut answer = refused(&Status::unauthenticated(why));
@@ -244,37 +222,4 @@ fn refused(status: &Status) -> Response<Whole> {
     };
     let why = json!({ "error": status.message() });
     whole(code, "application/json", why.to_string())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_name_of_somebody_else_s_is_not_ours() {
-        let is = |host: &str| {
-            let request = Request::get("/").header(HOST, host).body(()).unwrap();
-            is_for_this_host(&request)
-        };
-        for ours in [
-            "localhost",
-            "LOCALHOST:8080",
-            "127.0.0.1:80",
-            "127.8.0.1",
-            "[::1]:9",
-        ] {
-            assert!(is(ours), "{ours}");
-        }
-        for other in [
-            "",
-            "example.com",
-            "localhost.example.com",
-            "192.0.2.1",
-            "[fd00::1]:9",
-            ":",
-        ] {
-            assert!(!is(other), "{other}");
-        }
-        assert!(!is_for_this_host(&Request::get("/").body(()).unwrap()));
-    }
 }
