@@ -59,7 +59,7 @@ use crate::underlay::{self, NextHopTask};
 use crate::unix_socket::{self, NicSockets};
 use crate::upgrade::{self, EarlySessions, Predecessor, Upgrade, Upgraded, words};
 use crate::uplinks::{self, Breaks, Uplinks};
-use crate::watchdog::{Watchdog, Watched};
+use crate::watchdog::{self, Watchdog, Watched};
 use crate::worker_thread::{WorkerOptions, WorkerThreads};
 use crate::{v0, v1};
 
@@ -112,8 +112,7 @@ pub fn run(
     {
         tracing::warn!("the next daemon waits for this one's memory: {why}");
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(API_THREADS)
+    let runtime = watchdog::runtime(API_THREADS)
         .thread_name("api")
         .enable_all()
         .build()

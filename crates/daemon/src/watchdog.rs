@@ -74,8 +74,8 @@ impl Watched {
         }
     }
 
-    /// The threads of a runtime, by what tokio counts: one that has been awake since the last look
-    /// and has come to the end of no round of tasks hangs in one of them.
+    /// The threads of a [`runtime`], by what tokio counts: one that has been awake since the last
+    /// look and has come to the end of no task's turn hangs in one.
     pub fn runtime(name: &str, runtime: &tokio::runtime::Handle) -> Vec<Watched> {
         let metrics = runtime.metrics();
         let worker = |index| {
@@ -147,6 +147,16 @@ impl Watched {
             ..Watched::pulse(name.into(), pulse)
         })
     }
+}
+
+/// A runtime with so many threads, to be looked at by [`Watched::runtime`]. tokio tells what a
+/// thread has done when that looks for events, which is behind 61 tasks by default: many that take
+/// long, one after the other, would look like one that hangs. So it looks behind each, which costs
+/// a system call.
+pub fn runtime(threads: usize) -> tokio::runtime::Builder {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads(threads).event_interval(1);
+    builder
 }
 
 /// How often a thread was seen in the same place.
@@ -393,10 +403,7 @@ mod tests {
 
     #[test]
     fn a_task_that_blocks_its_runtime_s_thread_is_seen() {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .build()
-            .unwrap();
+        let runtime = runtime(2).build().unwrap();
         let mut all: Vec<Seen> = Watched::runtime("API", runtime.handle())
             .into_iter()
             .map(Seen::new)
@@ -420,6 +427,34 @@ mod tests {
         // It has moved: the count begins anew.
         let moves = (0..400).any(|_| worst(&mut all) == 0);
         assert!(moves);
+    }
+
+    /// Each ends: twelve of 200 ms are not one of 2.4 s.
+    #[test]
+    fn tasks_that_take_long_one_after_the_other_are_not_one_that_hangs() {
+        const TASKS: usize = 12;
+        let runtime = runtime(1).build().unwrap();
+        let mut watched = Watched::runtime("API", runtime.handle());
+        let mut seen = Seen::new(watched.remove(0));
+        let (started, begun) = std::sync::mpsc::channel();
+        let (go_on, wait) = std::sync::mpsc::channel::<()>();
+        let wait = Arc::new(Mutex::new(wait));
+        // From a task: they are all in its thread's own queue.
+        runtime.spawn(async move {
+            for _ in 0..TASKS {
+                let (started, wait) = (started.clone(), wait.clone());
+                tokio::spawn(async move {
+                    started.send(()).unwrap();
+                    let _ = wait.lock().unwrap().recv();
+                });
+            }
+        });
+        for task in 0..TASKS {
+            begun.recv_timeout(Duration::from_secs(60)).unwrap();
+            assert_eq!(seen.look(), 0, "behind {task} that have ended");
+            assert_eq!(seen.look(), 1, "this one has not");
+            go_on.send(()).unwrap();
+        }
     }
 
     #[test]
