@@ -72,7 +72,7 @@ const TOWN: Named = Named {
 
 /// Answers to a browser on a connection that is there, over loopback in clear text; the page's
 /// token is `token`. Behind it no method is served: what comes so far has been read, let in and
-/// understood.
+/// understood, which takes a thread of the runtime's.
 pub async fn page<S>(stream: S, token: &str) -> Result<(), String>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
