@@ -481,10 +481,7 @@ async fn events_that_are_not_read_take_little_memory() {
         rules: (1..=10_000).map(rule).collect(),
         ..Default::default()
     };
-    let put = v1::PutGroupRequest {
-        group: Some(group),
-        ..Default::default()
-    };
+    let put = v1::PutGroupRequest { group: Some(group) };
     client.put_group(put).await.unwrap();
     let mut streams = Vec::new();
     for _ in 0..4 {
