@@ -379,8 +379,15 @@ fn nobody_takes_a_queue_while_it_is_made() -> Result<()> {
     }
     let daemon = Daemon::start(&[])?;
     let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
-    let as_another = ["setpriv", "--reuid", "4711", "--clear-groups"];
-    let words = [&as_another[..], &["python3", "-c", TAKE, DEVICE]].concat();
+    // Another one that root's PATH may lead to may be for root alone.
+    let as_another = [
+        "setpriv",
+        "--reuid",
+        "4711",
+        "--clear-groups",
+        "/usr/bin/python3",
+    ];
+    let words = [&as_another[..], &["-c", TAKE, DEVICE]].concat();
     let taker = opener(&words, &dir.path().join("log"))?;
     for round in 0..40 {
         daemon.cli(&format!(
