@@ -11,8 +11,9 @@ use netlink::change::{Changes, Device};
 /// Who is as quick as that, so many times, does nothing else: it is somebody's to find out who.
 const TRIES: u32 = 16;
 
-/// Makes the device, or gives one of that name that is `there`, and open to nobody, its owner. What
-/// somebody else has a queue of is removed, and another one made.
+/// Makes the device, or gives one of that name that is `there`, and was open to nobody, its owner.
+/// Who opens that meanwhile is its VMM, since the kernel knows its owner of before, and keeps it.
+/// What somebody else has a queue of is removed, and another one made.
 pub(crate) fn make(
     changes: &mut Changes,
     tap: &MachineTap,
@@ -23,8 +24,15 @@ pub(crate) fn make(
     let mut there = there.map(|device| device.index);
     for _ in 0..TRIES {
         let held = match (HeldTap::open(tap, there.is_some()), there) {
-            // With another number of queues.
-            (Err(TapError::Exists(_)), Some(index)) => {
+            (Err(why), Some(index)) => {
+                let device = changes.by_index(index).map_err(refused)?;
+                if device.is_some_and(|device| device.carrier) {
+                    return Ok(());
+                }
+                // With another number of queues.
+                let TapError::Exists(_) = why else {
+                    return Err(why.to_string());
+                };
                 changes.remove(index).map_err(refused)?;
                 there = None;
                 continue;
@@ -34,7 +42,8 @@ pub(crate) fn make(
         let device = changes.by_name(held.name()).map_err(refused)?;
         let device = device.ok_or_else(|| format!("interface {name}: it is gone already"))?;
         // Of a device of one queue, which we have, the kernel tells no number.
-        if device.queues == tap.multi_queue.then_some(1) {
+        let is_ours_alone = device.queues == tap.multi_queue.then_some(1);
+        if is_ours_alone || there == Some(device.index) {
             return held.hand_over().map_err(|e| e.to_string());
         }
         changes.remove(device.index).map_err(refused)?;
@@ -88,12 +97,36 @@ mod tests {
     fn who_has_a_queue_has_none_of_the_device_that_is_handed_over() {
         elsewhere(|changes| {
             let first = made(changes, true);
+            let there = changes.by_name(NAME).unwrap();
+            // Another one comes in its place, which is not ours.
+            changes.remove(first).unwrap();
             let other = HeldTap::open(&wanted(true), true).unwrap();
-            assert_eq!(changes.by_index(first).unwrap().unwrap().queues, Some(1));
-            let second = made(changes, true);
-            assert_ne!(second, first);
+            let others = changes.by_name(NAME).unwrap().unwrap().index;
+            make(changes, &wanted(true), there.as_ref()).unwrap();
+            let device = changes.by_name(NAME).unwrap().unwrap();
+            assert_eq!(device.queues, Some(0));
+            assert!(![first, others].contains(&device.index));
             drop(other);
-            assert_eq!(made(changes, true), second, "nobody else has it open");
+            assert_eq!(made(changes, true), device.index, "nobody has it open");
+        });
+    }
+
+    /// The accident: a VMM opens its device when that was just seen to be open to nobody.
+    #[test]
+    fn a_vmm_keeps_the_device_that_it_opens_meanwhile() {
+        elsewhere(|changes| {
+            for multi_queue in [true, false] {
+                let index = made(changes, multi_queue);
+                let there = changes.by_name(NAME).unwrap();
+                assert!(there.as_ref().is_some_and(|device| !device.carrier));
+                let machine = HeldTap::open(&wanted(multi_queue), true).unwrap();
+                make(changes, &wanted(multi_queue), there.as_ref()).unwrap();
+                let device = changes.by_name(NAME).unwrap().unwrap();
+                assert_eq!((device.index, device.carrier), (index, true));
+                assert_eq!(device.queues, multi_queue.then_some(1));
+                drop(machine);
+                assert_eq!(made(changes, multi_queue), index);
+            }
         });
     }
 

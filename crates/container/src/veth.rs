@@ -459,8 +459,9 @@ impl Veths {
             gid: machine.gid,
             multi_queue: machine.multi_queue,
         };
-        let open = there.as_ref().is_some_and(|device| device.carrier);
-        if !open {
+        // What another process has made is left to its VMM as it is.
+        let stays = |device: &Device| device.carrier || self.is_borrowed();
+        if !there.as_ref().is_some_and(stays) {
             machine_tap::make(&mut changes, &tap, there.as_ref()).map_err(Broken::Refused)?;
         }
         let made = changes.by_name(shown).map_err(|e| refused(&e))?;
