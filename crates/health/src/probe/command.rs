@@ -174,20 +174,16 @@ struct Heard {
 
 impl Heard {
     fn at(protocol: Protocol, here: SocketAddr) -> io::Result<Heard> {
-        let owners = match SocketOwners::new() {
-            Err(e) if is_shortage(&e) => return Err(e),
-            made => made.ok(),
-        };
         let anybody = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
         // Whose the relay itself is, it knows if anything.
-        let tells = |owners: &SocketOwners| {
-            let own = owners.of(protocol, here, anybody);
-            own.is_ok_and(|own| own.is_some())
-        };
+        let tried = SocketOwners::new().and_then(|owners| {
+            let own = owners.of(protocol, here, anybody)?;
+            Ok(own.map(|_| owners))
+        });
         Ok(Heard {
             protocol,
             here,
-            owners: owners.filter(tells),
+            owners: unless_it_never_tells(tried)?,
         })
     }
 
@@ -197,6 +193,22 @@ impl Heard {
             let owner = owners.of(self.protocol, there, self.here);
             matches!(owner, Ok(Some(user)) if user == sys::confine::user())
         })
+    }
+}
+
+/// `None` where the kernel cannot be asked at all: it knows no such questions, or a policy forbids
+/// them. Any other error may be over with the next check.
+fn unless_it_never_tells<T>(tried: io::Result<Option<T>>) -> io::Result<Option<T>> {
+    let never = [
+        Errno::PERM,
+        Errno::ACCESS,
+        Errno::OPNOTSUPP,
+        Errno::PROTONOSUPPORT,
+        Errno::AFNOSUPPORT,
+    ];
+    match tried {
+        Err(e) if Errno::from_io_error(&e).is_some_and(|errno| never.contains(&errno)) => Ok(None),
+        tried => tried,
     }
 }
 
@@ -287,4 +299,28 @@ async fn relay_udp<P: Path>(path: P, turn: P::Turn) -> Result<Result<Relayed, St
         }
     });
     Ok(Ok((address, task)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The attack: a stranger has the kernel run short of what a question needs.
+    #[test]
+    fn a_question_that_fails_lets_nobody_in() {
+        for errno in [Errno::NOBUFS, Errno::NOMEM, Errno::MFILE, Errno::AGAIN] {
+            let tried = unless_it_never_tells::<()>(Err(errno.into()));
+            assert_eq!(
+                tried.unwrap_err().raw_os_error(),
+                Some(errno.raw_os_error())
+            );
+        }
+        let unread = unless_it_never_tells::<()>(Err(io::ErrorKind::InvalidData.into()));
+        assert!(unread.is_err());
+        for errno in [Errno::ACCESS, Errno::PERM, Errno::PROTONOSUPPORT] {
+            let tried = unless_it_never_tells::<()>(Err(errno.into()));
+            assert_eq!(tried.unwrap(), None, "{errno}: there is nobody to ask");
+        }
+        assert_eq!(unless_it_never_tells(Ok(Some(()))).unwrap(), Some(()));
+    }
 }
