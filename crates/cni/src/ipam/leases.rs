@@ -27,9 +27,11 @@ use crate::result::{Addresses, Ip, Route};
 /// How long other calls may have their turn before this one: each takes milliseconds.
 const PATIENCE: Duration = Duration::from_secs(20);
 const AGAIN: Duration = Duration::from_millis(5);
-/// Of the folder, and of the files in it.
+/// Of the folder and of the files in it, and of folders around it that are missing: those are
+/// others' too.
 const FOLDER_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
+const AROUND_MODE: u32 = 0o755;
 
 /// Leases of one network, locked.
 pub struct Leases {
@@ -67,9 +69,11 @@ impl Leases {
         let (sets, routes) = checked(ranges)?;
         let folder = ranges.data_dir.join(network);
         let failed = |e: io::Error| Error::io(format!("{}: {e}", folder.display()));
-        let mut making = DirBuilder::new();
-        making.recursive(true).mode(FOLDER_MODE);
-        making.create(&folder).map_err(failed)?;
+        for (folder, mode) in [(&ranges.data_dir, AROUND_MODE), (&folder, FOLDER_MODE)] {
+            let mut making = DirBuilder::new();
+            making.recursive(true).mode(mode);
+            making.create(folder).map_err(failed)?;
+        }
         // One that is there may be of before these modes.
         let mode = Permissions::from_mode(FOLDER_MODE);
         std::fs::set_permissions(&folder, mode).map_err(failed)?;
@@ -526,8 +530,9 @@ mod tests {
     #[test]
     fn the_leases_are_for_their_owner_alone_also_where_they_were_everybodys() {
         let dir = tempfile::tempdir().unwrap();
-        let one = ranges(dir.path(), r#"[[{"subnet":"10.0.0.0/24"}]]"#);
-        let folder = dir.path().join("net");
+        let around = ["lib", "lib/cni"].map(|name| dir.path().join(name));
+        let one = ranges(&around[1], r#"[[{"subnet":"10.0.0.0/24"}]]"#);
+        let folder = around[1].join("net");
         let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o7777;
         let files = ["lock", "leases.json"].map(|name| folder.join(name));
         let are_own = |when: &str| {
@@ -537,6 +542,11 @@ mod tests {
         };
         taken(&one, "a", &[]).unwrap();
         are_own("made");
+        // Others have folders beside it.
+        let usual = dir.path().join("usual");
+        std::fs::create_dir(&usual).unwrap();
+        let usual = mode(&usual) & 0o755;
+        assert_eq!(around.each_ref().map(|folder| mode(folder)), [usual; 2]);
         for (path, mode) in [(&folder, 0o755), (&files[0], 0o644), (&files[1], 0o644)] {
             std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
         }
