@@ -16,7 +16,7 @@ type Body = fn() -> Result<()>;
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials: [(&str, Body); 22] = trials![
+    let trials: [(&str, Body); 23] = trials![
         a_container_has_its_interface_with_addresses_and_routes,
         what_the_rules_say_passes_and_nothing_else,
         segments_pass_whole,
@@ -38,6 +38,7 @@ fn main() {
         what_a_container_hinders_is_its_own_nic_alone,
         a_renamed_interface_stays_when_the_daemon_changes,
         what_cannot_be_is_refused_and_leaves_nothing,
+        what_is_refused_without_the_helpers_word_leaves_no_pair,
         a_daemon_without_root_enters_namespaces_by_its_helper,
     ];
     let trials = trials.map(|(name, body)| Trial::test(name, move || body().map_err(Failed::from)));
@@ -1116,6 +1117,31 @@ fn what_cannot_be_is_refused_and_leaves_nothing() -> Result<()> {
     check(error.contains("--netns goes with --type veth"), &error)?;
     assert_eq!(daemon.cli("nic list")?.trim(), "");
     Ok(())
+}
+
+/// The pair is of a daemon that was killed: whoever is refused it has no NIC that would remove it.
+fn what_is_refused_without_the_helpers_word_leaves_no_pair() -> Result<()> {
+    let (host, left, right) = (Namespace::new()?, Namespace::new()?, Namespace::new()?);
+    let mut daemon = Daemon::start_on(Some(host.pid()), &[])?;
+    add(&daemon, 1, &left.pid().to_string(), "")?;
+    daemon.kill_and_restart()?;
+    host.ok("ip link show dev bf-c1")?;
+    // With the first one the helper begins.
+    add(&daemon, 2, &right.pid().to_string(), "")?;
+    let parent = daemon.pid().to_string();
+    process::run(&["pkill", "-KILL", "-P", &parent, "-f", "keep-namespaces"])?;
+    let refused = add(&daemon, 1, &left.pid().to_string(), "");
+    let why = refused.err().unwrap_or_default();
+    check(why.contains("the namespace helper does not answer"), &why)?;
+    wait_for("the pair to go", PATIENCE, || {
+        let is_there = host.succeeds("ip link show dev bf-c1")?;
+        Ok((!is_there).then_some(()))
+    })?;
+    check(
+        !left.succeeds("ip link show dev eth0")?,
+        "and the container's end with it",
+    )?;
+    host.ok("ip link show dev bf-c2").map(drop)
 }
 
 fn a_daemon_without_root_enters_namespaces_by_its_helper() -> Result<()> {

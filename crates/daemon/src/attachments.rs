@@ -415,17 +415,17 @@ impl Attachments for HostAttachments {
                 let tap = self.cable(request.slot, &options)?;
                 let opened = self.veths.open(request).map_err(|e| refuse(&e));
                 let attached = opened.and_then(|state| {
-                    let attached = self.attach(request.slot, Port::Tap(tap));
-                    attached.map(|()| state).inspect_err(|_| {
-                        if !self.is_apart() {
-                            let near = self.veths.close(request.slot);
-                            let names = vec![request.path.to_owned(), options.name.clone()];
-                            self.removals.begin(vec![removal(names, None, near, None)]);
-                        }
-                    })
+                    self.attach(request.slot, Port::Tap(tap))?;
+                    Ok(state)
                 });
-                let state =
-                    attached.inspect_err(|_| drop(self.cables().remove(&request.slot.0)))?;
+                let state = attached.inspect_err(|_| {
+                    if !self.is_apart() {
+                        let near = self.veths.close(request.slot);
+                        let names = vec![request.path.to_owned(), options.name.clone()];
+                        self.removals.begin(vec![removal(names, None, near, None)]);
+                    }
+                    drop(self.cables().remove(&request.slot.0));
+                })?;
                 self.states.leave(request.slot.0, state);
                 Ok(())
             }

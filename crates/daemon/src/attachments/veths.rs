@@ -112,7 +112,8 @@ impl VethNics {
         VethHandle(self.shared.clone())
     }
 
-    /// Makes the container's interface, or the VMM's; the switch's TAP device is there.
+    /// Makes the container's interface, or the VMM's; the switch's TAP device is there. Of what is
+    /// refused there may be something: whoever has asked closes it.
     pub fn open(&mut self, request: &OpenRequest<'_>) -> Result<NicState, String> {
         self.start()?;
         let mut watched = self.shared.lock();
@@ -124,7 +125,6 @@ impl VethNics {
         if let Err(why @ (Broken::Hindered(_) | Broken::Silent(_))) = &state
             && request.declared == Declared::Alone
         {
-            veths.close(request.slot.0);
             return Err(why.to_string());
         }
         self.shared.update_switch(&mut watched, request.slot.0);
