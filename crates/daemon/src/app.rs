@@ -27,7 +27,7 @@ use crate::uplinks;
 use crate::v1::bounds;
 use crate::v1::budget::Budget;
 use crate::v1::capture;
-use crate::v1::turns::Turns;
+use crate::v1::turns::{Count, Turns};
 use crate::watchdog::Health;
 use crate::worker_thread::WorkerThreads;
 
@@ -38,19 +38,13 @@ const WATCHING_ALL: usize = 128;
 const CAPTURING_EACH: usize = 4;
 /// The others are for root.
 const CAPTURING_ALL: usize = capture::AT_ONCE * 3 / 4;
-/// Traces of a frame that one client asks for at one time, and all: the controller waits for each.
-const TRACING_EACH: usize = 2;
-const TRACING_ALL: usize = 8;
 /// Lists of routes and neighbours that one client may have on their way, and all.
 const LISTING_EACH: usize = 8;
 const LISTING_ALL: usize = 32;
 
-/// Operations of v1 that are carried out at one time for one client, and for all but root; and of
-/// those that may take a tenth of a second each.
-const OPERATIONS_EACH: usize = 8;
-const OPERATIONS_ALL: usize = 32;
-const LONG_OPERATIONS_EACH: usize = 1;
-const LONG_OPERATIONS_ALL: usize = 4;
+/// Operations of v1 that are carried out at one time, and the long ones of them.
+const OPERATIONS: Count = Count { each: 8, all: 32 };
+const LONG_OPERATIONS: Count = Count { each: 1, all: 4 };
 
 /// What operations need, and no more: no socket, no worker.
 pub struct Operations {
@@ -225,13 +219,10 @@ pub struct App {
     /// Streams of events, and captures and live traces.
     pub watching: Shares,
     pub capturing: Shares,
-    /// Traces of a frame.
-    pub tracing: Shares,
     /// Routes and neighbours that are being told.
     pub listing: Shares,
-    /// Operations of v1, and those of them that look at all connections or at all that is stored.
+    /// Operations of v1.
     pub turns: Turns,
-    pub long_turns: Turns,
     /// Requests that wait for the disk.
     pub settling: Arc<Semaphore>,
     stop: watch::Sender<bool>,
@@ -271,10 +262,8 @@ impl App {
             replies: bounds::replies(),
             watching: Shares::new("streams of events", WATCHING_EACH, WATCHING_ALL),
             capturing: Shares::new("captures and live traces", CAPTURING_EACH, CAPTURING_ALL),
-            tracing: Shares::new("traces", TRACING_EACH, TRACING_ALL),
             listing: Shares::new("lists of routes and neighbours", LISTING_EACH, LISTING_ALL),
-            turns: Turns::new(OPERATIONS_EACH, OPERATIONS_ALL),
-            long_turns: Turns::new(LONG_OPERATIONS_EACH, LONG_OPERATIONS_ALL),
+            turns: Turns::new(OPERATIONS, LONG_OPERATIONS),
             settling: Arc::new(Semaphore::new(bounds::SETTLING_AT_ONCE)),
             stop: watch::Sender::new(false),
         }

@@ -14,7 +14,7 @@ use crate::v0::envelope::{Envelope, Opened};
 use crate::v0::handler::Handler;
 use crate::v0::zmtp::{Connection, Room, ZmtpError};
 use crate::v1::bounds::replies;
-use crate::v1::turns::Turns;
+use crate::v1::turns::{Count, Turns};
 
 pub use crate::access::Reaches;
 pub use crate::app::Operations;
@@ -78,7 +78,8 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let token = Token::of(token)?;
-    let services = Transcoder::new(Routes::default(), Turns::new(1, 1), replies());
+    const ONE: Count = Count { each: 1, all: 1 };
+    let services = Transcoder::new(Routes::default(), Turns::new(ONE, ONE), replies());
     let page = Page::new(services, History::default(), Gate::open(), Some(token));
     let origin = Origin::Clear(([127, 0, 0, 1], 1).into());
     converse(page::server::SERVED, page, replies(), stream, origin).await;

@@ -16,7 +16,7 @@ use crate::access::Caller;
 use crate::access::needs::{self, Need};
 use crate::v1::bounds::{Guest, REPLY_TENTHS};
 use crate::v1::budget::{Budget, Held};
-use crate::v1::turns::Turns;
+use crate::v1::turns::{Length, Turns};
 
 /// Messages of a stream that are given at most.
 const STREAMED_MAX: usize = 2000;
@@ -90,7 +90,9 @@ impl Transcoder {
             held.add(request.len() * READ)?;
             framed(&asked.request(&request).map_err(Status::invalid_argument)?)
         };
-        let body = Body::new(Full::new(self.turns.run(caller, read).await?));
+        let body = Body::new(Full::new(
+            self.turns.run(caller, Length::Short, read).await?,
+        ));
         let mut request = http::Request::post(path)
             .header("content-type", "application/grpc")
             .header("te", "trailers")
@@ -111,7 +113,7 @@ impl Transcoder {
             true => list(&kind, &messages, more, held),
             false => one(&kind, &messages, held),
         };
-        self.turns.run(caller, written).await
+        self.turns.run(caller, Length::Short, written).await
     }
 
     fn begin(&self, caller: &Caller) -> Held {

@@ -20,6 +20,7 @@ use crate::app::{App, monotonic_ns};
 use crate::events;
 use crate::v1::interface;
 use crate::v1::service::{answer, refused};
+use crate::v1::turns::Length;
 
 /// The service. Cheap to clone.
 #[derive(Clone)]
@@ -73,7 +74,7 @@ impl Router for Service {
         request: Request<v1::ListRouterInterfacesRequest>,
     ) -> Answer<v1::ListRouterInterfacesResponse> {
         let (caller, _) = taken(request)?;
-        let _turn = self.app.turns.take(&caller).await;
+        let _turn = self.app.turns.take(&caller, Length::Short).await;
         let members = self.control.look(|thread| thread.members()).await?;
         let interfaces = members.into_iter().map(render::member).collect();
         Ok(Response::new(v1::ListRouterInterfacesResponse {
@@ -112,7 +113,7 @@ impl Router for Service {
         request: Request<v1::GetRouterStatusRequest>,
     ) -> Answer<v1::RouterStatus> {
         let (caller, _) = taken(request)?;
-        let _turn = self.app.turns.take(&caller).await;
+        let _turn = self.app.turns.take(&caller, Length::Short).await;
         Ok(Response::new(status(&self.control).await?))
     }
 
@@ -132,7 +133,7 @@ impl Router for Service {
                 told
             }),
             Asked::To(ip) => {
-                let _turn = self.app.turns.take(&caller).await;
+                let _turn = self.app.turns.take(&caller, Length::Short).await;
                 let routes = vec![route_to(&control, ip).await?];
                 let answer = v1::ListRoutesResponse { routes };
                 events::stream(
@@ -151,8 +152,8 @@ impl Router for Service {
         request: Request<v1::ListNeighboursRequest>,
     ) -> Answer<Self::ListNeighboursStream> {
         let (caller, request) = taken(request)?;
+        let turn = self.app.turns.take(&caller, Length::Short).await;
         let share = self.app.listing.take(&caller)?;
-        let turn = self.app.turns.take(&caller).await;
         let snapshot = self.control.mirror().await?.snapshot();
         let asked = AskedNeighbours::new(&request, snapshot)?;
         let judged = self.control.look(|thread| asked.judged(thread.router()));

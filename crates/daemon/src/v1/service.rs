@@ -13,6 +13,7 @@ use tonic::{Request, Response, Status};
 
 use super::bounds::REPLY_TENTHS;
 use super::budget::Held;
+use super::turns::Length;
 use super::{
     capture, convert, declare, flows, history, objects, observe, overlay, render, trace, uplinks,
     watch, workers,
@@ -44,7 +45,18 @@ impl Service {
         caller: Caller,
         operation: impl FnOnce(&App, &mut Permitted) -> Result<T, Status> + Send + 'static,
     ) -> Answer<T> {
-        self.operate_giving(caller, |_| Vec::new(), operation).await
+        self.operate_as(Length::Short, caller, |_| Vec::new(), operation)
+            .await
+    }
+
+    /// As [`operate`](Self::operate), for what takes long.
+    async fn operate_long<T: Send + 'static>(
+        &self,
+        caller: Caller,
+        operation: impl FnOnce(&App, &mut Permitted) -> Result<T, Status> + Send + 'static,
+    ) -> Answer<T> {
+        self.operate_as(Length::Long, caller, |_| Vec::new(), operation)
+            .await
     }
 
     /// As [`operate`](Self::operate), where sockets are given to users and groups: what these are
@@ -55,8 +67,19 @@ impl Service {
         sockets: impl FnOnce(&App) -> Vec<SocketAccess> + Send + 'static,
         operation: impl FnOnce(&App, &mut Permitted) -> Result<T, Status> + Send + 'static,
     ) -> Answer<T> {
-        let app = self.app.clone();
-        answer(&self.app, &caller.clone(), move || {
+        self.operate_as(Length::Short, caller, sockets, operation)
+            .await
+    }
+
+    async fn operate_as<T: Send + 'static>(
+        &self,
+        length: Length,
+        caller: Caller,
+        sockets: impl FnOnce(&App) -> Vec<SocketAccess> + Send + 'static,
+        operation: impl FnOnce(&App, &mut Permitted) -> Result<T, Status> + Send + 'static,
+    ) -> Answer<T> {
+        let (app, asks) = (self.app.clone(), caller.clone());
+        let operate = move || {
             // Who has a part of the host gives no socket to anybody.
             if *caller.reach() == Reach::Whole {
                 app.operations.look_up(&sockets(&app));
@@ -65,23 +88,9 @@ impl Service {
             control.count_request();
             let mut control = Permitted::new(&mut control, &caller);
             operation(&app, &mut control)
-        })
-        .await
-    }
-
-    /// As [`operate`](Self::operate), for an operation that looks at all connections, or at what is
-    /// stored.
-    async fn operate_long<T: Send + 'static>(
-        &self,
-        caller: Caller,
-        operation: impl FnOnce(&App, &mut Permitted) -> Result<T, Status> + Send + 'static,
-    ) -> Answer<T> {
-        let turn = self.app.long_turns.take(&caller).await;
-        self.operate(caller, move |app, control| {
-            let _turn = turn;
-            operation(app, control)
-        })
-        .await
+        };
+        let done = self.app.turns.run(&asks, length, operate).await;
+        done.map(Response::new)
     }
 
     /// Returns when the connections that a daemon before has left are taken up. What asks for
@@ -125,7 +134,8 @@ pub async fn answer<T: Send + 'static>(
     caller: &Caller,
     operation: impl FnOnce() -> Result<T, Status> + Send + 'static,
 ) -> Answer<T> {
-    app.turns.run(caller, operation).await.map(Response::new)
+    let done = app.turns.run(caller, Length::Short, operation).await;
+    done.map(Response::new)
 }
 
 /// The sentence as it is, under the code that the .proto states for it.
@@ -573,7 +583,13 @@ impl Butterfly for Service {
 
     async fn get_status(&self, request: Request<v1::GetStatusRequest>) -> Answer<v1::Status> {
         let (caller, request) = taken(request)?;
-        let router = self.app.router.summary().await;
+        let router = match caller.reach() {
+            Reach::Whole => {
+                let _turn = self.app.turns.take(&caller, Length::Short).await;
+                self.app.router.summary().await
+            }
+            _ => String::new(),
+        };
         self.operate(caller, move |app, control| match request.brief {
             true => Ok(observe::brief(app, control, router)),
             false => observe::status(app, control, router),
@@ -673,10 +689,7 @@ impl Butterfly for Service {
     async fn get_trace(&self, request: Request<v1::GetTraceRequest>) -> Answer<v1::Trace> {
         let (caller, request) = taken(request)?;
         self.connections_are_there().await;
-        // Until it is answered, also where its client has gone away.
-        let share = self.app.tracing.take(&caller)?;
-        self.operate(caller, move |app, control| {
-            let _share = share;
+        self.operate_long(caller, move |app, control| {
             trace::get(app, control, request)
         })
         .await
@@ -729,14 +742,12 @@ impl Butterfly for Service {
         let (caller, _) = taken(request)?;
         let app = self.app.clone();
         // Its record is there until the files are read, also where the client does not wait.
-        let read = tokio::task::spawn_blocking(move || {
+        answer(&self.app, &caller.clone(), move || {
             caller.takes_effect();
-            app.reload.now()
-        });
-        let read = read.await;
-        let read = read.map_err(|_| Status::internal("reading the files panicked"))?;
-        let read = read.map_err(Status::failed_precondition)?;
-        Ok(Response::new(v1::ReloadResponse { read }))
+            let read = app.reload.now().map_err(Status::failed_precondition)?;
+            Ok(v1::ReloadResponse { read })
+        })
+        .await
     }
 
     async fn upgrade(&self, request: Request<v1::UpgradeRequest>) -> Answer<v1::UpgradeResponse> {

@@ -13,12 +13,33 @@ use tonic::Status;
 
 use crate::access::{Caller, Reach};
 
-/// Turns of one kind. Cheap to clone.
+/// Cheap to clone.
 #[derive(Clone)]
-pub struct Turns(Arc<Kind>);
+pub struct Turns(Arc<Kinds>);
 
-struct Kind {
-    /// Of one client.
+struct Kinds {
+    all: Places,
+    /// Of these, places for long ones.
+    long: Places,
+}
+
+/// How long an operation has the controller.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Length {
+    Short,
+    /// It looks at all connections, at what is stored, or at many rules: a tenth of a second.
+    Long,
+}
+
+/// How many there are for one client, and for all but root.
+#[derive(Clone, Copy)]
+pub struct Count {
+    pub each: usize,
+    pub all: usize,
+}
+
+/// Operations of one kind that are carried out at one time.
+struct Places {
     each: usize,
     by: Mutex<BTreeMap<Arc<str>, Weak<Semaphore>>>,
     /// Of all who have a part of the networks; of all but root and the daemon's own user; of these.
@@ -33,30 +54,27 @@ pub struct Turn {
 }
 
 impl Turns {
-    /// So many of one client, and of all but root.
-    pub fn new(each: usize, all: usize) -> Turns {
-        let places = |count: usize| Arc::new(Semaphore::new(count));
-        Turns(Arc::new(Kind {
-            each,
-            by: Mutex::default(),
-            parts: places(all.div_ceil(2)),
-            others: places(all),
-            ours: places(all),
+    pub fn new(all: Count, long: Count) -> Turns {
+        Turns(Arc::new(Kinds {
+            all: Places::new(all),
+            long: Places::new(long),
         }))
     }
 
     /// A client's next turn; they come in the order in which they are asked for.
-    pub async fn take(&self, caller: &Caller) -> Turn {
+    pub async fn take(&self, caller: &Caller, length: Length) -> Turn {
+        let long = (length == Length::Long).then_some(&self.0.long);
+        let kinds = || long.into_iter().chain([&self.0.all]);
         let mut waits = Vec::new();
         if caller.is_ours() {
-            waits.push(self.0.ours.clone());
+            waits.extend(kinds().map(|places| places.ours.clone()));
         } else {
-            // Its own first: while it waits for these, it takes none of the others'.
-            waits.push(self.0.of(caller.who()));
+            // All that are its own first: while it waits for these, it takes none of the others'.
+            waits.extend(kinds().map(|places| places.of(caller.who())));
             if *caller.reach() != Reach::Whole {
-                waits.push(self.0.parts.clone());
+                waits.extend(kinds().map(|places| places.parts.clone()));
             }
-            waits.push(self.0.others.clone());
+            waits.extend(kinds().map(|places| places.others.clone()));
         }
         let mut permits = Vec::with_capacity(waits.len());
         for places in waits {
@@ -72,9 +90,10 @@ impl Turns {
     pub async fn run<T: Send + 'static>(
         &self,
         caller: &Caller,
+        length: Length,
         operation: impl FnOnce() -> Result<T, Status> + Send + 'static,
     ) -> Result<T, Status> {
-        let held = (self.take(caller).await, caller.memory());
+        let held = (self.take(caller, length).await, caller.memory());
         let run = move || {
             let done = operation();
             drop(held);
@@ -89,7 +108,18 @@ impl Turns {
     }
 }
 
-impl Kind {
+impl Places {
+    fn new(count: Count) -> Places {
+        let places = |count: usize| Arc::new(Semaphore::new(count));
+        Places {
+            each: count.each,
+            by: Mutex::default(),
+            parts: places(count.all.div_ceil(2)),
+            others: places(count.all),
+            ours: places(count.all),
+        }
+    }
+
     /// A client's own: there for as long as it has a turn, or waits for one.
     fn of(&self, who: &Arc<str>) -> Arc<Semaphore> {
         let mut by = self.by.lock().unwrap_or_else(PoisonError::into_inner);
@@ -119,15 +149,22 @@ mod tests {
         }))
     }
 
+    fn turns(each: usize, all: usize) -> Turns {
+        Turns::new(Count { each, all }, Count { each: 1, all: 2 })
+    }
+
     async fn comes(turns: &Turns, caller: &Caller) -> Option<Turn> {
-        timeout(Duration::from_secs(1), turns.take(caller))
-            .await
-            .ok()
+        of_length(turns, caller, Length::Short).await
+    }
+
+    async fn of_length(turns: &Turns, caller: &Caller, length: Length) -> Option<Turn> {
+        let turn = turns.take(caller, length);
+        timeout(Duration::from_secs(1), turn).await.ok()
     }
 
     #[tokio::test(start_paused = true)]
     async fn who_asks_for_many_waits_alone() {
-        let turns = Turns::new(2, 4);
+        let turns = turns(2, 4);
         let (blue, red, root) = (caller(60_001), caller(60_002), caller(0));
         let mut held = [comes(&turns, &blue).await, comes(&turns, &blue).await];
         assert!(held.iter().all(Option::is_some));
@@ -142,14 +179,14 @@ mod tests {
         drop((held, theirs));
         comes(&turns, &root).await.unwrap();
         comes(&turns, &caller(60_004)).await.unwrap();
-        let by = turns.0.by.lock().unwrap();
+        let by = turns.0.all.by.lock().unwrap();
         assert_eq!(by.len(), 1, "who has none is forgotten");
     }
 
     /// A tenant has as many users as he likes.
     #[tokio::test(start_paused = true)]
     async fn many_clients_of_parts_leave_the_host_s_operators_some() {
-        let turns = Turns::new(2, 4);
+        let turns = turns(2, 4);
         let tenant = |uid| caller(uid).of_part(part(42..=42));
         let held = [
             comes(&turns, &tenant(60_001)).await,
@@ -163,11 +200,43 @@ mod tests {
     /// A client that goes while it waits has taken nothing.
     #[tokio::test(start_paused = true)]
     async fn who_gives_up_waiting_keeps_nobody_waiting() {
-        let turns = Turns::new(1, 1);
+        let turns = turns(1, 1);
         let held = comes(&turns, &caller(60_001)).await.unwrap();
         assert!(comes(&turns, &caller(60_001)).await.is_none());
         assert!(comes(&turns, &caller(60_002)).await.is_none());
         drop(held);
         assert!(comes(&turns, &caller(60_003)).await.is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_waits_for_its_own_turns_keeps_nobody_from_a_long_one() {
+        let turns = turns(1, 8);
+        let tenant = |uid| caller(uid).of_part(part(42..=42));
+        let (blue, red) = (tenant(60_001), tenant(60_002));
+        let held = comes(&turns, &blue).await;
+        // They stand in line behind it.
+        let mut waiting = tokio::task::JoinSet::new();
+        for _ in 0..4 {
+            let (turns, blue) = (turns.clone(), blue.clone());
+            waiting.spawn(async move { turns.take(&blue, Length::Long).await });
+        }
+        tokio::task::yield_now().await;
+        let long = of_length(&turns, &red, Length::Long).await;
+        assert!(long.is_some());
+        assert!(
+            of_length(&turns, &tenant(60_003), Length::Long)
+                .await
+                .is_none()
+        );
+        drop(long);
+        assert!(
+            of_length(&turns, &tenant(60_003), Length::Long)
+                .await
+                .is_some()
+        );
+        drop(held);
+        while let Some(turn) = waiting.join_next().await {
+            drop(turn.unwrap());
+        }
     }
 }
