@@ -7,8 +7,8 @@
 //!
 //! Both are measured where they happen, in one batch of many ([`watch`](crate::watch)) and wherever
 //! a large frame is copied. A batch may take long for what has nothing to do with it, and it may be
-//! a guest's doing how long: of small frames the shortest count, of copies those in the middle, and
-//! the price stays within [`LEAST`] and [`MOST`].
+//! a guest's doing how long: of small frames the shortest count, and none that is not delivered; of
+//! copies those in the middle; and the price stays within [`LEAST`] and [`MOST`].
 
 use crate::work::{Cost, Rates};
 
@@ -43,7 +43,7 @@ impl Pace {
         self.rates
     }
 
-    /// A batch of so many frames, which all stayed with this worker, took so long.
+    /// A batch of so many frames, which were all delivered by this worker, took so long.
     pub(crate) fn note_batch(&mut self, frames: usize, cost: Cost, cycles: u64) {
         let small = self.rates.cost(frames, frames * SMALL, 0);
         if frames >= SMALL_FRAMES && cost.judged == 0 && cost.carried <= small {

@@ -144,6 +144,7 @@ impl Path {
                 floods: Floods::default(),
                 wide_searches: WIDE_SEARCHES,
                 looked: 0,
+                delivered: 0,
             },
             counters,
             watch: Watch::default(),
@@ -438,6 +439,7 @@ impl Path {
         let from = QueueId { slot: source, pair };
         self.judged = 0;
         self.tables.looked = 0;
+        self.tables.delivered = 0;
         self.round(from, batch, ports, now, true);
         if self.sampler.is_some() {
             self.sample(source, batch, true);
@@ -479,6 +481,7 @@ impl Path {
         if self.sampler.is_some() {
             self.sample(from.slot, batch, false);
         }
+        self.tables.delivered = 0;
         let mut sources = NOBODY;
         let counters = &self.counters;
         let raw = self.view.uplink_taps().arrived(from.slot, batch);

@@ -42,6 +42,8 @@ pub(crate) struct Tables {
     pub wide_searches: u32,
     /// In how many places of rules was looked for those that allow a packet of the batch.
     pub looked: u64,
+    /// How many frames of the batch were delivered by this worker with nothing to be said of any.
+    pub delivered: usize,
 }
 
 /// A frame that the whole path is for: all but those that took the [fast

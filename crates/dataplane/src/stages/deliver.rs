@@ -138,6 +138,7 @@ fn send(
             .iter()
             .map(|frame| round.batch.frames()[usize::from(*frame)].len());
         let bytes: usize = lens.sum();
+        round.tables.delivered += count;
         round
             .counters
             .delivered_all(target, count as u64, bytes as u64);

@@ -261,6 +261,7 @@ impl Trial {
                 floods: Floods::default(),
                 wide_searches: 0,
                 looked: 0,
+                delivered: 0,
             },
             replies: Replies::default(),
         }
