@@ -3,8 +3,8 @@
 
 use crate::error::Error;
 use crate::model::{
-    AccessList, Binding, BindingKey, DeclaredService, Feature, Group, GroupId, Host, Interface,
-    NetworkOptions, Nic, NicId, ServiceKey,
+    AccessList, Binding, BindingKey, Config, DeclaredService, Feature, Group, GroupId, Host,
+    Interface, NetworkOptions, Nic, NicId, ServiceKey,
 };
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -29,6 +29,8 @@ pub struct Change {
     pub of_part: bool,
     /// Each object that differs, once.
     pub objects: Vec<ObjectChange>,
+    /// What was stored and not made before it.
+    pub unmade: Arc<Config>,
 }
 
 /// What becomes of one object. `None`: it is not there.

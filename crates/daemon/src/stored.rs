@@ -41,7 +41,7 @@ pub struct Stored {
     of_options: Mutex<BTreeSet<(Kind, Vec<u8>)>>,
     /// What takes back changes that are not durable yet, in their order: should the disk fail for
     /// good, the store cannot say what was before them.
-    unsynced: Mutex<Vec<(Ticket, Vec<ObjectChange>)>>,
+    unsynced: Mutex<Vec<(Ticket, Change)>>,
     /// A sync is to come.
     scheduled: AtomicBool,
     /// Whether changes are taken.
@@ -222,24 +222,32 @@ impl Stored {
     }
 
     /// Makes the controller what the store says, beside what options say; or where it says nothing
-    /// any more, what it was before the changes that are not durable.
+    /// any more, what it was before the changes that are not durable. What could not be made before
+    /// them is not tried.
     fn reconcile(&self, controller: &mut Controller) -> Result<(), String> {
         let now = objects(&controller.config());
-        let unmade = objects(controller.unmade());
         // Those that were written since the disk was well again are not lost.
         let is_lost = |(ticket, _): &mut (Ticket, _)| self.store.is_durable(*ticket) == Some(false);
         let lost: Vec<_> = self.unsynced().extract_if(.., is_lost).collect();
-        let wanted = match self.objects() {
+        let mut unmade = objects(controller.unmade());
+        if let Some((_, first)) = lost.first() {
+            unmade.extend(objects(&first.unmade));
+        }
+        let options = self.of_options();
+        let mut wanted = match self.objects() {
             Ok(mut stored) => {
-                stored.retain(|key, _| !unmade.contains_key(key));
-                let options = self.of_options();
+                // What is there as it is stored was made since then by a change that is not lost.
+                unmade.retain(|key, _| {
+                    let value = stored.get(key);
+                    value.is_some() && value != now.get(key)
+                });
                 stored.extend(now.into_iter().filter(|(key, _)| options.contains(key)));
                 stored
             }
             Err(why) => {
                 tracing::error!("{why}: changes that it has not are taken back");
                 let mut before = now;
-                let reversed = lost.iter().rev().flat_map(|(_, changes)| changes);
+                let reversed = lost.iter().rev().flat_map(|(_, change)| &change.objects);
                 for Put { kind, key, value } in reversed.map(put) {
                     match value {
                         Some(value) => before.insert((kind, key), value),
@@ -249,9 +257,13 @@ impl Stored {
                 before
             }
         };
-        let config = read(self.store.path(), wanted.iter(), controller.settings())?;
-        let made = controller.restore(config);
-        made.map(drop).map_err(|e| e.to_string())
+        wanted.retain(|key, _| options.contains(key) || !unmade.contains_key(key));
+        let read =
+            |objects: &Objects| read(self.store.path(), objects.iter(), controller.settings());
+        let (config, unmade) = (read(&wanted)?, read(&unmade)?);
+        controller.restore(config).map_err(|e| e.to_string())?;
+        controller.set_unmade(unmade);
+        Ok(())
     }
 
     /// The revisions that are kept, newest first.
@@ -324,7 +336,7 @@ impl Stored {
         self.unsynced().retain(|(ticket, _)| !is_durable(*ticket));
     }
 
-    fn unsynced(&self) -> MutexGuard<'_, Vec<(Ticket, Vec<ObjectChange>)>> {
+    fn unsynced(&self) -> MutexGuard<'_, Vec<(Ticket, Change)>> {
         self.unsynced.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -482,7 +494,7 @@ impl Journal for Writer {
             return synced;
         }
         let inverse = change.clone().inverse();
-        self.0.unsynced().push((ticket, inverse.objects));
+        self.0.unsynced().push((ticket, inverse));
         Ok(())
     }
 }

@@ -75,5 +75,6 @@ pub(super) fn change(
         author,
         of_part,
         objects: objects.collect(),
+        unmade: state.unmade.clone(),
     }
 }

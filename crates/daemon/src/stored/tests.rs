@@ -1,11 +1,15 @@
-//! In which order what is stored is made, where one thing of it cannot be.
+//! What is stored where one thing of it cannot be made: in which order the others are, and what is
+//! gone back to when the disk fails.
 
 use super::*;
 
-use control::model::{AccessList, Interface, Mode};
+use std::sync::atomic::Ordering;
+
+use control::model::{AccessList, Group, Interface, Mode};
 use control::{Features, InterfaceStatus};
 use health::{Check, CheckError};
 
+use crate::logging::LogControl;
 use crate::nowhere::{Disk, Nowhere};
 
 /// The features of a host without an interface `gone0`.
@@ -14,6 +18,8 @@ struct Told(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
+    /// Access lists are refused.
+    refuses: bool,
     /// There is an access list.
     judges: bool,
     /// Interfaces that are taken.
@@ -36,7 +42,11 @@ impl Features for Told {
     }
 
     fn judge(&mut self, acl: Option<&AccessList>) -> Result<(), String> {
-        self.0.lock().unwrap().judges = acl.is_some();
+        let mut state = self.0.lock().unwrap();
+        if state.refuses && acl.is_some() {
+            return Err("there is a list already".into());
+        }
+        state.judges = acl.is_some();
         Ok(())
     }
 
@@ -86,19 +96,32 @@ impl Features for Told {
     }
 }
 
-/// A store with a list and interfaces of the router.
-fn stored(names: &[&str]) -> Arc<Stored> {
-    let interfaces = names.iter().map(|name| Interface::new(name, None).unwrap());
-    let list = AccessList {
-        rules: vec!["allow proto tcp".parse().unwrap()],
+fn list(rule: &str) -> Arc<AccessList> {
+    Arc::new(AccessList {
+        rules: vec![rule.parse().unwrap()],
         default_allows: false,
-    };
+    })
+}
+
+/// A controller of such a host, which has nothing yet.
+fn controller(told: &Told) -> Controller {
+    Controller::new(
+        HostSettings::default(),
+        Box::new(Nowhere),
+        Arc::new(Nowhere),
+    )
+    .with_features(Box::new(told.clone()))
+}
+
+/// A store with a list and interfaces of the router.
+fn stored(disk: &Disk, names: &[&str]) -> Arc<Stored> {
+    let interfaces = names.iter().map(|name| Interface::new(name, None).unwrap());
     let config = Config {
         interfaces: [(Feature::Router, interfaces.collect())].into(),
-        router_acl: Some(Some(Arc::new(list))),
+        router_acl: Some(Some(list("allow proto tcp"))),
         ..Config::default()
     };
-    let store = Disk::default().store();
+    let store = disk.store();
     let signed = Signed {
         author: "root",
         unix_secs: 0,
@@ -110,7 +133,8 @@ fn stored(names: &[&str]) -> Arc<Stored> {
         key,
         value: Some(value),
     });
-    store.write(signed, &puts.collect::<Vec<_>>()).unwrap();
+    let written = store.write(signed, &puts.collect::<Vec<_>>()).unwrap();
+    store.sync(written).unwrap();
     Stored::over(store, Changes::default())
 }
 
@@ -122,13 +146,9 @@ fn what_judges_is_made_before_what_is_judged() {
         &["eth0", "gone0", "late0"],
     ] {
         let told = Told::default();
-        let mut controller = Controller::new(
-            HostSettings::default(),
-            Box::new(Nowhere),
-            Arc::new(Nowhere),
-        )
-        .with_features(Box::new(told.clone()));
-        let loaded = stored(names).load(&mut controller, None).unwrap();
+        let mut controller = controller(&told);
+        let stored = stored(&Disk::default(), names);
+        let loaded = stored.load(&mut controller, None).unwrap();
         assert!(!loaded.whole);
         assert_eq!(loaded.objects, names.len(), "all but one, and the list");
         let state = told.0.lock().unwrap();
@@ -156,4 +176,48 @@ fn what_judges_is_made_before_what_is_judged() {
             Kind::Uplink,
         ]
     );
+}
+
+/// Of a list that was not made, and was taken out of the store or declared anew, the disk keeps
+/// neither: the list is stored again, and all else that was lost is undone as well.
+#[test]
+fn what_could_not_be_made_is_not_tried_when_the_disk_fails() {
+    let (disk, told) = (Disk::default(), Told::default());
+    // There may be another list, of an option.
+    let refuse = |refuses| told.0.lock().unwrap().refuses = refuses;
+    refuse(true);
+    let stored = stored(&disk, &["eth0"]);
+    let mut controller = controller(&told);
+    assert!(!stored.load(&mut controller, None).unwrap().whole);
+    let controller = controller.with_journal(stored.journal());
+    let operations = Operations::new(controller, LogControl::detached(), || 0);
+    let operations = Arc::new(operations.with_store(Some(stored)));
+    for wanted in [None, Some(list("allow proto udp"))] {
+        let changing = operations.changing();
+        {
+            let mut control = operations.control_by(Author::Client("somebody".into()));
+            let lost = Group::new("lost".parse().unwrap());
+            control.put_group(lost).unwrap();
+            refuse(false);
+            let config = Config {
+                router_acl: Some(wanted.clone()),
+                ..control.config()
+            };
+            control.apply(config, false).unwrap();
+            refuse(true);
+            assert_eq!(control.config().router_acl, Some(wanted));
+            assert_eq!(control.unmade().router_acl, None);
+        }
+        disk.failing.store(1, Ordering::Relaxed);
+        let why = changing.settle().unwrap_err();
+        assert!(matches!(why, Error::Journal(_)), "{why}");
+        let control = operations.control();
+        assert_eq!(control.group_ids().len(), 0);
+        assert_eq!(control.config().router_acl, Some(None));
+        assert_eq!(control.interfaces(Feature::Router).len(), 1);
+        assert_eq!(
+            control.unmade().router_acl,
+            Some(Some(list("allow proto tcp")))
+        );
+    }
 }
