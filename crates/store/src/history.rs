@@ -216,11 +216,13 @@ impl History<'_> {
         self.merged.insert(next, since.unwrap_or(part - 1))?;
         let of_part = self.parts.get(next)?.is_some();
         let mut made = BTreeSet::new();
+        let mut more = 0;
         for (kind, key, image) in images {
             let image = image.as_deref();
             let later = self.before.insert((next, kind, key.as_slice()), image)?;
-            if let Some(later) = &later {
-                self.size.remove(row_bytes(&key, later.value()), of_part);
+            match &later {
+                Some(later) => self.size.remove(row_bytes(&key, later.value()), of_part),
+                None => more += 1,
             }
             self.size.add(row_bytes(&key, image), of_part);
             let is_gone = self.objects.get((kind, key.as_slice()))?.is_none();
@@ -228,37 +230,63 @@ impl History<'_> {
                 made.insert((kind, key));
             }
         }
-        self.drop_passing(next, made, of_part)
+        let fewer = self.drop_passing(next, made, of_part)?;
+        let row = self.revisions.get(next)?.map(|row| {
+            let (unix_secs, author, objects) = row.value();
+            (unix_secs, author.to_owned(), objects)
+        });
+        if let Some((unix_secs, author, objects)) = row {
+            let objects = (objects + more).saturating_sub(fewer);
+            let row = (unix_secs, author.as_str(), objects);
+            self.revisions.insert(next, row)?;
+        }
+        Ok(())
     }
 
     /// Of these objects, which were not there before a revision and are not now: forgets in the
-    /// revision those that were not behind it either. Who makes and deletes things without end
-    /// would fill the history.
+    /// revision those that were not behind it either; how many. Who makes and deletes things
+    /// without end would fill the history.
     fn drop_passing(
         &mut self,
         revision: u64,
         mut made: BTreeSet<(u8, Vec<u8>)>,
         of_part: bool,
-    ) -> Result<(), redb::Error> {
-        if made.is_empty() {
-            return Ok(());
-        }
+    ) -> Result<u64, redb::Error> {
         let mut passing = Vec::new();
-        for row in self.before.range((revision + 1, 0, &[][..])..)? {
-            let (key, image) = row?;
-            let (_, kind, key) = key.value();
-            // The first image behind the revision says what was there then.
-            if let Some(made) = made.take(&(kind, key.to_vec()))
-                && image.value().is_none()
-            {
-                passing.push(made);
+        // The first image behind the revision says what was there then. A revision with many
+        // objects is asked for each of these, one with few is read.
+        for row in self.revisions.range(revision + 1..)? {
+            if made.is_empty() {
+                break;
+            }
+            let (behind, row) = row?;
+            let (behind, (_, _, objects)) = (behind.value(), row.value());
+            if objects < made.len() as u64 {
+                for row in self.before.range(rows_of(behind))? {
+                    let (key, image) = row?;
+                    let (_, kind, key) = key.value();
+                    let made = made.take(&(kind, key.to_vec()));
+                    passing.extend(made.filter(|_| image.value().is_none()));
+                }
+                continue;
+            }
+            for (kind, key) in std::mem::take(&mut made) {
+                match self.before.get((behind, kind, key.as_slice()))? {
+                    Some(image) if image.value().is_none() => passing.push((kind, key)),
+                    Some(_) => {}
+                    None => {
+                        made.insert((kind, key));
+                    }
+                }
             }
         }
+        let mut dropped = 0;
         for (kind, key) in passing.into_iter().chain(made) {
             self.before.remove((revision, kind, key.as_slice()))?;
             self.size.remove(row_bytes(&key, None), of_part);
+            dropped += 1;
         }
-        Ok(())
+        Ok(dropped)
     }
 }
 

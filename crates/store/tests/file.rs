@@ -3,6 +3,7 @@
 use butterfly_store::{Error, FILE, Keep, Kind, Layout, Patch, Put, Signed, Store, Ticket};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+use redb::ReadableTable;
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -257,6 +258,30 @@ fn every_state_that_is_kept_is_as_it_was() {
             assert_eq!(then, states[revision as usize], "{revision}");
         }
     }
+    // Each says how many objects it touched, and all of them are counted.
+    type Before = (u64, u8, &'static [u8]);
+    const BEFORE: redb::TableDefinition<Before, Option<&[u8]>> =
+        redb::TableDefinition::new("before");
+    const META: redb::TableDefinition<&str, u64> = redb::TableDefinition::new("meta");
+    let history = store.history().unwrap().into_iter().rev();
+    let said: Vec<(u64, u64)> = history.map(|it| (it.number, it.objects)).collect();
+    drop(store);
+    let database = redb::Database::open(dir.path().join(FILE)).unwrap();
+    let transaction = database.begin_write().unwrap();
+    let before = transaction.open_table(BEFORE).unwrap();
+    let touched = |revision| {
+        let rows = before.range((revision, 0, &[][..])..(revision + 1, 0, &[][..]));
+        (revision, rows.unwrap().count() as u64)
+    };
+    let there: Vec<(u64, u64)> = said
+        .iter()
+        .map(|(revision, _)| touched(*revision))
+        .collect();
+    assert_eq!(said, there);
+    let all: u64 = said.iter().map(|(_, objects)| objects).sum();
+    let meta = transaction.open_table(META).unwrap();
+    let counted = meta.get("history_objects").unwrap().unwrap().value();
+    assert_eq!(counted, all);
 }
 
 #[test]
