@@ -64,7 +64,7 @@ impl Controller {
             .hosts
             .get(&address)
             .is_some_and(|entry| entry.bindings > 0);
-        let bindings = match with_bindings && named {
+        let mut bindings: BTreeMap<_, _> = match with_bindings && named {
             true => overlay
                 .bindings
                 .iter()
@@ -73,6 +73,11 @@ impl Controller {
                 .collect(),
             false => BTreeMap::new(),
         };
+        if with_bindings {
+            let unmade = self.state.unmade.bindings.iter();
+            let own = unmade.filter(|(_, binding)| binding.host == address);
+            bindings.extend(own.map(|(key, _)| (*key, None)));
+        }
         self.change_overlay(OverlayChanges {
             hosts: [(address, None)].into(),
             bindings,
@@ -129,7 +134,7 @@ impl Controller {
             bindings,
             ..OverlayChanges::default()
         };
-        self.commit(vec![Change::Overlay(Box::new(changes))], dry_run)
+        self.commit_overlay(changes, dry_run)
     }
 
     /// The networks with NICs here that hear nobody on other hosts though nothing says that they
@@ -164,7 +169,12 @@ impl Controller {
     }
 
     fn change_overlay(&mut self, changes: OverlayChanges) -> Result<Diff, Error> {
-        self.commit(vec![Change::Overlay(Box::new(changes))], false)
+        self.commit_overlay(changes, false)
+    }
+
+    fn commit_overlay(&mut self, changes: OverlayChanges, dry_run: bool) -> Result<Diff, Error> {
+        let forget = self.forget_overlay(&changes);
+        self.commit(vec![Change::Overlay(Box::new(changes)), forget], dry_run)
     }
 
     /// What makes the overlay exactly this.
@@ -258,6 +268,9 @@ impl Controller {
                 .map(|(key, _)| (*key, None))
                 .collect(),
         };
+        let unmade = self.state.unmade.bindings.keys();
+        let unmade = unmade.filter(|(other, _)| vni.is_none_or(|vni| vni == *other));
+        all.extend(unmade.map(|key| (*key, None)));
         all.extend(
             bindings
                 .into_iter()

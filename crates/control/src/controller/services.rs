@@ -5,7 +5,7 @@ use crate::diff::Diff;
 use crate::error::Error;
 use crate::event::EventKind;
 use crate::model::{
-    DeclaredServer, DeclaredService, DeclaredServices, Feature, Interface, ServiceKey,
+    Config, DeclaredServer, DeclaredService, DeclaredServices, Feature, Interface, ServiceKey,
 };
 use crate::services::{KnownHealth, Probe, Standing, Target};
 use crate::stage::Change;
@@ -115,8 +115,19 @@ impl Controller {
         interfaces: Option<Vec<Interface>>,
         dry_run: bool,
     ) -> Result<Diff, Error> {
+        let listed = interfaces.iter();
+        let said = Config {
+            services: Some(services.clone()),
+            interfaces: listed
+                .map(|list| (Feature::Balancer, list.clone()))
+                .collect(),
+            router_acl: None,
+            ..(*self.state.unmade).clone()
+        };
+        let forget = self.forget_beside(&said);
         let interfaces = interfaces.map(|list| Change::Interfaces(Feature::Balancer, list));
-        let changes = [Change::Services(services)].into_iter().chain(interfaces);
+        let changes = [Change::Services(services), forget].into_iter();
+        let changes = changes.chain(interfaces);
         self.commit(changes.collect(), dry_run)
     }
 

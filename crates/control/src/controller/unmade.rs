@@ -2,8 +2,8 @@
 //! start, and goes by a deletion or a configuration without it, as what is there does.
 
 use super::Controller;
-use crate::model::Config;
-use crate::stage::Change;
+use crate::model::{Config, NetworkOptions};
+use crate::stage::{Change, OverlayChanges};
 use std::sync::Arc;
 
 impl Controller {
@@ -23,6 +23,25 @@ impl Controller {
         let mut gone = Config::default();
         pick(&self.state.unmade, &mut gone);
         Change::Forget(Box::new(gone))
+    }
+
+    /// Has what this removes be stored no more.
+    pub(super) fn forget_overlay(&self, changes: &OverlayChanges) -> Change {
+        self.forget(|unmade, gone| {
+            let hosts = unmade.hosts.iter();
+            let hosts = hosts.filter(|(ip, _)| matches!(changes.hosts.get(ip), Some(None)));
+            gone.hosts = hosts.map(|(ip, host)| (*ip, host.clone())).collect();
+            let networks = unmade.networks.iter();
+            let networks = networks.filter(|(vni, _)| {
+                let options = changes.networks.get(vni);
+                options.is_some_and(NetworkOptions::is_default)
+            });
+            gone.networks = networks.map(|(vni, one)| (*vni, one.clone())).collect();
+            let bindings = unmade.bindings.iter();
+            let bindings =
+                bindings.filter(|(key, _)| matches!(changes.bindings.get(key), Some(None)));
+            gone.bindings = bindings.map(|(key, one)| (*key, one.clone())).collect();
+        })
     }
 
     /// Has all of it be stored no more that a configuration has not, which is to be in force.

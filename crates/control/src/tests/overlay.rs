@@ -7,6 +7,7 @@ use crate::model::{
     Binding, Config, Flood, Host, HostUpdate, Membership, Mirror, MirrorKind, NetworkOptions, Nic,
 };
 use crate::{NetworkMode, limits};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use wire::{Mac, Vni};
 
@@ -350,6 +351,48 @@ fn a_whole_set_comes_in_one_step_and_reads_back() {
     );
     controller.apply(Config::empty(), false).unwrap();
     assert_eq!(controller.config(), Config::empty());
+}
+
+/// What is stored and was not made goes by what deletes it, each by its own.
+#[test]
+fn what_was_not_made_goes_by_its_deletion() {
+    let (mut controller, _) = controller();
+    let addresses = ["10.0.0.2", "10.0.0.3"].map(ip);
+    let said = NetworkOptions {
+        learning: Some(false),
+        ..NetworkOptions::new(vni(42))
+    };
+    let bindings = [
+        binding(42, 1, "10.0.0.2"),
+        binding(42, 2, "10.0.0.3"),
+        binding(43, 1, "10.0.0.3"),
+        binding(43, 2, "10.0.0.3"),
+    ];
+    let keys: Vec<_> = bindings.iter().map(Binding::key).collect();
+    controller.set_unmade(Config {
+        hosts: addresses.map(|one| (one, Host::new(one))).into(),
+        networks: [(vni(42), said)].into(),
+        bindings: bindings.map(|one| (one.key(), one)).into(),
+        ..Config::default()
+    });
+    controller
+        .put_network(NetworkOptions::new(vni(42)))
+        .unwrap();
+    assert!(controller.unmade().networks.is_empty());
+    controller.delete_host(addresses[0], true).unwrap();
+    assert!(controller.unmade().hosts.keys().eq(&addresses[1..]));
+    assert!(controller.unmade().bindings.keys().eq(&keys[1..]));
+    let diff = controller.delete_bindings(&keys[3..]).unwrap();
+    assert_eq!(diff.to_string(), "- binding 43 52:54:00:12:34:02\n");
+    assert!(controller.unmade().bindings.keys().eq(&keys[1..3]));
+    let none = BTreeMap::new();
+    controller
+        .set_bindings(Some(vni(43)), none.clone(), false)
+        .unwrap();
+    assert!(controller.unmade().bindings.keys().eq(&keys[1..2]));
+    controller.set_bindings(None, none, false).unwrap();
+    controller.delete_host(addresses[1], false).unwrap();
+    assert_eq!(*controller.unmade(), Config::default());
 }
 
 #[test]

@@ -752,6 +752,21 @@ fn what_was_not_made_goes_as_what_was_does() {
     session.controller.apply(empty.clone(), false).unwrap();
     assert_eq!(recorded().len(), 4, "the service and three interfaces");
     assert!(Diff::between(session.controller.unmade(), &empty).is_empty());
+
+    session.controller.set_unmade(unmade);
+    let none = DeclaredServices::new();
+    let apply =
+        |list, session: &mut Session| session.controller.apply_services(none.clone(), list, false);
+    assert_eq!(apply(None, &mut session).unwrap().services.len(), 1);
+    assert_eq!(recorded().len(), 1);
+    let eth1 = vec![interface("eth1", None)];
+    apply(Some(eth1), &mut session).unwrap();
+    let left = session.controller.unmade();
+    assert!(left.interfaces[&Feature::Balancer].is_empty());
+    assert_eq!(
+        (left.nics.len(), left.interfaces[&Feature::Router].len()),
+        (1, 1)
+    );
 }
 
 #[test]
