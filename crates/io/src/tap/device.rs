@@ -74,6 +74,20 @@ pub(super) struct Device {
     pub uso: bool,
 }
 
+/// The kernel's end of devices that are to be made or opened, for the one of this name.
+fn open_control(name: &str) -> Result<File, TapError> {
+    let opened = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
+        .open(CONTROL);
+    opened.map_err(|error| TapError::Step {
+        name: name.to_owned(),
+        step: "opening /dev/net/tun",
+        error,
+    })
+}
+
 /// Makes the interface, sets it up as the options say and, if that is wanted, brings it up.
 ///
 /// It is not persistent: it goes when its last descriptor is closed, wherever it was moved. It is
@@ -93,12 +107,7 @@ pub(super) fn open(options: &TapOptions, up: bool) -> Result<Device, TapError> {
             error,
         }
     };
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
-        .open(CONTROL)
-        .map_err(step("opening /dev/net/tun"))?;
+    let file = open_control(name)?;
     create(&file, name).map_err(|error| match error.raw_os_error() {
         Some(libc::EBUSY | libc::EEXIST) => TapError::Exists(name.to_owned()),
         _ => step("TUNSETIFF")(error),
@@ -167,12 +176,7 @@ impl HeldTap {
             // With twelve digits it is as long as a name can be.
             false => format!("tap{:012x}", RandomState::new().hash_one(shown) >> 16),
         };
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
-            .open(CONTROL)
-            .map_err(step("opening /dev/net/tun"))?;
+        let file = open_control(shown)?;
         let queues = match wanted.multi_queue {
             true => libc::IFF_MULTI_QUEUE,
             false => 0,
