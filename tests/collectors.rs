@@ -102,6 +102,13 @@ impl Host {
         Ok(sfcapd)
     }
 
+    fn metrics(&self) -> Result<String> {
+        let socket = self.daemon.dir().join("metrics.sock");
+        let socket = socket.display().to_string();
+        let url = "http://localhost/metrics";
+        process::run(&["curl", "-sf", "--unix-socket", &socket, url])
+    }
+
     fn mirrored(&self, nic: &str) -> Result<[u64; 2]> {
         let stats = self.daemon.json(&format!("nic stats {nic}"))?;
         let stats = &stats[0];
@@ -304,15 +311,7 @@ fn erspan_is_dissected() -> Result<()> {
     check(all == lost, &format!("{all} copies, {lost} lost"))?;
     let after = host.daemon.stat("right", "ingress_frames")?;
     check(after > before, "the datagram itself has arrived")?;
-    let socket = host.daemon.dir().join("metrics.sock");
-    let socket = socket.display().to_string();
-    let page = process::run(&[
-        "curl",
-        "-sf",
-        "--unix-socket",
-        &socket,
-        "http://localhost/metrics",
-    ])?;
+    let page = host.metrics()?;
     let line = format!("butterfly_nic_mirror_lost_frames_total{{nic=\"left\"}} {lost}");
     check(
         page.contains(&line) && !page.contains("mirrored_frames_total{nic=\"right\"}"),
@@ -362,15 +361,7 @@ fn samples_reach_a_collector() -> Result<()> {
         Ok((octets.len() >= 2 && hex.contains("left")).then_some(octets))
     })?;
     check(names.len() >= 2, &format!("both NICs are told: {names:?}"))?;
-    let socket = host.daemon.dir().join("metrics.sock");
-    let socket = socket.display().to_string();
-    let page = process::run(&[
-        "curl",
-        "-sf",
-        "--unix-socket",
-        &socket,
-        "http://localhost/metrics",
-    ])?;
+    let page = host.metrics()?;
     let is_counted = |name: &str, some: bool| {
         let line = page.lines().find_map(|line| line.strip_prefix(name));
         let count = line.and_then(|count| count.trim().parse::<f64>().ok());

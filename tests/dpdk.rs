@@ -332,9 +332,8 @@ fn speak_with_the_kernel(host: &Host, far: &Namespace, device: &str) -> Result<(
     )
 }
 
-/// DPDK's TAP device, whose other end is the kernel's of another host.
-fn one_host_by_tap_beside_the_kernel() -> Result<()> {
-    let far = Namespace::new()?;
+/// A host whose DPDK has a TAP device, `wire0`, that was taken to `far`.
+fn start_with_its_tap_in(far: &Namespace) -> Result<Host> {
     let device = ["net_tap0,iface=wire0"];
     let host = start_with(Namespace::new()?, 1, Family::V4, &device, &[])?;
     // Its own MAC is the device's.
@@ -342,6 +341,13 @@ fn one_host_by_tap_beside_the_kernel() -> Result<()> {
         "ip link set wire0 address 02:00:00:00:00:02 && ip link set wire0 netns {}",
         far.pid()
     ))?;
+    Ok(host)
+}
+
+/// DPDK's TAP device, whose other end is the kernel's of another host.
+fn one_host_by_tap_beside_the_kernel() -> Result<()> {
+    let far = Namespace::new()?;
+    let host = start_with_its_tap_in(&far)?;
     speak_with_the_kernel(&host, &far, "wire0").map_err(|e| format!("{e}\n{}", host.daemon.dump()))
 }
 
@@ -685,14 +691,9 @@ fn the_link_is_followed() -> Result<()> {
 
 /// A host whose device was taken to `far`, which set it down. Its driver has not seen that, as it
 /// does if it looks amid the move.
-fn start_with_its_device_in(far: &Namespace) -> Result<Host> {
+fn start_where_it_is_not_seen_down(far: &Namespace) -> Result<Host> {
     for _ in 0..5 {
-        let device = ["net_tap0,iface=wire0"];
-        let host = start_with(Namespace::new()?, 1, Family::V4, &device, &[])?;
-        host.namespace.ok(&format!(
-            "ip link set wire0 address 02:00:00:00:00:02 && ip link set wire0 netns {}",
-            far.pid()
-        ))?;
+        let host = start_with_its_tap_in(far)?;
         // The link is looked at once a second.
         std::thread::sleep(std::time::Duration::from_millis(1500));
         if !host.daemon.cli("status")?.contains("link down") {
@@ -707,7 +708,7 @@ fn start_with_its_device_in(far: &Namespace) -> Result<Host> {
 /// not tried for ever: the worker sleeps, and what comes later passes.
 fn what_a_device_does_not_take_is_lost() -> Result<()> {
     let far = Namespace::new()?;
-    let host = start_with_its_device_in(&far)?;
+    let host = start_where_it_is_not_seen_down(&far)?;
     let near = &host.namespace;
     near.ok("ip neigh replace 192.0.2.2 lladdr 02:00:00:00:00:02 dev dpdk0")?;
     near.succeeds("ping -q -c 50 -i 0.01 -W 1 192.0.2.2")?;

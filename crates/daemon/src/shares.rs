@@ -125,19 +125,15 @@ impl Drop for Share {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::access::{Peer, Who};
-
-    fn caller(uid: u32) -> Caller {
-        Caller::seeing(&Peer::local(match Who::local(uid, 9) {
-            Who::Local(user) => user,
-            _ => unreachable!(),
-        }))
-    }
 
     #[test]
     fn one_takes_its_own_alone_and_nobody_takes_root_s() {
         let shares = Shares::new("streams", 2, 3);
-        let (blue, red, root) = (caller(60_001), caller(60_002), caller(0));
+        let (blue, red, root) = (
+            Caller::of_user(60_001),
+            Caller::of_user(60_002),
+            Caller::of_user(0),
+        );
         let mut held: Vec<Share> = Vec::new();
         for client in [&blue, &blue, &red] {
             held.push(shares.take(client).unwrap());
@@ -163,7 +159,7 @@ mod tests {
     #[test]
     fn many_clients_of_parts_leave_the_host_s_operators_some() {
         let shares = Shares::new("captures", 2, 6);
-        let tenant = |uid| caller(uid).of_part(crate::access::part(42..=42));
+        let tenant = |uid| Caller::of_user(uid).of_part(crate::access::part(42..=42));
         let take = |uid| shares.take(&tenant(uid));
         let held: Vec<Share> = (60_001..60_010).filter_map(|uid| take(uid).ok()).collect();
         assert_eq!(held.len(), 3);
@@ -171,9 +167,9 @@ mod tests {
         let said = "clients of a part of the networks have 3 captures";
         assert!(refused.message().starts_with(said), "{refused}");
         let operators: Vec<Share> = [1, 1, 2]
-            .map(|uid| shares.take(&caller(uid)).unwrap())
+            .map(|uid| shares.take(&Caller::of_user(uid)).unwrap())
             .into();
-        assert!(shares.take(&caller(3)).is_err(), "six is all");
+        assert!(shares.take(&Caller::of_user(3)).is_err(), "six is all");
         drop((held, operators));
         take(60_011).unwrap();
         assert_eq!(shares.lock().of_parts, 0);

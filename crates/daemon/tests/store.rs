@@ -278,17 +278,24 @@ impl Drop for Cable {
     }
 }
 
+/// Folders of traces, of before and of now, and what they are in.
+fn two_folders() -> (tempfile::TempDir, String, String) {
+    let traces = tempfile::tempdir().unwrap();
+    let made = |name: &str| {
+        let folder = traces.path().join(name);
+        std::fs::create_dir(&folder).unwrap();
+        folder.display().to_string()
+    };
+    let (before, now) = (made("before"), made("now"));
+    (traces, before, now)
+}
+
 /// The folder of traces is another one than when a NIC was declared, as after an upgrade: the log
 /// names it and the setting, all other NICs are there, and with the folder of before so is this
 /// one.
 #[tokio::test]
 async fn a_nic_that_is_traced_elsewhere_than_allowed_now_stays_stored_and_is_named() {
-    let (store, traces) = (Folder::new(), tempfile::tempdir().unwrap());
-    let at = |name: &str| traces.path().join(name).display().to_string();
-    let (before, now) = (at("before"), at("now"));
-    for folder in [&before, &now] {
-        std::fs::create_dir(folder).unwrap();
-    }
+    let (store, (_traces, before, now)) = (Folder::new(), two_folders());
     let args = |folder| [&store.args()[..], &["--trace-dir", folder]].concat();
     let daemon = Daemon::start(&args(&before));
     let mut client = daemon.v1().await;
@@ -339,12 +346,7 @@ async fn a_nic_that_is_traced_elsewhere_than_allowed_now_stays_stored_and_is_nam
 /// not come back when it could be made.
 #[tokio::test]
 async fn what_could_not_be_made_is_known_and_goes_for_good() {
-    let (store, traces) = (Folder::new(), tempfile::tempdir().unwrap());
-    let at = |name: &str| traces.path().join(name).display().to_string();
-    let (before, now) = (at("before"), at("now"));
-    for folder in [&before, &now] {
-        std::fs::create_dir(folder).unwrap();
-    }
+    let (store, (_traces, before, now)) = (Folder::new(), two_folders());
     let args = |folder| [&store.args()[..], &["--trace-dir", folder]].concat();
     let daemon = Daemon::start(&args(&before));
     let mut client = daemon.v1().await;

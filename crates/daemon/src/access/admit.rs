@@ -96,6 +96,15 @@ impl Caller {
         }
     }
 
+    /// A user of this host, who sees all.
+    #[cfg(test)]
+    pub fn of_user(uid: u32) -> Caller {
+        let super::Who::Local(user) = super::Who::local(uid, 9) else {
+            unreachable!("a local user is one")
+        };
+        Caller::seeing(&Peer::local(user))
+    }
+
     /// The same with a part of it.
     #[cfg(test)]
     pub fn of_part(self, reach: Reach) -> Caller {

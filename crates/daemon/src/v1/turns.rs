@@ -140,14 +140,7 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
-    use crate::access::{Peer, Who, part};
-
-    fn caller(uid: u32) -> Caller {
-        Caller::seeing(&Peer::local(match Who::local(uid, 9) {
-            Who::Local(user) => user,
-            _ => unreachable!(),
-        }))
-    }
+    use crate::access::part;
 
     fn turns(each: usize, all: usize) -> Turns {
         Turns::new(Count { each, all }, Count { each: 1, all: 2 })
@@ -165,20 +158,24 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn who_asks_for_many_waits_alone() {
         let turns = turns(2, 4);
-        let (blue, red, root) = (caller(60_001), caller(60_002), caller(0));
+        let (blue, red, root) = (
+            Caller::of_user(60_001),
+            Caller::of_user(60_002),
+            Caller::of_user(0),
+        );
         let mut held = [comes(&turns, &blue).await, comes(&turns, &blue).await];
         assert!(held.iter().all(Option::is_some));
         assert!(comes(&turns, &blue).await.is_none());
         let theirs = [comes(&turns, &red).await, comes(&turns, &red).await];
         assert!(theirs.iter().all(Option::is_some));
         // All are taken now, but root's.
-        assert!(comes(&turns, &caller(60_003)).await.is_none());
+        assert!(comes(&turns, &Caller::of_user(60_003)).await.is_none());
         assert!(comes(&turns, &root).await.is_some());
         held[0] = None;
         assert!(comes(&turns, &blue).await.is_some());
         drop((held, theirs));
         comes(&turns, &root).await.unwrap();
-        comes(&turns, &caller(60_004)).await.unwrap();
+        comes(&turns, &Caller::of_user(60_004)).await.unwrap();
         let by = turns.0.all.by.lock().unwrap();
         assert_eq!(by.len(), 1, "who has none is forgotten");
     }
@@ -187,31 +184,31 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn many_clients_of_parts_leave_the_host_s_operators_some() {
         let turns = turns(2, 4);
-        let tenant = |uid| caller(uid).of_part(part(42..=42));
+        let tenant = |uid| Caller::of_user(uid).of_part(part(42..=42));
         let held = [
             comes(&turns, &tenant(60_001)).await,
             comes(&turns, &tenant(60_002)).await,
         ];
         assert!(held.iter().all(Option::is_some));
         assert!(comes(&turns, &tenant(60_003)).await.is_none());
-        assert!(comes(&turns, &caller(1)).await.is_some());
+        assert!(comes(&turns, &Caller::of_user(1)).await.is_some());
     }
 
     /// A client that goes while it waits has taken nothing.
     #[tokio::test(start_paused = true)]
     async fn who_gives_up_waiting_keeps_nobody_waiting() {
         let turns = turns(1, 1);
-        let held = comes(&turns, &caller(60_001)).await.unwrap();
-        assert!(comes(&turns, &caller(60_001)).await.is_none());
-        assert!(comes(&turns, &caller(60_002)).await.is_none());
+        let held = comes(&turns, &Caller::of_user(60_001)).await.unwrap();
+        assert!(comes(&turns, &Caller::of_user(60_001)).await.is_none());
+        assert!(comes(&turns, &Caller::of_user(60_002)).await.is_none());
         drop(held);
-        assert!(comes(&turns, &caller(60_003)).await.is_some());
+        assert!(comes(&turns, &Caller::of_user(60_003)).await.is_some());
     }
 
     #[tokio::test(start_paused = true)]
     async fn who_waits_for_its_own_turns_keeps_nobody_from_a_long_one() {
         let turns = turns(1, 8);
-        let tenant = |uid| caller(uid).of_part(part(42..=42));
+        let tenant = |uid| Caller::of_user(uid).of_part(part(42..=42));
         let (blue, red) = (tenant(60_001), tenant(60_002));
         let held = comes(&turns, &blue).await;
         // They stand in line behind it.
