@@ -12,6 +12,8 @@ fn main() {
     run_each(trials![
         the_settings_file_is_understood,
         a_domain_s_metadata_says_what_a_nic_is_and_nothing_else,
+        a_guest_that_runs_does_not_end_by_its_hook,
+        every_nic_of_a_domain_that_has_ended_is_deleted,
     ])
 }
 
@@ -74,35 +76,13 @@ fn the_settings_file_is_understood() -> Result<()> {
 
 /// Whoever may define a domain writes its metadata; libvirtd's hook is root.
 fn a_domain_s_metadata_says_what_a_nic_is_and_nothing_else() -> Result<()> {
-    let dir = tempfile::tempdir().map_err(|e| format!("cannot make a folder: {e}"))?;
-    let (butterfly, called) = (dir.path().join("butterfly"), dir.path().join("called"));
-    let script = format!("#!/bin/sh\nprintf '%s\\n' \"$@\" >> {}\n", called.display());
-    std::fs::write(&butterfly, script).map_err(|e| e.to_string())?;
-    std::fs::set_permissions(&butterfly, PermissionsExt::from_mode(0o755))
-        .map_err(|e| e.to_string())?;
-    // What the hook has called, word by word, or how it failed.
     let start = |attributes: &str| -> Result<std::result::Result<String, String>> {
-        let xml = format!(
-            "<domain><metadata><b:nics xmlns:b='https://butterfly/libvirt/1'>\
-             <b:nic vni='7' mac='52:54:00:00:00:11' {attributes}/></b:nics></metadata></domain>"
-        );
-        let file = dir.path().join("xml");
-        std::fs::write(&file, xml).map_err(|e| e.to_string())?;
-        std::fs::write(&called, "").map_err(|e| e.to_string())?;
-        let xml = std::fs::File::open(&file).map_err(|e| e.to_string())?;
-        let hook = Command::new("/usr/bin/python3")
-            .arg(repository().join("packaging/libvirt-hook"))
-            .args(["vm1", "prepare", "begin", "-"])
-            .env("BUTTERFLY", &butterfly)
-            .stdin(Stdio::from(xml))
-            .output()
-            .map_err(|e| format!("python3: {e}"))?;
-        let said = std::fs::read_to_string(&called).map_err(|e| e.to_string())?;
-        let why = String::from_utf8_lossy(&hook.stderr).into_owned();
-        Ok(match hook.status.success() {
-            true => Ok(said),
-            false if said.is_empty() => Err(why),
-            false => Err(format!("it has failed, and called {said}: {why}")),
+        let nic = format!("<b:nic vni='7' mac='52:54:00:00:00:11' {attributes}/>");
+        let hook = hook("prepare", "begin", &nic, 0)?;
+        Ok(match hook.is_well {
+            true => Ok(hook.called),
+            false if hook.called.is_empty() => Err(hook.why),
+            false => Err(format!("it called {}: {}", hook.called, hook.why)),
         })
     };
     let made = start("id='vm1' ip='10.0.0.11 fd00::11' sg='friends web' mtu='1450'")?;
@@ -135,4 +115,85 @@ fn a_domain_s_metadata_says_what_a_nic_is_and_nothing_else() -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// libvirtd that has started ends a guest for which the hook fails; the daemon may just be away, or
+/// the metadata be of another version.
+fn a_guest_that_runs_does_not_end_by_its_hook() -> Result<()> {
+    let two = "<b:nic id='vm1' vni='7' mac='52:54:00:00:00:11'/>\
+               <b:nic id='vm2' vni='7' mac='52:54:00:00:00:12'/>";
+    let hook_of_two = hook("reconnect", "begin", two, 1)?;
+    assert!(hook_of_two.is_well, "{}", hook_of_two.why);
+    for nic in ["vm1", "vm2"] {
+        let tried = format!("nic\nadd\n--replace\n--id={nic}\n");
+        assert!(
+            hook_of_two.called.contains(&tried),
+            "{}",
+            hook_of_two.called
+        );
+    }
+    let unknown = hook("reconnect", "begin", "<b:nic id='vm1' colour='red'/>", 0)?;
+    assert!(
+        unknown.is_well && unknown.called.is_empty(),
+        "{}",
+        unknown.called
+    );
+    assert!(unknown.why.contains("has no vni, mac"), "{}", unknown.why);
+    // One that is there is in use.
+    let there = hook("reconnect", "begin", two, 0)?;
+    assert_eq!(there.called, "nic\ndetails\nvm1\nnic\ndetails\nvm2\n");
+    Ok(())
+}
+
+fn every_nic_of_a_domain_that_has_ended_is_deleted() -> Result<()> {
+    let two = "<b:nic id='vm1' vni='7' mac='52:54:00:00:00:11'/>\
+               <b:nic id='vm2' vni='7' mac='52:54:00:00:00:12'/>";
+    let hook = hook("release", "end", two, 1)?;
+    assert_eq!(hook.called, "nic\ndel\nvm1\nnic\ndel\nvm2\n");
+    assert!(!hook.is_well);
+    Ok(())
+}
+
+/// What libvirt's hook has done.
+struct Hook {
+    is_well: bool,
+    /// The words of the commands that it called, a line each.
+    called: String,
+    why: String,
+}
+
+/// Runs the hook for a domain with these NICs. Its `butterfly` ends with that exit code.
+fn hook(operation: &str, part: &str, nics: &str, code: u8) -> Result<Hook> {
+    let dir = tempfile::tempdir().map_err(|e| format!("cannot make a folder: {e}"))?;
+    let [butterfly, called, xml] = ["butterfly", "called", "xml"].map(|name| dir.path().join(name));
+    let script = format!(
+        "#!/bin/sh\nprintf '%s\\n' \"$@\" >> {}\nexit {code}\n",
+        called.display()
+    );
+    let domain = format!(
+        "<domain><metadata><b:nics xmlns:b='https://butterfly/libvirt/1'>{nics}</b:nics>\
+         </metadata></domain>"
+    );
+    for (file, text) in [
+        (&butterfly, script.as_str()),
+        (&called, ""),
+        (&xml, &domain),
+    ] {
+        std::fs::write(file, text).map_err(|e| format!("{}: {e}", file.display()))?;
+    }
+    std::fs::set_permissions(&butterfly, PermissionsExt::from_mode(0o755))
+        .map_err(|e| e.to_string())?;
+    let xml = std::fs::File::open(&xml).map_err(|e| e.to_string())?;
+    let hook = Command::new("/usr/bin/python3")
+        .arg(repository().join("packaging/libvirt-hook"))
+        .args(["vm1", operation, part, "-"])
+        .env("BUTTERFLY", &butterfly)
+        .stdin(Stdio::from(xml))
+        .output()
+        .map_err(|e| format!("python3: {e}"))?;
+    Ok(Hook {
+        is_well: hook.status.success(),
+        called: std::fs::read_to_string(&called).map_err(|e| e.to_string())?,
+        why: String::from_utf8_lossy(&hook.stderr).into_owned(),
+    })
 }
