@@ -62,6 +62,39 @@ pub fn addresses_are_announced_by_frr(stage: &mut Stage) -> Result<()> {
     announces(stage)
 }
 
+/// The hook of somebody else's route to the address: it fails, and the route is as it was.
+pub fn another_s_route_is_no_announcement(stage: &mut Stage) -> Result<()> {
+    let hook = repository().join("packaging/balance-hook");
+    for (family, address) in [("-4", "192.0.2.99"), ("-6", "2001:db8::99")] {
+        let routes = format!("ip {family} route show type blackhole");
+        let run = |what: &str| {
+            stage
+                .balancer
+                .ok(&format!("{} {what} {address}", hook.display()))
+        };
+        for _ in 0..2 {
+            run("announce")?;
+            check(stage.balancer.ok(&routes)?.contains(address), "announced")?;
+        }
+        for _ in 0..2 {
+            run("withdraw")?;
+            let left = stage.balancer.ok(&routes)?;
+            check(!left.contains(address), "withdrawn, and again")?;
+        }
+        stage.balancer.ok(&format!(
+            "ip {family} route add blackhole {address} proto 99"
+        ))?;
+        check(run("announce").is_err(), "there is another's")?;
+        run("withdraw")?;
+        let left = stage.balancer.ok(&format!("{routes} proto 99"))?;
+        check(left.contains(address), "another's stays")?;
+        stage
+            .balancer
+            .ok(&format!("ip {family} route del blackhole {address}"))?;
+    }
+    Ok(())
+}
+
 /// An address comes into the routers' tables with its service, and leaves them when too few servers
 /// are left.
 fn announces(stage: &mut Stage) -> Result<()> {

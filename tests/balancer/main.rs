@@ -73,6 +73,7 @@ fn main() {
                 paths::a_balancer_behind_a_bridge,
                 paths::errors_reach_the_server_of_their_flow,
                 announce::addresses_are_announced_by_bird,
+                announce::another_s_route_is_no_announcement,
                 announce::addresses_are_announced_by_frr,
                 command::one_command_balances_without_a_daemon,
                 command::one_command_balances_several_services,
