@@ -515,8 +515,10 @@ def deb(kind, out, work, tree, version, quick):
         "Architecture": kind.deb,
         "Maintainer": MAINTAINER,
         "Installed-Size": installed_kib(root),
-        # iproute2: the pair of interfaces of health checks.
-        "Depends": ", ".join(depends(tree) + ["iproute2"]),
+        # iproute2: the pair of interfaces of health checks. sysusers: postinst.
+        "Depends": ", ".join(
+            depends(tree) + ["iproute2", "systemd | systemd-standalone-sysusers | systemd-sysusers"]
+        ),
         "Recommends": "systemd",
         "Suggests": "bird2, libvirt-daemon-system, python3",
         "Section": "net",

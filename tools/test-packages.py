@@ -673,6 +673,18 @@ def session(test):
         "inactive",
     )
     step(
+        "installed again: the service is back",
+        "dpkg -i /root/in/butterfly.deb\nsystemctl is-enabled butterflyd\n"
+        "butterfly health --wait 60\n",
+        "enabled",
+    )
+    step(
+        "upgraded while it is stopped: it stays stopped",
+        "systemctl stop butterflyd\ndpkg -i /root/in/butterfly.deb\n"
+        "fails systemctl is-active butterflyd",
+        "inactive",
+    )
+    step(
         "purge: nothing stays but the user",
         "rm -rf /etc/systemd/system/butterflyd.service.d\ndpkg -P butterfly\n"
         "fails test -e /etc/butterfly\nfails test -e /var/lib/butterfly\n"
