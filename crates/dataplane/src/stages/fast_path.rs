@@ -222,6 +222,8 @@ impl FastPath {
             round.batch.fetch_body(index);
             let Some(plain) = parse::plain::<V6>(head, len) else {
                 left &= !(self.choose_echo::<V6>(round, index, choice) << index);
+                // An echo's route may have taken the place of that one.
+                mac = u64::MAX;
                 continue;
             };
             if plain.src != own_mac || frame.fault().is_some() || !plain.suits(len, &frame.offload)
@@ -318,8 +320,7 @@ impl FastPath {
     #[inline]
     fn route(&mut self, round: &Round, mac: u64) -> Option<usize> {
         let nic = round.nic;
-        let mixed = (mac ^ u64::from(nic.slot.0) << 48).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let index = (mixed >> 56) as usize % ROUTES;
+        let index = place(nic.slot, mac);
         let known = &self.routes[index];
         let stale = known.far.is_some_and(|far| far.is_stale(round.now.secs()));
         if known.mac != mac || known.source != Some(nic.slot) || stale {
@@ -374,6 +375,13 @@ impl Route {
             far,
         })
     }
+}
+
+/// The place of the route by which a NIC reaches a MAC address.
+#[inline]
+fn place(sender: PortSlot, mac: u64) -> usize {
+    let mixed = (mac ^ u64::from(sender.0) << 48).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed >> 56) as usize % ROUTES
 }
 
 /// The longest plain frame that a NIC of this host takes.
@@ -503,7 +511,67 @@ pub(crate) fn open(round: &Round, id: FlowId, side: Side, case: usize) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use wire::{Mac, Vni, build};
+
     use super::*;
+    use crate::Simulation;
+    use crate::snapshot::{Epoch, Network, NetworkIdx, PortUid, SharedMacs, Snapshot};
+
+    /// A sender and two others, whose MACs have one place, and which all allow everything.
+    fn three_of_one_place() -> [PortConfig; 3] {
+        let mac = |n: u16| {
+            let [high, low] = n.to_be_bytes();
+            Mac([2, 0, 0, 0, high, low])
+        };
+        let place_of = |mac| place(PortSlot(0), mac_bits(mac));
+        let shares_it = |other: &Mac| place_of(*other) == place_of(mac(2));
+        let third = (3..=u16::MAX).map(mac).find(shares_it).unwrap();
+        let (vni, network) = (Vni::new(7).unwrap(), NetworkIdx(0));
+        [(0, mac(1)), (1, mac(2)), (2, third)].map(|(slot, mac)| PortConfig {
+            bypass: true,
+            ..PortConfig::new(PortSlot(slot), PortUid(slot + 1), vni, network, mac)
+        })
+    }
+
+    /// An echo between two datagrams to one NIC, to another one, takes its route's place.
+    #[test]
+    fn what_follows_an_echo_goes_where_it_is_for() {
+        let nics = three_of_one_place();
+        let network = Network {
+            vni: nics[0].vni,
+            macs: nics.iter().map(|nic| (nic.mac, nic.slot)).collect(),
+            shared: SharedMacs::default(),
+            ports: nics.iter().map(|nic| nic.slot).collect(),
+            learners: Vec::new(),
+            overlay: None,
+        };
+        let mut sim = Simulation::default();
+        let peers = [0, 1, 2].map(|slot| sim.attach(PortSlot(slot)));
+        sim.publish(Snapshot {
+            epoch: Epoch(1),
+            ports: nics.iter().cloned().map(Arc::new).map(Some).collect(),
+            networks: [Some(Arc::new(network))].into_iter().collect(),
+            ..Snapshot::default()
+        });
+        for (own, other) in [("10.0.0.1", "10.0.0.2"), ("fd00::1", "fd00::2")] {
+            let [own, other] = [own, other].map(|text| text.parse::<IpAddr>().unwrap());
+            let to = |nic: &PortConfig| build::frame(nics[0].mac, nic.mac).ip(own, other);
+            let datagram = to(&nics[1]).udp(1, 2).build();
+            let echo = to(&nics[2]).echo_request(1, 1).build();
+            for frame in [&datagram, &echo, &datagram] {
+                assert!(peers[0].send(frame.clone(), Offload::default()));
+            }
+            sim.run();
+            let received = |peer: usize| -> Vec<Vec<u8>> {
+                let frames = std::iter::from_fn(|| peers[peer].receive());
+                frames.map(|(frame, _)| frame).collect()
+            };
+            assert_eq!(received(1), [datagram.clone(), datagram]);
+            assert_eq!(received(2), [echo]);
+        }
+    }
 
     /// Two NICs that send from one MAC in turn make nobody else's routes cold.
     #[test]
