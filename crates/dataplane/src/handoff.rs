@@ -16,8 +16,10 @@
 //!   count of the oldest batch that is out, and gives the guest its buffers back in the order in
 //!   which it took them. No second ring is needed for the way back, and a worker that stops returns
 //!   what it has by dropping it.
-//! - What can be out is bounded: [`OUT_MAX`] batches of a queue, [`LENT_MAX`] of a worker. A queue
-//!   at its bound is not received from; its frames wait with their guest.
+//! - What can be out is bounded: [`LENT_MAX`] batches of a worker, and of those [`OUT_MAX`] of a
+//!   [payer](QueueId::payer) and a third of what is free beside its own, so that who sends to a
+//!   slow worker by many queues leaves some to others. Who is at its bound is not received from;
+//!   its frames wait with their guest.
 //! - A worker that polls looks at its rings every turn. Only one that sleeps is woken by its bell:
 //!   see [`sleep_flag`](crate::sleep_flag).
 
@@ -35,7 +37,7 @@ use crate::sleep_flag::{SleepFlag, settle};
 /// Messages that wait in a ring at most.
 pub(crate) const RING: usize = 1024;
 
-/// Batches of one queue that may be out at once.
+/// Batches of one payer that may be out at once.
 pub(crate) const OUT_MAX: usize = 8;
 
 /// Batches of one worker that may be out at once.
@@ -44,6 +46,12 @@ pub(crate) const LENT_MAX: usize = 32;
 /// Frames of one batch, copies counted each, that others send over uplinks at most: a flood to many
 /// hosts by a worker without a queue of the uplink ends there.
 const WRAPS_MAX: usize = 1024;
+
+/// What a [payer](QueueId::payer) has out.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Lent {
+    pub batches: usize,
+}
 
 /// What one worker tells another.
 pub(crate) enum Message {
@@ -203,10 +211,11 @@ impl Outbox {
         self.peers.len() < 2
     }
 
-    /// A batch could be handed over, should it have to be.
+    /// A batch of who has so much out could be handed over, should it have to be.
     #[inline]
-    pub(crate) fn has_free_batch(&self) -> bool {
-        self.is_alone() || !self.free_batches.is_empty()
+    pub(crate) fn has_batch_for(&self, lent: Lent) -> bool {
+        let free = self.free_batches.len();
+        self.is_alone() || lent.batches < OUT_MAX && 3 * lent.batches < free
     }
 
     /// From here on `batch` is the one that is handed over by reference.
@@ -365,7 +374,7 @@ impl Outbox {
 
     /// Moves the batch in hand into one that can be lent out, and leaves an empty one in its place.
     pub(crate) fn lend(&mut self, batch: &mut Batch) -> Arc<Batch> {
-        // There is a free batch, see `has_free_batch` and `put_copy`; if there were none, a new one
+        // There is a free batch, see `has_batch_for` and `put_copy`; if there were none, a new one
         // would do.
         let mut free = self.free_batches.pop().unwrap_or_default();
         match Arc::get_mut(&mut free) {
@@ -455,7 +464,7 @@ impl Outbox {
         }
     }
 
-    /// Takes a batch that has come back.
+    /// Takes a batch that has come back, or one for it that does not.
     pub(crate) fn give_back(&mut self, free: Arc<Batch>) {
         self.free_batches.push(free);
     }

@@ -10,7 +10,7 @@ use wire::vxlan::Outer;
 
 use crate::counters::MAX_SLOTS;
 use crate::drop_reason::DropReason;
-use crate::handoff::{Mark, OUT_MAX, Outbox, Put};
+use crate::handoff::{Lent, Mark, OUT_MAX, Outbox, Put};
 use crate::hold::Hold;
 use crate::ids::PortSlot;
 use crate::ids::{MAX_PORTS, MAX_UPLINKS};
@@ -56,6 +56,8 @@ struct Place {
     attached: Option<Attached>,
     /// Of its own queue where that [pays](QueueId::payer) for itself, of the NIC in the first pair.
     debt: Debt,
+    /// As the debt.
+    lent: Lent,
     price: Price,
 }
 
@@ -63,6 +65,7 @@ struct Place {
 pub(crate) struct Sending<'a> {
     pub attached: &'a mut Attached,
     pub debt: &'a mut Debt,
+    pub lent: &'a mut Lent,
     pub price: &'a mut Price,
     pub outbox: &'a mut Outbox,
 }
@@ -117,25 +120,45 @@ impl Attached {
         }
         work
     }
+}
+
+impl Sending<'_> {
+    /// Hands the batch in hand over as it is planned, and leaves an empty one in its place.
+    pub(crate) fn lend(&mut self, batch: &mut Batch, few: bool) {
+        let batch = self.outbox.lend(batch);
+        self.outbox.send(&batch, few);
+        self.outbox.wake();
+        self.attached.out.push_back(batch);
+        self.lent.batches += 1;
+    }
 
     /// Gives the guest the buffers of those batches that have come back, in their order, and
-    /// charges to `debt` what others have cut of them. True when none is out.
-    pub(crate) fn reclaim(&mut self, debt: &mut Debt, outbox: &mut Outbox) -> bool {
-        while let Some(oldest) = self.out.front_mut() {
+    /// charges what others have cut of them. True when none is out.
+    pub(crate) fn reclaim(&mut self) -> bool {
+        while let Some(oldest) = self.attached.out.front_mut() {
             let Some(batch) = Arc::get_mut(oldest) else {
                 return false;
             };
             let packets = work::cost_of_packets(batch.take_cut());
             if packets > 0 {
                 let bytes: usize = batch.frames().iter().map(|frame| frame.len()).sum();
-                debt.charge_more(packets.saturating_sub(bytes as u64));
+                self.debt.charge_more(packets.saturating_sub(bytes as u64));
             }
-            self.port.complete(batch);
-            if let Some(batch) = self.out.pop_front() {
-                outbox.give_back(batch);
+            self.attached.port.complete(batch);
+            if let Some(batch) = self.attached.out.pop_front() {
+                self.lent.batches -= 1;
+                self.outbox.give_back(batch);
             }
         }
         true
+    }
+
+    /// Waits no more for batches that others keep: new ones are lent out in their place.
+    fn give_up(&mut self) {
+        for _ in self.attached.out.drain(..) {
+            self.lent.batches -= 1;
+            self.outbox.give_back(Arc::default());
+        }
     }
 }
 
@@ -196,7 +219,7 @@ impl Ports {
 
     /// Takes a port out of its place; on the map it stays where it was, until it is somewhere else.
     pub(crate) fn take(&mut self, queue: QueueId) -> Option<Attached> {
-        self.find(queue)?;
+        self.sending(queue)?.give_up();
         self.touched.retain(|other| *other != queue);
         self.entry(queue).take()
     }
@@ -229,20 +252,24 @@ impl Ports {
     #[inline]
     pub(crate) fn sending(&mut self, queue: QueueId) -> Option<Sending<'_>> {
         let Slot { first, others, .. } = self.slots.get_mut(index_of(queue.slot))?;
-        let (attached, debt, price) = match usize::from(queue.pair).checked_sub(1) {
-            None => (&mut first.attached, &mut first.debt, &mut first.price),
+        let (attached, (debt, lent), price) = match usize::from(queue.pair).checked_sub(1) {
+            None => {
+                let payer = (&mut first.debt, &mut first.lent);
+                (&mut first.attached, payer, &mut first.price)
+            }
             Some(other) => {
                 let own = others.get_mut(other)?;
-                let debt = match queue.slot.is_uplink() {
-                    true => &mut own.debt,
-                    false => &mut first.debt,
+                let payer = match queue.slot.is_uplink() {
+                    true => (&mut own.debt, &mut own.lent),
+                    false => (&mut first.debt, &mut first.lent),
                 };
-                (&mut own.attached, debt, &mut own.price)
+                (&mut own.attached, payer, &mut own.price)
             }
         };
         Some(Sending {
             attached: attached.as_mut()?,
             debt,
+            lent,
             price,
             outbox: &mut self.outbox,
         })

@@ -21,7 +21,7 @@ use crate::config::WorkerConfig;
 use crate::dump::Dump;
 use crate::flow::{FlowTable, Flows};
 use crate::handle::{Command, WorkerHandle};
-use crate::handoff::{Inbox, OUT_MAX, Outbox, RING, Wake};
+use crate::handoff::{Inbox, Outbox, RING, Wake};
 use crate::ids::PortSlot;
 use crate::learned::MacRecords;
 use crate::load::WorkerLoad;
@@ -240,36 +240,31 @@ impl Worker {
         let meters = nic.and_then(|nic| nic.meters.as_deref());
         let turn = self.load.turns + 1;
         let rates = self.ports.pace.rates();
-        let Some(Sending {
-            attached,
-            debt,
-            price,
-            outbox,
-        }) = self.ports.sending(queue)
-        else {
+        let Some(mut sending) = self.ports.sending(queue) else {
             return 0;
         };
-        if !attached.out.is_empty() && !attached.reclaim(debt, outbox) {
+        if !sending.attached.out.is_empty() && !sending.reclaim() {
             // Others read from its batches, and will be done in a moment.
             self.owing = true;
-            if attached.out.len() >= OUT_MAX {
-                return 0;
-            }
         }
+        let Sending {
+            attached,
+            debt,
+            lent,
+            price,
+            outbox,
+        } = sending;
         if !is_served || attached.broken || attached.leaving || self.paused {
             return 0;
         }
         // A broadcast costs as much as the frames that it becomes, a large frame more than a small
         // one, and one of which nothing is known as much as several of known flows. Who costs much
         // waits while the others have their turns, so that each sender gets the same part of the
-        // worker and not of the frames.
-        let waits = debt.waits(turn, self.senders_before);
+        // worker and not of the frames. Who has too much out at other workers is a sender too: it
+        // sends again in a moment.
+        let waits = debt.waits(turn, self.senders_before) || !outbox.has_batch_for(*lent);
         if waits || self.path.tables.floods.has(queue) {
             self.senders += usize::from(debt.is_another_sender());
-            self.owing = true;
-            return 0;
-        }
-        if !outbox.has_free_batch() {
             self.owing = true;
             return 0;
         }
@@ -333,27 +328,18 @@ impl Worker {
         self.flush();
         self.path.watch.mark(Step::Flush);
         let mut is_all_here = true;
-        if let Some(Sending {
-            attached,
-            debt,
-            price,
-            outbox,
-        }) = self.ports.sending(queue)
-        {
-            is_all_here = !outbox.has_plans() && attached.out.is_empty();
+        if let Some(mut sending) = self.ports.sending(queue) {
+            is_all_here = !sending.outbox.has_plans() && sending.attached.out.is_empty();
             if !is_all_here {
-                let batch = outbox.lend(&mut self.batch);
-                outbox.send(&batch, few);
-                outbox.wake();
-                attached.out.push_back(batch);
+                sending.lend(&mut self.batch, few);
             } else {
-                attached.port.complete(&mut self.batch);
+                sending.attached.port.complete(&mut self.batch);
             }
             cost.carried += rates.cost(0, 0, pieces);
-            debt.charge(cost);
-            price.note(cost, frames, few, now);
+            sending.debt.charge(cost);
+            sending.price.note(cost, frames, few, now);
             if !alone {
-                attached.load.add(watch.cycles());
+                sending.attached.load.add(watch.cycles());
             }
         }
         self.path.watch.mark(Step::Complete);

@@ -12,7 +12,6 @@ use crate::handle::{Command, QueueArrival};
 use crate::ids::NetworkIdx;
 use crate::learned::{HandedOverMac, News};
 use crate::load::{QueueLoad, WorkerLoad};
-use crate::ports::Sending;
 use crate::queue::QueueId;
 use crate::report;
 use crate::time::Now;
@@ -266,12 +265,7 @@ impl Worker {
         while let Some(leaving) = self.leaving.get(index) {
             let (queue, until_ns) = (leaving.queue, leaving.until_ns);
             let back = match self.ports.sending(queue) {
-                Some(Sending {
-                    attached,
-                    debt,
-                    outbox,
-                    ..
-                }) => attached.reclaim(debt, outbox),
+                Some(mut sending) => sending.reclaim(),
                 None => true,
             };
             let late = !back && now.mono_ns >= until_ns;

@@ -8,6 +8,7 @@ use dataplane::snapshot::PortSlot;
 use dataplane::{QueueId, Simulation};
 use io::frame::BATCH;
 use io::memory_port::MemoryPeer;
+use io::port::Accepts;
 use testkit::ring_driver::{Guest, GuestOptions, Shape};
 use wire::offload::Offload;
 use wire::{Mac, build};
@@ -167,6 +168,59 @@ fn a_queue_with_too_many_batches_out_waits_for_them() {
         (lab.received(b).len(), lab.received(a).len()),
         (10 * BATCH, 1)
     );
+}
+
+/// Whether they send to a worker that is slow by four queues of one NIC or by four NICs.
+#[test]
+fn who_has_batches_out_leaves_some_to_others() {
+    for of_one_nic in [true, false] {
+        let (mut lab, nics) = lab(2, 12);
+        let (c, slow, d) = (nics[0], nics[1], nics[2]);
+        let queues = match of_one_nic {
+            true => [1, 2, 3, 4].map(|number| pair(nics[4].slot, number)),
+            false => [4, 6, 8, 10].map(|number| nics[number].slot.into()),
+        };
+        let peers = queues.map(|queue| lab.sim.attach(queue));
+        for (queue, peer) in queues.into_iter().zip(&peers) {
+            assert!(lab.sim.move_queue(queue, 0));
+            let from = nics[queue.slot.0 as usize];
+            for _ in 0..10 * BATCH {
+                assert!(peer.send(udp(from, slow, Family::V4, 1, 2), Offload::default()));
+            }
+        }
+        for _ in 0..40 {
+            lab.sim.turn_of(0);
+        }
+        lab.queue(c, udp(c, d, Family::V4, 1, 2), Offload::default());
+        lab.queue(c, udp(c, slow, Family::V4, 1, 2), Offload::default());
+        lab.sim.turn_of(0);
+        assert_eq!(lab.sim.port(c.slot).rx_frames, 2);
+        assert_eq!(lab.received(d).len(), 1);
+        lab.peer(slow).set_capacity(50 * BATCH);
+        lab.sim.run();
+        assert_eq!(lab.received(slow).len(), 40 * BATCH + 1);
+    }
+}
+
+/// So that who owes a turn beside it is not alone.
+#[test]
+fn who_waits_for_its_batches_is_a_sender() {
+    let (mut lab, nics) = lab(2, 6);
+    let (c, slow, flooder, d) = (nics[0], nics[1], nics[2], nics[4]);
+    for _ in 0..10 * BATCH {
+        lab.queue(c, udp(c, slow, Family::V4, 1, 2), Offload::default());
+    }
+    for _ in 0..8 {
+        assert_eq!(lab.sim.turn_of(0).frames, BATCH);
+    }
+    lab.peer(d).accept(Accepts::ALL);
+    let large = ip(flooder, d, Family::V4).udp(1, 2).payload(&[7; 60_000]);
+    let (large, offload) = large.gso(1400).build_with_offload();
+    for _ in 0..2 * BATCH {
+        lab.queue(flooder, large.clone(), offload);
+    }
+    let turns: Vec<_> = (0..10).map(|_| lab.sim.turn_of(0).frames).collect();
+    assert_eq!(turns, [[BATCH].as_slice(), &[0; 9]].concat());
 }
 
 #[test]
