@@ -17,6 +17,7 @@ use crate::ids::{MAX_PORTS, MAX_UPLINKS};
 use crate::load::QueueLoad;
 use crate::pace::{self, Pace};
 use crate::queue::{QueueId, Routes, pick};
+use crate::time::Now;
 use crate::watch::Stopwatch;
 use crate::work::{self, Debt, Price};
 
@@ -90,8 +91,15 @@ pub(crate) struct Attached {
     /// How its NIC's limits hold it back.
     pub hold: Hold,
     /// Its batches that other workers read from, and those behind them, oldest first.
-    pub out: VecDeque<Arc<Batch>>,
+    pub out: VecDeque<Out>,
     pub load: Arc<QueueLoad>,
+}
+
+/// A batch that is out.
+pub(crate) struct Out {
+    batch: Arc<Batch>,
+    /// What its sender was charged for what it carries, and for what was cut of it here.
+    charged: u64,
 }
 
 /// What was not written here of some frames, a bit for each in the order in which they were given.
@@ -123,31 +131,32 @@ impl Attached {
 }
 
 impl Sending<'_> {
-    /// Hands the batch in hand over as it is planned, and leaves an empty one in its place.
-    pub(crate) fn lend(&mut self, batch: &mut Batch, few: bool) {
+    /// Hands the batch in hand over as it is planned, for which so much was `charged`, and leaves
+    /// an empty one in its place.
+    pub(crate) fn lend(&mut self, batch: &mut Batch, charged: u64, few: bool) {
         let batch = self.outbox.lend(batch);
         self.outbox.send(&batch, few);
         self.outbox.wake();
-        self.attached.out.push_back(batch);
+        self.attached.out.push_back(Out { batch, charged });
         self.lent.batches += 1;
     }
 
     /// Gives the guest the buffers of those batches that have come back, in their order, and
     /// charges what others have cut of them. True when none is out.
-    pub(crate) fn reclaim(&mut self) -> bool {
+    pub(crate) fn reclaim(&mut self, now: Now) -> bool {
         while let Some(oldest) = self.attached.out.front_mut() {
-            let Some(batch) = Arc::get_mut(oldest) else {
+            let Some(batch) = Arc::get_mut(&mut oldest.batch) else {
                 return false;
             };
-            let packets = work::cost_of_packets(batch.take_cut());
-            if packets > 0 {
-                let bytes: usize = batch.frames().iter().map(|frame| frame.len()).sum();
-                self.debt.charge_more(packets.saturating_sub(bytes as u64));
+            let packets = work::cost_of_packets(batch.cut());
+            if packets > oldest.charged {
+                self.debt.charge_more(packets - oldest.charged);
+                self.price.note_carried(packets, batch.len(), now);
             }
             self.attached.port.complete(batch);
-            if let Some(batch) = self.attached.out.pop_front() {
+            if let Some(out) = self.attached.out.pop_front() {
                 self.lent.batches -= 1;
-                self.outbox.give_back(batch);
+                self.outbox.give_back(out.batch);
             }
         }
         true
@@ -663,5 +672,96 @@ pub(crate) fn refusal(error: TransmitError) -> DropReason {
         TransmitError::Down => DropReason::TargetDown,
         TransmitError::BadOffload => DropReason::BadOffload,
         TransmitError::Broken => DropReason::TargetBroken,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use io::memory_port::MemoryPort;
+    use sys::poll::Doorbell;
+    use wire::{Mac, build};
+
+    use super::*;
+    use crate::handoff::{Wake, connect};
+    use crate::sleep_flag::SleepFlag;
+    use crate::work::Rates;
+
+    const QUEUE: QueueId = QueueId {
+        slot: PortSlot(0),
+        pair: 0,
+    };
+
+    fn attach(ports: &mut Ports) {
+        let port = Box::new(MemoryPort::pair().0.into());
+        ports.attach(QUEUE, port, Arc::default(), true, 0);
+    }
+
+    /// Of `frames` of 2,042 bytes, that so much was `charged` for, another worker cuts packets of
+    /// so many bytes for each of some receivers: whether their sender waits then, and how many
+    /// frames are received of it.
+    fn when_cut(frames: usize, packet: u16, receivers: usize, charged: u64) -> (bool, usize) {
+        let mut ports = Ports::new(0, Arc::new(Routes::new()), Outbox::default());
+        attach(&mut ports);
+        let frame = build::frame(Mac([2; 6]), Mac([4; 6])).ip([10, 0, 0, 1], [10, 0, 0, 2]);
+        let frame = frame.udp(1, 2).payload(&[7; 2000]).gso(packet);
+        let (bytes, offload) = frame.build_with_offload();
+        let mut batch = Batch::new();
+        for _ in 0..frames {
+            batch.push_bytes(&bytes, offload);
+        }
+        let mut sending = ports.sending(QUEUE).unwrap();
+        sending.lend(&mut batch, charged, false);
+
+        let (receiver, peer) = MemoryPort::pair();
+        peer.set_capacity(usize::MAX);
+        let mut receiver = Port::from(receiver);
+        for _ in 0..receivers {
+            for frame in 0..frames {
+                let out = &sending.attached.out[0].batch;
+                assert_eq!(receiver.transmit(out, frame), Ok(()));
+            }
+        }
+        assert!(sending.reclaim(Now::default()));
+        let waits = sending.debt.waits(1, 2);
+        (waits, sending.price.room(BATCH, false, Now::default()))
+    }
+
+    #[test]
+    fn what_others_cut_is_charged_beyond_what_was_charged_before() {
+        let bytes = 2042;
+        // Packets of a byte's price of two, and copies for many, cost no more than their bytes do.
+        let dear = Rates {
+            byte: 2 * Rates::BYTE,
+        };
+        let charged = dear.cost(BATCH, BATCH * bytes, 0);
+        assert_eq!(when_cut(BATCH, 500, 1, charged), (false, BATCH));
+        let rates = Rates::default();
+        let copies = rates.cost(1, bytes, 0) + rates.cost_of_copies(100, 100 * bytes);
+        assert_eq!(when_cut(1, 500, 100, copies), (false, BATCH));
+        // Twenty small ones of each cost more, and fewer frames are received at a time.
+        let charged = rates.cost(BATCH, BATCH * bytes, 0);
+        assert_eq!(when_cut(BATCH, 100, 1, charged), (true, 10));
+    }
+
+    #[test]
+    fn a_batch_that_another_worker_keeps_is_replaced() {
+        let wake = || Wake {
+            bell: Doorbell::new().unwrap(),
+            sleeps: Arc::new(SleepFlag::new()),
+        };
+        let (outbox, _inbox) = connect(&[wake(), wake()]).swap_remove(0);
+        let mut ports = Ports::new(0, Arc::new(Routes::new()), outbox);
+        let mut kept = Vec::new();
+        for _ in 0..10 {
+            attach(&mut ports);
+            let mut sending = ports.sending(QUEUE).unwrap();
+            for _ in 0..OUT_MAX {
+                assert!(sending.outbox.has_batch_for(*sending.lent));
+                sending.lend(&mut Batch::new(), 0, false);
+            }
+            assert!(!sending.outbox.has_batch_for(*sending.lent));
+            kept.extend(sending.attached.out.iter().map(|out| out.batch.clone()));
+            assert!(ports.take(QUEUE).is_some());
+        }
     }
 }

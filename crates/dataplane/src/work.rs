@@ -287,7 +287,13 @@ impl Price {
             false => (cost.carried + cost.judged, frames as u64),
             true => (0, 0),
         };
-        let each = cost.carried / frames.max(1) as u64;
+        self.note_carried(cost.carried, frames, now);
+    }
+
+    /// Notes what the frames of a batch have carried, also of an earlier one.
+    #[inline]
+    pub(crate) fn note_carried(&mut self, carried: u64, frames: usize, now: Now) {
+        let each = carried / frames.max(1) as u64;
         if each > CHEAP && each >= self.dearest {
             (self.dearest, self.dearest_ns) = (each, now.mono_ns);
         }

@@ -243,7 +243,7 @@ impl Worker {
         let Some(mut sending) = self.ports.sending(queue) else {
             return 0;
         };
-        if !sending.attached.out.is_empty() && !sending.reclaim() {
+        if !sending.attached.out.is_empty() && !sending.reclaim(now) {
             // Others read from its batches, and will be done in a moment.
             self.owing = true;
         }
@@ -323,7 +323,8 @@ impl Worker {
             self.path
                 .run(queue.slot, queue.pair, &self.batch, &mut self.ports, now)
         };
-        let packets = self.batch.take_cut();
+        // It stays counted: others may go on with it.
+        let packets = self.batch.cut();
         cost.carried = cost.carried.max(work::cost_of_packets(packets));
         self.flush();
         self.path.watch.mark(Step::Flush);
@@ -331,7 +332,7 @@ impl Worker {
         if let Some(mut sending) = self.ports.sending(queue) {
             is_all_here = !sending.outbox.has_plans() && sending.attached.out.is_empty();
             if !is_all_here {
-                sending.lend(&mut self.batch, few);
+                sending.lend(&mut self.batch, cost.carried, few);
             } else {
                 sending.attached.port.complete(&mut self.batch);
             }

@@ -265,7 +265,7 @@ impl Worker {
         while let Some(leaving) = self.leaving.get(index) {
             let (queue, until_ns) = (leaving.queue, leaving.until_ns);
             let back = match self.ports.sending(queue) {
-                Some(mut sending) => sending.reclaim(),
+                Some(mut sending) => sending.reclaim(now),
                 None => true,
             };
             let late = !back && now.mono_ns >= until_ns;

@@ -772,6 +772,22 @@ fn a_flood_of_tiny_segments_takes_no_more_than_its_part() {
     }
 }
 
+#[test]
+fn frames_that_another_worker_cuts_small_are_received_a_few_at_a_time() {
+    let mut lab = Lab::on(Simulation::several(2));
+    let (flooder, d) = (lab.nic(), lab.nic());
+    lab.group_of(d, vec![allow_all_in(None)]);
+    lab.peer(d).set_capacity(320 * BATCH);
+    let (frame, offload) = of_tiny_segments(flooder, (d.mac, d.ip(Family::V4)), Family::V4);
+    for _ in 0..2 * BATCH {
+        lab.queue(flooder, frame.clone(), offload);
+    }
+    assert_eq!(lab.sim.turn_of(0).frames, BATCH, "nothing is known of them");
+    lab.sim.turn_of(1);
+    assert_eq!(lab.received(d).len(), 320 * BATCH);
+    assert_eq!(lab.sim.turn_of(0).frames, 1);
+}
+
 /// As many packets as a wire's are cost what their bytes do.
 #[test]
 fn large_frames_are_received_as_fast_where_they_are_cut() {
