@@ -11,7 +11,8 @@
 //! - Each ordered pair of workers has a ring of its own, with one producer and one consumer:
 //!   `rtrb`, which is small, maintained, wait-free at both ends and lets each end find out that the
 //!   other has gone. Nobody waits for room: a frame for a full ring is dropped (`handoff_full`).
-//!   Two workers can therefore not wait for each other.
+//!   Two workers can therefore not wait for each other. To a payer a ring is full where no more
+//!   places are free than it has messages out: who sends to many leaves room to others.
 //! - A batch comes back by the last reference to it being dropped. The sending worker looks at the
 //!   count of the oldest batch that is out, and gives the guest its buffers back in the order in
 //!   which it took them. No second ring is needed for the way back, and a worker that stops returns
@@ -51,6 +52,8 @@ const WRAPS_MAX: usize = 1024;
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Lent {
     pub batches: usize,
+    /// Of these batches, to all workers.
+    pub messages: usize,
 }
 
 /// What one worker tells another.
@@ -157,6 +160,8 @@ pub(crate) struct Outbox {
     batch: u64,
     /// Where the batch in hand is.
     in_hand: usize,
+    /// Messages that its payer had out before.
+    out_before: usize,
     /// Batches to be lent out; nobody else has a reference.
     free_batches: Vec<Arc<Batch>>,
     /// Batches of our own copies that are out.
@@ -218,10 +223,12 @@ impl Outbox {
         self.is_alone() || lent.batches < OUT_MAX && 3 * lent.batches < free
     }
 
-    /// From here on `batch` is the one that is handed over by reference.
+    /// From here on `batch` is the one that is handed over by reference, of a payer who has so much
+    /// out.
     #[inline]
-    pub(crate) fn take_in_hand(&mut self, batch: &Batch) {
+    pub(crate) fn take_in_hand(&mut self, batch: &Batch, lent: Lent) {
         self.in_hand = std::ptr::from_ref(batch).addr();
+        self.out_before = lent.messages;
         self.batch += 1;
     }
 
@@ -319,7 +326,7 @@ impl Outbox {
         let peer = self.peers.get_mut(worker).and_then(Option::as_mut);
         let peer = peer.filter(|peer| !peer.ring.is_abandoned());
         let peer = peer.ok_or(Put::Gone)?;
-        if peer.ring.slots() <= peer.reserved {
+        if peer.ring.slots() <= peer.reserved + self.out_before {
             return Err(Put::Full);
         }
         peer.reserved += 1;
@@ -392,8 +399,9 @@ impl Outbox {
     }
 
     /// Hands over what was planned of the batch in hand, which is this one now. `few`: it is a few
-    /// frames, and their sender has no others.
-    pub(crate) fn send(&mut self, batch: &Arc<Batch>, few: bool) {
+    /// frames, and their sender has no others. Gives how many messages that takes.
+    pub(crate) fn send(&mut self, batch: &Arc<Batch>, few: bool) -> usize {
+        let messages = self.plans.len();
         for plan in self.plans.drain(..) {
             let Some(Some(peer)) = self.peers.get_mut(plan.worker) else {
                 continue;
@@ -410,6 +418,7 @@ impl Outbox {
                 wraps: plan.wraps.map_or(Wrap::LAST, |(first, _)| first),
             }));
         }
+        messages
     }
 
     /// Hands a transfer on, of whatever batch.

@@ -100,6 +100,7 @@ pub(crate) struct Out {
     batch: Arc<Batch>,
     /// What its sender was charged for what it carries, and for what was cut of it here.
     charged: u64,
+    messages: usize,
 }
 
 /// What was not written here of some frames, a bit for each in the order in which they were given.
@@ -135,10 +136,15 @@ impl Sending<'_> {
     /// an empty one in its place.
     pub(crate) fn lend(&mut self, batch: &mut Batch, charged: u64, few: bool) {
         let batch = self.outbox.lend(batch);
-        self.outbox.send(&batch, few);
+        let messages = self.outbox.send(&batch, few);
         self.outbox.wake();
-        self.attached.out.push_back(Out { batch, charged });
+        self.attached.out.push_back(Out {
+            batch,
+            charged,
+            messages,
+        });
         self.lent.batches += 1;
+        self.lent.messages += messages;
     }
 
     /// Gives the guest the buffers of those batches that have come back, in their order, and
@@ -156,6 +162,7 @@ impl Sending<'_> {
             self.attached.port.complete(batch);
             if let Some(out) = self.attached.out.pop_front() {
                 self.lent.batches -= 1;
+                self.lent.messages -= out.messages;
                 self.outbox.give_back(out.batch);
             }
         }
@@ -164,8 +171,9 @@ impl Sending<'_> {
 
     /// Waits no more for batches that others keep: new ones are lent out in their place.
     fn give_up(&mut self) {
-        for _ in self.attached.out.drain(..) {
+        for out in self.attached.out.drain(..) {
             self.lent.batches -= 1;
+            self.lent.messages -= out.messages;
             self.outbox.give_back(Arc::default());
         }
     }

@@ -314,7 +314,7 @@ impl Worker {
         }
         self.load.count_batch(frames);
         let pieces = self.batch.pieces();
-        self.ports.outbox.take_in_hand(&self.batch);
+        outbox.take_in_hand(&self.batch, *lent);
         self.path.tables.floods.begin_batch();
         let mut cost = if queue.slot.is_uplink() {
             self.path

@@ -6,7 +6,7 @@ use io::trace::Direction;
 
 use super::Worker;
 use crate::drop_reason::DropReason;
-use crate::handoff::{Message, Put, RING, Transfer};
+use crate::handoff::{Lent, Message, Put, RING, Transfer};
 use crate::ports::refusal;
 use crate::stages::deliver;
 use crate::time::Now;
@@ -119,7 +119,8 @@ impl Worker {
         self.load.taken_over += count as u64;
         let mut results = [Ok(()); BATCH];
         let results = &mut results[..count];
-        self.ports.outbox.take_in_hand(&transfer.batch);
+        let (outbox, batch) = (&mut self.ports.outbox, &transfer.batch);
+        outbox.take_in_hand(batch, Lent::default());
         let here = self.ports.peek(transfer.target).is_some();
         if here {
             self.ports

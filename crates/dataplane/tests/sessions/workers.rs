@@ -223,6 +223,33 @@ fn who_waits_for_its_batches_is_a_sender() {
     assert_eq!(turns, [[BATCH].as_slice(), &[0; 9]].concat());
 }
 
+/// Each frame of theirs is a message of its own for the other worker.
+#[test]
+fn who_sends_to_many_leaves_room_in_the_ring_to_others() {
+    let (mut lab, nics) = lab(2, 140);
+    let here: Vec<Nic> = nics.iter().step_by(2).copied().collect();
+    let there: Vec<Nic> = nics.iter().skip(1).step_by(2).copied().collect();
+    let (targets, quiet) = (&there[..BATCH], there[BATCH]);
+    for (turn, from) in (0..8).flat_map(|turn| here[..4].iter().map(move |from| (turn, *from))) {
+        for to in targets {
+            lab.queue(
+                from,
+                udp(from, *to, Family::V4, turn, 2),
+                Offload::default(),
+            );
+        }
+    }
+    for _ in 0..40 {
+        lab.sim.turn_of(0);
+    }
+    assert_ne!(difference(&[0; 99], &lab.drops()), [], "it is full to them");
+    let frame = udp(here[4], quiet, Family::V4, 1, 2);
+    lab.queue(here[4], frame.clone(), Offload::default());
+    lab.sim.turn_of(0);
+    lab.sim.run();
+    assert_eq!(lab.received(quiet), [frame]);
+}
+
 #[test]
 fn a_worker_that_is_behind_loses_frames_and_holds_nobody_up() {
     let (mut lab, nics) = lab(2, 80);
