@@ -100,8 +100,9 @@ impl Floods {
         fit
     }
 
-    /// An empty batch for so many frames. `None`: there is no room for them, which the few are not
-    /// asked that go behind others of their sender.
+    /// An empty batch for so many frames. `None`: there is no room for them, which those are not
+    /// asked that go behind others of their sender: a few fragments, or the rest of a batch that is
+    /// traced live.
     pub(crate) fn batch(&mut self, frames: usize, is_behind: bool) -> Option<Batch> {
         let fits = is_behind || self.frames + frames <= MOST_FRAMES;
         fits.then(|| self.free.pop().unwrap_or_default())

@@ -121,6 +121,8 @@ pub(crate) struct Path {
     flows_are_left: bool,
     /// What judging a NIC's batch has cost.
     judged: u64,
+    /// What copies of its frames for many have cost.
+    copied: u64,
     /// Who takes one frame of many, if anybody does.
     pub sampler: Option<Box<Sampler>>,
 }
@@ -164,6 +166,7 @@ impl Path {
             gone: VecDeque::new(),
             flows_are_left: false,
             judged: 0,
+            copied: 0,
             sampler: None,
         }
     }
@@ -437,21 +440,12 @@ impl Path {
         self.counters
             .received(source, batch.len() as u64, bytes as u64);
         let from = QueueId { slot: source, pair };
-        self.judged = 0;
+        (self.judged, self.copied) = (0, 0);
         self.tables.looked = 0;
         self.tables.delivered = 0;
         self.round(from, batch, ports, now, true);
         if self.sampler.is_some() {
             self.sample(source, batch, true);
-        }
-        let rates = ports.pace.rates();
-        let mut carried = rates.cost(batch.len(), bytes, 0);
-        if is_for_many(&self.cases, &self.jobs) {
-            let of_one_frame = self.jobs.chunk_by(|one, other| one.frame == other.frame);
-            for copies in of_one_frame.filter(|jobs| jobs.len() > 1) {
-                let len = batch.frames()[usize::from(copies[0].frame)].len();
-                carried += rates.cost_of_copies(copies.len(), copies.len() * len);
-            }
         }
         self.give_back_room();
         while let Some(spare) = self.take_released(|_, _| {}) {
@@ -459,6 +453,7 @@ impl Path {
             self.spare = spare;
         }
         let searched = work::cost_of_search(batch.len(), self.tables.looked);
+        let carried = ports.pace.rates().cost(batch.len(), bytes, 0) + self.copied;
         Cost {
             carried: carried + searched + std::mem::take(&mut self.tables.floods.cost),
             judged: self.judged,
@@ -755,7 +750,22 @@ impl Path {
         }
         watch.mark(Step::Deliver);
         self.judged += costly.cost();
+        self.charge_copies(batch, ports);
         self.note_released();
+    }
+
+    /// Charges the copies that frames of a round have become, each of several.
+    #[inline]
+    fn charge_copies(&mut self, batch: &Batch, ports: &Ports) {
+        if !is_for_many(&self.cases, &self.jobs) {
+            return;
+        }
+        let rates = ports.pace.rates();
+        let of_one_frame = self.jobs.chunk_by(|one, other| one.frame == other.frame);
+        for copies in of_one_frame.filter(|jobs| jobs.len() > 1) {
+            let len = batch.frames()[usize::from(copies[0].frame)].len();
+            self.copied += rates.cost_of_copies(copies.len(), copies.len() * len);
+        }
     }
 
     /// A batch whose sender somebody traces live: each frame by itself, so that a trial finds the
@@ -787,11 +797,15 @@ impl Path {
                 hop.map_or(job.target, |hop| hop.uplink)
             });
             let before = target.map(|target| counters.port(target).drops_to);
+            if has_to_wait(&round) {
+                put_off::run(&mut round, ports);
+            }
             deliver::run(&mut round, ports);
             if !round.replies.batch.is_empty() {
                 deliver::replies(&mut round, ports);
             }
             let cycles = begun.cycles();
+            self.charge_copies(batch, ports);
             self.note_released();
             let Some((report, trial)) = tried else {
                 continue;

@@ -16,6 +16,7 @@ use wire::parse::{ArpPacket, TcpFlags};
 use wire::vxlan::Ends;
 use wire::{Mac, Vni};
 
+use crate::captures::trace_live;
 use crate::lab::*;
 use crate::wire_lab::*;
 
@@ -1026,11 +1027,12 @@ fn hurried(lab: &mut Lab, c: Nic, d: Nic, family: Family) {
 
 #[test]
 fn beside_who_asks_and_who_answers_copies_for_many_are_made_one_by_one() {
-    for family in FAMILIES {
+    for (family, is_traced) in [(Family::V4, false), (Family::V6, false), (Family::V4, true)] {
         let (mut lab, c, d) = Lab::pair(vec![allow_all_in(None)]);
         let flooder = lab.nic();
         let crowd = crowd(&mut lab);
         lab.passes(c, d, udp(c, d, family, 1, 2));
+        let _trace = is_traced.then(|| trace_live(&mut lab.sim, flooder));
         let shout = |number| {
             let frame = build::frame(flooder.mac, Mac::BROADCAST);
             let frame = frame.ip(flooder.ip(family), d.ip(family)).udp(1, 2);

@@ -4,9 +4,13 @@
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
+use dataplane::trial::live::Live;
 use dataplane::{PortSlot, PortUid, Simulation};
+use io::frame::BATCH;
 use io::trace::Direction::{Inbound, Outbound};
 use io::trace::capture::{Capture, Caught, Wanted};
+use wire::offload::Offload;
+use wire::{Mac, build};
 
 use crate::lab::*;
 use crate::wire_lab::*;
@@ -25,6 +29,15 @@ fn begin(sim: &mut Simulation, places: &[(PortSlot, PortUid)]) -> (Arc<Capture>,
     let begun = sim.ask(|switch| switch.begin_capture(places, &given));
     assert_eq!(begun, Ok(()));
     (capture, frames)
+}
+
+/// A live trace of what a NIC sends: its frames are judged one by one then.
+pub fn trace_live(sim: &mut Simulation, nic: Nic) -> (Arc<Live>, Receiver<Caught>) {
+    let place = (nic.slot, nic.uid);
+    let (live, _passed) = Live::new(None);
+    assert!(sim.ask(|switch| switch.begin_live(place, &live)));
+    let (_capture, frames) = begin(sim, &[place]);
+    (live, frames)
 }
 
 fn end(sim: &mut Simulation, capture: &Arc<Capture>) {
@@ -137,6 +150,29 @@ fn an_uplink_is_seen_with_its_outer_headers() {
     end(&mut host.lab.sim, &capture);
     host.leaves(a, b.at, there);
     assert_eq!(seen(&frames), []);
+}
+
+#[test]
+fn who_is_traced_live_pays_for_what_goes_to_many() {
+    let (mut lab, c, d) = Lab::pair(vec![allow_all_in(None)]);
+    let flooder = lab.nic();
+    let _crowd: Vec<Nic> = (0..60).map(|_| lab.nic()).collect();
+    let (live, _frames) = trace_live(&mut lab.sim, flooder);
+    let shout = build::frame(flooder.mac, Mac::BROADCAST).ip(flooder.v4, d.v4);
+    let (shout, small) = (shout.udp(1, 2).build(), udp(flooder, d, Family::V4, 3, 4));
+    // The last one of each batch is for one alone.
+    for number in 1..=15 * BATCH {
+        let last = number % BATCH == 0;
+        let frame = if last { &small } else { &shout };
+        lab.queue(flooder, frame.clone(), Offload::default());
+        lab.queue(c, udp(c, d, Family::V4, 1, 2), Offload::default());
+    }
+    for _ in 0..15 {
+        lab.sim.turn();
+    }
+    let heard = [c, flooder].map(|nic| lab.sim.port(nic.slot).rx_frames);
+    assert_eq!(heard, [15, 1].map(|batches| batches * BATCH as u64));
+    assert_eq!(live.counts().0, BATCH as u64, "it was traced");
 }
 
 #[test]
