@@ -31,6 +31,7 @@ use rtrb::{Consumer, Producer, RingBuffer};
 use sys::poll::Doorbell;
 use wire::vxlan::Outer;
 
+use crate::ids::PortSlot;
 use crate::learned::News;
 use crate::queue::QueueId;
 use crate::sleep_flag::{SleepFlag, settle};
@@ -60,6 +61,8 @@ pub(crate) struct Lent {
 pub(crate) enum Message {
     Frames(Transfer),
     Learned(News),
+    /// To [put right](crate::flow::Flows::put_right) which flows of this NIC are the oldest.
+    PutRight(PortSlot),
 }
 
 /// Frames of one batch for one queue.
@@ -433,6 +436,12 @@ impl Outbox {
             all &= self.push(worker, Message::Learned(news)) != Put::Full;
         }
         all
+    }
+
+    /// Asks a worker to look after the flows of a NIC.
+    pub(crate) fn ask_to_put_right(&mut self, worker: usize, slot: PortSlot) {
+        // Where there is no room it is asked again when somebody looks for such a flow again.
+        let _ = self.push(worker, Message::PutRight(slot));
     }
 
     fn push(&mut self, worker: usize, message: Message) -> Put {

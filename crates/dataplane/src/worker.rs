@@ -182,6 +182,7 @@ impl Worker {
             }
         }
         self.send_news();
+        self.ask_for_flows();
         self.path.keep_house(now);
         self.path.give_up_waiting(&mut self.ports, now);
         if self.path.send_queued(&mut self.ports, now) {

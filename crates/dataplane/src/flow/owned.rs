@@ -8,9 +8,10 @@
 //! shares shrink with what is left. Flows that are over by time are gone for a lookup at that
 //! moment, and their entries are swept up bit by bit.
 //!
-//! Shares count the flows of all workers; the lists are each worker's own, and so is what it may
-//! give up. Another worker that changes a flow's state or takes it out leaves the lists alone: they
-//! are put right when their worker comes by.
+//! Shares count the flows of all workers, and a NIC's oldest flow goes whichever worker has made it:
+//! a worker sees where the others' lists begin. But it changes only its own. Who changes the state
+//! of another worker's flow or takes it out leaves the lists alone: they are put right when their
+//! worker comes by. Where that makes others pass over much, they ask it to (`next_asked`).
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -21,16 +22,19 @@ use super::kernel::{Entered, KernelPart};
 use super::key::{Key, Side};
 use super::log::{FlowEnd, Log};
 use super::memory::before_what_follows;
-use super::table::FlowTable;
+use super::table::{FlowTable, LISTS};
 use crate::drop_reason::DropReason;
 use crate::ids::{PortSlot, PortUid};
+use crate::queue::MAX_WORKERS;
 use crate::time::Now;
 
 /// A settled flow can be given up for a new one of the same NIC when it was idle for this long.
 pub(crate) const IDLE_ENOUGH_MS: u32 = 60_000;
 
-/// How many flows are looked at for one to give up.
+/// How many flows of a list are looked at for one to give up, and how many that are out already are
+/// passed over.
 const LOOKS: usize = 16;
+const PASSED_OVER: usize = 256;
 
 /// Free entries that a worker keeps at most, of a large table.
 const KEEP: usize = 1024;
@@ -51,8 +55,10 @@ pub(crate) struct Flows {
     leaving: Vec<FlowId>,
     left: Vec<FlowId>,
     since: Vec<u64>,
-    /// By the slot of the NIC that began them: transient flows, settled flows; oldest first.
-    lists: Vec<[List; 2]>,
+    /// By the slot of the NIC that began them.
+    nics: Vec<OfNic>,
+    /// NICs for which something is noted until the turn ends.
+    asking: Vec<PortSlot>,
     /// Where the sweep goes on.
     sweep_at: u32,
     evicted: u64,
@@ -73,6 +79,25 @@ const EMPTY: List = List {
     head: NONE,
     tail: NONE,
 };
+
+/// What a worker has of the flows that a NIC has begun.
+#[derive(Clone, Copy)]
+struct OfNic {
+    /// Transient flows, settled flows; oldest first.
+    lists: [List; LISTS],
+    /// Workers that are to put their lists right, a bit each.
+    asked: u32,
+    /// In this turn nothing was found that could be given up.
+    in_vain: bool,
+}
+
+const NOTHING: OfNic = OfNic {
+    lists: [EMPTY; LISTS],
+    asked: 0,
+    in_vain: false,
+};
+
+const _: () = assert!(MAX_WORKERS <= u32::BITS as usize);
 
 /// What is known of a flow when its first packet passes.
 pub(crate) struct NewFlow {
@@ -112,7 +137,8 @@ impl Flows {
             leaving: Vec::new(),
             left: Vec::new(),
             since: Vec::new(),
-            lists: Vec::new(),
+            nics: Vec::new(),
+            asking: Vec::new(),
             sweep_at: 0,
             evicted: 0,
             turns: 0,
@@ -190,8 +216,8 @@ impl Flows {
     ) -> Result<Option<FlowId>, DropReason> {
         let charged = charged(new.owner, new.peer);
         let owner = charged.0 as usize;
-        if owner >= self.lists.len() {
-            self.lists.resize(owner + 1, [EMPTY; 2]);
+        if owner >= self.nics.len() {
+            self.nics.resize(owner + 1, NOTHING);
         }
         let (over, full) = self.is_over(charged, new.share);
         if over && !self.give_up_one(owner, new.now_ms) {
@@ -253,20 +279,11 @@ impl Flows {
 
     /// One of the flows that [`give_up_one`](Self::give_up_one) would look at could go.
     fn could_give_up_one(&self, owner: PortSlot, now_ms: u32) -> bool {
-        let lists = self.lists.get(owner.0 as usize);
-        lists.into_iter().flatten().any(|list| {
-            let mut id = list.head;
-            for _ in 0..LOOKS {
-                if id == NONE {
-                    return false;
-                }
-                let entry = self.table.entry(id);
-                if entry.state.get() != 0 && is_expendable(entry, now_ms) {
-                    return true;
-                }
-                id = entry.sides[1].link.get();
-            }
-            false
+        let lists = |worker| (0..LISTS).map(move |list| (worker, list));
+        let mut all = (0..self.table.turns.workers()).flat_map(lists);
+        all.any(|(worker, list)| {
+            let (found, _) = self.expendable_of(worker, owner.0 as usize, list, now_ms);
+            found.is_some()
         })
     }
 
@@ -463,8 +480,11 @@ impl Flows {
     /// Takes out one of the flows of this worker that a NIC has started which had this slot and is
     /// gone; those of the one that is `there` now stay. False when there is none.
     pub(crate) fn remove_owned(&mut self, slot: PortSlot, there: Option<PortUid>) -> bool {
-        let lists = self.lists.get(slot.0 as usize);
-        let mut heads = lists.into_iter().flatten().map(|list| list.head);
+        let nic = self.nics.get(slot.0 as usize);
+        let mut heads = nic
+            .into_iter()
+            .flat_map(|nic| nic.lists)
+            .map(|list| list.head);
         // What came later is behind it: only a packet moves a flow, and the first one under another
         // snapshot finds that the NIC is gone.
         let is_of_another = |head: &FlowId| {
@@ -526,37 +546,156 @@ impl Flows {
     /// Makes room at the cost of the NIC that asks for it.
     #[cold]
     fn give_up_one(&mut self, owner: usize, now_ms: u32) -> bool {
-        for list in 0..2 {
-            for _ in 0..LOOKS {
-                let id = self.lists[owner][list].head;
-                if id == NONE {
-                    break;
-                }
-                let entry = self.table.entry(id);
-                if entry.state.get() == 0 {
-                    // Another worker has taken it out.
-                    self.take_back(id);
-                    continue;
-                }
-                self.fold(entry);
-                if is_expendable(entry, now_ms) {
-                    let expired = entry.expired(now_ms);
-                    self.evicted += u64::from(!expired);
-                    let why = match expired {
-                        true => FlowEnd::Idle,
-                        false => FlowEnd::Evicted,
-                    };
-                    self.discard(id, why);
-                    self.fetch(self.lists[owner][list].head);
-                    return true;
-                }
-                // In use: to the end of the settled ones, so that the next call looks at others.
-                let class = class(entry.state());
-                self.unlink(id);
-                self.append(id, class);
+        for list in 0..LISTS {
+            let mine = self.expendable_here(owner, list, now_ms);
+            // Of those that are idle for long any one may go, of the transient ones the oldest.
+            let is_enough = mine.is_some() && list == list_of(SETTLED);
+            let found = match is_enough || self.table.turns.workers() == 1 {
+                true => mine,
+                false => self.oldest_of_all(mine, owner, list, now_ms),
+            };
+            let Some(id) = found else { continue };
+            let entry = self.table.entry(id);
+            let expired = entry.expired(now_ms);
+            self.evicted += u64::from(!expired);
+            let why = match expired {
+                true => FlowEnd::Idle,
+                false => FlowEnd::Evicted,
+            };
+            // Where another worker has just taken it out there is room as well.
+            self.remove(id, why);
+            if found == mine {
+                self.fetch(self.nics[owner].lists[list].head);
+            } else {
+                self.note(owner, 1 << self.table.entry(id).worker.get(), false);
+            }
+            return true;
+        }
+        self.note(owner, 0, true);
+        false
+    }
+
+    /// The first flow of this worker that can go, of the oldest ones in a list, which are put right.
+    fn expendable_here(&mut self, owner: usize, list: usize, now_ms: u32) -> Option<FlowId> {
+        let (mut looks, mut out) = (0, 0);
+        while looks < LOOKS && out < PASSED_OVER {
+            let id = self.nics[owner].lists[list].head;
+            if id == NONE {
+                break;
+            }
+            let entry = self.table.entry(id);
+            if entry.state.get() == 0 {
+                // Another worker has taken it out.
+                self.take_back(id);
+                out += 1;
+                continue;
+            }
+            self.fold(entry);
+            if is_expendable(entry, now_ms) {
+                return Some(id);
+            }
+            // In use: to the end of the settled ones, so that the next call looks at others.
+            let class = class(entry.state());
+            self.unlink(id);
+            self.append(id, class);
+            looks += 1;
+        }
+        None
+    }
+
+    /// The one that was idle longest of `mine` and of what other workers find first.
+    fn oldest_of_all(
+        &mut self,
+        mine: Option<FlowId>,
+        owner: usize,
+        list: usize,
+        now_ms: u32,
+    ) -> Option<FlowId> {
+        if self.nics[owner].in_vain {
+            return mine;
+        }
+        let idle_ms = |id| self.table.entry(id).idle_ms(now_ms);
+        let (mut oldest, mut asked) = (mine.map(|id| (idle_ms(id), id)), 0);
+        let me = usize::from(self.me);
+        for worker in (0..self.table.turns.workers()).filter(|worker| *worker != me) {
+            let (found, passed_over) = self.expendable_of(worker, owner, list, now_ms);
+            asked |= u32::from(passed_over) << worker;
+            if let Some(id) = found
+                && oldest.is_none_or(|(longest, _)| idle_ms(id) > longest)
+            {
+                oldest = Some((idle_ms(id), id));
             }
         }
-        false
+        self.note(owner, asked, false);
+        oldest.map(|(_, id)| id)
+    }
+
+    /// The first flow that can go of the oldest ones in a worker's list, and whether others are
+    /// before it. Leaves the lists alone.
+    fn expendable_of(
+        &self,
+        worker: usize,
+        owner: usize,
+        list: usize,
+        now_ms: u32,
+    ) -> (Option<FlowId>, bool) {
+        let (mut looks, mut out) = (0, 0);
+        let mut id = match self.nics.get(owner) {
+            nic if worker == usize::from(self.me) => nic.map_or(NONE, |nic| nic.lists[list].head),
+            _ => self.table.oldest(worker, owner, list),
+        };
+        while id != NONE && looks < LOOKS && out < PASSED_OVER {
+            let entry = self.table.entry(id);
+            if entry.state.get() == 0 {
+                out += 1;
+            } else {
+                self.fold(entry);
+                if is_expendable(entry, now_ms) {
+                    return (Some(id), looks + out > 0);
+                }
+                looks += 1;
+            }
+            id = self.table.behind(id);
+        }
+        (None, looks + out > 0)
+    }
+
+    /// Notes until the end of the turn what was found of a NIC's flows.
+    fn note(&mut self, owner: usize, asked: u32, in_vain: bool) {
+        if (asked == 0 && !in_vain) || self.table.turns.workers() == 1 {
+            return;
+        }
+        let nic = &mut self.nics[owner];
+        if nic.asked == 0 && !nic.in_vain {
+            self.asking.push(PortSlot(owner as u32));
+        }
+        nic.asked |= asked;
+        nic.in_vain |= in_vain;
+    }
+
+    #[inline]
+    pub(crate) fn has_to_ask(&self) -> bool {
+        !self.asking.is_empty()
+    }
+
+    /// At the end of a turn: a NIC, and the workers, a bit each, that have something to
+    /// [put right](Self::put_right) of its flows.
+    pub(crate) fn next_asked(&mut self) -> Option<(PortSlot, u32)> {
+        let slot = self.asking.pop()?;
+        let nic = &mut self.nics[slot.0 as usize];
+        nic.in_vain = false;
+        Some((slot, std::mem::take(&mut nic.asked)))
+    }
+
+    /// Another worker has looked for a flow of a NIC to give up, or has taken one out: the oldest
+    /// ones here are to be such as can go.
+    pub(crate) fn put_right(&mut self, slot: PortSlot, now_ms: u32) {
+        let owner = slot.0 as usize;
+        if owner < self.nics.len() {
+            for list in 0..LISTS {
+                self.expendable_here(owner, list, now_ms);
+            }
+        }
     }
 
     /// Begins to bring what giving up an entry will touch, which is there to be read, and the one
@@ -631,22 +770,30 @@ impl Flows {
     #[inline]
     fn list(&mut self, id: FlowId, class: u8) -> &mut List {
         let charged = self.table.entry(id).charged();
-        &mut self.lists[charged.0 as usize][usize::from(class == SETTLED)]
+        &mut self.nics[charged.0 as usize].lists[list_of(class)]
+    }
+
+    /// Another flow is the first in a list, in which `id` is or was.
+    #[inline]
+    fn set_head(&mut self, id: FlowId, class: u8, head: FlowId) {
+        self.list(id, class).head = head;
+        let slot = self.table.entry(id).charged().0 as usize;
+        self.table
+            .set_oldest(self.me.into(), slot, list_of(class), head);
     }
 
     #[inline]
     fn append(&mut self, id: FlowId, class: u8) {
-        let list = self.list(id, class);
-        let before = std::mem::replace(&mut list.tail, id);
-        if before == NONE {
-            list.head = id;
-        } else {
-            self.table.entry(before).sides[1].link.set(id);
-        }
+        let before = std::mem::replace(&mut self.list(id, class).tail, id);
         let entry = self.table.entry(id);
         entry.sides[0].link.set(before);
         entry.sides[1].link.set(NONE);
         entry.listed.set(class);
+        if before == NONE {
+            self.set_head(id, class, id);
+        } else {
+            self.table.put_behind(before, id);
+        }
     }
 
     #[inline]
@@ -656,9 +803,9 @@ impl Flows {
         let class = entry.listed.get();
         entry.listed.set(UNLISTED);
         if before == NONE {
-            self.list(id, class).head = after;
+            self.set_head(id, class, after);
         } else {
-            self.table.entry(before).sides[1].link.set(after);
+            self.table.put_behind(before, after);
         }
         if after == NONE {
             self.list(id, class).tail = before;
@@ -681,4 +828,10 @@ fn class(state: FlowState) -> u8 {
     } else {
         SETTLED
     }
+}
+
+/// Which of a NIC's lists is that of a class.
+#[inline]
+fn list_of(class: u8) -> usize {
+    usize::from(class == SETTLED)
 }

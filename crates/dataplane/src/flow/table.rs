@@ -3,8 +3,7 @@
 //!
 //! Bounded by `max`, allocated at once and committed by the kernel page by page. Every worker finds
 //! every flow. Which worker makes a flow keeps it: its [`Flows`](super::Flows) has lists of what it
-//! made, gives up what is to be given up and takes entries back; here is what all of them read, and
-//! the numbers they add up.
+//! made and takes entries back; here is what all of them read, and the numbers they add up.
 //!
 //! An entry that is taken out is not another flow's before all workers have let go of it: see
 //! [`turns`](super::turns).
@@ -15,13 +14,13 @@
 //! both, or goes by its timeout.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::Duration;
 
 use foldhash::fast::SeedableRandomState;
 use sys::huge::{PAGE, Zeroed};
 
-use super::entry::{Entry, FlowId};
+use super::entry::{Entry, FlowId, NONE};
 use super::hash::HashKey;
 use super::index::{self, Index};
 use super::info::FlowState;
@@ -33,6 +32,9 @@ use crate::ids::MAX_PORTS;
 
 /// Entries that are taken from the never used ones at once.
 const BLOCK: u32 = 32;
+
+/// Lists that a worker has of each NIC's flows.
+pub(super) const LISTS: usize = 2;
 
 /// Flows of all workers.
 pub(crate) struct FlowTable {
@@ -46,6 +48,8 @@ pub(crate) struct FlowTable {
     count: AtomicU32,
     /// How many flows each NIC has begun.
     begun: Box<[AtomicU32]>,
+    /// By worker, NIC and list: see [`oldest`](Self::oldest). Nothing where there is one worker.
+    oldest: Box<[AtomicU32]>,
     pub(super) turns: Turns,
 }
 
@@ -74,6 +78,10 @@ impl FlowTable {
     }
 
     fn of(entries: Zeroed<Entry>, index: Index, key: HashKey, workers: usize) -> Arc<FlowTable> {
+        let lists = match workers {
+            1 => 0,
+            _ => workers * MAX_PORTS * LISTS,
+        };
         Arc::new(FlowTable {
             entries,
             index,
@@ -82,6 +90,7 @@ impl FlowTable {
             spare: Spare::new(),
             count: AtomicU32::new(0),
             begun: bytemuck::allocation::zeroed_slice_box(MAX_PORTS),
+            oldest: bytemuck::allocation::zeroed_slice_box(lists),
             turns: Turns::new(workers),
         })
     }
@@ -188,6 +197,37 @@ impl FlowTable {
         &self.begun[slot as usize % MAX_PORTS]
     }
 
+    /// The first flow in a worker's list of those that a NIC has begun, for other workers. What is
+    /// found from here on is used until the end of the turn, as what is found in the index: an
+    /// entry leaves its list before its worker looks how many turns have begun.
+    pub(super) fn oldest(&self, worker: usize, slot: usize, list: usize) -> FlowId {
+        let first = self.oldest.get(place(worker, slot, list));
+        first.map_or(NONE, |id| id.load(Ordering::Acquire).wrapping_sub(1))
+    }
+
+    #[inline]
+    pub(super) fn set_oldest(&self, worker: usize, slot: usize, list: usize, id: FlowId) {
+        if let Some(first) = self.oldest.get(place(worker, slot, list)) {
+            first.store(id.wrapping_add(1), Ordering::Release);
+        }
+    }
+
+    /// The flow behind another one in a list, which may be another worker's.
+    pub(super) fn behind(&self, id: FlowId) -> FlowId {
+        let next = self.entry(id).sides[1].link.get();
+        fence(Ordering::Acquire);
+        next
+    }
+
+    /// Puts a flow behind another one: who comes to it there finds it complete.
+    #[inline]
+    pub(super) fn put_behind(&self, id: FlowId, next: FlowId) {
+        if self.turns.workers() > 1 {
+            fence(Ordering::Release);
+        }
+        self.entry(id).sides[1].link.set(next);
+    }
+
     /// Lets everybody find a flow. False when there is no place for it.
     #[inline]
     pub(super) fn add(&self, hash: u64, id: FlowId) -> bool {
@@ -258,4 +298,10 @@ impl FlowTable {
         self.spare
             .push(id, |next| self.entry(id).sides[0].link.set(next));
     }
+}
+
+/// Where the first flow of a list is noted, 0 for none and else one more than its number.
+#[inline]
+fn place(worker: usize, slot: usize, list: usize) -> usize {
+    (worker * MAX_PORTS + slot % MAX_PORTS) * LISTS + list
 }

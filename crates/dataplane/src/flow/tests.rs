@@ -83,11 +83,126 @@ fn a_state_changes_once_and_a_flow_goes_once() {
     assert_eq!(table.len(), 0);
 }
 
+/// What one worker has made goes for what another one begins, as its own does: transient flows
+/// first, the oldest of all workers; then those that were idle for a minute; none that is in use.
+#[test]
+fn a_share_that_one_worker_has_filled_has_room_for_another_ones_flows() {
+    use FlowState::{Established, SynSent, TimeWait};
+    let table = FlowTable::shared(64, 1, 2);
+    let [mut first, mut second] = [0, 1].map(|me| Flows::new(table.clone(), me));
+    let begin = |flows: &mut Flows, number, state, now_ms| {
+        let new = NewFlow {
+            owner: PortSlot(0),
+            state,
+            timeout_secs: 432_000,
+            now_ms,
+            ..new_flow(flows, number, 4)
+        };
+        flows.insert(&new).map(Option::unwrap)
+    };
+    let there = |numbers: std::ops::Range<u32>| -> Vec<u32> {
+        let is = |number: &u32| {
+            table
+                .find(&key(*number), table.hash(&key(*number)))
+                .is_some()
+        };
+        numbers.filter(is).collect()
+    };
+    for (number, state) in [
+        (0, Established),
+        (1, TimeWait),
+        (2, SynSent),
+        (3, Established),
+    ] {
+        begin(&mut first, number, state, 10 * number).unwrap();
+    }
+    let ids = [10, 11, 12].map(|number| {
+        assert!(
+            second
+                .would_take(PortSlot(0), PortSlot(7), 4, 10 * number)
+                .is_ok()
+        );
+        begin(&mut second, number, SynSent, 10 * number).unwrap()
+    });
+    // The other worker's two transient ones, and then the older one of its own.
+    assert_eq!(there(0..13), [0, 3, 11, 12]);
+    assert_eq!((first.evicted(), second.evicted()), (0, 3));
+    assert_eq!(second.next_asked(), Some((PortSlot(0), 1)));
+    assert_eq!(second.next_asked(), None);
+    first.put_right(PortSlot(0), 120);
+
+    for id in &ids[1..] {
+        assert!(second.set_state(*id, SynSent, Established, 432_000));
+    }
+    assert_eq!(
+        second.would_take(PortSlot(0), PortSlot(7), 4, 130),
+        Err(DropReason::FlowShareFull)
+    );
+    assert_eq!(
+        begin(&mut second, 13, SynSent, 130),
+        Err(DropReason::FlowShareFull)
+    );
+    assert_eq!(there(0..14), [0, 3, 11, 12]);
+    // The next turn: of the other worker's idle ones the one that was idle longest.
+    while second.next_asked().is_some() {}
+    begin(&mut second, 14, SynSent, 60_040).unwrap();
+    assert_eq!(there(0..15), [3, 11, 12, 14]);
+}
+
+/// Those that are in use stand before one that is not, more than are looked at at once: the worker
+/// that has them puts that right when it is asked to.
+#[test]
+fn another_workers_idle_flow_is_found_behind_many_in_use() {
+    const FLOWS: u32 = 40;
+    let table = FlowTable::shared(256, 1, 2);
+    let [mut first, mut second] = [0, 1].map(|me| Flows::new(table.clone(), me));
+    let begin = |flows: &mut Flows, number, now_ms| {
+        let new = NewFlow {
+            owner: PortSlot(0),
+            timeout_secs: 432_000,
+            now_ms,
+            ..new_flow(flows, number, FLOWS)
+        };
+        flows.insert(&new).map(Option::unwrap)
+    };
+    let ids: Vec<_> = (0..FLOWS)
+        .map(|number| begin(&mut first, number, 0).unwrap())
+        .collect();
+    let now_ms = 100_000;
+    for id in &ids[..FLOWS as usize - 1] {
+        table.entry(*id).sides[0].touch(now_ms);
+    }
+    let mut refused = 0;
+    while begin(&mut second, 100, now_ms).is_err() {
+        // Once in a turn the other worker is asked.
+        assert!(begin(&mut second, 100, now_ms).is_err());
+        assert_eq!(second.next_asked(), Some((PortSlot(0), 1)));
+        assert_eq!(second.next_asked(), None);
+        first.put_right(PortSlot(0), now_ms);
+        refused += 1;
+        assert!(refused < 4);
+    }
+    let last = key(FLOWS - 1);
+    assert_eq!(table.find(&last, table.hash(&last)), None);
+    assert_eq!(table.len(), FLOWS);
+}
+
 /// Three workers look up, make and take out flows of one set of keys for a while. What one has
 /// found stays the flow that it was until its turn is over; in the end nothing is lost and nothing
 /// is left over.
 #[test]
 fn workers_do_not_pull_flows_from_under_each_other() {
+    workers_at_once(512);
+}
+
+/// And where they do, for room for their own, all the same.
+#[test]
+fn workers_that_give_up_each_others_flows_lose_none() {
+    assert!(workers_at_once(48) > 0);
+}
+
+/// Each of four NICs may have so many flows. Gives how many were given up.
+fn workers_at_once(share: u32) -> u64 {
     const MAX: u32 = 512;
     const KEYS: u32 = 700;
     let table = FlowTable::shared(MAX, 3, 3);
@@ -115,9 +230,17 @@ fn workers_do_not_pull_flows_from_under_each_other() {
                                 flows.entry(id).sides[me & 1].count(1, 64);
                                 assert_eq!(flows.entry(id).key(), wanted);
                             }
-                            None => drop(flows.insert(&new_flow(&flows, number, MAX))),
+                            None => {
+                                let mut new = new_flow(&flows, number, share);
+                                if number % 3 == 0 {
+                                    new.state = FlowState::OneWay;
+                                }
+                                let _ = flows.insert(&new);
+                            }
                         }
                         flows.sweep(4, 0, |_| false);
+                        while flows.next_asked().is_some() {}
+                        flows.put_right(PortSlot(step % 4), 0);
                         if step % 64 == 0 {
                             flows.sleep();
                             std::thread::yield_now();
@@ -166,6 +289,7 @@ fn workers_do_not_pull_flows_from_under_each_other() {
         matches!(first.insert(&new), Ok(Some(_)))
     });
     assert!(again.count() as u32 >= MAX - kept);
+    workers.iter().map(Flows::evicted).sum()
 }
 
 /// A table that is full goes on taking new flows for old ones, however often.

@@ -1,5 +1,5 @@
-//! What comes from other workers: frames for queues that are here, and MAC addresses that were
-//! learnt there.
+//! What comes from other workers: frames for queues that are here, MAC addresses that were learnt
+//! there, and what they want to find of our flows.
 
 use io::frame::{BATCH, Wrap};
 use io::trace::Direction;
@@ -63,6 +63,7 @@ impl Worker {
                     Message::Learned(news) => {
                         self.path.tables.learned.note_from_worker(&news, now.secs())
                     }
+                    Message::PutRight(slot) => self.path.tables.flows.put_right(slot, now.millis()),
                     Message::Frames(transfer) => {
                         few = Some(transfer.few && few != Some(false));
                         let cut_before = transfer.batch.cut();
@@ -216,6 +217,21 @@ impl Worker {
                 true
             }
         }
+    }
+
+    /// Asks other workers to put right where flows were looked for that can go.
+    #[inline]
+    pub(super) fn ask_for_flows(&mut self) {
+        let flows = &mut self.path.tables.flows;
+        if !flows.has_to_ask() {
+            return;
+        }
+        while let Some((slot, workers)) = flows.next_asked() {
+            for worker in (0..self.handles.len()).filter(|worker| workers >> worker & 1 != 0) {
+                self.ports.outbox.ask_to_put_right(worker, slot);
+            }
+        }
+        self.ports.outbox.wake();
     }
 
     /// Tells the other workers which MACs were learnt here.

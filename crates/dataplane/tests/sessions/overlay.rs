@@ -406,3 +406,34 @@ fn flows_from_outside_are_at_the_cost_of_the_nic_that_they_reach() {
     host.lab.delete(a);
     assert_eq!(host.lab.flows(), 1);
 }
+
+/// By one worker strangers send a NIC more connections that they never complete than it may have,
+/// and do not stop; by another one it begins its own.
+#[test]
+fn a_share_that_strangers_fill_does_not_keep_a_nic_of_another_worker_from_beginning() {
+    for family in FAMILIES {
+        let mut host = Host::on(Simulation::several(2));
+        let a = host.lab.nic();
+        let workers = [PortSlot::uplink(0), a.slot].map(|slot| host.lab.sim.worker_of(slot));
+        assert_eq!(workers, [Some(0), Some(1)]);
+        host.lab.group_of(a, vec![allow_in(TCP, 80)]);
+        let share = host.lab.share(a);
+        let (b, c) = (host.far(20, 2), host.far(21, 3));
+        let flood = |host: &mut Host, sport| {
+            let syn = ip(b.nic, a, family).tcp(sport, 80, SYN).seq(1).build();
+            host.arrive(inbound(b.at, &syn));
+            assert_eq!(host.lab.received(a), [syn]);
+        };
+        (0..2 * share).for_each(|sport| flood(&mut host, 1000 + sport));
+        host.lab.wait(1);
+        for sport in 1..=4 {
+            let syn = ip(a, c.nic, family).tcp(sport, 443, SYN).seq(1000);
+            host.leaves(a, c.at, syn.build());
+            flood(&mut host, 2000 + sport);
+            let answer = ip(c.nic, a, family).tcp(443, sport, SYN_ACK);
+            host.enters(c.at, a, answer.seq(1000).ack(1001).build());
+            host.leaves(a, c.at, amid(a, c.nic, family, sport, 443));
+            assert_eq!(host.lab.flows(), usize::from(share));
+        }
+    }
+}

@@ -93,6 +93,59 @@ fn a_queue_moves_and_its_connection_does_not_notice() {
     assert_eq!(lab.flows(), 1);
 }
 
+/// security-groups.md 11, where another worker has the flows that are to go.
+#[test]
+fn a_nic_that_was_moved_with_a_full_share_begins_new_flows() {
+    for family in FAMILIES {
+        let (mut lab, nics) = lab(2, 2);
+        let (a, b) = (nics[0], nics[1]);
+        lab.set_rules(dataplane::GroupIdx(0), vec![]);
+        let share = lab.share(a);
+        for sport in 0..share {
+            lab.passes(a, b, udp(a, b, family, sport, 53));
+        }
+        assert!(lab.sim.move_queue(a.slot, 1));
+        lab.wait(1);
+        for sport in 100..100 + 2 * share {
+            lab.passes(a, b, udp(a, b, family, sport, 53));
+            assert_eq!(lab.flows(), usize::from(share));
+        }
+        let mut kept: Vec<_> = lab
+            .sim
+            .flows(None)
+            .iter()
+            .map(|flow| flow.initiator.port)
+            .collect();
+        kept.sort_unstable();
+        assert!(kept.into_iter().eq(100 + share..100 + 2 * share));
+    }
+}
+
+/// What is imported is the first worker's, whoever has the NIC.
+#[test]
+fn imported_flows_that_are_idle_go_for_those_that_a_nic_of_another_worker_begins() {
+    for family in FAMILIES {
+        let (mut lab, nics) = lab(2, 2);
+        let (b, a) = (nics[0], nics[1]);
+        lab.set_rules(dataplane::GroupIdx(1), vec![]);
+        let share = lab.share(a);
+        for sport in 0..share {
+            lab.connect(a, b, family, 1000 + sport, 80);
+        }
+        lab.wait(61);
+        let flows = lab.sim.flows(None);
+        assert_eq!(lab.sim.remove_flows(&flows), usize::from(share));
+        assert_eq!(lab.sim.import_flows(flows), usize::from(share));
+        for sport in 0..share {
+            lab.connect(a, b, family, 2000 + sport, 80);
+            assert_eq!(lab.flows(), usize::from(share));
+        }
+        // Now all are in use.
+        let syn = ip(a, b, family).tcp(3000, 80, SYN).seq(1).build();
+        lab.refuses(a, syn, FlowShareFull);
+    }
+}
+
 #[test]
 fn what_comes_for_a_queue_that_moves_is_sent_after_it() {
     let (mut lab, nics) = lab(3, 4);
