@@ -31,22 +31,29 @@ fn every_order(story: impl Fn() + Sync + Send + 'static) {
     model.check(story);
 }
 
-/// A flow in the table: where it is found, and whose entry it is.
+/// A flow in the table: where it is found, its state, whose entry it is, and the worker's list that
+/// it is in.
 struct Table {
     found: AtomicBool,
+    state: AtomicU32,
     whose: AtomicU32,
+    listed: AtomicBool,
     turns: Turns,
 }
 
-const REMOVER: usize = 0;
+/// Who has made the flow.
+const OWNER: usize = 0;
 const READER: usize = 1;
+const OTHER: usize = 2;
 
 impl Table {
-    fn new() -> Arc<Table> {
+    fn new(workers: usize) -> Arc<Table> {
         Arc::new(Table {
             found: AtomicBool::new(true),
+            state: AtomicU32::new(1),
             whose: AtomicU32::new(1),
-            turns: Turns::new(2),
+            listed: AtomicBool::new(true),
+            turns: Turns::new(workers),
         })
     }
 
@@ -67,22 +74,49 @@ impl Table {
         }
     }
 
-    /// Takes the flow out, and makes its entry another's when that may be: now, or not in this
-    /// story.
-    fn replace(&self) {
-        self.found.store(false, Ordering::SeqCst);
+    /// What is found in the list stays that flow's as well.
+    fn look_at_list(&self) {
+        if self.listed.load(Ordering::Acquire) {
+            assert_eq!(
+                self.whose.load(Ordering::Relaxed),
+                1,
+                "another flow's entry is looked at"
+            );
+        }
+    }
+
+    /// Takes the flow out. True for one of those who try.
+    fn take_out(&self) -> bool {
+        let out = self
+            .found
+            .compare_exchange(true, false, Ordering::SeqCst, Ordering::Relaxed);
+        if out.is_ok() {
+            self.state.swap(0, Ordering::Release);
+        }
+        out.is_ok()
+    }
+
+    /// Makes the entry of a flow that is out another's when that may be: now, or not in this story.
+    fn reuse(&self) {
+        self.listed.store(false, Ordering::Release);
         let since = self.turns.now();
         thread::yield_now();
-        if self.turns.passed(REMOVER, &since) {
+        if self.turns.passed(OWNER, &since) {
             self.whose.store(2, Ordering::Relaxed);
         }
+    }
+
+    /// The owner takes the flow out.
+    fn replace(&self) {
+        assert!(self.take_out());
+        self.reuse();
     }
 }
 
 #[test]
 fn an_entry_in_use_does_not_become_another_flow_s() {
     every_order(|| {
-        let table = Table::new();
+        let table = Table::new(2);
         let reader = thread::spawn({
             let table = table.clone();
             move || {
@@ -97,9 +131,77 @@ fn an_entry_in_use_does_not_become_another_flow_s() {
 }
 
 #[test]
+fn nor_where_another_worker_takes_it_out() {
+    every_order(|| {
+        let table = Table::new(3);
+        let reader = thread::spawn({
+            let table = table.clone();
+            move || table.turn()
+        });
+        let other = thread::spawn({
+            let table = table.clone();
+            move || {
+                table.turns.begin(OTHER);
+                assert!(table.take_out());
+                table.turns.begin(OTHER);
+            }
+        });
+        // The owner comes by.
+        if table.state.load(Ordering::Relaxed) == 0 {
+            table.reuse();
+        }
+        reader.join().unwrap();
+        other.join().unwrap();
+    });
+}
+
+/// Both take it out at the same moment: who has won still looks at it.
+#[test]
+fn nor_where_two_take_it_out() {
+    every_order(|| {
+        let table = Table::new(2);
+        let reader = thread::spawn({
+            let table = table.clone();
+            move || {
+                table.turns.begin(READER);
+                if table.take_out() {
+                    assert_eq!(
+                        table.whose.load(Ordering::Relaxed),
+                        1,
+                        "another flow is taken out"
+                    );
+                }
+                table.turns.begin(READER);
+            }
+        });
+        table.take_out();
+        table.reuse();
+        reader.join().unwrap();
+    });
+}
+
+#[test]
+fn nor_for_who_looks_at_another_worker_s_list() {
+    every_order(|| {
+        let table = Table::new(2);
+        let reader = thread::spawn({
+            let table = table.clone();
+            move || {
+                for _ in 0..3 {
+                    table.turns.begin(READER);
+                    table.look_at_list();
+                }
+            }
+        });
+        table.replace();
+        reader.join().unwrap();
+    });
+}
+
+#[test]
 fn nor_that_of_a_worker_that_wakes() {
     every_order(|| {
-        let table = Table::new();
+        let table = Table::new(2);
         let reader = thread::spawn({
             let table = table.clone();
             move || {

@@ -1,11 +1,13 @@
 //! Numbers that several workers read and write: relaxed atomics, which cost what plain memory
 //! costs.
 //!
-//! None of them orders anything. An entry's contents are published by its slot in the index (a
-//! release store), and are not used for another flow before every worker has let go of it (see
-//! `table`).
+//! None of them orders anything, but for [`U8::take`]. An entry's contents are published by its
+//! slot in the index (a release store), and are not used for another flow before every worker has
+//! let go of it (see `table`).
 
-use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::Release,
+};
 
 use bytemuck::Zeroable;
 
@@ -38,10 +40,11 @@ cells! {
 }
 
 impl U8 {
-    /// Puts `number` here and gives what was here.
+    /// Puts 0 here and gives what was here. Who sees the 0, and has a fence behind that, sees what
+    /// was done before.
     #[inline(always)]
-    pub fn swap(&self, number: u8) -> u8 {
-        self.0.swap(number, Relaxed)
+    pub fn take(&self) -> u8 {
+        self.0.swap(0, Release)
     }
 
     /// Puts `to` here if `from` still is.

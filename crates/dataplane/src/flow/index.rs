@@ -304,17 +304,15 @@ impl Index {
         })
     }
 
-    /// Takes an entry out; nobody finds it who begins to look now.
+    /// Takes an entry out; nobody finds it who begins to look now. True for one of those who try.
     #[inline]
-    pub(super) fn remove(&self, hash: u64, id: FlowId) {
+    pub(super) fn remove(&self, hash: u64, id: FlowId) -> bool {
         let first = self.shape().first(hash);
-        if !self.remove_from(first, hash, id) {
-            self.remove_elsewhere(hash, id);
-        }
+        self.remove_from(first, hash, id) || self.remove_elsewhere(hash, id)
     }
 
     #[cold]
-    fn remove_elsewhere(&self, hash: u64, id: FlowId) {
+    fn remove_elsewhere(&self, hash: u64, id: FlowId) -> bool {
         let [first, near, far @ ..] = self.shape().places(hash);
         let mut far = far.into_iter();
         let place = if self.remove_from(near, hash, id) {
@@ -322,9 +320,10 @@ impl Index {
         } else if far.any(|bucket| self.remove_from(bucket, hash, id)) {
             Elsewhere::Far
         } else {
-            return;
+            return false;
         };
         self.count_spilt(first, place, |count| count - 1);
+        true
     }
 
     #[inline]
@@ -335,11 +334,16 @@ impl Index {
         let mut steps = (0..SLOTS).map(|step| &slots[(begin(hash) + step) % SLOTS]);
         let found = steps.find(|slot| slot.load(Ordering::Relaxed) == wanted);
         match found {
-            Some(slot) if self.alone => slot.store(0, Ordering::Release),
-            Some(slot) => slot.store(0, Ordering::SeqCst),
-            None => return false,
+            Some(slot) if self.alone => {
+                slot.store(0, Ordering::Release);
+                true
+            }
+            Some(slot) => {
+                let emptied = slot.compare_exchange(wanted, 0, Ordering::SeqCst, Ordering::Relaxed);
+                emptied.is_ok()
+            }
+            None => false,
         }
-        true
     }
 
     /// Puts an entry into a slot that was free a moment ago, if it still is.

@@ -8,10 +8,10 @@
 //! shares shrink with what is left. Flows that are over by time are gone for a lookup at that
 //! moment, and their entries are swept up bit by bit.
 //!
-//! Shares count the flows of all workers, and a NIC's oldest flow goes whichever worker has made it:
-//! a worker sees where the others' lists begin. But it changes only its own. Who changes the state
+//! Shares count the flows of all workers, and a NIC's oldest flow goes whichever worker has made
+//! it: a worker sees where the others' lists begin, and changes only its own. Who changes the state
 //! of another worker's flow or takes it out leaves the lists alone: they are put right when their
-//! worker comes by. Where that makes others pass over much, they ask it to (`next_asked`).
+//! worker comes by, or when somebody asks it to who had to pass over others (`next_asked`).
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -575,7 +575,7 @@ impl Flows {
         false
     }
 
-    /// The first flow of this worker that can go, of the oldest ones in a list, which are put right.
+    /// The first flow of this worker that can go, of the oldest ones in a list. Puts these right.
     fn expendable_here(&mut self, owner: usize, list: usize, now_ms: u32) -> Option<FlowId> {
         let (mut looks, mut out) = (0, 0);
         while looks < LOOKS && out < PASSED_OVER {

@@ -9,9 +9,9 @@
 //! [`turns`](super::turns).
 //!
 //! What two workers may do at once: find, count, follow states (by compare and exchange) and take
-//! out (one of them wins). Both may make an entry for the same flow when its two ends begin at the
-//! same moment; the one that is found first is the flow, the other is taken out by whoever sees
-//! both, or goes by its timeout.
+//! out (who empties its slot in the index has done it). Both may make an entry for the same flow
+//! when its two ends begin at the same moment; the one that is found first is the flow, the other
+//! is taken out by whoever sees both, or goes by its timeout.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
@@ -244,19 +244,20 @@ impl FlowTable {
     #[inline]
     pub(super) fn take_out(&self, id: FlowId) -> Option<FlowState> {
         let entry = self.entry(id);
+        // Found no more before it is seen to be out: whose list it is in then begins to wait for
+        // those who may have found it.
+        if entry.is_out() || !self.index.remove(self.hash(&entry.key()), id) {
+            return None;
+        }
         let was = match self.turns.workers() {
             1 => {
                 let was = entry.state.get();
                 entry.state.set(0);
                 was
             }
-            _ => entry.state.swap(0),
+            _ => entry.state.take(),
         };
-        let state = match was {
-            0 => return None,
-            code => FlowState::from_code(code),
-        };
-        self.index.remove(self.hash(&entry.key()), id);
+        let state = FlowState::from_code(was);
         self.add_to(&self.count, -1);
         self.add_to(self.begun(entry.charged().0), -1);
         Some(state)
