@@ -27,6 +27,7 @@ use crate::round::{Case, Fate, Item, Job, NO_CASE, Round, Tables, Verdict};
 use crate::sampling::{self, Sampler};
 use crate::shaper::{Shaper, Taken};
 use crate::stages::fast_path::FastPath;
+use crate::stages::related::WideSearches;
 use crate::stages::{
     always, deliver, destination, encapsulate, fragments, known, log, merge, neighbours, outer,
     parse, put_off, remember, rules, spoof, wait,
@@ -57,9 +58,6 @@ const QUEUES_STEP: usize = 64;
 
 /// Room for so many jobs is kept; floods of large networks need more, and give it back.
 const JOBS_KEPT: usize = 16 * 1024;
-
-/// Wide searches for the flow of an ICMP error, between two housekeepings.
-const WIDE_SEARCHES: u32 = 64;
 
 /// Who has sent a batch.
 #[derive(Clone, Copy)]
@@ -144,7 +142,7 @@ impl Path {
                 waiting: Waiting::default(),
                 shaper: Shaper::default(),
                 floods: Floods::default(),
-                wide_searches: WIDE_SEARCHES,
+                wide_searches: WideSearches::default(),
                 looked: 0,
                 delivered: 0,
             },
@@ -866,7 +864,7 @@ impl Path {
         let passed_ms = now_ms.wrapping_sub(self.kept_house_ms);
         if passed_ms >= HOUSEKEEPING_MS {
             self.kept_house_ms = now_ms;
-            self.tables.wide_searches = WIDE_SEARCHES;
+            self.tables.wide_searches.renew();
             self.tables.fragments.forget_old(now_ms);
             let macs = self.tables.learned.len() / 8 + 8;
             self.tables.learned.age(macs, now.secs());

@@ -21,6 +21,7 @@ use crate::queue::QueueId;
 use crate::replies::Replies;
 use crate::shaper::Shaper;
 use crate::snapshot::PortConfig;
+use crate::stages::related::WideSearches;
 use crate::time::Now;
 use crate::underlay::Underlay;
 use crate::view::View;
@@ -37,9 +38,8 @@ pub(crate) struct Tables {
     pub waiting: Waiting,
     pub shaper: Shaper,
     pub floods: Floods,
-    /// How many ICMP errors may still look for their flow in the whole network before the next
-    /// housekeeping.
-    pub wide_searches: u32,
+    /// Which ICMP errors may still look for their flow in the whole network.
+    pub wide_searches: WideSearches,
     /// In how many places of rules was looked for those that allow a packet of the batch.
     pub looked: u64,
     /// How many frames of the batch were delivered by this worker with nothing to be said of any.

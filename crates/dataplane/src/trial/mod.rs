@@ -33,6 +33,7 @@ use crate::replies::Replies;
 use crate::round::Tables;
 use crate::ruleset::Asked as Question;
 use crate::shaper::Shaper;
+use crate::stages::related::WideSearches;
 use crate::waiting::Waiting;
 use crate::wanted::Wanted;
 
@@ -259,7 +260,7 @@ impl Trial {
                 waiting: Waiting::default(),
                 shaper: Shaper::default(),
                 floods: Floods::default(),
-                wide_searches: 0,
+                wide_searches: WideSearches::default(),
                 looked: 0,
                 delivered: 0,
             },

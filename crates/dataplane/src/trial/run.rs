@@ -86,7 +86,7 @@ fn judged(
     now: Now,
 ) {
     let from: QueueId = QueueId::from(trial.from);
-    trial.tables.wide_searches = path.tables.wide_searches;
+    trial.tables.wide_searches = path.tables.wide_searches.clone();
     let mut round = Round {
         nic,
         from,

@@ -297,6 +297,35 @@ fn errors_punch_no_holes() {
     }
 }
 
+/// The flows of errors about packets that nobody has sent are looked for in the whole network, as
+/// that of a router's error is.
+#[test]
+fn who_reports_what_is_not_keeps_no_router_from_being_heard() {
+    for family in FAMILIES {
+        let (mut lab, a, b) = Lab::pair(vec![allow_in(UDP, 53)]);
+        let [router, liar, other] = [(); 3].map(|()| {
+            let nic = lab.nic();
+            lab.configure(nic, |config| config.anti_spoof = false);
+            lab.group_of(nic, vec![allow_all_out(None)]);
+            nic
+        });
+        let sent = udp(a, b, family, 1, 53);
+        lab.passes(a, b, sent.clone());
+        for liar in [liar, other] {
+            for port in 0..100 {
+                let unsent = udp(a, b, family, 1000 + port, 53);
+                let report = too_big(liar, liar.ip(family), a, family, &unsent);
+                lab.refuses(liar, report, NoIngressRule);
+            }
+        }
+        lab.passes(
+            router,
+            a,
+            too_big(router, router.ip(family), a, family, &sent),
+        );
+    }
+}
+
 #[test]
 fn a_paired_mac_receives_and_is_not_taken_by_who_learns() {
     for family in FAMILIES {
