@@ -1,8 +1,6 @@
 //! ICMP errors about a packet of a tracked flow belong to that flow, whether the other end or a
 //! router sends them (security-groups.md 7).
 
-use std::net::IpAddr;
-
 use wire::parse::{self, IpPacket, L4, Quoted};
 
 use crate::flow::{FlowEnd, FlowId, Key};
@@ -83,7 +81,9 @@ pub(crate) fn judge(round: &mut Round, item: usize, target: PortSlot) -> Verdict
     let reporter = round
         .sources
         .map(|sources| sources[round.items[item].frame]);
-    if reporter.is_some_and(|from| !may_report(round.view, from, quoted.dst())) {
+    let stranger = reporter.filter(|from| !is_router(round.view, *from));
+    if stranger.is_some_and(|from| spoof::check_remote_ip(round.view, from, quoted.dst()).is_err())
+    {
         return Verdict::Open;
     }
     // What was left is looked at for the two ends alone: of a whole network it would cost too much.
@@ -113,8 +113,12 @@ pub(crate) fn judge(round: &mut Round, item: usize, target: PortSlot) -> Verdict
         return Verdict::Open;
     }
     for slot in &network.ports {
+        // What a NIC of this host got at an address that it answers for went no further, so that a
+        // stranger has nothing to say of it. Where such an address is had by turns (VRRP), the flow
+        // says who had it.
         if let Some(other) = round.view.port(*slot)
             && other.uid != receiver.uid
+            && !(stranger.is_some() && judge::owns(other, None, quoted.dst()))
             && find(round, other, false).is_some()
         {
             return Verdict::Pass;
@@ -138,14 +142,13 @@ pub(crate) fn key_of(ip: &IpPacket, head: &[u8], receiver: PortUid, to: PortUid)
     Some(key)
 }
 
-/// Machines of another host may report about a packet to this address: it may be theirs, or one
-/// that is reached through them.
-fn may_report(view: &View, from: TunnelSource, to: IpAddr) -> bool {
+/// Machines of another host are trusted as routers, which report about any packet. Others do about
+/// those to an address that may be theirs, or is reached through them.
+fn is_router(view: &View, from: TunnelSource) -> bool {
     let overlay = view
         .network(from.network)
         .and_then(|it| it.overlay.as_ref());
-    let routes = overlay.is_some_and(|overlay| overlay.routers.includes(from.host));
-    routes || spoof::check_remote_ip(view, from, to).is_ok()
+    overlay.is_some_and(|overlay| overlay.routers.includes(from.host))
 }
 
 /// An error of a NIC that forwards nothing about a packet that was not for it does not leave for

@@ -6,7 +6,7 @@
 
 use dataplane::DropReason::*;
 use dataplane::overlay::{Holder, HostIdx, Overlay, Trust};
-use dataplane::{GroupIdx, PortUid};
+use dataplane::{AddressPair, GroupIdx, PortUid};
 use wire::nd::ALL_NODES;
 use wire::vxlan::Ends;
 use wire::{Mac, build};
@@ -269,6 +269,62 @@ fn a_third_machine_elsewhere_reports_no_errors_about_the_flows_of_others() {
         host.lab
             .set_rules(GroupIdx(0), vec![allow_all_in(Some(ICMP))]);
         host.enters(c.at, a, report(c, &sent)[50..].to_vec());
+    }
+}
+
+/// An address that a NIC answers for as an allowed pair's is nobody's in particular: who has it now
+/// is whom its packets go to.
+#[test]
+fn a_machine_elsewhere_reports_no_errors_about_a_pairs_address_that_is_here() {
+    for family in FAMILIES {
+        let (mut host, a, b, c) = three_hosts();
+        let here = host.lab.nic();
+        host.lab.set_rules(GroupIdx(0), vec![allow_in(UDP, 53)]);
+        let shared = machine(99, b.at).nic;
+        host.lab.configure(here, |config| {
+            config.groups = vec![GroupIdx(0)];
+            config.pairs = vec![AddressPair {
+                net: shared.ip(family).into(),
+                mac: None,
+            }];
+        });
+        let report = |from: Far, sent: &[u8]| {
+            let about = error(from.nic, from.nic.ip(family), a, family, sent, 60);
+            inbound(from.at, &about)
+        };
+        let inside = udp(
+            a,
+            Nic {
+                mac: here.mac,
+                ..shared
+            },
+            family,
+            1,
+            53,
+        );
+        host.lab.passes(a, here, inside.clone());
+        for far in [b, c] {
+            host.refuses(report(far, &inside), NoIngressRule);
+        }
+        host.lab.passes(
+            here,
+            a,
+            error(here, here.ip(family), a, family, &inside, 60),
+        );
+        // Now another host's machine has it, and says what becomes of what it is sent.
+        let outside = udp(
+            a,
+            Nic {
+                mac: b.nic.mac,
+                ..shared
+            },
+            family,
+            2,
+            53,
+        );
+        host.leaves(a, b.at, outside.clone());
+        host.enters(b.at, a, report(b, &outside)[50..].to_vec());
+        host.refuses(report(b, &inside), NoIngressRule);
     }
 }
 
