@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use io::frame::{BATCH, Batch, Frame};
 use wire::nd::Nd;
-use wire::parse::{IpPacket, L4, Packet, TcpFlags};
+use wire::parse::{IpPacket, L4, Net, Packet, Quoted, TcpFlags};
 
 use crate::counters::Counters;
 use crate::drop_reason::DropReason;
 use crate::floods::{Floods, Origin};
 use crate::flow::{Entry, FlowId, Flows, Key, Side};
-use crate::fragments::{DatagramKey, Fragments};
+use crate::fragments::{DatagramKey, Fragments, Lent};
 use crate::ids::PortSlot;
 use crate::judge::{self, Grant, Question};
 use crate::learned::LearnedMacs;
@@ -62,6 +62,8 @@ pub(crate) struct Item {
     pub fate: Fate,
     /// Set on a datagram's first fragment.
     pub first_of: Option<DatagramKey>,
+    /// On a later one of an ICMP error: what that is about, as its first fragment has said.
+    pub quoted: Option<Quoted>,
     /// Its sender's trace has it already.
     pub traced: bool,
 }
@@ -177,6 +179,18 @@ impl Item {
     #[inline]
     pub(crate) fn ip(&self) -> Option<&IpPacket> {
         self.packet.as_ref()?.ip()
+    }
+
+    /// It is a later fragment: what its datagram's first one has said of layer 4 is said of it.
+    pub(crate) fn borrow_of(&mut self, first: &Lent) {
+        self.quoted = first.quoted;
+        if let Some(Packet {
+            net: Net::Ip(ip), ..
+        }) = &mut self.packet
+        {
+            ip.protocol = first.protocol;
+            ip.l4_info = first.l4;
+        }
     }
 
     #[inline]

@@ -95,7 +95,7 @@ impl Seen {
         };
         Seen {
             what,
-            later: ip.fragment.is_some_and(|fragment| fragment.offset != 0),
+            later: ip.is_later_fragment(),
             len,
             side,
             now_ms,

@@ -1,6 +1,6 @@
 //! One datagram on its way: which of its bytes were seen, and what its first fragment said.
 
-use wire::parse::L4;
+use wire::parse::{L4, Quoted};
 
 use crate::drop_reason::DropReason;
 
@@ -20,6 +20,8 @@ pub(crate) struct Piece {
 pub(crate) struct Lent {
     pub protocol: u8,
     pub l4: L4,
+    /// What an ICMP error is about.
+    pub quoted: Option<Quoted>,
 }
 
 /// When a datagram began, and which one it was: a key can begin many times in a millisecond.
@@ -121,6 +123,7 @@ mod tests {
             first: Lent {
                 protocol: 17,
                 l4: L4::Other,
+                quoted: None,
             },
             fate: None,
             pieces: [(0, 0); PIECES],

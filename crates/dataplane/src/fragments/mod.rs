@@ -302,6 +302,7 @@ mod tests {
         let lent = Lent {
             protocol: 17,
             l4: L4::Other,
+            quoted: None,
         };
         let piece = |start, end, more| Piece { start, end, more };
         for id in 0..8 {

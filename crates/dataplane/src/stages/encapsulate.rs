@@ -197,7 +197,7 @@ fn report(round: &mut Round, item: usize, packet: &Packet, mtu: usize) {
 /// from an address, which we have not.
 fn may_be_reported(packet: &Packet, ip: &IpPacket) -> bool {
     let to_many = packet.dst.is_multicast() || ip.dst().is_multicast();
-    let later = ip.fragment.is_some_and(|fragment| fragment.offset != 0);
+    let later = ip.is_later_fragment();
     let from_one = !ip.src().is_unspecified() && !ip.src().is_multicast();
     !ip.is_icmp_error() && !to_many && !later && from_one
 }

@@ -6,6 +6,7 @@ use wire::parse::{Fragment, IpPacket, Net, Packet};
 use crate::drop_reason::DropReason;
 use crate::fragments::{DatagramKey, Disposition, Held, Lent, Piece};
 use crate::round::{Fate, Round};
+use crate::stages::related;
 
 pub(crate) fn run(round: &mut Round) {
     for index in 0..round.items.len() {
@@ -48,21 +49,18 @@ fn judge_like_first(round: &mut Round, index: usize, fragment: Fragment) {
         end: start + ip.end - fragment_start(ip, frame.head()),
         more: fragment.more,
     };
-    let lent = Lent {
+    let first = (fragment.offset == 0).then(|| Lent {
         protocol: ip.protocol,
         l4: ip.l4_info,
-    };
-    let first = (fragment.offset == 0).then_some(lent);
+        quoted: related::quoted_in(ip, frame.head()),
+    });
     let millis = round.now.millis();
     let (fragments, counters) = (&mut round.tables.fragments, round.counters);
     let given_up =
         |held: Held| counters.dropped_from(held.source, DropReason::FragmentWithoutFirst);
     match fragments.place(&key, piece, first, millis) {
         Disposition::First => item.first_of = Some(key),
-        Disposition::Later(lent) => {
-            ip.protocol = lent.protocol;
-            ip.l4_info = lent.l4;
-        }
+        Disposition::Later(lent) => item.borrow_of(&lent),
         // Not filtered: it goes as it is, where its receiver is not filtered either.
         Disposition::Early | Disposition::Drop(_) if unfiltered => {}
         Disposition::Early if fragments.make_room(key.sender, frame.len(), given_up) => {
@@ -83,7 +81,7 @@ fn judge_like_first(round: &mut Round, index: usize, fragment: Fragment) {
 fn fragment_start(ip: &IpPacket, head: &[u8]) -> u32 {
     const FRAGMENT: u8 = 44;
     const AH: u8 = 51;
-    if !ip.v6 || ip.fragment.is_some_and(|fragment| fragment.offset != 0) {
+    if !ip.v6 || ip.is_later_fragment() {
         return ip.l4.into();
     }
     let l3 = usize::from(ip.l3);

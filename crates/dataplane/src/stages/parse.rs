@@ -40,6 +40,7 @@ fn read(round: &mut Round, frame_index: usize, frame: &Frame) {
         near: false,
         fate: Fate::Going,
         first_of: None,
+        quoted: None,
         traced: false,
     });
     let index = round.items.len() - 1;
@@ -76,6 +77,7 @@ fn refuse(round: &mut Round, frame: usize, reason: DropReason) {
         near: false,
         fate: Fate::Going,
         first_of: None,
+        quoted: None,
         traced: false,
     });
     round.drop_item(round.items.len() - 1, reason);

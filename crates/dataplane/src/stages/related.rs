@@ -7,7 +7,7 @@ use crate::flow::{FlowEnd, FlowId, Key};
 use crate::ids::{PortSlot, PortUid};
 use crate::judge;
 use crate::overlay::TunnelSource;
-use crate::round::{Round, Verdict};
+use crate::round::{Item, Round, Verdict};
 use crate::snapshot::PortConfig;
 use crate::stages::redecide::{redecide, waits};
 use crate::stages::spoof;
@@ -64,13 +64,12 @@ impl WideSearches {
 /// Passes an error that quotes a packet which its receiver has sent in a tracked flow. It does not
 /// keep the flow alive. Anything else is left to the rules.
 pub(crate) fn judge(round: &mut Round, item: usize, target: PortSlot) -> Verdict {
-    let Some(ip) = round.items[item].ip() else {
+    let Some(ip) = round.items[item].ip().copied() else {
         return Verdict::Open;
     };
-    let Some(quoted) = quoted(ip, round.frame(item).head()) else {
+    let Some(quoted) = quoted(&round.items[item], round.frame(item).head()) else {
         return Verdict::Open;
     };
-    let ip = *ip;
     let Some(receiver) = round.view.port(target) else {
         return Verdict::Open;
     };
@@ -127,8 +126,18 @@ pub(crate) fn judge(round: &mut Round, item: usize, target: PortSlot) -> Verdict
     Verdict::Open
 }
 
-/// What an ICMP error quotes.
-fn quoted(ip: &IpPacket, head: &[u8]) -> Option<Quoted> {
+/// What an ICMP error quotes, or the one that it is a later fragment of.
+fn quoted(item: &Item, head: &[u8]) -> Option<Quoted> {
+    let ip = item.ip()?;
+    match ip.is_later_fragment() {
+        true => item.quoted,
+        false => quoted_in(ip, head),
+    }
+}
+
+/// What an ICMP error, or the first fragment of one, quotes.
+#[inline]
+pub(crate) fn quoted_in(ip: &IpPacket, head: &[u8]) -> Option<Quoted> {
     if !is_error(ip) {
         return None;
     }
@@ -137,8 +146,8 @@ fn quoted(ip: &IpPacket, head: &[u8]) -> Option<Quoted> {
 
 /// The key of the flow that an ICMP error to `receiver` would be about, were its quoted packet for
 /// the NIC `to`.
-pub(crate) fn key_of(ip: &IpPacket, head: &[u8], receiver: PortUid, to: PortUid) -> Option<Key> {
-    let (key, _) = Key::of_quoted(&quoted(ip, head)?, receiver, to)?;
+pub(crate) fn key_of(item: &Item, head: &[u8], receiver: PortUid, to: PortUid) -> Option<Key> {
+    let (key, _) = Key::of_quoted(&quoted(item, head)?, receiver, to)?;
     Some(key)
 }
 
@@ -158,10 +167,7 @@ pub(crate) fn is_feigned(round: &Round, item: usize, target: PortSlot) -> bool {
     if target.remote_of().is_none() || may_route(round.nic) {
         return false;
     }
-    let Some(ip) = round.items[item].ip() else {
-        return false;
-    };
-    let Some(quoted) = quoted(ip, round.frame(item).head()) else {
+    let Some(quoted) = quoted(&round.items[item], round.frame(item).head()) else {
         return false;
     };
     let to = quoted.dst();

@@ -7,13 +7,12 @@
 use std::net::IpAddr;
 
 use io::frame::Batch;
-use wire::parse::{IpPacket, Net, Packet};
 
 use crate::drop_reason::DropReason;
 use crate::fragments::Lent;
 use crate::ids::PortSlot;
 use crate::judge::Grant;
-use crate::round::{Case, Fate, Job, Round, Towards, Track, Verdict, Wait, drop_frame};
+use crate::round::{Case, Fate, Item, Job, Round, Towards, Track, Verdict, Wait, drop_frame};
 use crate::stages::encapsulate;
 use crate::waiting::{Judged, Released, Sought};
 
@@ -66,17 +65,18 @@ fn hold_one(round: &mut Round, waits: &[Wait]) {
         bytes: round.batch.to_bytes(index),
         offload,
         flooded: waits.iter().any(|wait| wait.flooded),
-        lent: round.items[item].ip().and_then(lent_to),
+        lent: lent_to(&round.items[item]),
         ours: false,
     };
     waiting.hold(judged, traced, towards, round.now.millis());
 }
 
-fn lent_to(ip: &IpPacket) -> Option<Lent> {
-    let is_later = ip.fragment.is_some_and(|fragment| fragment.offset != 0);
-    is_later.then_some(Lent {
+fn lent_to(item: &Item) -> Option<Lent> {
+    let later = item.ip().filter(|ip| ip.is_later_fragment());
+    later.map(|ip| Lent {
         protocol: ip.protocol,
         l4: ip.l4_info,
+        quoted: item.quoted,
     })
 }
 
@@ -124,13 +124,8 @@ pub(crate) fn jobs(round: &mut Round, frames: &[Released]) {
 pub(crate) fn lend(round: &mut Round, frames: &[Released]) {
     for item in round.items.iter_mut() {
         let released = frames.get(item.frame);
-        if let Some(lent) = released.and_then(|released| released.judged.lent)
-            && let Some(Packet {
-                net: Net::Ip(ip), ..
-            }) = &mut item.packet
-        {
-            ip.protocol = lent.protocol;
-            ip.l4_info = lent.l4;
+        if let Some(lent) = released.and_then(|released| released.judged.lent) {
+            item.borrow_of(&lent);
         }
     }
 }

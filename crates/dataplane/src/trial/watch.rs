@@ -161,7 +161,7 @@ impl<'a> Watcher<'a> {
         }
         // An error is about a flow between its receiver and anybody.
         let item = &round.items[case.item];
-        let (Some(ip), Some(receiver)) = (item.ip(), round.view.port(job.target)) else {
+        let Some(receiver) = round.view.port(job.target) else {
             return;
         };
         let head = round.batch.frames()[item.frame].head();
@@ -170,7 +170,7 @@ impl<'a> Watcher<'a> {
         let others = ports.iter().take(related::WIDE_SEARCH_MAX);
         let uids = others.filter_map(|slot| Some(round.view.port(*slot)?.uid));
         for uid in uids.chain([round.nic.uid]) {
-            let Some(key) = related::key_of(ip, head, receiver.uid, uid) else {
+            let Some(key) = related::key_of(item, head, receiver.uid, uid) else {
                 return;
             };
             if let Some(id) = real.find(&key, real.hash(&key)) {

@@ -3,6 +3,7 @@
 use dataplane::DropReason::*;
 use wire::build;
 
+use crate::contract::errors::error;
 use crate::contract::fragments::datagram;
 use crate::lab::*;
 
@@ -19,6 +20,35 @@ fn a_datagram_that_is_whole_is_forgotten() {
             "it was whole, and is forgotten"
         );
         assert_eq!(lab.sim.flows(None)[0].frames_out, 3);
+    }
+}
+
+/// An error that quotes much may be fragmented: what a later fragment holds is no quote.
+#[test]
+fn an_error_about_a_flow_passes_with_all_its_fragments() {
+    for family in FAMILIES {
+        let (mut lab, a, b) = Lab::pair(vec![allow_in(UDP, 53)]);
+        let sent = |sport, fill: &[u8]| {
+            let packet = ip(a, b, family).udp(sport, 53);
+            packet.payload(fill).build()
+        };
+        lab.passes(a, b, sent(1, &[1; 1400]));
+        let report = |about: &[u8], id| {
+            let whole = error(b, b.ip(family), a, family, about, 1400);
+            build::fragments(&whole, 512, id)
+        };
+        for fragment in report(&sent(1, &[1; 1400]), 1) {
+            lab.passes(b, a, fragment);
+        }
+        // Whatever the later ones hold: also where they look as if they quoted another packet.
+        let quote = &sent(1, b"hello")[14..];
+        let filled: Vec<u8> = quote.iter().copied().cycle().take(1400).collect();
+        let refused = report(&sent(2, &filled), 2);
+        assert!(refused.len() > 2);
+        lab.refuses(b, refused[0].clone(), NoIngressRule);
+        for later in &refused[1..] {
+            lab.refuses(b, later.clone(), FragmentOfDropped);
+        }
     }
 }
 

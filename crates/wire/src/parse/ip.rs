@@ -79,6 +79,12 @@ impl IpPacket {
         }
     }
 
+    /// It is a fragment and not the first of its datagram: it has no header of layer 4.
+    #[inline]
+    pub fn is_later_fragment(&self) -> bool {
+        self.fragment.is_some_and(|fragment| fragment.offset != 0)
+    }
+
     /// What of the packet behind an 8-byte layer-4 header (ICMP, UDP) can be seen in `head`; for
     /// [`super::quoted`]. `head` is the slice that was parsed.
     #[inline]
