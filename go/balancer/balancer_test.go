@@ -1,6 +1,7 @@
 package balancer
 
 import (
+	"encoding/binary"
 	"errors"
 	"net/netip"
 	"os"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // What needs a kernel runs as root in a network namespace of its own, which
@@ -405,6 +407,57 @@ func TestNextHopsAreTheKernels(t *testing.T) {
 	if !all[0].Reachable || all[1].Reachable {
 		t.Errorf("%+v", all)
 	}
+}
+
+// The kernel notes what any "fragmentation needed" says, about packets that nobody has sent. How
+// large packets to a server may be is the route's to say, and the interface's.
+func TestAStrangerDoesNotSayHowLargePacketsMayBe(t *testing.T) {
+	needRoot(t)
+	ip(t, "link add near3 type veth peer name far3")
+	t.Cleanup(func() { ip(t, "link del near3") })
+	ip(t, "link set near3 up")
+	ip(t, "link set far3 up")
+	ip(t, "addr add 10.1.2.100/24 dev near3")
+	ip(t, "neigh add 10.1.2.1 lladdr 02:00:00:00:00:11 dev near3 nud permanent")
+	ip(t, "neigh add 10.1.2.2 lladdr 02:00:00:00:00:12 dev near3 nud permanent")
+	ip(t, "route add 198.51.100.0/24 via 10.1.2.2 mtu 1400")
+	far := netip.MustParseAddr("198.51.100.7")
+	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMP)
+	ok(t, err)
+	t.Cleanup(func() { ok(t, unix.Close(socket)) })
+	ours := [4]byte{10, 1, 2, 100}
+	for _, server := range []netip.Addr{servers[0], far} {
+		ok(t, unix.Sendto(socket, fragmentationNeeded(ours, server.As4(), 1300), 0,
+			&unix.SockaddrInet4{Addr: ours}))
+		until(t, func() bool {
+			return strings.Contains(ip(t, "route get "+server.String()), "mtu 1300")
+		})
+	}
+	b := made(t, Options{})
+	ok(t, b.SetService(web, destinations(1)[0], Destination{Address: far, Weight: 1,
+		Encapsulation: IPIP}))
+	ok(t, b.WaitReachable(t.Context()))
+	hops := b.NextHops()
+	if near, through := hops[servers[0]].MTU, hops[far].MTU; near != 1500 || through != 1400 {
+		t.Errorf("MTUs %d and %d", near, through)
+	}
+}
+
+// fragmentationNeeded is an ICMP message about an echo reply of ours that is longer than mtu.
+func fragmentationNeeded(ours, server [4]byte, mtu uint16) []byte {
+	message := binary.BigEndian.AppendUint16([]byte{3, 4, 0, 0, 0, 0}, mtu)
+	message = append(message, 0x45, 0, 0, 28, 0, 1, 0, 0, 64, unix.IPPROTO_ICMP, 0, 0)
+	message = append(append(message, ours[:]...), server[:]...)
+	message = append(message, 0, 0, 0, 0, 0, 7, 0, 1)
+	sum := uint32(0)
+	for at := 0; at < len(message); at += 2 {
+		sum += uint32(binary.BigEndian.Uint16(message[at:]))
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	binary.BigEndian.PutUint16(message[2:], ^uint16(sum))
+	return message
 }
 
 // A flow that another balancer has: it goes on where it was, though this one would choose another

@@ -210,7 +210,9 @@ type step struct {
 
 func (f *follower) hopTo(view *view, neighbours map[neighbourKey]netlink.Neigh,
 	target netip.Addr) (NextHop, bool) {
-	// The table's entry has all next hops; only the packet's own route has its source and path MTU.
+	// The table's entry has all next hops, and the MTU as it was set; only the packet's own route has
+	// its source. The MTU of that one is not asked: the kernel takes the word of any ICMP error that
+	// quotes a packet of this host, sent or not.
 	entry, err := routeTo(target, true)
 	if err != nil || entry.Type != unix.RTN_UNICAST {
 		return NextHop{}, false
@@ -247,9 +249,7 @@ func (f *follower) hopTo(view *view, neighbours map[neighbourKey]netlink.Neigh,
 		return NextHop{}, false
 	}
 	mtu := device.Attrs().MTU
-	if packet.MTU != 0 {
-		mtu = packet.MTU
-	} else if entry.MTU != 0 {
+	if entry.MTU != 0 {
 		mtu = entry.MTU
 	}
 	source := addrOf(packet.Src)

@@ -75,7 +75,9 @@ pub struct Resolution {
     pub hops: Vec<Hop>,
     /// The source address that the kernel would give it.
     pub source: Option<IpAddr>,
-    /// The largest packet, where the route (or path MTU discovery) says so; else the interface's.
+    /// The largest packet, where the route says so; else the interface's. Never what the kernel has
+    /// learnt of the path: it takes the word of any ICMP error that quotes a packet of this host,
+    /// sent or not.
     pub mtu: Option<u32>,
 }
 
@@ -109,8 +111,8 @@ impl Requests {
             let message = messages(bytes).next()?;
             decode::route_as_told(&message)
         };
-        // The table's entry has all next hops; only the packet's own route has its source and its
-        // path MTU.
+        // The table's entry has all next hops, and the MTU as it was set; only the packet's own
+        // route has its source.
         let entry = ask(RTM_F_FIB_MATCH).await?;
         let packet = ask(0).await?;
         let malformed = Error::Malformed("look up a route");
@@ -129,7 +131,7 @@ impl Requests {
             prefix: key.dst,
             hops: entry.hops,
             source: packet.preferred_source.or(entry.preferred_source),
-            mtu: packet.mtu.or(entry.mtu),
+            mtu: entry.mtu,
         })
     }
 

@@ -3,7 +3,11 @@
 use crate::follow::{index, inside, ip, two_networks, wait};
 use butterfly_netlink::{Error, Mirror, Query, Requests, RouteKind};
 use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
+use testkit::netns::Namespace;
+use testkit::{PATIENCE, wait_for};
+use wire::parse::ETHERNET_LEN;
+use wire::{Mac, build};
 
 fn address(text: &str) -> IpAddr {
     text.parse().expect("an address")
@@ -99,6 +103,78 @@ fn the_kernel_says_where_a_packet_would_go() {
             );
         }
     });
+}
+
+/// The kernel notes what a stranger's "fragmentation needed" and "packet too big" say, of packets
+/// that nobody has sent. How large packets to a server may be is the route's to say, and the
+/// interface's.
+#[test]
+fn a_stranger_does_not_say_how_large_packets_may_be() {
+    let namespace = two_networks();
+    let stranger = Namespace::new().expect("a namespace");
+    stranger
+        .adopt_from(
+            &namespace,
+            "east-peer",
+            "02:00:00:00:00:66",
+            &["192.0.2.66/24", "2001:db8:a::66/64"],
+        )
+        .expect("the other end");
+    for route in [
+        "route add 10.0.0.0/8 via 192.0.2.66 mtu 1400",
+        "-6 route add 2001:db8:f::/48 via 2001:db8:a::66 mtu 1400",
+    ] {
+        ip(&namespace, route);
+    }
+    for (ours, server, mtu) in [
+        ("192.0.2.1", "192.0.2.9", None),
+        ("192.0.2.1", "10.1.2.3", Some(1400)),
+        ("2001:db8:a::1", "2001:db8:a::9", None),
+        ("2001:db8:a::1", "2001:db8:f::1", Some(1400)),
+    ] {
+        let (ours, server) = (address(ours), address(server));
+        let error = too_big(ours, server, 1300);
+        let send = || send_icmp(&error, ours);
+        stranger.inside(send).expect("enter");
+        wait_for("the kernel to believe it", PATIENCE, || {
+            let way = namespace.ok(&format!("ip route get {server}"))?;
+            Ok(way.contains("mtu 1300").then_some(()))
+        })
+        .expect("it believes it");
+        inside(&namespace, async || {
+            let requests = Requests::new().expect("a socket");
+            let found = requests.resolve(&Query::to(server)).await.expect("a route");
+            assert_eq!((found.mtu, found.source), (mtu, Some(ours)), "{server}");
+        });
+    }
+}
+
+/// An ICMP message which says that an echo reply from `ours` to `server` is longer than `mtu`.
+fn too_big(ours: IpAddr, server: IpAddr, mtu: u32) -> Vec<u8> {
+    let frame = || build::frame(Mac([2; 6]), Mac([4; 6]));
+    let quoted = frame().ip(ours, server).echo_reply(7, 1).build();
+    let (kind, code, ip_len) = match ours {
+        IpAddr::V4(_) => (3, 4, 20),
+        IpAddr::V6(_) => (2, 0, 40),
+    };
+    let error = frame()
+        .ip(server, ours)
+        .icmp(kind, code, mtu)
+        .payload(&quoted[ETHERNET_LEN..])
+        .build();
+    error[ETHERNET_LEN + ip_len..].to_vec()
+}
+
+/// Sends it with the caller's own address. The checksum of ICMPv6 is the kernel's to make.
+fn send_icmp(message: &[u8], to: IpAddr) {
+    use rustix::net::{AddressFamily, SendFlags, SocketType, ipproto, sendto, socket};
+    let (family, protocol) = match to {
+        IpAddr::V4(_) => (AddressFamily::INET, ipproto::ICMP),
+        IpAddr::V6(_) => (AddressFamily::INET6, ipproto::ICMPV6),
+    };
+    let socket = socket(family, SocketType::RAW, Some(protocol)).expect("a raw socket");
+    let to = SocketAddr::new(to, 0);
+    sendto(&socket, message, SendFlags::empty(), &to).expect("it is sent");
 }
 
 #[test]
