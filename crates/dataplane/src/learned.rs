@@ -1,10 +1,13 @@
 //! MAC addresses learnt: behind NICs that may have machines of their own (`learn_macs`), and at
 //! hosts on other hosts, where the network allows that.
 //!
-//! Bounded, a quarter for one NIC or host at most, and for one network three times as many as are
-//! free, so that each other network finds room whatever is in one. What was not heard of for 300 s
-//! is forgotten. When there is no room nothing is learnt: frames for such a MAC go to all learners
-//! of the network, as for any unknown one.
+//! Bounded: of one network a quarter for one NIC or host at most, and for one network three times
+//! as many as are free, so that each other network finds room whatever is in one. What was not
+//! heard of for 300 s is forgotten. When there is no room nothing is learnt: frames for such a MAC
+//! go to all learners of the network, as for any unknown one. One that is known may always move,
+//! since that takes no room, and it is not where it was.
+//!
+//! A network is known by its VNI here: its index is another network's when it is gone.
 //!
 //! Each worker has a table of its own and tells the others what it hears: new MACs and moves at
 //! once, the rest once in ten seconds while it is heard, and again at once what could not be told.
@@ -28,7 +31,7 @@ use sys::huge::Zeroed;
 use wire::{Mac, Vni};
 
 use crate::flow::memory::before_what_follows;
-use crate::ids::{NetworkIdx, PortSlot, PortUid};
+use crate::ids::{PortSlot, PortUid};
 
 /// How long a MAC is remembered, as IEEE 802.1D bridges do.
 pub(crate) const AGING_SECS: u32 = 300;
@@ -45,7 +48,7 @@ const NEWS_MAX: usize = 64;
 /// A MAC that another worker is told of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct News {
-    pub network: NetworkIdx,
+    pub vni: Vni,
     pub mac: Mac,
     pub location: Location,
 }
@@ -90,12 +93,13 @@ pub(crate) struct LearnedMacs {
     news: Vec<News>,
     /// Told in which second, and how much.
     told: (u32, u32),
-    macs: HashMap<(NetworkIdx, Mac), Learned, SeedableRandomState>,
+    macs: HashMap<(Vni, Mac), Learned, SeedableRandomState>,
     /// In the order in which they are to be looked at for their age.
-    queue: VecDeque<(NetworkIdx, Mac, u32)>,
-    /// How many are at each location, and in each network.
-    shares: HashMap<Location, usize, SeedableRandomState>,
-    networks: HashMap<NetworkIdx, usize, SeedableRandomState>,
+    queue: VecDeque<(Vni, Mac, u32)>,
+    /// How many of a network are at each location, and how many are in each network. Networks share
+    /// a host, and not its part of the room.
+    shares: HashMap<(Vni, Location), usize, SeedableRandomState>,
+    networks: HashMap<Vni, usize, SeedableRandomState>,
     /// One is somewhere else than it was: what was concluded from it is void.
     moved: bool,
     /// Where it is noted for the next process.
@@ -271,23 +275,13 @@ impl LearnedMacs {
     }
 
     /// Notes where `mac` was heard, in the network with this VNI. True when it is new there.
-    pub(crate) fn learn(
-        &mut self,
-        (network, vni): (NetworkIdx, Vni),
-        mac: Mac,
-        location: Location,
-        now_secs: u32,
-    ) -> bool {
-        let news = News {
-            network,
-            mac,
-            location,
-        };
+    pub(crate) fn learn(&mut self, vni: Vni, mac: Mac, location: Location, now_secs: u32) -> bool {
+        let news = News { vni, mac, location };
         let Some(noted) = self.note(&news, now_secs) else {
             return false;
         };
         if noted.is_due {
-            self.note_for_next(&news, vni, now_secs);
+            self.note_for_next(&news, now_secs);
         }
         self.queue_news(news, noted.told_secs, now_secs);
         noted.is_new
@@ -295,24 +289,24 @@ impl LearnedMacs {
 
     /// Takes up what a process before has heard, unless something newer is known. With `notes` it
     /// is noted for the next one, too.
-    pub(crate) fn take_up(&mut self, news: &News, vni: Vni, heard_secs: u32, notes: bool) -> bool {
-        let known = self.macs.get(&(news.network, news.mac));
+    pub(crate) fn take_up(&mut self, news: &News, heard_secs: u32, notes: bool) -> bool {
+        let known = self.macs.get(&(news.vni, news.mac));
         let is_newer = |known: &Learned| heard_secs.wrapping_sub(known.heard_secs) > AGING_SECS;
         if known.is_some_and(is_newer) || self.note(news, heard_secs).is_none() {
             return false;
         }
         if notes {
-            self.note_for_next(news, vni, heard_secs);
+            self.note_for_next(news, heard_secs);
         }
         true
     }
 
     #[cold]
-    fn note_for_next(&mut self, news: &News, vni: Vni, heard_secs: u32) {
-        let known = self.macs.get_mut(&(news.network, news.mac));
+    fn note_for_next(&mut self, news: &News, heard_secs: u32) {
+        let known = self.macs.get_mut(&(news.vni, news.mac));
         if let (Some(records), Some(known)) = (&mut self.records, known) {
             let what = MacRecord {
-                vni,
+                vni: news.vni,
                 mac: news.mac,
                 location: news.location,
                 heard_secs,
@@ -349,7 +343,7 @@ impl LearnedMacs {
 
     /// It is for another worker to note where this MAC is by now.
     fn take_back_note(&mut self, news: &News) {
-        let known = self.macs.get_mut(&(news.network, news.mac));
+        let known = self.macs.get_mut(&(news.vni, news.mac));
         if let (Some(records), Some(known)) = (&mut self.records, known)
             && let Some((at, _)) = known.noted.take()
         {
@@ -369,26 +363,20 @@ impl LearnedMacs {
 
     /// Some worker could not be told of it: all are, when the MAC is heard again.
     pub(crate) fn was_not_told(&mut self, news: &News) {
-        if let Some(known) = self.macs.get_mut(&(news.network, news.mac)) {
+        if let Some(known) = self.macs.get_mut(&(news.vni, news.mac)) {
             known.told_secs = known.heard_secs.wrapping_sub(TELL_EVERY_SECS);
         }
     }
 
     fn set_told(&mut self, news: &News, now_secs: u32) {
-        if let Some(known) = self.macs.get_mut(&(news.network, news.mac)) {
+        if let Some(known) = self.macs.get_mut(&(news.vni, news.mac)) {
             known.told_secs = now_secs;
         }
     }
 
     /// `None` when there was no room for it.
     fn note(&mut self, news: &News, now_secs: u32) -> Option<Noted> {
-        let News {
-            network,
-            mac,
-            location,
-        } = *news;
-        let share = self.shares.get(&location).copied().unwrap_or(0);
-        let share_full = share >= self.max.div_ceil(4);
+        let News { vni, mac, location } = *news;
         let mut learned = Learned {
             location,
             heard_secs: now_secs,
@@ -396,14 +384,10 @@ impl LearnedMacs {
             noted: None,
         };
         let (mut is_new, notes) = (true, self.records.is_some());
-        if let Some(known) = self.macs.get_mut(&(network, mac)) {
+        if let Some(known) = self.macs.get_mut(&(vni, mac)) {
             if known.location != location {
-                // It is where it was: who has as many as it may does not take others' either.
-                if share_full {
-                    return None;
-                }
-                leave(&mut self.shares, &known.location);
-                *self.shares.entry(location).or_default() += 1;
+                leave(&mut self.shares, &(vni, known.location));
+                *self.shares.entry((vni, location)).or_default() += 1;
                 self.moved = true;
             } else {
                 learned.told_secs = known.told_secs;
@@ -418,15 +402,16 @@ impl LearnedMacs {
                 is_due: notes && (is_new || learned.noted.is_none_or(old)),
             });
         }
+        let share = self.shares.get(&(vni, location)).copied().unwrap_or(0);
         let free = self.max.saturating_sub(self.macs.len());
-        let in_network = self.networks.get(&network).copied().unwrap_or(0);
-        if share_full || in_network >= 3 * free {
+        let in_network = self.networks.get(&vni).copied().unwrap_or(0);
+        if share >= self.max.div_ceil(4) || in_network >= 3 * free {
             return None;
         }
-        self.macs.insert((network, mac), learned);
-        self.queue.push_back((network, mac, now_secs));
-        *self.shares.entry(location).or_default() += 1;
-        *self.networks.entry(network).or_default() += 1;
+        self.macs.insert((vni, mac), learned);
+        self.queue.push_back((vni, mac, now_secs));
+        *self.shares.entry((vni, location)).or_default() += 1;
+        *self.networks.entry(vni).or_default() += 1;
         Some(Noted {
             told_secs: learned.told_secs,
             is_new,
@@ -435,34 +420,31 @@ impl LearnedMacs {
     }
 
     /// Copies what another table knows of a MAC, for a [trial](crate::trial).
-    pub(crate) fn copy_in(&mut self, of: &LearnedMacs, network: NetworkIdx, mac: Mac) {
-        if let Some(learned) = of.macs.get(&(network, mac)) {
-            self.macs.insert((network, mac), *learned);
-            *self.shares.entry(learned.location).or_default() += 1;
-            *self.networks.entry(network).or_default() += 1;
+    pub(crate) fn copy_in(&mut self, of: &LearnedMacs, vni: Vni, mac: Mac) {
+        if let Some(learned) = of.macs.get(&(vni, mac)) {
+            self.macs.insert((vni, mac), *learned);
+            *self.shares.entry((vni, learned.location)).or_default() += 1;
+            *self.networks.entry(vni).or_default() += 1;
         }
     }
 
     /// Where `mac` was heard.
     #[inline]
-    pub(crate) fn find(&self, network: NetworkIdx, mac: Mac, now_secs: u32) -> Option<Location> {
-        let learned = self.macs.get(&(network, mac))?;
+    pub(crate) fn find(&self, vni: Vni, mac: Mac, now_secs: u32) -> Option<Location> {
+        let learned = self.macs.get(&(vni, mac))?;
         let fresh = now_secs.wrapping_sub(learned.heard_secs) < AGING_SECS;
         fresh.then_some(learned.location)
     }
 
     /// All of one network that are relied on. Looks at the whole table: some hundred microseconds
     /// at the most.
-    pub(crate) fn of(&self, network: NetworkIdx, now_secs: u32) -> Vec<LearnedMac> {
-        let shown = |((_, mac), learned): (&(NetworkIdx, Mac), &Learned)| LearnedMac {
+    pub(crate) fn of(&self, vni: Vni, now_secs: u32) -> Vec<LearnedMac> {
+        let shown = |((_, mac), learned): (&(Vni, Mac), &Learned)| LearnedMac {
             mac: *mac,
             location: learned.location,
             age_secs: now_secs.wrapping_sub(learned.heard_secs),
         };
-        let here = self
-            .macs
-            .iter()
-            .filter(|((in_network, _), _)| *in_network == network);
+        let here = self.macs.iter().filter(|((of, _), _)| *of == vni);
         here.map(shown)
             .filter(|learned| learned.age_secs < AGING_SECS)
             .collect()
@@ -477,23 +459,23 @@ impl LearnedMacs {
     /// Forgets what is too old; looks at `count` MACs at most.
     pub(crate) fn age(&mut self, count: usize, now_secs: u32) {
         for _ in 0..count {
-            let Some(&(network, mac, queued_secs)) = self.queue.front() else {
+            let Some(&(vni, mac, queued_secs)) = self.queue.front() else {
                 return;
             };
             if now_secs.wrapping_sub(queued_secs) < AGING_SECS {
                 return;
             }
             self.queue.pop_front();
-            let Some(learned) = self.macs.get(&(network, mac)).copied() else {
+            let Some(learned) = self.macs.get(&(vni, mac)).copied() else {
                 continue;
             };
             if now_secs.wrapping_sub(learned.heard_secs) < AGING_SECS {
                 // Heard of since: to be looked at again when that is 300 s ago, or a little later.
-                self.queue.push_back((network, mac, learned.heard_secs));
+                self.queue.push_back((vni, mac, learned.heard_secs));
             } else {
-                self.macs.remove(&(network, mac));
-                leave(&mut self.shares, &learned.location);
-                leave(&mut self.networks, &network);
+                self.macs.remove(&(vni, mac));
+                leave(&mut self.shares, &(vni, learned.location));
+                leave(&mut self.networks, &vni);
                 if let (Some(records), Some((at, _))) = (&mut self.records, learned.noted) {
                     records.clear(at);
                 }
@@ -515,14 +497,20 @@ fn leave<K: Eq + Hash>(shares: &mut HashMap<K, usize, SeedableRandomState>, of: 
 mod tests {
     use super::*;
 
-    const NET: NetworkIdx = NetworkIdx(0);
+    fn net(vni: u32) -> Vni {
+        Vni::new(vni).unwrap()
+    }
 
-    fn here() -> (NetworkIdx, Vni) {
-        (NET, Vni::new(42).unwrap())
+    fn here() -> Vni {
+        net(42)
     }
 
     fn nic(n: u32) -> Location {
         Location::Nic(PortSlot(n), PortUid(n))
+    }
+
+    fn host(address: &str) -> Location {
+        Location::Host(address.parse().unwrap())
     }
 
     fn mac(n: u8) -> Mac {
@@ -535,19 +523,19 @@ mod tests {
         macs.learn(here(), mac(1), nic(1), 0);
         macs.learn(here(), mac(1), nic(2), 200);
         macs.age(10, 300);
-        assert_eq!(macs.find(NET, mac(1), 499), Some(nic(2)));
-        assert_eq!(macs.find(NetworkIdx(1), mac(1), 499), None);
+        assert_eq!(macs.find(here(), mac(1), 499), Some(nic(2)));
+        assert_eq!(macs.find(net(43), mac(1), 499), None);
         let shown = LearnedMac {
             mac: mac(1),
             location: nic(2),
             age_secs: 299,
         };
         assert_eq!(
-            (macs.of(NET, 499), macs.of(NetworkIdx(1), 499)),
+            (macs.of(here(), 499), macs.of(net(43), 499)),
             (vec![shown], vec![])
         );
-        assert_eq!(macs.of(NET, 500), []);
-        assert_eq!(macs.find(NET, mac(1), 500), None);
+        assert_eq!(macs.of(here(), 500), []);
+        assert_eq!(macs.find(here(), mac(1), 500), None);
         macs.age(10, 500);
         assert_eq!((macs.len(), macs.queue.len(), macs.shares.len()), (0, 0, 0));
         assert!(macs.networks.is_empty());
@@ -584,12 +572,12 @@ mod tests {
         );
 
         let news = News {
-            network: NET,
+            vni: here(),
             mac: mac(1),
             location: nic(1),
         };
         other.note_from_worker(&news, 5);
-        assert_eq!(other.find(NET, mac(1), 6), Some(nic(1)));
+        assert_eq!(other.find(here(), mac(1), 6), Some(nic(1)));
         assert!(!other.has_news(), "it is not told back");
     }
 
@@ -601,16 +589,38 @@ mod tests {
         }
         assert_eq!(macs.len(), 2);
         macs.learn(here(), mac(9), nic(2), 0);
-        assert_eq!(macs.find(NET, mac(9), 1), Some(nic(2)));
-        // Nor by taking what another one has.
-        macs.learn(here(), mac(9), nic(1), 1);
-        assert_eq!(macs.find(NET, mac(9), 1), Some(nic(2)));
+        assert_eq!(macs.find(here(), mac(9), 1), Some(nic(2)));
+        // One that is known moves all the same, which takes no room.
+        assert!(macs.learn(here(), mac(9), nic(1), 1));
+        assert_eq!(macs.find(here(), mac(9), 1), Some(nic(1)));
+        assert!(!macs.learn(here(), mac(10), nic(1), 1));
+        assert_eq!(macs.len(), 3);
+    }
+
+    /// One network's guest has others believe in many machines at its host. Another network's
+    /// machine comes to that host, and one moves there.
+    #[test]
+    fn what_a_host_has_of_one_network_takes_no_room_of_another_s() {
+        let mut macs = LearnedMacs::new(16, 1);
+        let (crowded, before, other) = (host("192.0.2.7"), host("192.0.2.8"), net(43));
+        macs.learn(other, mac(1), before, 0);
+        for n in 0..16 {
+            macs.learn(here(), mac(n), crowded, 0);
+        }
+        assert_eq!(macs.len(), 1 + 4);
+        assert!(macs.learn(other, mac(2), crowded, 1));
+        assert!(macs.learn(other, mac(1), crowded, 1));
+        assert_eq!(macs.find(other, mac(1), 1), Some(crowded));
+        macs.age(16, AGING_SECS);
+        assert_eq!((macs.len(), macs.shares.len()), (2, 1));
+        macs.age(16, 1 + AGING_SECS);
+        assert_eq!((macs.len(), macs.shares.len()), (0, 0));
     }
 
     #[test]
     fn the_nics_of_one_network_leave_room_to_others() {
         let mut macs = LearnedMacs::new(16, 1);
-        let other = (NetworkIdx(1), Vni::new(43).unwrap());
+        let other = net(43);
         for n in 0..16 {
             macs.learn(here(), mac(n), nic(u32::from(n) % 4), 0);
         }
@@ -648,9 +658,8 @@ mod tests {
         macs.note_in(MacRecords::new(
             Zeroed::shared(&memory, 0, 8 * MAC_WORDS).unwrap(),
         ));
-        let host = |text: &str| Location::Host(text.parse().unwrap());
         let record = |n, location, heard_secs| MacRecord {
-            vni: here().1,
+            vni: here(),
             mac: mac(n),
             location,
             heard_secs,
@@ -670,7 +679,7 @@ mod tests {
         // A MAC that moves here, and one that another worker has heard elsewhere.
         macs.learn(here(), mac(2), nic(2), 16);
         let news = News {
-            network: NET,
+            vni: here(),
             mac: mac(3),
             location: nic(3),
         };
@@ -690,22 +699,22 @@ mod tests {
     fn what_is_taken_up_is_as_old_as_it_was_and_no_newer_word_is_lost() {
         let mut macs = LearnedMacs::new(8, 1);
         let news = |n| News {
-            network: NET,
+            vni: here(),
             mac: mac(n),
             location: nic(7),
         };
         macs.learn(here(), mac(1), nic(1), 100);
-        assert!(!macs.take_up(&news(1), here().1, 90, true));
-        assert!(macs.take_up(&news(2), here().1, 90, true));
-        assert_eq!(macs.find(NET, mac(1), 101), Some(nic(1)));
-        assert_eq!(macs.find(NET, mac(2), 389), Some(nic(7)));
-        assert_eq!(macs.find(NET, mac(2), 390), None);
+        assert!(!macs.take_up(&news(1), 90, true));
+        assert!(macs.take_up(&news(2), 90, true));
+        assert_eq!(macs.find(here(), mac(1), 101), Some(nic(1)));
+        assert_eq!(macs.find(here(), mac(2), 389), Some(nic(7)));
+        assert_eq!(macs.find(here(), mac(2), 390), None);
     }
 
     #[test]
     fn records_that_nobody_writes_are_refused() {
         let good = MacRecord {
-            vni: here().1,
+            vni: here(),
             mac: mac(9),
             location: nic(1),
             heard_secs: 5,

@@ -375,15 +375,14 @@ mod tests {
             learned
         });
         let mac = |last| Mac([2, 0, 0, 0, 0, last]);
-        let at = (crate::ids::NetworkIdx(0), vni);
         let host = Location::Host("192.0.2.7".parse().unwrap());
         let now = NOW.secs();
-        one.learn(at, mac(1), Location::Nic(PortSlot(1), uid(5)), now - 9);
-        one.learn(at, mac(2), host, now - 8);
+        one.learn(vni, mac(1), Location::Nic(PortSlot(1), uid(5)), now - 9);
+        one.learn(vni, mac(2), host, now - 8);
         // Another one had the slot; one that is long ago; and one that was heard elsewhere since.
-        one.learn(at, mac(3), Location::Nic(PortSlot(1), uid(4)), now - 7);
-        other.learn(at, mac(4), host, now - AGING_SECS);
-        other.learn(at, mac(1), host, now - 3);
+        one.learn(vni, mac(3), Location::Nic(PortSlot(1), uid(4)), now - 7);
+        other.learn(vni, mac(4), host, now - AGING_SECS);
+        other.learn(vni, mac(1), host, now - 3);
         let (macs, untrue) = left(&memory).macs(NOW).unwrap();
         let is = |last, location, ago| LeftMac {
             vni,

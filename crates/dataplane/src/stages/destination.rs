@@ -36,8 +36,7 @@ pub(crate) fn run(round: &mut Round) {
             let now_secs = round.now.secs();
             let learned = &mut round.tables.learned;
             let before = learned.len();
-            let at = (round.nic.network, round.nic.vni);
-            learned.learn(at, src, location, now_secs);
+            learned.learn(round.nic.vni, src, location, now_secs);
             // Looked for before anybody here answers. Not where a MAC was only heard elsewhere
             // before: one that comes from many places would have us look for all of them.
             if let Location::Host(host) = location
@@ -163,7 +162,8 @@ pub(crate) enum Learnt<'a> {
 /// Where `mac` was heard last.
 pub(crate) fn learned<'a>(round: &Round<'a>, mac: Mac) -> Option<Learnt<'a>> {
     let (view, network) = (round.view, round.nic.network);
-    match round.tables.learned.find(network, mac, round.now.secs())? {
+    let learned = &round.tables.learned;
+    match learned.find(round.nic.vni, mac, round.now.secs())? {
         Location::Nic(slot, uid) => {
             let config = view.port_with_uid(slot, uid)?;
             let may = config.learn_macs || config.bypass || owns_mac(config, mac);

@@ -95,7 +95,7 @@ impl<'a> Watcher<'a> {
         if let Some(Packet { src, dst, .. }) = self.report.packet {
             let learned = &mut round.tables.learned;
             for mac in [src, dst] {
-                learned.copy_in(&self.real.learned, round.nic.network, mac);
+                learned.copy_in(&self.real.learned, round.nic.vni, mac);
             }
         }
     }
@@ -110,9 +110,9 @@ impl<'a> Watcher<'a> {
     /// Who is to get it; and what is known of its flows, which the next step asks for.
     fn targets(&mut self, round: &mut Round) {
         if let Some(Packet { src, .. }) = self.report.packet {
-            let (network, now_secs) = (round.nic.network, round.now.secs());
-            let was = self.real.learned.find(network, src, now_secs);
-            let is = round.tables.learned.find(network, src, now_secs);
+            let (vni, now_secs) = (round.nic.vni, round.now.secs());
+            let was = self.real.learned.find(vni, src, now_secs);
+            let is = round.tables.learned.find(vni, src, now_secs);
             self.report.learns = is.filter(|_| is != was).map(|location| (src, location));
         }
         for job in round.jobs.iter() {

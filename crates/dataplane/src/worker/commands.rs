@@ -1,15 +1,15 @@
 //! What other threads ask of a worker, carried out between two batches.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, TryRecvError};
 
 use io::port::Port;
+use wire::Vni;
 
 use super::Worker;
 use crate::dump::{self, Dump};
 use crate::handle::{Command, QueueArrival};
-use crate::ids::NetworkIdx;
 use crate::learned::{HandedOverMac, News};
 use crate::load::{QueueLoad, WorkerLoad};
 use crate::queue::QueueId;
@@ -211,10 +211,9 @@ impl Worker {
                     let _ = answer.send(self.learn(&heard, notes));
                 }
                 Command::Learned(vni, answer) => {
-                    let mut networks = self.path.view.networks();
-                    let network = networks.find(|(_, is)| *is == vni);
+                    let is_here = self.path.view.networks().any(|(_, is)| is == vni);
                     let learned = &self.path.tables.learned;
-                    let heard = network.map(|(network, _)| learned.of(network, now.secs()));
+                    let heard = is_here.then(|| learned.of(vni, now.secs()));
                     let _ = answer.send(heard.unwrap_or_default());
                 }
                 Command::Trial(mut trial, answer) => {
@@ -228,20 +227,14 @@ impl Worker {
 
     fn learn(&mut self, heard: &[HandedOverMac], notes: bool) -> usize {
         let (view, learned) = (&self.path.view, &mut self.path.tables.learned);
-        let networks: HashMap<u32, NetworkIdx> = view
-            .networks()
-            .map(|(index, vni)| (vni.id(), index))
-            .collect();
+        let networks: HashSet<Vni> = view.networks().map(|(_, vni)| vni).collect();
         let taken = heard.iter().filter(|one| {
-            let Some(&network) = networks.get(&one.vni.id()) else {
-                return false;
-            };
             let news = News {
-                network,
+                vni: one.vni,
                 mac: one.mac,
                 location: one.location,
             };
-            learned.take_up(&news, one.vni, one.heard_secs, notes)
+            networks.contains(&one.vni) && learned.take_up(&news, one.heard_secs, notes)
         });
         taken.count()
     }

@@ -2,12 +2,13 @@
 //! answered here.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use dataplane::DropReason::*;
-use dataplane::PortSlot;
-use dataplane::overlay::Flood;
+use dataplane::overlay::{Flood, Overlay};
+use dataplane::{Location, PortSlot, PortUid};
 use wire::vxlan::Ends;
-use wire::{Mac, build, nd};
+use wire::{Mac, Vni, build, nd};
 
 use crate::lab::*;
 use crate::wire_lab::*;
@@ -141,6 +142,64 @@ fn one_host_does_not_take_all_room_for_what_is_learnt() {
     let other = machine(20, host_ip(3));
     host.arrive(inbound(other.at, &udp(other.nic, a, Family::V4, 2, 1)));
     assert_eq!(host.lab.sim.load().learned_macs, 17);
+}
+
+/// A guest of network 0 sends from many MACs. A machine of network 1 moves to its host, and another
+/// one comes there.
+#[test]
+fn machines_of_one_network_take_no_room_of_another_s_at_their_host() {
+    let (mut host, a, _) = two();
+    host.learn();
+    let (crowded, before) = (host_ip(2), host_ip(3));
+    let other = host.lab.overlays[0].clone();
+    host.lab.overlays[1] = other.map(|overlay| Overlay {
+        uid: PortUid(51),
+        ..overlay
+    });
+    let b = host.lab.nic_in(1);
+    host.lab.group_of(b, vec![allow_all_in(None)]);
+    let sends = |host: &mut Host, machine: Far| {
+        let ends = Ends::new(machine.at, HERE).unwrap();
+        host.arrive(arriving(ends, 1, &broadcast(machine.nic), 0));
+        assert_eq!(host.lab.received(b), [broadcast(machine.nic)]);
+    };
+    sends(&mut host, machine(20, before));
+    for n in 0..40 {
+        let far = machine(100 + n, crowded);
+        host.arrive(inbound(far.at, &udp(far.nic, a, Family::V4, 2, 1)));
+    }
+    assert_eq!(host.lab.sim.load().learned_macs, 17);
+    sends(&mut host, machine(20, crowded));
+    sends(&mut host, machine(21, crowded));
+    let vni = Vni::new(1).unwrap();
+    let known = host.lab.sim.ask(move |switch| switch.learned(vni)).unwrap();
+    let known: Vec<_> = known.iter().map(|one| (one.mac, one.location)).collect();
+    let at_crowded = |n| (machine(n, crowded).nic.mac, Location::Host(crowded));
+    assert_eq!(known, [at_crowded(20), at_crowded(21)]);
+}
+
+#[test]
+fn a_network_in_the_place_of_one_that_is_gone_knows_none_of_its_machines() {
+    let (mut host, a, _) = two();
+    host.learn();
+    let far = machine(20, host_ip(2));
+    host.enters(far.at, a, udp(far.nic, a, Family::V4, 2, 1));
+    host.leaves(a, far.at, udp(a, far.nic, Family::V4, 1, 2));
+    // Its index, and the places of its NICs, are those of another network's.
+    let vni = Vni::new(77).unwrap();
+    let mut config = host.lab.snapshot(1000);
+    let network = Arc::make_mut(config.networks[0].as_mut().unwrap());
+    network.vni = vni;
+    Arc::make_mut(network.overlay.as_mut().unwrap()).uid = PortUid(51);
+    for port in config.ports.iter_mut().flatten() {
+        let port = Arc::make_mut(port);
+        (port.vni, port.uid) = (vni, PortUid(100 + port.uid.0));
+    }
+    host.lab.sim.publish(config);
+    let known = host.lab.sim.ask(move |switch| switch.learned(vni));
+    assert_eq!(known.unwrap(), []);
+    host.lab.send(a, udp(a, far.nic, Family::V4, 3, 2));
+    assert_eq!(host.sent().len(), 2, "to each host of the network");
 }
 
 #[test]

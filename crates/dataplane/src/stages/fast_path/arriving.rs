@@ -2,7 +2,7 @@
 //! be where they come from, to a NIC of this host. They are of many networks and senders at once.
 
 use super::*;
-use crate::learned::{LearnedMacs, Location};
+use crate::learned::Location;
 use crate::overlay::TunnelSource;
 use crate::stages::spoof;
 
@@ -97,7 +97,13 @@ impl Route {
         let (src_mac, overlay) = (mac_of(src), network.overlay.as_ref()?);
         spoof::check_remote_mac(view, from, src_mac).ok()?;
         let learns = overlay.learn && !overlay.bindings.contains_key(&src_mac);
-        if learns && !is_there(&round.tables.learned, from, src_mac, round.now.secs()) {
+        let learned = &round.tables.learned;
+        // The machine was heard of at that host last.
+        let is_there = || {
+            let heard = learned.find(network.vni, src_mac, round.now.secs());
+            heard == Some(Location::Host(from.host))
+        };
+        if learns && !is_there() {
             return None;
         }
         let (slot, remote) = (
@@ -142,11 +148,6 @@ impl Route {
         }
         may
     }
-}
-
-/// The machine was heard of at that host last.
-fn is_there(learned: &LearnedMacs, from: TunnelSource, mac: wire::Mac, now_secs: u32) -> bool {
-    learned.find(from.network, mac, now_secs) == Some(Location::Host(from.host))
 }
 
 impl FastPath {
