@@ -35,7 +35,7 @@ use std::time::{Duration, Instant};
 
 use control::{EventKind, Part, Reach};
 use dataplane::Switch;
-use dataplane::underlay::{Encapsulation, Hop, Underlay};
+use dataplane::underlay::{Encapsulation, HOPS_MAX, Hop, Underlay};
 use netlink::{Kinds, Query, Requests, Snapshot};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{Notify, watch};
@@ -89,6 +89,8 @@ pub struct NextHopTask {
     /// When all next hops were found last.
     renewed: Instant,
     groups: Groups,
+    /// Hosts with more next hops than the workers take.
+    crowded: BTreeSet<IpAddr>,
     published: Option<Known>,
 }
 
@@ -126,6 +128,7 @@ impl NextHopTask {
             called,
             renewed: Instant::now(),
             groups: Groups::default(),
+            crowded: BTreeSet::new(),
             published: None,
         })
     }
@@ -278,6 +281,7 @@ impl NextHopTask {
         let homes = paths::homes(&self.settings.addresses, &facts, &kernel);
         let mut addresses: BTreeSet<IpAddr> = homes.iter().map(|home| home.address).collect();
         let mut found = BTreeMap::new();
+        let crowded_before = std::mem::take(&mut self.crowded);
         let targets = self.sought.targets(&self.reach);
         if let Some(tap) = tap(&facts) {
             for target in targets
@@ -309,6 +313,14 @@ impl NextHopTask {
             }
         }
         self.groups.join(&self.reach.groups, &homes);
+        let mut newly_crowded = self.crowded.difference(&crowded_before);
+        if let Some(host) = newly_crowded.next() {
+            let others = newly_crowded.count();
+            tracing::warn!(
+                "host {host}, and {others} others, can be reached by more than {HOPS_MAX} next \
+                 hops: those of the largest weight are used"
+            );
+        }
         let is_found = |host: &IpAddr| found.get(host).is_some_and(|hops| !hops.is_empty());
         self.sought.forget_missing(is_found, self.renewed);
         let now = Some(Known {
@@ -374,6 +386,9 @@ impl NextHopTask {
                     self.probe(asked, every).await;
                 }
             }
+        }
+        if paths::keep_heaviest(&mut hops) {
+            self.crowded.insert(target);
         }
         (!hops.is_empty()).then_some(hops)
     }

@@ -1,10 +1,11 @@
 //! From what the kernel would do with a packet to the next hops of the data plane. Pure: no socket,
 //! no clock.
 
+use std::cmp::Reverse;
 use std::net::IpAddr;
 
 use dataplane::PortSlot;
-use dataplane::underlay::{Hop, INNER_MTU_MIN};
+use dataplane::underlay::{HOPS_MAX, Hop, INNER_MTU_MIN};
 use netlink::{Link, Resolution, RouteKind, Snapshot};
 use uplink::Fact;
 use wire::Mac;
@@ -104,6 +105,17 @@ pub fn next_hops(
         .map(|hop| NextHop::Known { hop, ask })
     };
     resolution.hops.iter().filter_map(next_hop).collect()
+}
+
+/// Leaves no more next hops to a host than the data plane takes: those of the largest weight, and
+/// of the same weight those that the kernel tells first. True when there were more.
+pub fn keep_heaviest(hops: &mut Vec<Hop>) -> bool {
+    let are_too_many = hops.len() > HOPS_MAX;
+    if are_too_many {
+        hops.sort_by_key(|hop| Reverse(hop.weight));
+        hops.truncate(HOPS_MAX);
+    }
+    are_too_many
 }
 
 /// The way to a multicast group: by the interface that has our address of its family.

@@ -10,7 +10,7 @@ use dataplane::{
 use netlink::{Hop as KernelHop, Link, Mirror, Neighbour, Resolution, RouteKind, Snapshot, Vlan};
 use wire::{Mac, Vni, build};
 
-use super::paths::{Asked, homes, next_hops, to_group};
+use super::paths::{Asked, homes, keep_heaviest, next_hops, to_group};
 use super::*;
 use crate::start_gate::StartGate;
 
@@ -168,6 +168,28 @@ fn gateways_share_by_weight_and_a_way_by_no_uplink_is_none() {
             }
         ]
     );
+}
+
+/// One host with more next hops than the data plane takes keeps no other host's from changing.
+#[test]
+fn of_too_many_gateways_those_of_the_largest_weight_are_taken() {
+    let all: Vec<Hop> = (1..=HOPS_MAX as u16 + 2)
+        .map(|n| Hop {
+            // The lightest are amid the others.
+            weight: if n == 7 || n == 30 { 1 } else { 2 },
+            mtu: 1400 + n,
+            ..hop(2)
+        })
+        .collect();
+    let mut kept = all.clone();
+    assert!(keep_heaviest(&mut kept));
+    let heavy: Vec<Hop> = all.iter().filter(|hop| hop.weight == 2).cloned().collect();
+    assert_eq!(kept, heavy);
+    let paths = [(ip("192.0.2.2"), kept.clone()), (ip("192.0.2.3"), all)];
+    let published = |(host, hops)| Underlay::new(Encapsulation::default(), [OURS], [(host, hops)]);
+    assert_eq!(paths.map(|path| published(path).is_ok()), [true, false]);
+    assert!(!keep_heaviest(&mut kept));
+    assert_eq!(kept, heavy);
 }
 
 #[test]
