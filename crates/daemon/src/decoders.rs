@@ -2,6 +2,7 @@
 //! files: no thread, and no clock of its own.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use api::encrypted::Key;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -107,7 +108,8 @@ impl V0 {
     pub fn answer(&self, frame: &[u8]) -> Answer {
         match self.envelope.open(frame) {
             Opened::Request(request) => {
-                let answer = self.handler.answer(&Peer::unknown(), &request);
+                let stays = AtomicBool::new(false);
+                let answer = self.handler.answer(&Peer::unknown(), &request, &stays);
                 Answer {
                     bytes: self.envelope.seal(answer.bytes),
                     ..answer

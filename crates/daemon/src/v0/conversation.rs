@@ -68,7 +68,12 @@ where
             Opened::Request(clear) => {
                 send(daemon, Kind::Request, &clear).await?;
                 drop(clear);
-                match ask(daemon).await? {
+                let answer = tokio::select! {
+                    answer = ask(daemon) => answer?,
+                    // The daemon sees that nobody waits any more.
+                    () = connection.gone() => return Ok(()),
+                };
+                match answer {
                     Some(answer) => envelope.seal(answer),
                     None => envelope.internal_error(),
                 }
@@ -95,4 +100,42 @@ async fn ask(daemon: &mut UnixStream) -> io::Result<Option<Vec<u8>>> {
     let (kind, len) = head(daemon).await?.ok_or(io::ErrorKind::UnexpectedEof)?;
     let answer = body(daemon, len, ANSWER_MAX).await?;
     Ok((kind == Kind::Answer).then_some(answer))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use api::text_format;
+    use prost::Message as _;
+    use tokio::io::{AsyncWriteExt, duplex};
+    use tokio::time::timeout;
+
+    use super::*;
+
+    /// The daemon is asked, and its client does not wait for the answer.
+    #[tokio::test]
+    async fn the_daemon_is_told_when_a_client_hangs_up_amid_a_request() {
+        let (mut client, server) = duplex(1 << 16);
+        let (mut daemon, reader) = UnixStream::pair().unwrap();
+        let room = Room::default();
+        let talk = tokio::spawn(converse(server, reader, Envelope::new(None), room));
+        let mut hello = [0u8; 64];
+        (hello[0], hello[9], hello[10]) = (0xff, 0x7f, 3);
+        hello[12..16].copy_from_slice(b"NULL");
+        let ready = b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03REQ";
+        let list = "messages { revision: 6 message_0 { request { sg_list: true } } }";
+        let list = text_format::parse(list).unwrap().encode_to_vec();
+        let request = [&[1, 0, 0, list.len() as u8][..], &list].concat();
+        let said = [&hello[..], ready, &request].concat();
+        client.write_all(&said).await.unwrap();
+        let (kind, len) = head(&mut daemon).await.unwrap().unwrap();
+        assert_eq!(kind, Kind::Request);
+        body(&mut daemon, len, ANSWER_MAX).await.unwrap();
+        drop(client);
+        let mut byte = [0];
+        let heard = timeout(Duration::from_secs(20), daemon.read(&mut byte)).await;
+        assert_eq!(heard.expect("it is told").unwrap(), 0);
+        talk.await.unwrap();
+    }
 }

@@ -3,6 +3,7 @@
 //! out in [`requests`](super::requests), and answered and recorded when it is on disk.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use api::strict;
@@ -11,7 +12,7 @@ use api::v0::{Message, MessageV0, Messages};
 use prost::Message as _;
 
 use super::envelope::{failure, respond, unreadable};
-use super::requests;
+use super::requests::{self, Frame};
 use crate::access::{Caller, Gate, Peer};
 use crate::app::{Changing, Operations};
 
@@ -46,8 +47,9 @@ impl Handler {
         Handler { operations, gate }
     }
 
-    /// The answer to a client's request, `Messages` without encryption. Waits for the workers.
-    pub fn answer(&self, peer: &Peer, request: &[u8]) -> Answer {
+    /// The answer to a client's request, `Messages` without encryption. Waits for the workers. What
+    /// is only asked is not looked for any more once it is said that the client has gone.
+    pub fn answer(&self, peer: &Peer, request: &[u8], client_gone: &AtomicBool) -> Answer {
         match strict::decode_request(request) {
             // The reader has decoded it, and says nothing else.
             Err(malformed) => Answer {
@@ -55,7 +57,8 @@ impl Handler {
                 quit: false,
             },
             Ok(messages) => {
-                let (messages, quit) = self.answer_messages(peer, messages.messages);
+                let frame = Frame::new(client_gone);
+                let (messages, quit) = self.answer_messages(peer, frame, messages.messages);
                 Answer {
                     bytes: messages.encode_to_vec(),
                     quit,
@@ -70,7 +73,12 @@ impl Handler {
     }
 
     /// One for one, in order.
-    fn answer_messages(&self, peer: &Peer, requests: Vec<Message>) -> (Messages, bool) {
+    fn answer_messages(
+        &self,
+        peer: &Peer,
+        mut frame: Frame,
+        requests: Vec<Message>,
+    ) -> (Messages, bool) {
         if requests.is_empty() {
             let rejected = Messages {
                 messages: vec![failure(ErrorCode::Rejected)],
@@ -79,28 +87,23 @@ impl Handler {
             return (rejected, false);
         }
         let mut together = Together::begin(&self.operations, 0);
-        let (mut quit, mut length) = (false, 0);
-        let mut messages = Vec::with_capacity(requests.len());
+        let mut quit = false;
+        let mut reply = Reply::for_requests(requests.len());
         for request in requests {
-            let (mut answer, last) = match length {
-                0..REPLY_MAX => self.answer_message(peer, request, &mut together.changed_by),
-                _ => (not_answered(request), false),
+            let (answer, last) = match reply.is_full() {
+                false => self.answer_message(peer, &mut frame, request, &mut together.changed_by),
+                true => (not_answered(request), false),
             };
-            let own = answer.encoded_len();
-            if own > REPLY_MAX {
-                answer = too_long(answer, own);
-            }
-            length += answer.encoded_len();
             quit |= last;
-            messages.push(answer);
+            reply.push(answer);
             if together.is_full(Instant::now()) {
-                together.settle(&mut messages);
-                together = Together::begin(&self.operations, messages.len());
+                together.settle(&mut reply.messages);
+                together = Together::begin(&self.operations, reply.messages.len());
             }
         }
-        together.settle(&mut messages);
+        together.settle(&mut reply.messages);
         let messages = Messages {
-            messages,
+            messages: reply.messages,
             encrypted: None,
         };
         (messages, quit)
@@ -110,6 +113,7 @@ impl Handler {
     fn answer_message(
         &self,
         peer: &Peer,
+        frame: &mut Frame,
         message: Message,
         changed_by: &mut Vec<Caller>,
     ) -> (Message, bool) {
@@ -119,7 +123,8 @@ impl Handler {
         let message_id = message_0.message_id;
         match message_0.request {
             Some(request) => {
-                let outcome = requests::carry_out(&self.operations, &self.gate, peer, request);
+                let outcome =
+                    requests::carry_out(&self.operations, &self.gate, peer, frame, request);
                 changed_by.extend(outcome.changed_by);
                 (respond(outcome.response, message_id), outcome.quit)
             }
@@ -137,6 +142,37 @@ impl Handler {
                 )
             }
         }
+    }
+}
+
+/// The answers to a frame.
+struct Reply {
+    messages: Vec<Message>,
+    /// Bytes of all answers that were made, also of one that was too long to be sent: it has cost
+    /// as much.
+    made: usize,
+}
+
+impl Reply {
+    fn for_requests(count: usize) -> Reply {
+        Reply {
+            messages: Vec::with_capacity(count),
+            made: 0,
+        }
+    }
+
+    /// No further request is to be carried out.
+    fn is_full(&self) -> bool {
+        self.made >= REPLY_MAX
+    }
+
+    fn push(&mut self, answer: Message) {
+        let length = answer.encoded_len();
+        self.made += length;
+        self.messages.push(match length > REPLY_MAX {
+            true => too_long(answer, length),
+            false => answer,
+        });
     }
 }
 

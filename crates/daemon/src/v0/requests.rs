@@ -1,5 +1,6 @@
 //! The requests of the v0 API, one by one: each is an operation of the controller.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use api::v0::message_v0 as v0;
@@ -23,12 +24,51 @@ pub struct Outcome {
     pub quit: bool,
 }
 
+/// How often one frame has connections exported: each time all that there are may be looked at, a
+/// tenth of a second, while the frame has one of the few turns.
+pub const EXPORTS_MAX: usize = 64;
+
+/// What the requests of one frame have in common.
+pub struct Frame<'a> {
+    /// Its client has hung up.
+    client_gone: &'a AtomicBool,
+    exports: usize,
+}
+
+impl<'a> Frame<'a> {
+    pub fn new(client_gone: &'a AtomicBool) -> Frame<'a> {
+        Frame {
+            client_gone,
+            exports: 0,
+        }
+    }
+
+    /// Why a request is not carried out that its client may ask. What changes something is carried
+    /// out without the client, too: it may have sent it and not waited.
+    fn admit(&mut self, kind: V0Request) -> Result<(), String> {
+        let exports = kind == V0Request::NicExport;
+        self.exports += usize::from(exports);
+        if self.exports > EXPORTS_MAX && exports {
+            return Err(format!(
+                "not carried out: one frame exports connections {EXPORTS_MAX} times at the most, \
+                 send it in another frame"
+            ));
+        }
+        let is_for_the_answer = exports || !kind.need().is_change();
+        match is_for_the_answer && self.client_gone.load(Ordering::Relaxed) {
+            true => Err("not carried out: the client has hung up".to_owned()),
+            false => Ok(()),
+        }
+    }
+}
+
 /// Carries a request out for who asks, if that may. Of several fields the first counts, by field
 /// number, as it did for the original.
 pub fn carry_out(
     operations: &Operations,
     gate: &Gate,
     peer: &Peer,
+    frame: &mut Frame,
     request: v0::Request,
 ) -> Outcome {
     let bytes = request.encode_to_vec();
@@ -61,11 +101,11 @@ pub fn carry_out(
         bytes.len(),
     );
     let waited = match need.is_change() {
-        true => gate.changes().wait_here(),
+        true => gate.changes().wait_here().map_err(str::to_owned),
         false => Ok(()),
     };
-    let answer = if let Err(why) = waited {
-        Err(why.to_owned())
+    let answer = if let Err(why) = waited.and_then(|()| frame.admit(kind)) {
+        Err(why)
     } else {
         let mut control = operations.control_by(caller.author());
         control.count_request();

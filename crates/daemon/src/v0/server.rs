@@ -12,13 +12,15 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use api::encrypted::Key;
+use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream, UnixStream, lookup_host};
 use tokio::time::timeout;
 
 use super::few::{Few, Taken};
-use super::handler::Handler;
+use super::handler::{Answer, Handler};
 use super::zmtp::{MESSAGE_MAX, PATIENCE, Room, SMALL};
 use crate::access::{Access, Gate, Peer, Who};
 use crate::app::App;
@@ -308,9 +310,23 @@ impl<'a> Client<'a> {
         }
         let turn = self.turns.take().await;
         let (handler, peer) = (self.desk.handler.clone(), self.peer.clone());
-        let answered = tokio::task::spawn_blocking(move || handler.answer(&peer, &request));
+        let client_gone = Arc::new(AtomicBool::new(false));
+        let gone = client_gone.clone();
+        let mut answered =
+            tokio::task::spawn_blocking(move || handler.answer(&peer, &request, &gone));
+        let mut byte = [0];
+        let answer = tokio::select! {
+            answer = &mut answered => answer,
+            // It says nothing before it has the answer: it has gone, as its client has.
+            _ = reader.read(&mut byte) => {
+                client_gone.store(true, Ordering::Relaxed);
+                let answer = answered.await;
+                self.stop_if_asked(answer.as_ref().ok());
+                return Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof).into());
+            }
+        };
         // One that panicked is in the log already.
-        let answer = answered.await.ok();
+        let answer = answer.ok();
         let (kind, bytes) = match &answer {
             Some(answer) => (Kind::Answer, answer.bytes.as_slice()),
             None => (Kind::Broken, &[][..]),
@@ -331,16 +347,20 @@ impl<'a> Client<'a> {
             Some((kind, _)) => return Err(Ended::Unasked(kind)),
             None => return Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof).into()),
         }
-        if answer.is_some_and(|answer| answer.quit) {
-            tracing::info!("asked to stop through the v0 API");
-            self.desk.app.stop();
-        }
+        self.stop_if_asked(answer.as_ref());
         if room.take().is_some() {
             // What it took goes back to the system, and does not stay for the next one.
             let _ = tokio::task::spawn_blocking(sys::trim_memory).await;
         }
         self.place.end();
         Ok(())
+    }
+
+    fn stop_if_asked(&self, answer: Option<&Answer>) {
+        if answer.is_some_and(|answer| answer.quit) {
+            tracing::info!("asked to stop through the v0 API");
+            self.desk.app.stop();
+        }
     }
 
     async fn take_room(&self) -> Result<Taken, Ended> {

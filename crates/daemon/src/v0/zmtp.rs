@@ -232,6 +232,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         }
     }
 
+    /// Returns when the client has gone, unless something that it has sent is still to be received.
+    pub async fn gone(&mut self) {
+        if let Ok(rest) = self.stream.fill_buf().await
+            && !rest.is_empty()
+        {
+            std::future::pending().await
+        }
+    }
+
     /// The frames of one message; none for a command, which is answered here.
     async fn message(&mut self, budget: &mut Budget) -> Result<Vec<Vec<u8>>, ZmtpError> {
         let mut frames = Vec::new();

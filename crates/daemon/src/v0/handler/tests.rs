@@ -31,11 +31,17 @@ fn handler(disk: &Disk, audit: &Path) -> Handler {
 
 /// Asks for these in one frame; of each answer whether it was done, and what is said.
 fn ask(handler: &Handler, requests: &[&str]) -> Vec<(bool, String)> {
+    ask_for(handler, requests, false)
+}
+
+/// As [`ask`], for a client that has gone or not.
+fn ask_for(handler: &Handler, requests: &[&str], client_gone: bool) -> Vec<(bool, String)> {
     let message = |request| format!("messages {{ revision: 6 message_0 {{ {request} }} }} ");
     let requests = requests.iter().map(|one| format!("request {{ {one} }}"));
     let frame: String = requests.map(message).collect();
     let frame = text_format::parse(&frame).unwrap().encode_to_vec();
-    let answer = handler.answer(&Peer::unknown(), &frame);
+    let client_gone = AtomicBool::new(client_gone);
+    let answer = handler.answer(&Peer::unknown(), &frame, &client_gone);
     let answer = Messages::decode(answer.bytes.as_slice()).unwrap();
     let responses = answer.messages.into_iter();
     let each = responses.map(|one| {
@@ -125,4 +131,63 @@ fn a_frame_of_many_changes_is_settled_in_parts() {
     let lines = lines(&path);
     assert_eq!(lines.len(), count);
     assert!(lines.iter().all(|line| line["result"] == "ok"));
+}
+
+/// An answer that is too long to be sent has cost what it has cost: the next request is not carried
+/// out.
+#[test]
+fn what_was_made_in_vain_counts() {
+    let of_bytes = |bytes| respond(requests::refused("x".repeat(bytes)), Some("7".into()));
+    let mut reply = Reply::for_requests(2);
+    reply.push(of_bytes(5));
+    assert!(!reply.is_full());
+    reply.push(of_bytes(REPLY_MAX));
+    assert!(reply.is_full());
+    let why = |message: &Message| {
+        let message = message.message_0.clone().unwrap();
+        assert_eq!(message.message_id.as_deref(), Some("7"));
+        let error = message.response.unwrap().status.error.unwrap();
+        error.description.unwrap()
+    };
+    assert_eq!(why(&reply.messages[0]), "xxxxx");
+    let said = why(&reply.messages[1]);
+    assert!(said.starts_with("the answer has 335"), "{said}");
+    let left = why(&not_answered(of_bytes(5)));
+    assert!(left.starts_with("not carried out"), "{left}");
+}
+
+#[test]
+fn a_frame_exports_connections_so_often_and_no_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let handler = handler(&Disk::default(), &dir.path().join("audit.json"));
+    let mut requests = vec!["nic_export: 'nobody'"; requests::EXPORTS_MAX + 2];
+    requests.push("sg_add { id: 'g' }");
+    let answers = ask(&handler, &requests);
+    let (exports, rest) = answers.split_at(requests::EXPORTS_MAX);
+    assert!(exports.iter().all(|(_, why)| why.contains("nobody")));
+    let refused = |(done, why): &(bool, String)| !done && why.starts_with("not carried out");
+    assert!(rest[..2].iter().all(refused), "{rest:?}");
+    assert!(rest[2].0, "what is no export is carried out: {rest:?}");
+    // The next frame has as many again.
+    assert!(ask(&handler, &requests)[0].1.contains("nobody"));
+}
+
+#[test]
+fn nothing_is_looked_for_where_nobody_waits_and_changes_are_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let handler = handler(&Disk::default(), &dir.path().join("audit.json"));
+    let requests = [
+        "sg_list: true",
+        "nic_export: 'nobody'",
+        "sg_add { id: 'g' }",
+        "app_status: true",
+    ];
+    let answers = ask_for(&handler, &requests, true);
+    let done: Vec<bool> = answers.iter().map(|(done, _)| *done).collect();
+    assert_eq!(done, [false, false, true, false]);
+    for asked in [0, 1, 3] {
+        let why = &answers[asked].1;
+        assert_eq!(why, "not carried out: the client has hung up");
+    }
+    assert_eq!(handler.operations.control().group_ids().len(), 1);
 }
