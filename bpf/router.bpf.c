@@ -344,7 +344,8 @@ static __always_inline int route4(context *ctx, struct transit *t,
 		return COUNT_NO_ROUTE;
 	if (!(config->flags & CONFIG_ASK4) && t->path->kind != PATH_ASK)
 		return choose4(ctx, t, ip, config);
-	if ((config->flags & CONFIG_ASK4) && t->in->rp_filter && ask_back4(ctx, t->in, ip) < 0)
+	if ((config->flags & CONFIG_ASK4) && t->in->rp_filter &&
+	    ask_back4(ctx, &t->packet, t->in, ip) < 0)
 		return COUNT_SOURCE;
 	__builtin_memset(&fib, 0, sizeof(fib));
 	fib.family = AF_INET;
@@ -376,6 +377,9 @@ static __always_inline int route6(context *ctx, struct transit *t,
 		return COUNT_NO_ROUTE;
 	if (!(config->flags & CONFIG_ASK6) && t->path->kind != PATH_ASK)
 		return choose6(ctx, t, ip, config);
+	// The kernel's rules ask by the protocol behind them.
+	if (config->flags & CONFIG_ASK6 && is_extension(ip->nexthdr))
+		return COUNT_BEYOND;
 	__builtin_memset(&fib, 0, sizeof(fib));
 	fib.family = AF_INET6;
 	fib.l4_protocol = ip->nexthdr;

@@ -570,6 +570,9 @@ __attribute__((noinline)) int acl_way(context *ctx, __u32 l3, __u32 in, __u32 fl
 		// lookup for programs refuses them, as sources too.
 		if (acl_is_of_link6(&ip->daddr))
 			return acl_way_on_link(number, in);
+		// Rules that ask for a protocol look behind such headers.
+		if (flags & CONFIG_ASK6 && is_extension(ip->nexthdr))
+			return acl_way_else(number, BPF_FIB_LKUP_RET_NOT_FWDED, flags, true);
 		fib.family = 10;
 		fib.l4_protocol = ip->nexthdr;
 		fib.flowinfo = *(__be32 *)ip & bpf_htonl(0x0fffffff);

@@ -18,20 +18,42 @@ static __always_inline __u32 mix(__u64 a, __u64 b, __u32 seed)
 	return h >> 33;
 }
 
-// Both ports of the packet that begins at `l3` as one number; 0 where there are none to see: all
-// fragments of a datagram take one next hop. A function of its own for the verifier, who looks at
-// it once.
+// Where the kernel has the ports of a protocol, from its header on; less than zero: it has none.
+// Of IPsec it takes the SPI for them (proto_ports_offset()).
+static __always_inline int ports_offset(__u8 protocol)
+{
+	switch (protocol) {
+	case IPPROTO_TCP:
+	case IPPROTO_UDP:
+	case IPPROTO_DCCP:
+	case IPPROTO_ESP:
+	case IPPROTO_SCTP:
+	case IPPROTO_UDPLITE:
+		return 0;
+	case IPPROTO_AH:
+		return 4;
+	default:
+		return -1;
+	}
+}
+
+// Both ports of the packet that begins at `l3`, below its protocol, as one number; without ports
+// its protocol alone. 0 for all fragments of a datagram, which take one next hop. A function of its
+// own for the verifier, who looks at it once.
 __attribute__((noinline)) __u64 ports_of(context *ctx, __u32 l3, int family)
 {
 	struct packet packet = {.l3 = l3, .family = family};
-	__u32 *both;
+	__u32 *both, from;
+	int offset;
 
 	if (packet_network(ctx, &packet) < 0 || packet.fragment)
 		return 0;
-	if (packet.protocol != IPPROTO_TCP && packet.protocol != IPPROTO_UDP &&
-	    packet.protocol != IPPROTO_SCTP)
+	offset = ports_offset(packet.protocol);
+	from = packet.l4 + offset;
+	// What is behind the packet is padding.
+	if (offset < 0 || from + sizeof(*both) > l3 + packet.length)
 		return packet.protocol;
-	both = at(ctx, packet.l4, sizeof(*both));
+	both = at(ctx, from, sizeof(*both));
 	return both ? (__u64)packet.protocol << 32 | *both : packet.protocol;
 }
 
@@ -96,16 +118,37 @@ static __always_inline const struct hop *hop_of(__u32 number)
 #define FIB_LOOKUP_SKIP_NEIGH 8    // BPF_FIB_LOOKUP_SKIP_NEIGH; kernels before 6.6 refuse it, and
 				   // the packet is theirs
 
+// Whether an extension header follows that packet_ipv6() steps over.
+static __always_inline bool is_extension(__u8 protocol)
+{
+	return protocol == IPPROTO_HOPOPTS || protocol == IPPROTO_ROUTING ||
+	       protocol == IPPROTO_FRAGMENT || protocol == IPPROTO_AH ||
+	       protocol == IPPROTO_DSTOPTS;
+}
+
+// Both ports of a packet by which rules may ask, the source's in the lower half; 0: it has none.
+static __always_inline __u32 rule_ports(context *ctx, const struct packet *packet)
+{
+	__u64 ports = ports_of(ctx, packet->l3, packet->family);
+
+	return ports >> 32 ? ports : 0;
+}
+
 // The way back by the kernel's own lookup, as __fib_validate_source() asks: less than zero if there
 // is none, or it may be another one than reverse path filtering wants.
-static __always_inline int ask_back4(context *ctx, const struct interface *in,
-				     const struct iphdr *ip)
+static __always_inline int ask_back4(context *ctx, const struct packet *packet,
+				     const struct interface *in, const struct iphdr *ip)
 {
 	struct bpf_fib_lookup fib = {.family = 2, .ifindex = LOOPBACK};
+	__u32 ports;
 
 	fib.tos = ip->tos;
+	fib.l4_protocol = ip->protocol;
 	fib.ipv4_src = ip->daddr;
 	fib.ipv4_dst = ip->saddr;
+	ports = rule_ports(ctx, packet);
+	fib.sport = ports >> 16;
+	fib.dport = ports;
 	if (bpf_fib_lookup(ctx, &fib, sizeof(fib), FIB_LOOKUP_SKIP_NEIGH) !=
 	    BPF_FIB_LKUP_RET_SUCCESS)
 		return -1;
@@ -118,7 +161,7 @@ static __always_inline int ask(context *ctx, const struct packet *packet,
 			       struct hop *chosen, __u32 mtu)
 {
 	struct egress *egress;
-	__u64 ports = ports_of(ctx, packet->l3, packet->family);
+	__u32 ports = rule_ports(ctx, packet);
 	int verdict;
 
 	fib->sport = ports;

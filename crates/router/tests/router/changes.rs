@@ -6,6 +6,7 @@ use crate::packets::{from, to};
 use butterfly_router::layout::Counter;
 use std::collections::HashMap;
 use testkit::netns::Namespace;
+use wire::parse::TcpFlags;
 
 fn ip(namespace: &Namespace, command: &str) {
     namespace.ok(&format!("ip {command}")).expect("ip");
@@ -296,6 +297,37 @@ fn a_rule_or_a_setting_takes_effect() {
             ours.notes() == ["IPv4 is not forwarded from east: its forwarding is off"]
         })
         .await;
+    });
+}
+
+/// A rule's protocol is what is behind extension headers: nobody gets past a rule by putting one in
+/// front, nor do fragments.
+#[test]
+fn a_rule_by_protocol_is_not_passed_by_extension_headers() {
+    let setup = "ip -6 rule add pref 50 ipproto udp table 9
+        ip -6 route add blackhole default table 9";
+    story(setup, async |_, mut lab| {
+        let ours = Ours::start(&SMALL).await;
+        let packet = || to("2001:db8:f::7");
+        let plain = packet().udp(1000, 2000).build();
+        assert_eq!(
+            adds(&mut lab, &ours, Counter::Blackhole, &plain),
+            (1, None),
+            "looked up here"
+        );
+        for kind in [60, 43, 44] {
+            let hidden = packet().extension(kind, &[0; 6]).udp(1000, 2000).build();
+            assert_eq!(
+                adds(&mut lab, &ours, Counter::Beyond, &hidden),
+                (1, None),
+                "behind header {kind}"
+            );
+        }
+        let other = packet().tcp(1000, 2000, TcpFlags::SYN).build();
+        assert_eq!(
+            adds(&mut lab, &ours, Counter::Forwarded, &other),
+            (1, Some(host(2, 2).0))
+        );
     });
 }
 

@@ -160,6 +160,31 @@ fn with_policy_rules_by_the_kernels_lookup() {
     compare(rules, 5, 1200);
 }
 
+/// The source port of a packet of another protocol is none, whatever its number is: those that
+/// `generate` makes would be ports of the second rule.
+#[test]
+fn with_policy_rules_by_protocol_and_ports() {
+    let rules = "ip rule add pref 100 ipproto udp table 77
+        ip rule add pref 101 sport 25000-36000 table 78
+        ip route add 203.0.113.0/24 via 10.2.0.4 table 77
+        ip route add blackhole 198.51.100.0/24 table 77
+        ip route add 203.0.113.0/24 via 10.2.0.5 table 78
+        ip -6 rule add pref 100 ipproto udp table 77
+        ip -6 rule add pref 101 sport 25000-36000 table 78
+        ip -6 route add 2001:db8:f::/48 via 2001:db8:2::4 table 77
+        ip -6 route add 2001:db8:f::/48 via 2001:db8:2::5 table 78";
+    compare(rules, 9, 1000);
+}
+
+/// The way back of half of the datagrams is another one.
+#[test]
+fn with_a_way_back_by_protocol_and_ports() {
+    let rules = "sysctl -qw net.ipv4.conf.east.rp_filter=1 net.ipv4.conf.west.rp_filter=1
+        ip rule add pref 100 ipproto udp sport 1-511 table 77
+        ip route add 10.1.0.0/24 via 10.2.0.4 table 77";
+    compare(rules, 10, 1000);
+}
+
 #[test]
 fn with_tables_one_before_the_other() {
     let rules = "ip rule add pref 100 table 77; ip route add 203.0.112.0/23 via 10.2.0.4 table 77
