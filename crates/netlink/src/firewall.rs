@@ -1,13 +1,14 @@
 //! Which hooks of the host's firewall see packets that are forwarded: base chains of nftables that
-//! can do something, and tables of the older iptables. Read whole, at the start, whenever the
-//! kernel says that nftables' rules changed, and when there are other tables of iptables, of which
-//! it tells nobody.
+//! can do something, tables of the older iptables, and functions that are no rules. Read whole, at
+//! the start, whenever the kernel says that nftables' rules changed, and when there are others of
+//! the rest, of which it tells nobody.
 //!
 //! By nfnetlink (linux/netfilter/nf_tables.h) and not by `nft -j`: no program has to be installed,
 //! and changes are told.
 
 use crate::dump::Dump;
 use crate::error::Error;
+use crate::hook_function::stranger;
 use crate::message::{Message, Request};
 use crate::nft_rule::{Expression, expressions};
 use crate::socket::Socket;
@@ -20,6 +21,9 @@ use std::{fmt, io};
 const TRIES: u32 = 4;
 const PAUSE: Duration = Duration::from_millis(10);
 
+/// Of enum nf_inet_hooks those that a forwarded packet passes: prerouting, forward, postrouting.
+const PASSED: [u32; 3] = [0, 2, 4];
+
 /// A place where forwarded packets of a family are looked at.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Hook {
@@ -27,9 +31,10 @@ pub struct Hook {
     pub v4: bool,
     /// For packets of IPv6.
     pub v6: bool,
-    /// Its name as people write it: "nftables inet filter forward".
+    /// Its name as people write it: "nftables inet filter forward", "function ip_vs_out_hook of
+    /// ip_vs".
     pub name: String,
-    /// Rules in the chain itself; 0 of iptables, whose are not counted.
+    /// Rules in the chain itself; 0 of all that is none of nftables.
     pub rules: usize,
     /// What no rule accepts is dropped.
     pub drops: bool,
@@ -41,10 +46,19 @@ pub struct Hook {
 impl Hook {
     /// What there may be where the rules cannot be read.
     pub fn unread(why: &Error) -> Hook {
+        let name = format!("a firewall that cannot be read ({why})");
         Hook {
-            v4: true,
             v6: true,
-            name: format!("a firewall that cannot be read ({why})"),
+            ..Hook::of_one(true, name)
+        }
+    }
+
+    /// Of one family, with nothing known but its name.
+    fn of_one(v4: bool, name: String) -> Hook {
+        Hook {
+            v4,
+            v6: !v4,
+            name,
             rules: 0,
             drops: false,
             read: None,
@@ -66,16 +80,18 @@ impl fmt::Display for Hook {
 #[derive(Debug)]
 pub struct Firewall {
     /// None on a kernel without netfilter.
-    nftables: Option<Nftables>,
-    /// What was said of iptables.
-    iptables: Vec<Hook>,
+    netfilter: Option<Netfilter>,
+    /// What was said of that of whose changes the kernel tells nobody.
+    silent: Vec<Hook>,
 }
 
 #[derive(Debug)]
-struct Nftables {
+struct Netfilter {
     changes: Socket,
     asking: Socket,
     sequence: u32,
+    /// The kernel lists its functions.
+    has_functions: bool,
 }
 
 impl Firewall {
@@ -86,20 +102,21 @@ impl Firewall {
         let changes = match Socket::listening_to_nftables() {
             Err(Error::Socket { source, .. }) if source.raw_os_error() == Some(unknown) => {
                 return Ok(Firewall {
-                    nftables: None,
-                    iptables: Vec::new(),
+                    netfilter: None,
+                    silent: Vec::new(),
                 });
             }
             opened => opened?,
         };
-        let nftables = Nftables {
+        let netfilter = Netfilter {
             changes,
-            asking: Socket::to_nftables()?,
+            asking: Socket::to_netfilter()?,
             sequence: 1,
+            has_functions: true,
         };
         Ok(Firewall {
-            nftables: Some(nftables),
-            iptables: Vec::new(),
+            netfilter: Some(netfilter),
+            silent: Vec::new(),
         })
     }
 
@@ -109,26 +126,32 @@ impl Firewall {
     /// # Errors
     /// The kernel does not tell all of them, or they change whenever they are asked for.
     pub async fn hooks(&mut self) -> Result<Vec<Hook>, Error> {
-        let mut hooks = match &mut self.nftables {
-            Some(nftables) => nftables.hooks().await?,
-            None => Vec::new(),
+        let (mut hooks, functions) = match &mut self.netfilter {
+            Some(netfilter) => netfilter.hooks().await?,
+            None => Default::default(),
         };
-        self.iptables = iptables();
-        hooks.extend(self.iptables.iter().cloned());
+        self.silent = [iptables(), functions].concat();
+        hooks.extend(self.silent.iter().cloned());
         hooks.sort();
         Ok(hooks)
     }
 
-    /// Whether iptables has other tables than [`hooks`](Self::hooks) has last said: to be asked
-    /// once a second, since [`changed`](Self::changed) is of nftables alone.
-    pub fn iptables_changed(&self) -> bool {
-        iptables() != self.iptables
+    /// Whether there are other tables of iptables, or other functions, than
+    /// [`hooks`](Self::hooks) has last said: to be asked once a second, since
+    /// [`changed`](Self::changed) is of nftables alone.
+    pub async fn silent_changed(&mut self) -> bool {
+        let functions = match &mut self.netfilter {
+            Some(netfilter) => netfilter.functions().await,
+            None => Ok(Vec::new()),
+        };
+        // What cannot be read may have changed.
+        !functions.is_ok_and(|functions| [iptables(), functions].concat() == self.silent)
     }
 
     /// Returns when something of nftables' rules has changed since the last call.
     pub async fn changed(&mut self) -> Result<(), Error> {
-        match &mut self.nftables {
-            Some(nftables) => nftables.changed().await.map_err(unreadable),
+        match &mut self.netfilter {
+            Some(netfilter) => netfilter.changed().await.map_err(unreadable),
             None => std::future::pending().await,
         }
     }
@@ -141,8 +164,9 @@ fn unreadable(source: io::Error) -> Error {
     }
 }
 
-impl Nftables {
-    async fn hooks(&mut self) -> Result<Vec<Hook>, Error> {
+impl Netfilter {
+    /// Chains of nftables, and functions.
+    async fn hooks(&mut self) -> Result<(Vec<Hook>, Vec<Hook>), Error> {
         let mut tries = 0;
         loop {
             tries += 1;
@@ -156,21 +180,48 @@ impl Nftables {
         }
     }
 
-    async fn hooks_once(&mut self) -> Result<Vec<Hook>, Error> {
+    async fn hooks_once(&mut self) -> Result<(Vec<Hook>, Vec<Hook>), Error> {
         let mut dormant = Vec::new();
-        self.dump(NFT_GETTABLE, |message| {
+        self.dump_nftables(NFT_GETTABLE, |message| {
             dormant.extend(dormant_table(message))
         })
         .await?;
         let mut rules: Vec<Rule> = Vec::new();
-        self.dump(NFT_GETRULE, |message| rules.extend(rule_of(message)))
+        self.dump_nftables(NFT_GETRULE, |message| rules.extend(rule_of(message)))
             .await?;
-        let mut hooks = Vec::new();
-        self.dump(NFT_GETCHAIN, |message| {
-            hooks.extend(hook_of(message, &rules, &dormant))
+        let mut chains = Vec::new();
+        self.dump_nftables(NFT_GETCHAIN, |message| {
+            chains.extend(hook_of(message, &rules, &dormant))
         })
         .await?;
-        Ok(hooks)
+        Ok((chains, self.functions().await?))
+    }
+
+    /// Functions that see forwarded packets and are neither rules nor known to do nothing. None
+    /// where the kernel does not list them.
+    async fn functions(&mut self) -> Result<Vec<Hook>, Error> {
+        let mut hooks = BTreeSet::new();
+        for (family, v4) in [(NFPROTO_IPV4, true), (NFPROTO_IPV6, false)] {
+            for place in PASSED {
+                if !self.has_functions {
+                    return Ok(Vec::new());
+                }
+                let request = self
+                    .request(NFNL_SUBSYS_HOOK | NFNL_MSG_HOOK_GET, family)
+                    .with(NFNLA_HOOK_HOOKNUM, &place.to_be_bytes());
+                let hook = |name| Hook::of_one(v4, format!("function {name}"));
+                let each = |message: &Message| hooks.extend(stranger(message).map(hook));
+                match self
+                    .dump("list the functions of netfilter", request, each)
+                    .await
+                {
+                    // Asked again, it would look for the module each time.
+                    Err(error) if is_unknown(&error) => self.has_functions = false,
+                    done => done?,
+                }
+            }
+        }
+        Ok(hooks.into_iter().collect())
     }
 
     async fn changed(&mut self) -> io::Result<()> {
@@ -185,33 +236,44 @@ impl Nftables {
         Ok(())
     }
 
-    async fn dump(&mut self, kind: u16, mut each: impl FnMut(&Message)) -> Result<(), Error> {
+    async fn dump_nftables(&mut self, kind: u16, each: impl FnMut(&Message)) -> Result<(), Error> {
+        let request = self.request(NFNL_SUBSYS_NFTABLES | kind, NFPROTO_UNSPEC);
+        match self.dump("list the rules of nftables", request, each).await {
+            // A kernel without nftables has no rules of it.
+            Err(error) if is_unknown(&error) => Ok(()),
+            done => done,
+        }
+    }
+
+    /// Asks for a list.
+    fn request(&mut self, kind: u16, family: u8) -> Request {
         self.sequence += 1;
-        // struct nfgenmsg: family (all), version, resource.
-        let request = Request::new(
-            NFNL_SUBSYS_NFTABLES | kind,
-            NLM_F_DUMP,
-            self.sequence,
-            &[0; 4],
-        );
+        // struct nfgenmsg: family, version, resource.
+        Request::new(kind, NLM_F_DUMP, self.sequence, &[family, 0, 0, 0])
+    }
+
+    /// Reads the list that the newest request asks for.
+    async fn dump(
+        &mut self,
+        action: &'static str,
+        request: Request,
+        mut each: impl FnMut(&Message),
+    ) -> Result<(), Error> {
         self.asking.send(&request.finish()).map_err(unreadable)?;
-        let mut dump = Dump::new("list the rules of nftables", self.sequence);
+        let mut dump = Dump::new(action, self.sequence);
         loop {
             let datagram = self.asking.receive().await.map_err(unreadable)?;
             if let Some(done) = dump.read(datagram, &mut each) {
-                return done.or_else(no_nftables);
+                return done;
             }
         }
     }
 }
 
-/// A kernel without nftables has no rules of it; any other error is one.
-fn no_nftables(error: Error) -> Result<(), Error> {
+/// Whether the kernel lacks the part of netfilter that was asked.
+fn is_unknown(error: &Error) -> bool {
     let unknown = Some(rustix::io::Errno::INVAL.raw_os_error());
-    match error {
-        Error::Refused { source, .. } if source.raw_os_error() == unknown => Ok(()),
-        error => Err(error),
-    }
+    matches!(error, Error::Refused { source, .. } if source.raw_os_error() == unknown)
 }
 
 /// A rule, and which chain it is of.
@@ -309,14 +371,8 @@ fn iptables() -> Vec<Hook> {
         let listed = std::fs::read_to_string(format!("/proc/thread-self/net/{module}_names"));
         let loaded = || std::fs::read_to_string("/proc/modules");
         let named = tables(module, listed, loaded);
-        hooks.extend(named.into_iter().map(|table| Hook {
-            v4,
-            v6: !v4,
-            name: format!("{program} {table}"),
-            rules: 0,
-            drops: false,
-            read: None,
-        }));
+        let hook = |table| Hook::of_one(v4, format!("{program} {table}"));
+        hooks.extend(named.into_iter().map(hook));
     }
     hooks
 }

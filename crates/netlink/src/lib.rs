@@ -33,7 +33,7 @@
 //! [`change::Changes`] makes and sets up interfaces: pairs for containers, with their addresses and
 //! routes.
 //!
-//! [`firewall::Firewall`] tells which hooks of nftables and iptables see what is forwarded.
+//! [`firewall::Firewall`] tells which hooks of netfilter see what is forwarded.
 //!
 //! `rtnetlink` and `netlink-packet-route` are not used: they know neither next-hop objects nor
 //! per-interface settings (`RTM_NEWNETCONF`), drop a whole message for one attribute they cannot
@@ -47,6 +47,7 @@ mod dump;
 mod error;
 mod far_end;
 pub mod firewall;
+mod hook_function;
 mod message;
 mod mirror;
 pub mod model;

@@ -46,8 +46,8 @@ impl Socket {
         Self::open(NETLINK_GENERIC, &[])
     }
 
-    /// One that asks about nftables.
-    pub fn to_nftables() -> Result<Self, Error> {
+    /// One that asks about netfilter.
+    pub fn to_netfilter() -> Result<Self, Error> {
         Self::open(NETLINK_NETFILTER, &[])
     }
 

@@ -182,8 +182,16 @@ pub const NETCONFA_FORWARDING: u16 = 2;
 pub const NETCONFA_RP_FILTER: u16 = 3;
 pub const NETCONFA_IGNORE_ROUTES_WITH_LINKDOWN: u16 = 6;
 
-// linux/netfilter/nfnetlink.h and nf_tables.h.
+// linux/netfilter.h, netfilter/nfnetlink.h, nfnetlink_hook.h and nf_tables.h.
+pub const NFPROTO_UNSPEC: u8 = 0;
+pub const NFPROTO_IPV4: u8 = 2;
+pub const NFPROTO_IPV6: u8 = 10;
 pub const NFNL_SUBSYS_NFTABLES: u16 = 10 << 8;
+pub const NFNL_SUBSYS_HOOK: u16 = 12 << 8;
+pub const NFNL_MSG_HOOK_GET: u16 = 0;
+pub const NFNLA_HOOK_HOOKNUM: u16 = 1;
+pub const NFNLA_HOOK_FUNCTION_NAME: u16 = 4;
+pub const NFNLA_HOOK_MODULE_NAME: u16 = 5;
 pub const NFNLGRP_NFTABLES: u32 = 7;
 pub const NFT_GETCHAIN: u16 = 4;
 pub const NFT_GETRULE: u16 = 7;

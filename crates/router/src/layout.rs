@@ -422,7 +422,9 @@ impl Counter {
                 "leaves by an interface that is not the router's, or that takes no redirected \
                  frames"
             }
-            Counter::Firewall => "a hook of nftables or iptables sees forwarded packets",
+            Counter::Firewall => {
+                "a hook of netfilter (nftables, iptables, IPVS) sees forwarded packets"
+            }
             Counter::Off => "forwarding is off here, or IPv6 is",
             Counter::Beyond => "the route or the packet needs what the fast path does not do",
             Counter::Asked => {

@@ -51,8 +51,8 @@
 //! **The access list** ([`acl`]) is what may pass of what would be forwarded: from a file, or the
 //! kernel's own where nftables says no more than that.
 //!
-//! **The firewall.** When another hook of nftables or iptables sees forwarded packets of a family,
-//! all of that family are left to the kernel, and [`Report`] says which hook it is.
+//! **The firewall.** When another hook of netfilter sees forwarded packets of a family, all of that
+//! family are left to the kernel, and [`Report`] says which hook it is.
 
 pub mod acl;
 mod acl_in_use;

@@ -169,15 +169,11 @@ impl Service {
             }
             Change::Second => {
                 self.router.beat();
-                // Of the older iptables the kernel tells nobody.
-                let changed = self.hooks.iptables_changed();
-                if changed {
+                let changed = self.hooks.silent_changed().await;
+                if changed || self.hooks_unread {
                     self.read_firewall().await?;
                 }
                 self.read_settings()?;
-                if self.hooks_unread {
-                    self.read_firewall().await?;
-                }
                 self.read_devices().await?;
                 for (ifindex, ip) in self.router.housekeep() {
                     // A neighbour that has gone meanwhile needs no confirmation.

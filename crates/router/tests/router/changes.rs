@@ -268,6 +268,48 @@ fn a_table_of_the_older_iptables_is_found_and_obeyed() {
     });
 }
 
+/// IPVS changes what servers behind it answer, and has no rule.
+#[test]
+fn what_is_at_netfilter_without_a_rule_is_found_and_obeyed() {
+    story("", async |namespace, mut lab| {
+        let mut ours = Ours::start(&SMALL).await;
+        assert!(way(&mut lab, &ours, "203.0.113.7").1);
+        let directs = "ipvsadm -A -t 10.1.0.1:80 && nft list hooks | grep -q ip_vs_out_hook";
+        if !namespace.succeeds(directs).expect("a shell") {
+            println!("skipped: this machine has no ipvsadm, or its kernel lists no functions");
+            return;
+        }
+        ours.until("IPVS", |ours| !way(&mut lab, ours, "203.0.113.7").1)
+            .await;
+        let note = "IPv4 is left to the kernel: function ip_vs_out_hook of ip_vs sees forwarded \
+                    packets";
+        let notes = ours.notes();
+        assert!(notes.iter().any(|one| one == note), "{notes:?}");
+        assert!(
+            way(&mut lab, &ours, "2001:db8:f::7").1,
+            "IPv6 has no service"
+        );
+    });
+}
+
+/// What follows connections for rules of packets to this host sees all packets, and does nothing to
+/// them.
+#[test]
+fn a_firewall_for_this_host_alone_leaves_forwarding_here() {
+    story("", async |namespace, mut lab| {
+        namespace
+            .ok("nft 'add table inet own; add chain inet own input \
+                 { type filter hook input priority 0; }; \
+                 add rule inet own input ct state established accept'")
+            .expect("nft");
+        let ours = Ours::start(&SMALL).await;
+        for dst in ["203.0.113.7", "2001:db8:f::7"] {
+            assert_eq!(way(&mut lab, &ours, dst), (Some(host(2, 2).0), true));
+        }
+        assert_eq!(ours.notes(), Vec::<String>::new());
+    });
+}
+
 #[test]
 fn a_rule_or_a_setting_takes_effect() {
     story("", async |namespace, mut lab| {
