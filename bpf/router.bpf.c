@@ -29,8 +29,10 @@
 
 #define ARP_REQUEST 1
 #define ARP_REPLY 2
+#define ND_FIRST 133  // a router's solicitation
 #define ND_SOLICITATION 135
 #define ND_ADVERTISEMENT 136
+#define ND_LAST 137   // a redirect
 
 // The ARP header's start, with the EtherType in front of it.
 struct arp_start {
@@ -65,11 +67,24 @@ static __noinline __u32 discovery(context *ctx, __u32 l3, __u32 reason)
 	struct ipv6hdr *ip = at(ctx, l3, sizeof(*ip) + 1);
 	__u8 type;
 
-	if (!ip || ip->nexthdr != IPPROTO_ICMPV6 || ip->hop_limit != 255)
+	if (!ip || !may_be_discovery(ip))
 		return reason;
 	type = *(__u8 *)(ip + 1);
 	return type == ND_SOLICITATION ? COUNT_ASKED :
 	       type == ND_ADVERTISEMENT ? COUNT_TOLD : reason;
+}
+
+// Whether it is neighbour discovery: the kernel answers in the place of hosts behind it
+// (proxy_ndp), and what is forwarded has lost the hop limit by which it is believed.
+static __noinline bool is_discovery(context *ctx, __u32 l3)
+{
+	struct ipv6hdr *ip = at(ctx, l3, sizeof(*ip));
+	__u8 *type = at(ctx, l3 + sizeof(*ip), 1);
+
+	if (!ip || !may_be_discovery(ip))
+		return false;
+	// One that is not in view may be any.
+	return !type || (*type >= ND_FIRST && *type <= ND_LAST);
 }
 
 // Whether the program has counted the packet in XDP already: all but those that only tc can send
@@ -663,11 +678,13 @@ static __always_inline int long_way(context *ctx, const struct router_config *co
 	if (refused || !t.hop)
 		return leave(ctx, &t, refused);
 
-	// 4. Nothing that wants an ICMP message: redirect, packet too big.
+	// 4. Nothing that wants an ICMP message: redirect, neighbour discovery, packet too big.
 	if (t.hop->ifindex == t.in->ifindex)
 		return leave(ctx, &t, COUNT_SAME_INTERFACE);
 	if (is_for_other_part(&t))
 		return leave_to_other_part(ctx, &t);
+	if (t.v6 && is_discovery(ctx, t.packet.l3))
+		return leave(ctx, &t, COUNT_BEYOND);
 	if (t.size > hop_mtu(t.hop) && !is_segments(ctx, &t))
 		return leave(ctx, &t, COUNT_TOO_BIG);
 #ifndef BUTTERFLY_TC

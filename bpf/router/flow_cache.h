@@ -166,6 +166,13 @@ static __always_inline bool cache_takes(context *ctx, const struct ethhdr *link,
 #endif
 }
 
+// Whether it may be neighbour discovery (RFC 4861): ICMPv6 of the highest hop limit, which only who
+// is on the link can send. The two lie side by side.
+static __always_inline bool may_be_discovery(const struct ipv6hdr *ip)
+{
+	return *(const __be16 *)&ip->nexthdr == bpf_htons(IPPROTO_ICMPV6 << 8 | 255);
+}
+
 // Forwards a packet whose flow is known and which the full lookup would forward. Less than zero:
 // the full lookup is to decide.
 static __always_inline int cache_forward4(context *ctx, struct ethhdr *link, void *end, __u32 epoch,
@@ -229,7 +236,8 @@ static __always_inline int cache_forward6(context *ctx, struct ethhdr *link, voi
 	size = sizeof(*ip) + bpf_ntohs(ip->payload_len);
 	if (!cache_takes(ctx, link, in, 6) || frame_surplus(ctx, sizeof(*link) + size) != 0)
 		return -1;
-	if (ip->hop_limit <= 1 || ip->nexthdr == IPPROTO_HOPOPTS || is_special6(&ip->saddr))
+	if (ip->hop_limit <= 1 || ip->nexthdr == IPPROTO_HOPOPTS || may_be_discovery(ip) ||
+	    is_special6(&ip->saddr))
 		return -1;
 	return cache_send(ctx, &flows->use, link, in, decided, 1, ip->nexthdr, size, epoch,
 			  flags);

@@ -103,6 +103,11 @@ fn every_packet_of_a_known_flow_is_judged() {
             &six,
             (Counter::Options, hop_by_hop.build()),
         );
+        let asks = to("2001:db8:f::7")
+            .ttl(255)
+            .protocol(58)
+            .payload(&[135, 0, 0, 0, 0, 0, 0, 0]);
+        stays_unknown(&mut lab, &ours, &six, (Counter::Asked, asks.build()));
     });
 }
 

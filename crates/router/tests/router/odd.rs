@@ -88,6 +88,13 @@ fn each_reason_is_counted_by_its_name() {
             (Counter::Malformed, arp(9)),
             (Counter::Asked, discovery(135, "ff02::1:ff00:1")),
             (Counter::Told, discovery(136, "2001:db8:1::1")),
+            // To a host behind us, for which the kernel may answer (proxy_ndp).
+            (Counter::Asked, discovery(135, "2001:db8:2::2")),
+            (Counter::Told, discovery(136, "2001:db8:2::2")),
+            (Counter::Beyond, discovery(133, "2001:db8:2::2")),
+            (Counter::Beyond, discovery(137, "2001:db8:2::2")),
+            (Counter::Forwarded, discovery(132, "2001:db8:2::2")),
+            (Counter::Forwarded, discovery(138, "2001:db8:2::2")),
         ];
         for (expected, frame) in rows {
             let before: Vec<u64> = Counter::ALL
@@ -128,8 +135,8 @@ fn arp(operation: u8) -> Vec<u8> {
     [&[0xff; 6], &from[..], &[8, 6], &header, &addresses].concat()
 }
 
-/// Neighbour discovery of this ICMPv6 type (RFC 4861) from a host in the east; its checksum is the
-/// kernel's to look at.
+/// Neighbour discovery of this ICMPv6 type (RFC 4861), or what is like it, from a host in the east;
+/// its checksum is the kernel's to look at.
 fn discovery(kind: u8, to: &str) -> Vec<u8> {
     let to: std::net::IpAddr = to.parse().expect("an address");
     from("2001:db8:1::2", to)
