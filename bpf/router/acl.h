@@ -701,6 +701,36 @@ __attribute__((noinline)) int acl_is_at_end(context *ctx, __u32 l3)
 	return sum != 0xffff;
 }
 
+#define IP_OPTIONS_MAX 40  // bytes
+
+// Whether options of IPv4 say which way a packet takes. What is to this host goes on by them, where
+// it takes such (accept_source_route): to an address that no rule has seen.
+__attribute__((noinline)) int acl_is_source_routed(context *ctx, __u32 l3)
+{
+	struct iphdr *ip = at(ctx, l3, sizeof(*ip));
+	__u32 offset = sizeof(*ip), end, i;
+
+	if (!ip || ip->version != 4)
+		return false;
+	end = ip->ihl * 4;
+	for (i = 0; i < IP_OPTIONS_MAX && offset < end; i++) {
+		__u8 *option = at(ctx, l3 + offset, 2);
+		__u32 single;
+
+		// One that is not in view may be any.
+		if (!option || option[0] == IPOPT_LSRR || option[0] == IPOPT_SSRR)
+			return true;
+		if (option[0] == IPOPT_END)
+			return false;
+		// A single byte, or as long as it says. No branch: the verifier would go both ways
+		// each time.
+		single = ((option[0] ^ IPOPT_NOOP) - 1u) >> 31;
+		asm volatile("" : "+r"(single));
+		offset += single | (option[1] & (single - 1));
+	}
+	return false;
+}
+
 enum acl_left {
 	ACL_LEAVES = 0,
 	ACL_DROPS = 1,
@@ -746,8 +776,10 @@ __attribute__((noinline)) int acl_drops_left(context *ctx, __u32 l3, __u32 in, _
 {
 	__s64 way = acl_left_way(ctx, l3, in, flags);
 
-	if (way < 0 || acl_judge(ctx, l3, way & ~ACL_REFUSED, flags,
-				 !(way & ACL_REFUSED || flags & ACL_AGAIN)) != ACL_DENY)
+	if (way < 0)
+		return acl_is_source_routed(ctx, l3) ? ACL_DROPS : ACL_LEAVES;
+	if (acl_judge(ctx, l3, way & ~ACL_REFUSED, flags,
+		      !(way & ACL_REFUSED || flags & ACL_AGAIN)) != ACL_DENY)
 		return ACL_LEAVES;
 	return way & ACL_REFUSED ? ACL_DROPS_UNCOUNTED : ACL_DROPS;
 }

@@ -698,6 +698,68 @@ fn nothing_hides_what_is_left_to_the_kernel() {
     }
 }
 
+/// Nor do options that have this host send on what is sent to it, by a way that no rule has seen.
+#[test]
+fn no_source_route_passes_a_list() {
+    let setup = "sysctl -qw net.ipv4.conf.all.accept_source_route=1 \
+                 net.ipv4.conf.east.accept_source_route=1";
+    for modes in [NATIVE, TC] {
+        let cables = Cables { modes, ..PLAIN };
+        story_over(&cables, setup, async move |_, mut lab| {
+            let mut ours = Ours::start_in(modes, &SMALL).await;
+            let mut out = |options: &[u8]| {
+                let frame = to("10.1.0.1").ip_options(options).udp(1, 8).build();
+                lab.east.send(&frame);
+                (lab.east.receive().len(), lab.west.receive().len())
+            };
+            let routes = [
+                [131, 7, 4, 203, 0, 113, 7, 0],
+                [137, 7, 4, 10, 2, 0, 2, 0],
+                [1, 131, 7, 4, 203, 0, 113, 7],
+            ];
+            for options in &routes {
+                assert_eq!(out(options), (0, 1), "the kernel: {options:?}");
+            }
+            let list = List::parse("default allow\ndeny proto udp to any port 9");
+            let list = list.expect("a list");
+            ours.service.router.set_acl(Some(list)).expect("it fits");
+            for options in &routes {
+                assert_eq!(out(options), (0, 0), "{options:?}");
+            }
+            assert_eq!(ours.count(Counter::Denied), 3);
+            // Others, to this host: answered that nobody is there. A record of the way, with room
+            // for one address.
+            assert_eq!(out(&[7, 7, 4, 131, 137, 131, 137, 0]), (1, 0));
+            assert_eq!(out(&[1, 1, 1, 0]), (1, 0));
+            assert_eq!(ours.count(Counter::Denied), 3);
+        });
+    }
+}
+
+/// Nor a header in front of the protocol that a policy rule asks for, by which the kernel takes
+/// another way.
+#[test]
+fn a_policy_rule_s_way_is_judged_behind_extension_headers() {
+    let setup = "ip -6 rule add pref 100 ipproto udp table 77
+        ip -6 route add 2001:db8:f::/48 via 2001:db8:1::3 table 77";
+    for modes in [NATIVE, TC] {
+        let cables = Cables { modes, ..PLAIN };
+        story_over(&cables, setup, async move |_, mut lab| {
+            let mut ours = Ours::start_in(modes, &SMALL).await;
+            let packet = to("2001:db8:f::7").extension(60, &[0; 6]).udp(1, 8);
+            let mut out = || {
+                lab.east.send(&packet.build());
+                (lab.east.receive().len(), lab.west.receive().len())
+            };
+            assert_eq!(out(), (1, 0), "the kernel");
+            let list = List::parse("default allow\ndeny out east").expect("a list");
+            ours.service.router.set_acl(Some(list)).expect("it fits");
+            assert_eq!(out(), (0, 0));
+            assert_eq!(ours.count(Counter::Denied), 1);
+        });
+    }
+}
+
 /// What a stranger has told of a way's MTU, and the smallest MTU of any route, which is compared
 /// where the kernel looks up, let nothing pass: the kernel goes by neither when it forwards. What
 /// is too big and denied gets no answer.
