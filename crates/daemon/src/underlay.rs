@@ -88,6 +88,8 @@ pub struct NextHopTask {
     called: Arc<Notify>,
     /// When all next hops were found last.
     renewed: Instant,
+    /// When what tells of itself to nobody was looked at last.
+    looked: Instant,
     groups: Groups,
     /// Hosts with more next hops than the workers take.
     crowded: BTreeSet<IpAddr>,
@@ -127,6 +129,7 @@ impl NextHopTask {
             probed: BTreeMap::new(),
             called,
             renewed: Instant::now(),
+            looked: Instant::now(),
             groups: Groups::default(),
             crowded: BTreeSet::new(),
             published: None,
@@ -224,7 +227,8 @@ impl NextHopTask {
                         return Some(false);
                     }
                 }
-                () = tokio::time::sleep(LOOK) => {
+                () = tokio::time::sleep_until((self.looked + LOOK).into()) => {
+                    self.looked = Instant::now();
                     if self.take_wanted() | self.on_tap_moved() | self.somebody_waits() {
                         return Some(false);
                     }

@@ -17,6 +17,7 @@ use netlink::{Kinds, Mirror};
 use sys::handed::Items;
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::time::{Instant, sleep_until};
 use uplink::layout::Counters;
 use uplink::{Engine, Fact, Options, Ports, Station, UplinkSettings};
 use xdp::Interfaces;
@@ -246,6 +247,7 @@ async fn follow(
     told: Arc<watch::Sender<Arc<[Fact]>>>,
     losses: Arc<Losses>,
 ) {
+    let mut looked = Instant::now();
     loop {
         let (engine_now, told_now, snapshot) = (engine.clone(), told.clone(), kernel.snapshot());
         let losses_now = losses.clone();
@@ -266,7 +268,7 @@ async fn follow(
                 engine.look()
             })
         };
-        if !something_to_do(&engine, &mut kernel, &mut broken, look).await {
+        if !something_to_do(&engine, &mut kernel, &mut broken, &mut looked, look).await {
             return;
         }
     }
@@ -280,11 +282,13 @@ fn publish(told: &watch::Sender<Arc<[Fact]>>, facts: Arc<[Fact]>) {
     });
 }
 
-/// Waits for it. False when the kernel is not followed any more.
+/// Waits for it. False when the kernel is not followed any more. However much happens to the kernel
+/// meanwhile, there is a look some time after `looked`, the time of the last one.
 async fn something_to_do(
     engine: &Arc<Mutex<Engine>>,
     kernel: &mut netlink::Watch,
     broken: &mut Broken,
+    looked: &mut Instant,
     look: impl Fn() -> JoinHandle<bool>,
 ) -> bool {
     loop {
@@ -301,8 +305,10 @@ async fn something_to_do(
                 lock(engine).broke(number, &why);
                 return true;
             }
-            () = tokio::time::sleep(LOOK) => {
-                if look().await.unwrap_or(false) {
+            () = sleep_until(*looked + LOOK) => {
+                let found = look().await.unwrap_or(false);
+                *looked = Instant::now();
+                if found {
                     return true;
                 }
             }

@@ -381,6 +381,36 @@ async fn the_original_s_command_line_starts() {
     assert!(log.contains("uplink 'eth0' is joined"), "{log}");
 }
 
+/// What changes without a message is seen all the same where anybody on the wire has the kernel's
+/// neighbours change all the time.
+#[tokio::test]
+async fn an_uplink_s_queues_are_followed_while_neighbours_change() {
+    let namespace = Namespace::new().unwrap();
+    let of_two = "numrxqueues 2 numtxqueues 2";
+    namespace
+        .ok(&format!(
+            "ip link add eth0 {of_two} type veth peer name far0 {of_two} && \
+             ethtool -L eth0 rx 1 tx 1 && ethtool -L far0 rx 1 tx 1 && \
+             ip link set eth0 up && ip link set far0 up && ip addr add 192.168.0.1/24 dev eth0"
+        ))
+        .unwrap();
+    let daemon = namespace
+        .inside(|| Daemon::start(&["-i", "192.168.0.1"]))
+        .unwrap();
+    assert!(daemon.log().contains("1 queue(s)"), "{}", daemon.log());
+    namespace.ok("ethtool -L eth0 rx 2 tx 1").unwrap();
+    let mut changes = 0u8;
+    wait_for("the second queue to be seen", PATIENCE, || {
+        changes = changes.wrapping_add(1);
+        namespace.ok(&format!(
+            "ip neigh replace 192.168.0.9 lladdr 02:00:00:00:00:{changes:02x} dev eth0 nud stale"
+        ))?;
+        let seen = daemon.log().contains("it has 2 queue(s) now and not 1");
+        Ok(seen.then_some(()))
+    })
+    .unwrap();
+}
+
 /// The original's command lines, from its samples and tests, each in a namespace with two
 /// interfaces: which uplinks are joined, and what is logged.
 #[tokio::test]
