@@ -84,6 +84,8 @@ pub struct Engine {
     names: Vec<String>,
     active: BTreeMap<u32, Active>,
     endpoints: Vec<(IpAddr, u16)>,
+    /// Why the program does not know them.
+    untold: Option<String>,
     reserved: Reserved,
     /// We, on a TAP device.
     station: Arc<Station>,
@@ -94,7 +96,6 @@ pub struct Engine {
     found: bool,
     facts: Vec<Fact>,
     homeless: Vec<IpAddr>,
-    looks: u32,
     stopped: bool,
     /// Another process is to go on.
     still: bool,
@@ -126,11 +127,11 @@ impl Engine {
             active: BTreeMap::new(),
             dpdk: None,
             endpoints: Vec::new(),
+            untold: None,
             reserved: Reserved::new(options.port),
             facts: Vec::new(),
             found: false,
             homeless: Vec::new(),
-            looks: 0,
             stopped: false,
             still: false,
             missed: false,
@@ -166,7 +167,7 @@ impl Engine {
         let plan = plan(&self.settings, kernel);
         self.reserved
             .follow(plan.endpoints.iter().map(|(ip, _)| *ip));
-        if plan.endpoints != self.endpoints {
+        if plan.endpoints != self.endpoints || self.untold.is_some() {
             self.endpoints.clone_from(&plan.endpoints);
             self.set_endpoints();
         }
@@ -223,7 +224,6 @@ impl Engine {
         if self.still {
             return false;
         }
-        self.looks += 1;
         let mut stale = self.missed;
         for (number, active) in &mut self.active {
             let name = self.names.get(*number as usize).map_or("", String::as_str);
@@ -237,12 +237,7 @@ impl Engine {
                         stale = true;
                     }
                 }
-                Mode::Packet { .. }
-                    if !self.options.packet && self.looks.is_multiple_of(RETRY_LOOKS) =>
-                {
-                    active.retry = true;
-                    stale = true;
-                }
+                Mode::Packet { .. } if !self.options.packet => stale |= active.retry.look(),
                 Mode::Dpdk { .. } => {
                     if let Some(why) = self.dpdk.as_ref().and_then(|dpdk| dpdk.look()) {
                         active.broken.get_or_insert(why);
@@ -256,7 +251,7 @@ impl Engine {
             .facts
             .iter()
             .any(|fact| !fact.joined && fact.ifindex != 0);
-        stale || unjoined || !self.reserved.has_all()
+        stale || unjoined || self.untold.is_some() || !self.reserved.has_all()
     }
 
     /// Our station on the TAP device: whoever looks for next hops asks it for neighbours.
@@ -349,17 +344,21 @@ impl Engine {
         }
     }
 
-    fn set_endpoints(&self) {
-        if let Some(Ok(program)) = &self.program
-            && let Err(error) = program.set_endpoints(&self.endpoints)
+    fn set_endpoints(&mut self) {
+        let Some(Ok(program)) = &self.program else {
+            return;
+        };
+        let error = program.set_endpoints(&self.endpoints).err();
+        let untold = error.map(|error| format!("the program does not know our addresses: {error}"));
+        if let Some(why) = untold
+            .as_ref()
+            .filter(|why| self.untold.as_ref() != Some(why))
         {
-            tracing::error!("the uplink's program does not know our addresses: {error}");
+            tracing::error!("uplinks: {why}");
         }
+        self.untold = untold;
     }
 }
-
-/// A better mode is tried so often: every so many looks.
-const RETRY_LOOKS: u32 = 5;
 
 /// The data plane has room for fewer than the program.
 const UPLINKS_USED: usize = if UPLINKS < 16 { UPLINKS as usize } else { 16 };

@@ -11,7 +11,7 @@ use xdp::Tags;
 
 use super::{Engine, lock};
 use crate::facts::Fact;
-use crate::interface::{self, JoinRequest, Joined, Mode, Sockets};
+use crate::interface::{self, JoinError, JoinRequest, Joined, Mode, Sockets};
 use crate::plan::Wanted;
 
 /// An interface that is joined.
@@ -27,8 +27,8 @@ pub(super) struct Active {
     packets: Packets,
     /// Held while an address of ours is in a VLAN: its tags are left where XDP sees them.
     tags: Option<Arc<Tags>>,
-    /// A better mode is to be tried.
-    pub retry: bool,
+    /// When a better mode is tried.
+    pub retry: Retry,
     /// A port of it has broken.
     pub broken: Option<String>,
 }
@@ -73,7 +73,7 @@ impl Engine {
             None => self.join(number, wanted, link),
             Some(active) => {
                 active.link.change(link.mtu, up);
-                match std::mem::take(&mut active.retry) && !self.handed.is_apart() {
+                match active.retry.take(link.mtu) && !self.handed.is_apart() {
                     true => self.improve(number, wanted, link),
                     false => Ok(()),
                 }
@@ -90,13 +90,13 @@ impl Engine {
             fact.why = why;
             return fact;
         }
-        let remark = self.keep_tags(number, wanted).err();
+        let remarks = [self.keep_tags(number, wanted).err(), self.untold_on(number)];
         if let Some(active) = self.active.get(&number) {
             fact.joined = true;
             fact.of_kernel = matches!(active.mode, Mode::Xdp { .. } | Mode::Packet { .. });
             fact.mode = active.mode.to_string();
             fact.why = active.mode.why().to_owned();
-            if let Some(remark) = remark {
+            for remark in remarks.into_iter().flatten() {
                 let known = |known: &Fact| known.number == number && known.why.contains(&remark);
                 if !self.facts.iter().any(known) {
                     tracing::warn!("uplink '{}': {remark}", wanted.name);
@@ -129,6 +129,13 @@ impl Engine {
             active.tags = Some(kept.map_err(|refused| refused.to_string())?);
         }
         Ok(())
+    }
+
+    /// Why packets to our addresses do not come by an uplink's program.
+    fn untold_on(&self, number: u32) -> Option<String> {
+        let active = self.active.get(&number)?;
+        let by_program = matches!(active.mode, Mode::Xdp { .. });
+        self.untold.clone().filter(|_| by_program)
     }
 
     /// What a packet socket is for: of one family, where all our addresses are of that and in no
@@ -210,7 +217,17 @@ impl Engine {
             return Ok(());
         };
         let joined = interface::join_xdp(program, &mut lock(&self.interfaces), &request);
-        let Ok(joined) = joined else { return Ok(()) };
+        let joined = match joined {
+            Ok(joined) => joined,
+            Err(error) => {
+                // To attach a program and to detach it may cost a NIC packets.
+                let attached = !matches!(error, JoinError::Attach(_));
+                if let Some(active) = self.active.get_mut(&number) {
+                    active.retry.failed(attached.then_some(link.mtu));
+                }
+                return Ok(());
+            }
+        };
         self.leave(number, "XDP is possible now");
         self.install(number, wanted.only_generic, &request, joined)
     }
@@ -267,7 +284,7 @@ impl Engine {
             packet,
             packets: request.packets,
             tags: None,
-            retry: false,
+            retry: Retry::default(),
             broken: None,
             mode,
         };
@@ -324,6 +341,58 @@ impl Engine {
     }
 }
 
+/// Between two tries of a better mode there are so many looks, and where sockets are refused so many
+/// at the most.
+const RETRY_LOOKS: u32 = 5;
+const RETRY_LOOKS_MAX: u32 = 300;
+
+/// When a better mode is tried again. Where a program can be attached and sockets are refused the
+/// pause is twice as long each time, until the MTU is another.
+pub(super) struct Retry {
+    due: bool,
+    /// Looks until it is due.
+    left: u32,
+    pause: u32,
+    /// Sockets are refused with this MTU.
+    refused: Option<u32>,
+}
+
+impl Default for Retry {
+    fn default() -> Retry {
+        Retry {
+            due: false,
+            left: RETRY_LOOKS,
+            pause: RETRY_LOOKS,
+            refused: None,
+        }
+    }
+}
+
+impl Retry {
+    /// A look: true when it is due.
+    pub(super) fn look(&mut self) -> bool {
+        self.left = self.left.saturating_sub(1);
+        self.due |= self.left == 0;
+        self.due
+    }
+
+    /// True when it is to be tried now, with this MTU.
+    fn take(&mut self, mtu: u32) -> bool {
+        let is_another = self.refused.is_some_and(|refused| refused != mtu);
+        std::mem::take(&mut self.due) || is_another
+    }
+
+    /// It was tried in vain; with this MTU sockets were refused, if a program could be attached.
+    fn failed(&mut self, refused: Option<u32>) {
+        self.pause = match refused.is_some() && refused == self.refused {
+            true => RETRY_LOOKS_MAX.min(2 * self.pause),
+            false => RETRY_LOOKS,
+        };
+        self.left = self.pause;
+        self.refused = refused;
+    }
+}
+
 /// Why there is no XDP, where the operator has said so.
 const ASKED: &str = "--uplink-mode packet";
 
@@ -345,5 +414,37 @@ impl Active {
             return Some("its packet socket is to be for other packets".to_owned());
         }
         self.broken.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Looks until it is due.
+    fn wait(retry: &mut Retry) -> u32 {
+        (1..).find(|_| retry.look()).unwrap_or(0)
+    }
+
+    #[test]
+    fn where_sockets_are_refused_a_program_is_attached_less_and_less_often() {
+        let mut retry = Retry::default();
+        let mut waits = Vec::new();
+        for _ in 0..9 {
+            waits.push(wait(&mut retry));
+            assert!(retry.take(9000) && !retry.take(9000));
+            retry.failed(Some(9000));
+        }
+        assert_eq!(waits, [5, 5, 10, 20, 40, 80, 160, 300, 300]);
+        // Another MTU may do, at once and as often as at first.
+        assert!(retry.take(1500));
+        retry.failed(Some(1500));
+        assert_eq!(wait(&mut retry), 5);
+        // What is in the way of a program costs nobody anything.
+        for _ in 0..3 {
+            assert!(retry.take(1500));
+            retry.failed(None);
+            assert_eq!(wait(&mut retry), 5);
+        }
     }
 }
