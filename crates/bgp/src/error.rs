@@ -29,6 +29,14 @@ pub enum Error {
         /// Why.
         source: std::io::Error,
     },
+    /// Whether there is a user for BIRD cannot be told.
+    #[error("the user {user} cannot be looked up: {source}")]
+    User {
+        /// Whom.
+        user: &'static str,
+        /// Why.
+        source: std::io::Error,
+    },
     /// BIRD does not take what we wrote.
     #[error("BIRD refuses its configuration: {0}")]
     Refused(String),

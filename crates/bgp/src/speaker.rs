@@ -1,9 +1,9 @@
 //! BIRD as our child: started, told, ended; or handed to the next process, and gone on with there.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Read};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, chown};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -13,7 +13,7 @@ use std::time::Duration;
 use nix::unistd::User;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use rustix::thread::{CapabilitySet, capabilities};
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 
@@ -33,6 +33,10 @@ const CAPABILITIES: &str = "net_admin,+net_bind_service,+net_raw";
 /// is what the shell may not signal, since it is another user.
 const ATTENDED: &str =
     r#""$@" </dev/null 2>&1 & exec >/dev/null; read -r end; kill -TERM $! && wait $!"#;
+
+/// The longest line of BIRD's that is told as a whole, and the longest answer. It hears strangers.
+const LINE_MAX: u64 = 64 << 10;
+const ANSWER_MAX: u64 = 16 << 20;
 
 /// What ties BIRD to the process that tells it what to announce, as descriptors: whoever has them
 /// can [go on](Speaker::adopt) with it.
@@ -61,10 +65,10 @@ impl Speaker {
     /// # Errors
     /// There is no BIRD, it refuses the configuration, or does not answer.
     pub async fn start(settings: Settings, folder: &Path) -> Result<Speaker, Error> {
-        let owner = owner();
+        let owner = owner().await?;
         prepare(folder, owner.as_ref())?;
-        write(&settings, folder, owner.as_ref(), &Routes::new())?;
-        check(&settings, folder)?;
+        write(&settings, folder, &Routes::new())?;
+        check(&settings, folder).await?;
         let failed = |source| program(&settings, source);
         let mut child = command(&settings, folder, owner.as_ref())
             .spawn()
@@ -133,7 +137,7 @@ impl Speaker {
     /// # Errors
     /// The configuration cannot be written, or BIRD does not take it.
     pub async fn announce(&self, routes: &Routes) -> Result<(), Error> {
-        write(&self.settings, &self.folder, owner().as_ref(), routes)?;
+        write(&self.settings, &self.folder, routes)?;
         self.ask("configure").await.map(drop)
     }
 
@@ -213,7 +217,8 @@ impl Speaker {
         let talk = async {
             let mut stream = UnixStream::connect(self.folder.join("control")).await?;
             let (reader, mut writer) = stream.split();
-            let mut lines = tokio::io::BufReader::new(reader).lines();
+            let reader = tokio::io::BufReader::new(reader.take(ANSWER_MAX));
+            let mut lines = reader.lines();
             answer(&mut lines).await?;
             writer.write_all(format!("{command}\n").as_bytes()).await?;
             answer(&mut lines).await
@@ -254,8 +259,9 @@ async fn answer<R: tokio::io::AsyncBufRead + Unpin>(
 }
 
 /// The user that BIRD is, if there is one and we may become it. A service manager may have left us
-/// too little for that; then BIRD has no more than we have.
-fn owner() -> Option<User> {
+/// too little for that; then BIRD has no more than we have. To be asked once: the host's directory
+/// of users may be far away.
+async fn owner() -> Result<Option<User>, Error> {
     let needed = CapabilitySet::SETUID
         | CapabilitySet::SETGID
         | CapabilitySet::SETPCAP
@@ -263,8 +269,15 @@ fn owner() -> Option<User> {
         | CapabilitySet::NET_ADMIN
         | CapabilitySet::NET_BIND_SERVICE
         | CapabilitySet::NET_RAW;
-    let may = capabilities(None).is_ok_and(|sets| sets.permitted.contains(needed));
-    User::from_name(USER).ok().flatten().filter(|_| may)
+    if !capabilities(None).is_ok_and(|sets| sets.permitted.contains(needed)) {
+        return Ok(None);
+    }
+    let found = tokio::task::spawn_blocking(|| User::from_name(USER));
+    let found = match tokio::time::timeout(PATIENCE, found).await {
+        Ok(found) => found.map_err(io::Error::other).and_then(|found| Ok(found?)),
+        Err(_) => Err(io::ErrorKind::TimedOut.into()),
+    };
+    found.map_err(|source| Error::User { user: USER, source })
 }
 
 fn prepare(folder: &Path, owner: Option<&User>) -> Result<(), Error> {
@@ -290,13 +303,9 @@ fn give(path: &Path, owner: Option<&User>) -> io::Result<()> {
     }
 }
 
-/// Writes the configuration beside the old one and puts it in its place: BIRD never reads half.
-fn write(
-    settings: &Settings,
-    folder: &Path,
-    owner: Option<&User>,
-    routes: &Routes,
-) -> Result<(), Error> {
+/// Writes the configuration beside the old one and puts it in its place: BIRD never reads half. It
+/// is whose the folder is.
+fn write(settings: &Settings, folder: &Path, routes: &Routes) -> Result<(), Error> {
     let (path, new) = (folder.join("conf"), folder.join("conf.new"));
     let put = || {
         // BIRD may write here: what it has put in our way is not followed.
@@ -310,9 +319,9 @@ fn write(
             .mode(0o600)
             .open(&new)?;
         io::Write::write_all(&mut file, configuration(settings, routes).as_bytes())?;
-        if let Some(user) = owner {
-            let (user, group) = (user.uid.as_raw(), user.gid.as_raw());
-            std::os::unix::fs::fchown(&file, Some(user), Some(group))?;
+        let of = std::fs::metadata(folder)?;
+        if of.uid() != file.metadata()?.uid() {
+            std::os::unix::fs::fchown(&file, Some(of.uid()), Some(of.gid()))?;
         }
         std::fs::rename(&new, &path)
     };
@@ -323,15 +332,15 @@ fn write(
 }
 
 /// Has BIRD read its configuration without running.
-fn check(settings: &Settings, folder: &Path) -> Result<(), Error> {
-    let mut bird = Command::new(&settings.bird);
-    let output = bird
-        .arg("-p")
-        .arg("-c")
-        .arg(folder.join("conf"))
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|source| program(settings, source))?;
+async fn check(settings: &Settings, folder: &Path) -> Result<(), Error> {
+    let mut bird = tokio::process::Command::new(&settings.bird);
+    bird.arg("-p").arg("-c").arg(folder.join("conf"));
+    bird.stdin(Stdio::null()).kill_on_drop(true);
+    let output = match tokio::time::timeout(PATIENCE, bird.output()).await {
+        Ok(output) => output,
+        Err(_) => Err(io::ErrorKind::TimedOut.into()),
+    };
+    let output = output.map_err(|source| program(settings, source))?;
     match output.status.success() {
         true => Ok(()),
         false => Err(Error::Refused(
@@ -395,7 +404,8 @@ fn attend(
 /// their words in what BIRD says (RFC 9003).
 fn hear(mut output: impl BufRead, mut told: impl FnMut(&str)) {
     let mut line = Vec::new();
-    while output.read_until(b'\n', &mut line).is_ok_and(|len| len > 0) {
+    let mut next = |line: &mut Vec<u8>| (&mut output).take(LINE_MAX).read_until(b'\n', line);
+    while next(&mut line).is_ok_and(|len| len > 0) {
         told(String::from_utf8_lossy(&line).trim_end_matches(['\r', '\n']));
         line.clear();
     }
@@ -418,6 +428,37 @@ mod tests {
             "to the end",
         ];
         assert_eq!(heard, lines);
+    }
+
+    #[test]
+    fn a_line_without_an_end_is_told_in_pieces() {
+        let said = vec![b'x'; LINE_MAX as usize + 7];
+        let mut heard = Vec::new();
+        hear(&said[..], |line| heard.push(line.len()));
+        assert_eq!(heard, [LINE_MAX as usize, 7]);
+    }
+
+    /// Another program in BIRD's place.
+    #[tokio::test(start_paused = true)]
+    async fn a_bird_that_hangs_is_not_waited_for() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let program = dir.path().join("bird");
+        std::fs::write(&program, "#!/bin/sh\nexec sleep 600\n").expect("it is written");
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(&program, mode).expect("it is a program");
+        let settings = Settings {
+            bird: program.display().to_string(),
+            ..settings(17981)
+        };
+        let why = loop {
+            let error = check(&settings, dir.path()).await.expect_err("it hangs");
+            // A child of another test's may have it open for writing until it is another program.
+            match error.to_string() {
+                busy if busy.contains("busy") => {}
+                why => break why,
+            }
+        };
+        assert!(why.contains("timed out"), "{why}");
     }
 
     /// Field of /proc/PID/status.
@@ -463,7 +504,7 @@ mod tests {
         let speaker = Speaker::start(settings, &folder).await.expect("BIRD runs");
         let pid = pid(&folder).await;
         assert_eq!(status(pid, "NoNewPrivs:").as_deref(), Some("1"));
-        if let Some(user) = owner() {
+        if let Some(user) = owner().await.expect("it is known") {
             let (uid, own) = (status(pid, "Uid:").expect("it runs"), user.uid.to_string());
             assert!(uid.split_whitespace().all(|one| one == own), "{uid}");
             // CAP_NET_BIND_SERVICE, CAP_NET_ADMIN, CAP_NET_RAW.

@@ -341,7 +341,7 @@ impl Engine {
     }
 }
 
-/// Between two tries of a better mode there are so many looks, and where sockets are refused so many
+/// Between two tries of a better mode are so many looks, and where sockets are refused so many
 /// at the most.
 const RETRY_LOOKS: u32 = 5;
 const RETRY_LOOKS_MAX: u32 = 300;
