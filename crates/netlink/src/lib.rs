@@ -14,8 +14,9 @@
 //!    was kept is applied again on top. Every change says what a thing now *is*, so applying one
 //!    twice, or one that the dump has seen already, ends in the same state as the kernel's. A dump
 //!    that the kernel calls inconsistent (`NLM_F_DUMP_INTR`) is asked for again.
-//! 3. **Doubt.** Some changes the kernel makes without a word: routes of IPv4 go with their
-//!    interface, their source address or their next-hop object. What can cause that, a deletion of
+//! 3. **Doubt.** Some changes the kernel makes without a word: routes go with their interface,
+//!    their source address or their next-hop object, next-hop objects with their interface or its
+//!    carrier, and from the groups they are in. What can cause that, a deletion of
 //!    something unknown, and a socket that overflowed (`ENOBUFS`) start a dump of what is in doubt;
 //!    readers that must not be wrong meanwhile look at the link and the address too, which are told
 //!    at once.

@@ -57,16 +57,17 @@ impl Tables {
         match message.kind {
             RTM_NEWLINK => {
                 let link = decode::link(message)?;
-                let before = now.links.get(&link.index).cloned();
-                if before.as_ref().is_some_and(|before| before.up) && !link.up {
-                    self.doubt_routes();
+                let state = |link: &Link| (link.up, link.carrier, link.master);
+                let before = now.links.get(&link.index);
+                if before.is_some_and(|before| state(before) != state(&link)) {
+                    self.doubt_ways();
                 }
                 put(&mut self.now.links, link.index, Arc::new(link)).then_some(Kinds::LINKS)
             }
             RTM_DELLINK => {
                 let link = decode::link(message)?;
                 now.links.remove(&link.index)?;
-                self.doubt_routes();
+                self.doubt_ways();
                 Some(Kinds::LINKS)
             }
             RTM_NEWADDR => {
@@ -95,7 +96,7 @@ impl Tables {
             RTM_DELNEXTHOP => {
                 let object = decode::nexthop(message)?;
                 now.nexthops.remove(&object.id)?;
-                self.doubt_routes();
+                self.doubt_ways();
                 Some(Kinds::NEXTHOPS)
             }
             RTM_NEWRULE => {
@@ -142,9 +143,15 @@ impl Tables {
         }
     }
 
-    fn doubt_routes(&mut self) {
-        self.doubt
-            .extend([What::Routes(Family::V4), What::Routes(Family::V6)]);
+    /// Routes and next-hop objects go with their interface when it goes down or to a VRF, objects
+    /// with its carrier too, and routes with their object. When it is up again, all that was to go
+    /// has gone.
+    fn doubt_ways(&mut self) {
+        self.doubt.extend([
+            What::NextHops,
+            What::Routes(Family::V4),
+            What::Routes(Family::V6),
+        ]);
     }
 
     /// A new route among those of its key, where the kernel puts it.
@@ -339,6 +346,40 @@ mod tests {
         for message in messages(&bytes) {
             assert_eq!(tables.apply(&message), Kinds::ROUTES);
         }
+    }
+
+    /// Takes in that interface 7 has these IFF_* flags now, and says what is in doubt after that.
+    fn doubt_after(tables: &mut Tables, kind: u16, flags: u32) -> BTreeSet<What> {
+        let mut fixed = [0; 16];
+        fixed[4..8].copy_from_slice(&7u32.to_ne_bytes());
+        fixed[8..12].copy_from_slice(&flags.to_ne_bytes());
+        apply(tables, &Request::new(kind, 0, 1, &fixed).finish());
+        std::mem::take(&mut tables.doubt)
+    }
+
+    fn apply(tables: &mut Tables, bytes: &[u8]) {
+        for message in messages(bytes) {
+            tables.apply(&message);
+        }
+    }
+
+    #[test]
+    fn routes_and_objects_are_doubted_with_the_state_of_an_interface() {
+        const CARRIER: u32 = IFF_UP | IFF_LOWER_UP;
+        let ways = BTreeSet::from([
+            What::NextHops,
+            What::Routes(Family::V4),
+            What::Routes(Family::V6),
+        ]);
+        let mut tables = Tables::default();
+        let mut told = |kind, flags| doubt_after(&mut tables, kind, flags);
+        assert_eq!(told(RTM_NEWLINK, CARRIER), BTreeSet::new(), "it is new");
+        assert_eq!(told(RTM_NEWLINK, IFF_UP), ways, "the carrier is lost");
+        assert_eq!(told(RTM_NEWLINK, CARRIER), ways, "the carrier is back");
+        assert_eq!(told(RTM_NEWLINK, CARRIER | IFF_NOARP), BTreeSet::new());
+        assert_eq!(told(RTM_NEWLINK, 0), ways, "down");
+        assert_eq!(told(RTM_NEWLINK, CARRIER), ways, "up");
+        assert_eq!(told(RTM_DELLINK, CARRIER), ways, "gone");
     }
 
     #[test]
