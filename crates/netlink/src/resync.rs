@@ -153,10 +153,13 @@ impl Resync {
             _ => {}
         }
         self.sequence = self.sequence.wrapping_add(1);
-        // Entries of a torn dump that are gone by now are caught by the groups: their deletion is
-        // in `buffered`.
-        if !std::mem::take(&mut self.interrupted) {
-            self.left.pop();
+        // A torn dump begins anew, without what it said: that may be twice, or in another order.
+        let torn = std::mem::take(&mut self.interrupted);
+        match self.left.last() {
+            Some(what) if torn => {
+                self.fresh.replace(*what, &Tables::default());
+            }
+            _ => drop(self.left.pop()),
         }
         if self.left.is_empty() {
             return Ok(true);
@@ -185,6 +188,29 @@ impl Resync {
 mod tests {
     use super::*;
     use crate::uapi::{NLMSG_DONE, NLMSG_ERROR};
+
+    /// A datagram with the answer's number: rule 100, and the end of the dump, torn or not.
+    fn told_rule(sequence: u32, flags: u16) -> Vec<u8> {
+        let (to_table, main) = (1, RT_TABLE_MAIN);
+        let fixed = [Family::V4.code(), 0, 0, 0, main, 0, 0, to_table, 0, 0, 0, 0];
+        let rule = Request::new(RTM_NEWRULE, flags, sequence, &fixed)
+            .with(FRA_PRIORITY, &100u32.to_ne_bytes());
+        let end = Request::new(NLMSG_DONE, flags, sequence, &[0; 4]);
+        [rule.finish(), end.finish()].concat()
+    }
+
+    #[tokio::test]
+    async fn what_a_torn_dump_said_is_forgotten() {
+        let socket = Socket::new().unwrap();
+        let rules = BTreeSet::from([What::Rules(Family::V4)]);
+        let fresh = Tables::default().for_dump();
+        let mut resync = Resync::start(&socket, rules, 7, fresh).unwrap();
+        let torn = told_rule(7, NLM_F_DUMP_INTR);
+        assert!(!resync.take(&socket, &torn).unwrap());
+        assert!(resync.fresh.now.rules.is_empty(), "asked again");
+        assert!(resync.take(&socket, &told_rule(8, 0)).unwrap());
+        assert_eq!(resync.fresh.now.rules.len(), 1);
+    }
 
     #[tokio::test]
     async fn a_dump_that_the_kernel_could_not_finish_is_an_error() {

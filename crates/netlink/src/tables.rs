@@ -20,6 +20,8 @@ const SWEEP_AT: usize = 4096;
 pub struct Tables {
     pub now: Snapshot,
     sets: RouteSets,
+    /// They are filled by a dump, which lists things in the kernel's order.
+    listed: bool,
     /// What the kernel may have changed without saying so.
     pub doubt: BTreeSet<What>,
 }
@@ -174,7 +176,7 @@ impl Tables {
             routes[at] = route;
         } else if flags & NLM_F_REPLACE != 0 {
             routes[0] = route;
-        } else if flags & NLM_F_APPEND != 0 || key.dst.addr().is_ipv6() {
+        } else if self.listed || flags & NLM_F_APPEND != 0 || key.dst.addr().is_ipv6() {
             routes.push(route);
         } else {
             routes.insert(0, route);
@@ -212,6 +214,7 @@ impl Tables {
     pub fn for_dump(&self) -> Tables {
         Tables {
             sets: self.sets.clone(),
+            listed: true,
             ..Tables::default()
         }
     }
@@ -322,30 +325,26 @@ mod tests {
     use super::*;
     use crate::message::{Request, messages};
 
-    /// Takes in that `to`/32 goes by 192.0.2.1.
-    fn add_route(tables: &mut Tables, to: &str) {
-        let (family, static_route, global, unicast) = (2, 4, 0, 1);
-        let fixed = [
-            family,
-            32,
-            0,
-            0,
-            254,
-            static_route,
-            global,
-            unicast,
-            0,
-            0,
-            0,
-            0,
-        ];
-        let bytes = Request::new(RTM_NEWROUTE, 0, 1, &fixed)
+    fn apply(tables: &mut Tables, bytes: &[u8]) -> Kinds {
+        let all: Vec<Kinds> = messages(bytes).map(|one| tables.apply(&one)).collect();
+        assert_eq!(all.len(), 1);
+        all[0]
+    }
+
+    /// Says that `to`/32 goes by `via`.
+    fn told_route(to: &str, via: &str, flags: u16) -> Vec<u8> {
+        let (family, main) = (Family::V4.code(), RT_TABLE_MAIN);
+        let (protocol, scope, kind) = (RTPROT_STATIC, RT_SCOPE_UNIVERSE, RTN_UNICAST);
+        let fixed = [family, 32, 0, 0, main, protocol, scope, kind, 0, 0, 0, 0];
+        Request::new(RTM_NEWROUTE, flags, 1, &fixed)
             .with_ip(RTA_DST, to.parse().expect("an address"))
-            .with_ip(RTA_GATEWAY, "192.0.2.1".parse().expect("an address"))
-            .finish();
-        for message in messages(&bytes) {
-            assert_eq!(tables.apply(&message), Kinds::ROUTES);
-        }
+            .with_ip(RTA_GATEWAY, via.parse().expect("an address"))
+            .finish()
+    }
+
+    fn add_route(tables: &mut Tables, to: &str) {
+        let told = told_route(to, "192.0.2.1", 0);
+        assert_eq!(apply(tables, &told), Kinds::ROUTES);
     }
 
     /// Takes in that interface 7 has these IFF_* flags now, and says what is in doubt after that.
@@ -355,12 +354,6 @@ mod tests {
         fixed[8..12].copy_from_slice(&flags.to_ne_bytes());
         apply(tables, &Request::new(kind, 0, 1, &fixed).finish());
         std::mem::take(&mut tables.doubt)
-    }
-
-    fn apply(tables: &mut Tables, bytes: &[u8]) {
-        for message in messages(bytes) {
-            tables.apply(&message);
-        }
     }
 
     #[test]
@@ -380,6 +373,27 @@ mod tests {
         assert_eq!(told(RTM_NEWLINK, 0), ways, "down");
         assert_eq!(told(RTM_NEWLINK, CARRIER), ways, "up");
         assert_eq!(told(RTM_DELLINK, CARRIER), ways, "gone");
+    }
+
+    #[test]
+    fn routes_of_one_key_are_in_the_order_that_the_kernel_uses_them() {
+        let gateways = |tables: &Tables| -> Vec<String> {
+            let routes = tables.now.routes.values().flat_map(|set| &set.routes);
+            let gateway = |route: &Route| route.hops[0].gateway.map(|ip| ip.to_string());
+            routes.filter_map(gateway).collect()
+        };
+        let told = |via, flags| told_route("10.0.0.1", via, flags);
+        let mut tables = Tables::default();
+        let mut dump = tables.for_dump();
+        for via in ["192.0.2.1", "192.0.2.2"] {
+            apply(&mut dump, &told(via, 0));
+        }
+        tables.replace(What::Routes(Family::V4), &dump);
+        assert_eq!(gateways(&tables), ["192.0.2.1", "192.0.2.2"], "as listed");
+        apply(&mut tables, &told("192.0.2.3", NLM_F_CREATE));
+        apply(&mut tables, &told("192.0.2.4", NLM_F_APPEND));
+        let all = ["192.0.2.3", "192.0.2.1", "192.0.2.2", "192.0.2.4"];
+        assert_eq!(gateways(&tables), all, "as told");
     }
 
     #[test]

@@ -279,6 +279,49 @@ fn routes_that_go_without_a_word_go_here_too() {
 }
 
 #[test]
+fn routes_of_one_key_are_in_the_order_that_the_kernel_uses_them() {
+    let namespace = two_networks();
+    inside(&namespace, async || {
+        ip(&namespace, "addr add 192.0.2.2/24 dev east");
+        ip(
+            &namespace,
+            "route add 10.2.0.0/16 via 198.51.100.9 src 192.0.2.2",
+        );
+        ip(&namespace, "route add 10.1.0.0/16 via 192.0.2.9");
+        ip(&namespace, "route append 10.1.0.0/16 via 198.51.100.9");
+        let mirror = Mirror::start().await.expect("a mirror");
+        let gateways = |now: &Snapshot| -> Vec<String> {
+            let to = "10.1.0.0/16".parse().expect("a prefix");
+            let sets = now.routes.iter().filter(|(key, _)| key.dst == to);
+            let routes = sets.flat_map(|(_, set)| &set.routes);
+            let gateway = |route: &butterfly_netlink::Route| route.hops[0].gateway;
+            routes
+                .filter_map(gateway)
+                .map(|ip| ip.to_string())
+                .collect()
+        };
+        assert_eq!(
+            gateways(&mirror.snapshot()),
+            ["192.0.2.9", "198.51.100.9"],
+            "of the first dump"
+        );
+        ip(&namespace, "route prepend 10.1.0.0/16 via 192.0.2.8");
+        let all = ["192.0.2.8", "192.0.2.9", "198.51.100.9"];
+        wait(&mirror, "a route in front of the others", |now| {
+            (gateways(now) == all).then_some(())
+        })
+        .await;
+        // All routes are asked for again.
+        ip(&namespace, "addr del 192.0.2.2/24 dev east");
+        wait(&mirror, "end of a route by its source", |now| {
+            route(now, 254, "10.2.0.0/16").is_none().then_some(())
+        })
+        .await;
+        assert_eq!(gateways(&mirror.snapshot()), all);
+    });
+}
+
+#[test]
 fn a_watch_says_what_kinds_changed_since_it_looked() {
     let namespace = two_networks();
     inside(&namespace, async || {
