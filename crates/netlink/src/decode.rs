@@ -188,8 +188,10 @@ pub fn route_as_told(message: &Message) -> Option<(RouteKey, Route)> {
         mtu: None,
         hops: Vec::new(),
         nexthop_id: None,
+        rest: Vec::new(),
     };
     let mut single = no_hop(*message.body.get(8)?);
+    let mut rest_of_hops = Vec::new();
     for attribute in message.attributes(RTMSG) {
         match attribute.kind {
             RTA_TABLE => key.table = attribute.u32()?,
@@ -198,18 +200,32 @@ pub fn route_as_told(message: &Message) -> Option<(RouteKey, Route)> {
             RTA_PRIORITY => key.metric = attribute.u32()?,
             RTA_PREFSRC => route.preferred_source = attribute.ip(),
             RTA_METRICS => {
-                let mtu = attribute.nested().find(|metric| metric.kind == RTAX_MTU);
-                route.mtu = mtu.and_then(|mtu| mtu.u32());
+                for metric in attribute.nested() {
+                    match metric.kind {
+                        RTAX_MTU => route.mtu = metric.u32(),
+                        _ => keep(&mut route.rest, &metric),
+                    }
+                }
             }
-            RTA_MULTIPATH => route.hops = multipath(attribute.value)?,
+            RTA_MULTIPATH => route.hops = multipath(attribute.value, &mut rest_of_hops)?,
             RTA_NH_ID => route.nexthop_id = attribute.u32(),
-            _ => hop_attribute(&mut single, &attribute)?,
+            _ => hop_attribute(&mut single, &mut rest_of_hops, &attribute)?,
         }
     }
     if route.hops.is_empty() && (single.gateway.is_some() || single.ifindex != 0) {
         route.hops.push(single);
     }
+    if route.nexthop_id.is_none() {
+        route.rest.append(&mut rest_of_hops);
+    }
     Some((key, route))
+}
+
+/// An attribute that is compared alone: kind, length and value.
+fn keep(rest: &mut Vec<u8>, attribute: &Attribute) {
+    rest.extend(attribute.kind.to_ne_bytes());
+    rest.extend(attribute.value.len().to_ne_bytes());
+    rest.extend(attribute.value);
 }
 
 fn no_hop(flags: u8) -> Hop {
@@ -223,13 +239,17 @@ fn no_hop(flags: u8) -> Hop {
 }
 
 /// Attributes that a route with one next hop and each member of a multipath route have alike.
-fn hop_attribute(hop: &mut Hop, attribute: &Attribute) -> Option<()> {
+fn hop_attribute(hop: &mut Hop, rest: &mut Vec<u8>, attribute: &Attribute) -> Option<()> {
     match attribute.kind {
         RTA_OIF => hop.ifindex = attribute.u32()?,
         RTA_GATEWAY => hop.gateway = attribute.ip(),
         // struct rtvia: a family in front of the address.
         RTA_VIA => hop.gateway = crate::message::address(attribute.value.get(2..)?),
-        RTA_ENCAP_TYPE => hop.encapsulates = attribute.u16()? != 0,
+        RTA_ENCAP_TYPE => {
+            hop.encapsulates = attribute.u16()? != 0;
+            keep(rest, attribute);
+        }
+        RTA_ENCAP | RTA_FLOW => keep(rest, attribute),
         _ => {}
     }
     Some(())
@@ -237,7 +257,7 @@ fn hop_attribute(hop: &mut Hop, attribute: &Attribute) -> Option<()> {
 
 /// A run of struct rtnexthop: len, flags, hops (the weight less one), ifindex; each with its
 /// attributes.
-fn multipath(mut bytes: &[u8]) -> Option<Vec<Hop>> {
+fn multipath(mut bytes: &[u8], rest: &mut Vec<u8>) -> Option<Vec<Hop>> {
     let mut hops = Vec::new();
     while !bytes.is_empty() {
         let len = usize::from(u16_at(bytes, 0)?);
@@ -246,7 +266,7 @@ fn multipath(mut bytes: &[u8]) -> Option<Vec<Hop>> {
         hop.weight = u32::from(own[3]) + 1;
         hop.ifindex = u32_at(own, 4)?;
         for attribute in attributes(&own[8..]) {
-            hop_attribute(&mut hop, &attribute)?;
+            hop_attribute(&mut hop, rest, &attribute)?;
         }
         hops.push(hop);
         bytes = bytes.get((len + 3) & !3..).unwrap_or_default();

@@ -16,7 +16,8 @@
 //!    that the kernel calls inconsistent (`NLM_F_DUMP_INTR`) is asked for again.
 //! 3. **Doubt.** Some changes the kernel makes without a word: routes go with their interface,
 //!    their source address or their next-hop object, next-hop objects with their interface or its
-//!    carrier, and from the groups they are in. What can cause that, a deletion of
+//!    carrier, and from the groups they are in. Some say too little: two policy rules can look
+//!    alike to us, and which of them has gone a dump tells. What can cause that, a deletion of
 //!    something unknown, and a socket that overflowed (`ENOBUFS`) start a dump of what is in doubt;
 //!    readers that must not be wrong meanwhile look at the link and the address too, which are told
 //!    at once.

@@ -271,6 +271,9 @@ pub struct Route {
     pub hops: Vec<Hop>,
     /// The next-hop object it uses (`ip route add … nhid …`).
     pub nexthop_id: Option<u32>,
+    /// What else was said of it and is not told here (headers that its hops add, realms, metrics),
+    /// as the kernel writes it: routes that differ in nothing else are two.
+    pub rest: Vec<u8>,
 }
 
 /// What a route does: RTN_*.

@@ -20,7 +20,7 @@ const SWEEP_AT: usize = 4096;
 pub struct Tables {
     pub now: Snapshot,
     sets: RouteSets,
-    /// They are filled by a dump, which lists things in the kernel's order.
+    /// They are filled by a dump, which lists everything once, in the kernel's order.
     listed: bool,
     /// What the kernel may have changed without saying so.
     pub doubt: BTreeSet<What>,
@@ -103,7 +103,9 @@ impl Tables {
             }
             RTM_NEWRULE => {
                 let rule = decode::rule(message)?;
-                if now.rules.contains(&rule) {
+                if !self.listed && now.rules.contains(&rule) {
+                    // It is told again, or is one more that looks alike: a dump knows how many.
+                    self.doubt.insert(What::Rules(rule.family));
                     return None;
                 }
                 let rules = Arc::make_mut(&mut now.rules);
@@ -114,10 +116,10 @@ impl Tables {
             }
             RTM_DELRULE => {
                 let rule = decode::rule(message)?;
-                let Some(at) = now.rules.iter().position(|other| *other == rule) else {
-                    self.doubt.insert(What::Rules(rule.family));
-                    return None;
-                };
+                // Another may look alike, and a dump may have left this one out already: the next
+                // dump tells what is left.
+                self.doubt.insert(What::Rules(rule.family));
+                let at = now.rules.iter().position(|other| *other == rule)?;
                 Arc::make_mut(&mut now.rules).remove(at);
                 Some(Kinds::RULES)
             }
@@ -333,13 +335,16 @@ mod tests {
 
     /// Says that `to`/32 goes by `via`.
     fn told_route(to: &str, via: &str, flags: u16) -> Vec<u8> {
+        route_message(RTM_NEWROUTE, flags, to, via).finish()
+    }
+
+    fn route_message(message: u16, flags: u16, to: &str, via: &str) -> Request {
         let (family, main) = (Family::V4.code(), RT_TABLE_MAIN);
         let (protocol, scope, kind) = (RTPROT_STATIC, RT_SCOPE_UNIVERSE, RTN_UNICAST);
         let fixed = [family, 32, 0, 0, main, protocol, scope, kind, 0, 0, 0, 0];
-        Request::new(RTM_NEWROUTE, flags, 1, &fixed)
+        Request::new(message, flags, 1, &fixed)
             .with_ip(RTA_DST, to.parse().expect("an address"))
             .with_ip(RTA_GATEWAY, via.parse().expect("an address"))
-            .finish()
     }
 
     fn add_route(tables: &mut Tables, to: &str) {
@@ -394,6 +399,89 @@ mod tests {
         apply(&mut tables, &told("192.0.2.4", NLM_F_APPEND));
         let all = ["192.0.2.3", "192.0.2.1", "192.0.2.2", "192.0.2.4"];
         assert_eq!(gateways(&tables), all, "as told");
+    }
+
+    #[test]
+    fn routes_that_differ_in_what_is_not_told_are_two() {
+        const MPLS: u16 = 1;
+        const RTAX_WINDOW: u8 = 3;
+        let told = |message, label: u8, window: u8| {
+            let metric = [8, 0, RTAX_WINDOW, 0, window, 0, 0, 0];
+            route_message(message, NLM_F_APPEND, "10.0.0.1", "192.0.2.1")
+                .with(RTA_METRICS, &metric)
+                .with(RTA_ENCAP_TYPE, &MPLS.to_ne_bytes())
+                .with(RTA_ENCAP, &[8, 0, 1, 0, 0, 1, label, 0])
+                .finish()
+        };
+        let mut tables = Tables::default();
+        let left = |tables: &Tables| {
+            let sets = tables.now.routes.values();
+            sets.map(|set| set.routes.len()).sum::<usize>()
+        };
+        let all = [(1, 1), (2, 1), (2, 2)];
+        for (label, window) in all {
+            let new = told(RTM_NEWROUTE, label, window);
+            assert_eq!(apply(&mut tables, &new), Kinds::ROUTES);
+            assert_eq!(apply(&mut tables, &new), Kinds::NONE, "told twice");
+        }
+        for (gone, (label, window)) in all.into_iter().enumerate() {
+            assert_eq!(left(&tables), all.len() - gone);
+            apply(&mut tables, &told(RTM_DELROUTE, label, window));
+        }
+        assert_eq!((left(&tables), &tables.doubt), (0, &BTreeSet::new()));
+    }
+
+    /// Says that rule 100 is there for packets to that port, or is gone.
+    fn told_rule(message: u16, port: u16) -> Vec<u8> {
+        const FRA_DPORT_RANGE: u16 = 24;
+        let (to_table, table) = (1, 100);
+        let fixed = [
+            Family::V4.code(),
+            0,
+            0,
+            0,
+            table,
+            0,
+            0,
+            to_table,
+            0,
+            0,
+            0,
+            0,
+        ];
+        let ports = [port.to_ne_bytes(), port.to_ne_bytes()].concat();
+        Request::new(message, 0, 1, &fixed)
+            .with(FRA_PRIORITY, &100u32.to_ne_bytes())
+            .with(FRA_DPORT_RANGE, &ports)
+            .finish()
+    }
+
+    #[test]
+    fn rules_that_look_alike_are_counted_by_a_dump() {
+        let doubt = BTreeSet::from([What::Rules(Family::V4)]);
+        for [first, second] in [[80, 443], [80, 80]] {
+            let dump = |tables: &mut Tables, ports: &[u16]| {
+                let mut dump = tables.for_dump();
+                for port in ports {
+                    apply(&mut dump, &told_rule(RTM_NEWRULE, *port));
+                }
+                tables.replace(What::Rules(Family::V4), &dump);
+                tables.now.rules.len()
+            };
+            let mut tables = Tables::default();
+            apply(&mut tables, &told_rule(RTM_NEWRULE, first));
+            assert_eq!(tables.doubt, BTreeSet::new());
+            apply(&mut tables, &told_rule(RTM_NEWRULE, second));
+            assert_eq!(std::mem::take(&mut tables.doubt), doubt, "one or two");
+            assert_eq!(dump(&mut tables, &[first, second]), 2);
+            apply(&mut tables, &told_rule(RTM_DELRULE, first));
+            assert_eq!(tables.now.rules.len(), 1);
+            tables.doubt.clear();
+            // The dump has seen the deletion that is told while it is read.
+            assert_eq!(dump(&mut tables, &[second]), 1);
+            apply(&mut tables, &told_rule(RTM_DELRULE, first));
+            assert_eq!(tables.doubt, doubt, "the other one may be left");
+        }
     }
 
     #[test]

@@ -322,6 +322,46 @@ fn routes_of_one_key_are_in_the_order_that_the_kernel_uses_them() {
 }
 
 #[test]
+fn of_two_rules_that_look_alike_one_is_left() {
+    let namespace = two_networks();
+    inside(&namespace, async || {
+        let mirror = Mirror::start().await.expect("a mirror");
+        let rules = |now: &Snapshot| now.rules.iter().filter(|r| r.priority == 100).count();
+        let rule = |verb, port| format!("rule {verb} pref 100 ipproto tcp dport {port} table 77");
+        for (verb, port, left) in [("add", 80, 1), ("add", 443, 2), ("del", 80, 1)] {
+            ip(&namespace, &rule(verb, port));
+            wait(&mirror, "as many rules as the kernel's", |now| {
+                (rules(now) == left).then_some(())
+            })
+            .await;
+        }
+        ip(&namespace, &rule("del", 443));
+        wait(&mirror, "no rule", |now| (rules(now) == 0).then_some(())).await;
+    });
+}
+
+#[test]
+fn routes_that_differ_in_a_metric_are_two() {
+    let namespace = two_networks();
+    inside(&namespace, async || {
+        let mirror = Mirror::start().await.expect("a mirror");
+        let to = "10.1.0.0/16".parse().expect("a prefix");
+        let routes = |now: &Snapshot| {
+            let sets = now.routes.iter().filter(|(key, _)| key.dst == to);
+            sets.map(|(_, set)| set.routes.len()).sum::<usize>()
+        };
+        for (verb, window, left) in [("add", 1000, 1), ("append", 2000, 2), ("del", 1000, 1)] {
+            let route = format!("route {verb} 10.1.0.0/16 via 192.0.2.9 window {window}");
+            ip(&namespace, &route);
+            wait(&mirror, "as many routes as the kernel's", |now| {
+                (routes(now) == left).then_some(())
+            })
+            .await;
+        }
+    });
+}
+
+#[test]
 fn a_watch_says_what_kinds_changed_since_it_looked() {
     let namespace = two_networks();
     inside(&namespace, async || {
