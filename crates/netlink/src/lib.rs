@@ -18,9 +18,10 @@
 //!    their source address or their next-hop object, next-hop objects with their interface or its
 //!    carrier, and from the groups they are in. Some say too little: two policy rules can look
 //!    alike to us, and which of them has gone a dump tells. What can cause that, a deletion of
-//!    something unknown, and a socket that overflowed (`ENOBUFS`) start a dump of what is in doubt;
-//!    readers that must not be wrong meanwhile look at the link and the address too, which are told
-//!    at once.
+//!    something unknown, and a socket that overflowed (`ENOBUFS`) start a dump of what is in doubt.
+//!    What goes without a word is asked for once more two seconds later, since the kernel tells of
+//!    the cause before it is done. Readers that must not be wrong meanwhile look at the link and
+//!    the address too, which are told at once.
 //!
 //! Changes are published in batches, what one look at the socket gave at a time: a [`Watch`] wakes
 //! once for a flood, and is told which [`Kinds`] changed since it last looked, not what. The maps

@@ -20,6 +20,10 @@ const BATCH: usize = 1024;
 /// Between a change that leaves doubt and the question: the kernel tells of the cause before it has
 /// removed the routes.
 const DOUBT: Duration = Duration::from_millis(20);
+/// Between a change that leaves doubt and the second question about what goes without a word: the
+/// kernel tells of the cause before it begins to remove routes and objects, takes longer for many,
+/// and works out operational states once a second.
+const SECOND_LOOK: Duration = Duration::from_secs(2);
 /// Between failures of the sockets.
 const RETRY: Duration = Duration::from_secs(1);
 /// Before the tables are asked for again that the kernel could not tell to their end, at the start,
@@ -169,9 +173,56 @@ struct Follower {
     asking: Socket,
     tables: Tables,
     resync: Option<Resync>,
-    /// When to ask for what is in doubt.
-    doubt_until: Option<Instant>,
+    questions: Questions,
     sequence: u32,
+}
+
+/// What to ask the kernel for, and when. No clock: the caller says what time it is.
+#[derive(Debug, Default)]
+struct Questions {
+    /// What is in doubt, soon after that began.
+    first: Question,
+    /// What goes without a word, once more when the last doubt is long past.
+    second: Question,
+}
+
+#[derive(Debug, Default)]
+struct Question {
+    what: BTreeSet<What>,
+    at: Option<Instant>,
+}
+
+impl Questions {
+    fn add(&mut self, doubt: BTreeSet<What>, now: Instant) {
+        if doubt.is_empty() {
+            return;
+        }
+        let all = doubt.iter().copied();
+        let silent: BTreeSet<What> = all.filter(|what| what.goes_silently()).collect();
+        if !silent.is_empty() {
+            self.second.what.extend(silent);
+            self.second.at = Some(now + SECOND_LOOK);
+        }
+        self.first.what.extend(doubt);
+        self.first.at.get_or_insert(now + DOUBT);
+    }
+
+    /// When the next one is to be asked.
+    fn next(&self) -> Option<Instant> {
+        self.first.at.into_iter().chain(self.second.at).min()
+    }
+
+    /// What is to be asked for now; it is not asked for again then.
+    fn take(&mut self, now: Instant) -> BTreeSet<What> {
+        let mut wanted = BTreeSet::new();
+        for question in [&mut self.first, &mut self.second] {
+            if question.at.is_some_and(|at| at <= now) {
+                question.at = None;
+                wanted.append(&mut question.what);
+            }
+        }
+        wanted
+    }
 }
 
 impl Follower {
@@ -182,7 +233,7 @@ impl Follower {
             asking: Socket::new()?,
             tables: Tables::default(),
             resync: None,
-            doubt_until: None,
+            questions: Questions::default(),
             sequence: 1,
         })
     }
@@ -227,9 +278,9 @@ impl Follower {
 
     /// Waits for one thing to happen, and does what it asks for. Says what changed.
     async fn step(&mut self) -> io::Result<Kinds> {
-        let doubt = self.doubt_until.filter(|_| self.resync.is_none());
+        let question = self.questions.next().filter(|_| self.resync.is_none());
         let in_doubt = async {
-            match doubt {
+            match question {
                 Some(until) => tokio::time::sleep_until(until).await,
                 None => std::future::pending().await,
             }
@@ -247,15 +298,15 @@ impl Follower {
                 self.answered(&datagram)?
             }
             () = in_doubt => {
-                let wanted = std::mem::take(&mut self.tables.doubt);
-                self.doubt_until = None;
-                self.begin(wanted)?;
+                let wanted = self.questions.take(Instant::now());
+                if !wanted.is_empty() {
+                    self.begin(wanted)?;
+                }
                 Kinds::NONE
             }
         };
-        if !self.tables.doubt.is_empty() && self.doubt_until.is_none() {
-            self.doubt_until = Some(Instant::now() + DOUBT);
-        }
+        let doubt = std::mem::take(&mut self.tables.doubt);
+        self.questions.add(doubt, Instant::now());
         self.tables.now.versions.count(kinds);
         Ok(kinds)
     }
@@ -329,8 +380,7 @@ impl Follower {
     /// everything is doubted.
     fn recover(&mut self) -> Kinds {
         self.give_up();
-        self.tables.doubt = What::all();
-        self.doubt_until = Some(Instant::now());
+        self.questions.add(What::all(), Instant::now());
         Kinds::NONE
     }
 }
@@ -350,6 +400,49 @@ fn take(tables: &mut Tables, resync: &mut Option<Resync>, datagram: &[u8]) -> Ki
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::Family;
+
+    const ROUTES: What = What::Routes(Family::V4);
+    const RULES: What = What::Rules(Family::V4);
+
+    #[test]
+    fn what_goes_without_a_word_is_asked_for_twice() {
+        let start = Instant::now();
+        let mut questions = Questions::default();
+        questions.add(BTreeSet::from([ROUTES, RULES]), start);
+        assert_eq!(questions.take(start), BTreeSet::new(), "too early");
+        assert_eq!(questions.next(), Some(start + DOUBT));
+        let both = BTreeSet::from([ROUTES, RULES]);
+        assert_eq!(questions.take(start + DOUBT), both);
+        assert_eq!(questions.next(), Some(start + SECOND_LOOK));
+        let routes = BTreeSet::from([ROUTES]);
+        assert_eq!(questions.take(start + SECOND_LOOK), routes);
+        assert_eq!(questions.next(), None, "there is no third time");
+        questions.add(BTreeSet::from([RULES]), start);
+        questions.take(start + DOUBT);
+        assert_eq!(questions.next(), None, "of rules the kernel tells all");
+    }
+
+    /// An interface that goes up and down all the time.
+    #[test]
+    fn a_hundred_doubts_are_a_hundred_and_one_questions() {
+        let start = Instant::now();
+        let mut questions = Questions::default();
+        let mut asked = 0;
+        let mut last = start;
+        for flap in 0..100 {
+            last = start + DOUBT * 2 * flap;
+            questions.add(BTreeSet::from([ROUTES]), last);
+            let now = questions.next().unwrap();
+            assert_eq!(now, last + DOUBT, "the second look waits for the end");
+            asked += usize::from(!questions.take(now).is_empty());
+        }
+        while let Some(now) = questions.next() {
+            assert_eq!(now, last + SECOND_LOOK);
+            asked += usize::from(!questions.take(now).is_empty());
+        }
+        assert_eq!(asked, 101);
+    }
 
     /// A dump is given up amid its answers, and maybe goes on in the kernel, which then refuses the
     /// next one: all is read all the same.

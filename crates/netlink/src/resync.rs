@@ -56,6 +56,11 @@ impl What {
         }
     }
 
+    /// The kernel takes some of it away without a message.
+    pub fn goes_silently(self) -> bool {
+        matches!(self, Self::NextHops | Self::Routes(_))
+    }
+
     /// The request's type, its family, and the length of its fixed part.
     fn request(self) -> (u16, u8, usize) {
         match self {
