@@ -16,8 +16,8 @@ WALL = 0x40000000  # waitpid(2), __WALL: threads too
 # The signal of a stop at a system call.
 AT_CALL = signal.SIGTRAP | 0x80
 CALLS = {
-    "x86_64": {"accept4": 288, "bind": 49},
-    "aarch64": {"accept4": 242, "bind": 200},
+    "x86_64": {"accept4": 288, "bind": 49, "recvfrom": 45},
+    "aarch64": {"accept4": 242, "bind": 200, "recvfrom": 207},
 }
 
 pid, name, seconds = sys.argv[1:4]

@@ -42,7 +42,7 @@ use crate::handover::{self, LeftConnections};
 use crate::held::Held;
 use crate::http;
 use crate::idle_states;
-use crate::kernel::Kernel;
+use crate::kernel::{self, Kernel};
 use crate::lock::{self, Turn};
 use crate::logging::LogControl;
 use crate::metrics;
@@ -117,6 +117,11 @@ pub fn run(
         .enable_all()
         .build()
         .map_err(|e| format!("the API's threads cannot be started: {e}"))?;
+    let following = watchdog::runtime(1)
+        .thread_name(kernel::THREAD)
+        .enable_all()
+        .build()
+        .map_err(|e| format!("the thread that follows the kernel cannot be started: {e}"))?;
     runtime.spawn(log.say_repeated());
     let predecessor = predecessor.map(Arc::new);
     if let Some(old) = predecessor.clone() {
@@ -126,8 +131,11 @@ pub fn run(
             log.last_words(why);
         });
     }
-    let result = runtime.block_on(serve(&settings, log.clone(), predecessor));
+    let serving = serve(&settings, log.clone(), following.handle(), predecessor);
+    let result = runtime.block_on(serving);
     runtime.shutdown_timeout(GRACE);
+    // Behind those who would say that it has ended.
+    following.shutdown_background();
     log.say_all_repeated();
     result.map_err(|Refusal(why)| why)
 }
@@ -166,6 +174,7 @@ impl From<&str> for Refusal {
 async fn serve(
     settings: &Settings,
     log: LogControl,
+    following: &Handle,
     predecessor: Option<Arc<Predecessor>>,
 ) -> Result<(), Refusal> {
     let turn = match predecessor {
@@ -312,7 +321,7 @@ async fn serve(
         });
     }
     let interfaces = Arc::new(Mutex::new(interfaces));
-    let kernel = Arc::new(Kernel::default());
+    let kernel = Arc::new(Kernel::new(following.clone()));
     let interface_states = InterfaceStates::default();
     let (balanced, known_health) = match left_held {
         Some(held) => balancer::left(held),
@@ -620,6 +629,7 @@ async fn serve(
     }
     let mut watched = workers.watched();
     watched.extend(Watched::runtime("API", &Handle::current()));
+    watched.extend(Watched::runtime(kernel::THREAD, following));
     watched.push(Watched::vhost(&app.vhost)?);
     watched.push(Watched::controller(&app.operations)?);
     let watchdog = Watchdog::start(watched, settings.hang_secs, app.health.clone())?;

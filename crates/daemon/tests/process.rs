@@ -608,6 +608,21 @@ fn a_thread_of_the_api_that_hangs_is_named_and_ends_the_daemon() {
     assert!(named(0) || named(1), "{log}");
 }
 
+/// The one that is about to hear that there is an interface.
+#[test]
+fn a_thread_that_follows_the_kernel_and_hangs_is_named_and_ends_the_daemon() {
+    let namespace = Namespace::new().unwrap();
+    let line = ["-i", "192.168.0.1", "--uplink", "late0", "--hang-secs", "2"];
+    let mut daemon = namespace.inside(|| Daemon::start(&line)).unwrap();
+    let _hang = daemon.will_hang("netlink", "recvfrom");
+    let late = "ip link add late0 type veth peer name far0";
+    namespace.ok(late).unwrap();
+    let (status, _) = daemon.wait();
+    let log = daemon.log();
+    assert!(!status.success(), "{log}");
+    assert!(log.contains("netlink thread 0 has not moved for"), "{log}");
+}
+
 /// One that makes a NIC's socket, and keeps all others waiting, for thirty times as long as another
 /// thread may.
 #[tokio::test(flavor = "multi_thread")]
