@@ -521,7 +521,24 @@ fn interfaces_come_back_under_their_names(stage: &mut Stage) -> Result<()> {
         Ok((list[1]["mode"] == "XDP_MODE_TC").then_some(()))
     })?;
     stage.hosts.pinging(|| Ok(()))?;
-    stage.treated(WEST[0], "fast")
+    stage.treated(WEST[0], "fast")?;
+    // Given to a bridge it is the bridge's, and the router's again when it is freed.
+    let why = "it belongs to the bridge bridge0, which has its packets";
+    for (change, expected) in [
+        (
+            "ip link add bridge0 type bridge && ip link set west0 master bridge0",
+            why,
+        ),
+        ("ip link set west0 nomaster", ""),
+    ] {
+        stage.hosts.router.ok(change)?;
+        wait_for(&format!("'{expected}' of west0"), PATIENCE, || {
+            let list = stage.daemon.json("router list")?;
+            let now = list[1]["why"].as_str().unwrap_or_default();
+            Ok((now == expected).then_some(()))
+        })?;
+    }
+    stage.hosts.pinging(|| Ok(()))
 }
 
 fn interfaces_are_part_of_the_declared_configuration(stage: &mut Stage) -> Result<()> {

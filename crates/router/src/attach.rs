@@ -164,18 +164,25 @@ impl Router {
         self.settle()
     }
 
-    /// What hinders the router on the device of the interface that was added under this name.
-    pub fn trouble_of(&self, name: &str) -> Option<&str> {
-        let device = self.devices.get(&self.interface_named(name)?.device)?;
-        device.trouble.as_ref().map(|trouble| trouble.why.as_str())
+    /// What hinders the router on the interface that was added under this name, or on its device.
+    pub fn trouble_of(&self, name: &str) -> Option<String> {
+        let interface = self.interface_named(name)?;
+        let of_device = || {
+            let trouble = self.devices.get(&interface.device)?.trouble.as_ref();
+            trouble.map(|trouble| trouble.why.clone())
+        };
+        interface.taken(&self.snapshot).or_else(of_device)
     }
 
-    /// It cannot be told which packets are this interface's: frames of its device come without
-    /// their VLAN tags, or may do so and the interface is the one without.
-    pub(crate) fn is_blind(&self, interface: &Interface) -> bool {
+    /// Why all packets of an interface are the kernel's, and none is looked at: they are another
+    /// one's, or it cannot be told which are this interface's, since frames of its device come
+    /// without their VLAN tags, or may do so and the interface is the one without.
+    pub(crate) fn left_out(&self, interface: &Interface) -> Option<String> {
         let device = self.devices.get(&interface.device);
         let trouble = device.and_then(|device| device.trouble.as_ref());
-        self.may_hide_tags(interface) || trouble.is_some_and(|trouble| trouble.blind)
+        let blind = self.may_hide_tags(interface) || trouble.is_some_and(|trouble| trouble.blind);
+        let hidden = || blind.then(|| "VLAN tags of its packets may be hidden".to_owned());
+        interface.taken(&self.snapshot).or_else(hidden)
     }
 
     /// It is the interface without a tag of a device whose frames may have one that is not seen.

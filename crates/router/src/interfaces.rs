@@ -63,17 +63,7 @@ impl Interface {
         if link.loopback || !link.ethernet {
             return Err(refuse("it is no Ethernet interface"));
         }
-        if let Some(master) = link.master.and_then(|master| snapshot.links.get(&master)) {
-            let kind = master.kind.as_deref().unwrap_or("device");
-            let remedy = if kind == "bond" {
-                ": name the bond"
-            } else {
-                ""
-            };
-            let why = format!(
-                "it belongs to the {kind} {}, which has its packets{remedy}",
-                master.name
-            );
+        if let Some(why) = taken_by_master(link, snapshot) {
             return Err(refuse(&why));
         }
         let (mut device, mut tags) = (link, Vec::new());
@@ -192,6 +182,12 @@ impl Interface {
         }
     }
 
+    /// Why its packets are another interface's, as a sentence: it was given to a bridge, bond or
+    /// VRF when it was the router's already.
+    pub fn taken(&self, snapshot: &Snapshot) -> Option<String> {
+        taken_by_master(self.link(snapshot)?, snapshot)
+    }
+
     /// Whether the kernel takes IPv6 from it.
     pub fn has_ipv6(&self, snapshot: &Snapshot) -> bool {
         let link = self.link(snapshot);
@@ -202,6 +198,22 @@ impl Interface {
     pub fn link<'a>(&self, snapshot: &'a Snapshot) -> Option<&'a Link> {
         snapshot.links.get(&self.ifindex).map(|link| &**link)
     }
+}
+
+/// The kernel hands what comes in by a port to its master, and looks routes up for that one.
+fn taken_by_master(link: &Link, snapshot: &Snapshot) -> Option<String> {
+    let index = link.master?;
+    let master = snapshot.links.get(&index);
+    let kind = master.and_then(|master| master.kind.as_deref());
+    let kind = kind.unwrap_or("device");
+    let name = master.map_or_else(|| index.to_string(), |master| master.name.clone());
+    let remedy = match kind {
+        "bond" => ": name the bond",
+        _ => "",
+    };
+    Some(format!(
+        "it belongs to the {kind} {name}, which has its packets{remedy}"
+    ))
 }
 
 /// Whether the device of a VLAN, the VLAN that it is within, or a port of its bond has another MAC

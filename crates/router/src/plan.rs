@@ -30,7 +30,7 @@ impl Plan {
                         plan.tables.push(table);
                     }
                 }
-                // VRFs: no interface of ours belongs to one.
+                // VRFs: what comes by an interface that belongs to one has no entry.
                 (RuleAction::Nop | RuleAction::Vrf, None) => {}
                 (_, why) => {
                     let why = why.unwrap_or("does more than look up a table");

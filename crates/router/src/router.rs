@@ -487,10 +487,9 @@ impl Router {
                 ));
                 continue;
             }
-            if self.acl.judges_all() && self.is_blind(interface) {
+            if let Some(why) = self.left_out(interface).filter(|_| self.acl.judges_all()) {
                 notes.push(format!(
-                    "the access list is not applied to what comes in by {}: VLAN tags of its \
-                     packets may be hidden",
+                    "the access list is not applied to what comes in by {}: {why}",
                     interface.name
                 ));
             }
@@ -582,9 +581,8 @@ impl Router {
             epoch: 0,
         });
         let mut entries = BTreeMap::new();
-        // Without its tags a packet cannot be told to be this interface's: the interface is left
-        // out, and the kernel forwards.
-        for interface in self.interfaces.values().filter(|one| !self.is_blind(one)) {
+        let interfaces = self.interfaces.values();
+        for interface in interfaces.filter(|one| self.left_out(one).is_none()) {
             let entry =
                 interface.entry(&self.snapshot, self.plans[0].custom, self.run_of(interface));
             let keys = interface.keys(&self.snapshot).into_iter();

@@ -39,7 +39,10 @@ impl events::Kind for EventKind {
     fn log(&self) {
         match self {
             EventKind::Interface(member) => match member.mode {
-                Some(mode) => tracing::info!("routing on {}, {}", member.name, mode.words()),
+                Some(mode) if member.why.is_empty() => {
+                    tracing::info!("routing on {}, {}", member.name, mode.words());
+                }
+                Some(_) => tracing::warn!("{}: {}", member.name, member.why),
                 None => tracing::warn!("not routing on {}: {}", member.name, member.why),
             },
             EventKind::Deleted(name) => tracing::info!("{name} is given back by the router"),

@@ -380,10 +380,7 @@ impl Driver for RouterDriver {
 
     /// The router has followed before.
     fn keep(&mut self, name: &str) -> Result<(), String> {
-        self.service
-            .router
-            .trouble_of(name)
-            .map_or(Ok(()), |why| Err(why.to_owned()))
+        self.service.router.trouble_of(name).map_or(Ok(()), Err)
     }
 
     fn leave(&mut self, name: &str) {

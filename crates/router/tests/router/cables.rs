@@ -44,6 +44,8 @@ pub fn can_make(kind: &str) -> bool {
         "macvlan" => {
             "ip link add far type veth peer name end && ip link add link far name near type macvlan"
         }
+        "vrf" => "ip link add near type vrf table 10",
+        "bridge" => "ip link add near type bridge",
         _ => "ip link add near type bond",
     };
     let can = namespace.succeeds(made).expect("ip");

@@ -2,7 +2,7 @@
 //! guest: `another_kernel.rs`.
 
 use crate::cables::{Cables, NATIVE, PLAIN, TC, can_make, has_tc};
-use crate::lab::{SMALL, story_over};
+use crate::lab::{SMALL, adds, host, story_over};
 use crate::oracle::compare_over;
 use crate::ours::Ours;
 use crate::packets::to;
@@ -252,6 +252,67 @@ fn a_macvlan_and_a_bridge() {
         ..cables
     };
     compare_over(&back, "", 21, PACKETS, LEAST);
+}
+
+/// An interface that is given to another one while it is the router's: its packets are that one's,
+/// until it is freed.
+#[test]
+fn an_interface_that_is_given_away_comes_back() {
+    for (kind, modes) in [
+        ("bridge", NATIVE),
+        ("bridge", TC),
+        ("vrf", NATIVE),
+        ("vrf", TC),
+    ] {
+        if can_make(kind) && (modes == NATIVE || has_tc()) {
+            give_away_and_take_back(kind, modes);
+        }
+    }
+}
+
+fn give_away_and_take_back(kind: &str, modes: [Mode; 2]) {
+    // The VRF's table leads elsewhere than main does.
+    let setup = match kind {
+        "vrf" => {
+            "ip link add other type vrf table 10 && ip link set other up
+            ip route add 203.0.113.0/24 via 10.2.0.3 dev west table 10"
+        }
+        _ => "ip link add other type bridge mcast_snooping 0 && ip link set other up",
+    };
+    let cables = Cables { modes, ..PLAIN };
+    story_over(&cables, setup, async |namespace: &Namespace, mut lab| {
+        let frame = to("203.0.113.7").udp(1, 2).payload(b"hello").build();
+        let mut ours = Ours::start_over(&cables, &SMALL).await;
+        let main = adds(&mut lab, &ours, Counter::Forwarded, &frame);
+        assert_eq!(main, (1, Some(host(2, 2).0)));
+        namespace
+            .ok("ip link set east master other")
+            .expect("it is given away");
+        let why = format!("it belongs to the {kind} other, which has its packets");
+        ours.until("trouble", |ours| {
+            ours.service.router.trouble_of("east").as_ref() == Some(&why)
+        })
+        .await;
+        ours.until("link", |ours| {
+            ours.notes().contains(&format!("east: {why}"))
+        })
+        .await;
+        let theirs = (kind == "vrf").then_some(host(2, 3).0);
+        let other = adds(&mut lab, &ours, Counter::Forwarded, &frame);
+        assert_eq!(other, (0, theirs), "the kernel's, by the {kind}");
+        let list = List::parse("default deny").expect("a list");
+        ours.service.router.set_acl(Some(list)).expect("it fits");
+        let note = format!("the access list is not applied to what comes in by east: {why}");
+        assert!(ours.notes().contains(&note), "{:?}", ours.notes());
+        ours.service.router.set_acl(None).expect("no list");
+
+        namespace.ok("ip link set east nomaster").expect("freed");
+        ours.until("way back", |ours| {
+            ours.service.router.trouble_of("east").is_none()
+                && adds(&mut lab, ours, Counter::Forwarded, &frame) == main
+        })
+        .await;
+    });
 }
 
 /// VLAN 5 on a bond with a backup, and VLAN 6 (802.1ad) on one without.
