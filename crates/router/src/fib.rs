@@ -428,7 +428,7 @@ impl Fib {
                 .map(|(key, set)| (key.tos, &**set));
             let sets: Vec<(u8, &RouteSet)> = sets.collect();
             if !sets.is_empty() {
-                return Some((len, Spec::of(&sets, snapshot)));
+                return Some((len, Spec::of(&sets, self.family, snapshot)));
             }
         }
         None

@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use netlink::{Hop, Route, RouteKind, RouteSet, Snapshot};
+use netlink::{Family, Hop, Route, RouteKind, RouteSet, Snapshot};
 
 use crate::layout::{Counter, PATH_MEMBERS};
 
@@ -48,28 +48,40 @@ impl Spec {
     /// What the routes of one destination and table ask for: the one of the lowest metric among
     /// `sets`, which are in the order of type of service and metric. `None` is "throw": go on with
     /// the next table.
-    pub fn of(sets: &[(u8, &RouteSet)], snapshot: &Snapshot) -> Option<Spec> {
-        // A type of service selects among routes of one prefix: more than a destination says.
-        if sets.iter().any(|(tos, _)| *tos != 0) {
+    pub fn of(sets: &[(u8, &RouteSet)], family: Family, snapshot: &Snapshot) -> Option<Spec> {
+        // A type of service or a source selects among routes of one prefix, whatever their metrics:
+        // more than a destination says.
+        let selects = |(tos, set): &(u8, &RouteSet)| {
+            *tos != 0 || set.routes.iter().any(|route| route.src.is_some())
+        };
+        if sets.iter().any(selects) {
             return Some(Spec::Ask);
         }
         let Some((_, set)) = sets.first() else {
             return Some(Spec::Pass(Counter::NoRoute));
         };
-        let route = &set.routes[0];
-        // Several of IPv6 under one key, or one for some sources only.
-        let six = route.src.is_some() || set.routes.len() > 1 && route.hops.iter().any(is_six);
-        if six {
+        // Several of IPv6 under one key: the kernel chooses by its neighbours' states.
+        if family == Family::V6 && set.routes.len() > 1 {
             return Some(Spec::Ask);
         }
+        let route = &set.routes[0];
         match route.kind {
             RouteKind::Unicast => Some(Self::unicast(route, snapshot)),
             RouteKind::Local | RouteKind::Anycast => Some(Spec::Pass(Counter::Local)),
             RouteKind::Broadcast | RouteKind::Multicast => Some(Spec::Pass(Counter::Destination)),
-            RouteKind::Blackhole => Some(Spec::Drop),
+            RouteKind::Blackhole => Some(Self::blackhole(route, snapshot)),
             RouteKind::Unreachable | RouteKind::Prohibit => Some(Spec::Pass(Counter::Refused)),
             RouteKind::Throw => None,
             RouteKind::Other(_) => Some(Spec::Pass(Counter::Beyond)),
+        }
+    }
+
+    /// A route is told to be a blackhole if its object is one at that moment, and nothing is told
+    /// of the route when the object becomes another: which of both it was, the kernel knows.
+    fn blackhole(route: &Route, snapshot: &Snapshot) -> Spec {
+        match route.nexthop_id.map(|id| snapshot.nexthops.get(&id)) {
+            Some(object) if object.is_none_or(|object| !object.blackhole) => Spec::Ask,
+            _ => Spec::Drop,
         }
     }
 
@@ -126,6 +138,122 @@ fn via(hop: &Hop) -> Option<Via> {
     })
 }
 
-fn is_six(hop: &Hop) -> bool {
-    hop.gateway.is_some_and(|gateway| gateway.is_ipv6()) || hop.gateway.is_none()
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use netlink::NextHop;
+
+    use super::*;
+
+    /// By a gateway, or by an object.
+    fn route(gateway: &str, nexthop_id: Option<u32>) -> Route {
+        let hop = Hop {
+            gateway: gateway.parse().ok(),
+            ifindex: 3,
+            weight: 1,
+            onlink: false,
+            encapsulates: false,
+        };
+        Route {
+            kind: RouteKind::Unicast,
+            protocol: 4,
+            scope: 0,
+            src: None,
+            preferred_source: None,
+            mtu: None,
+            hops: if nexthop_id.is_none() {
+                vec![hop]
+            } else {
+                Vec::new()
+            },
+            nexthop_id,
+        }
+    }
+
+    fn set(routes: &[Route]) -> RouteSet {
+        RouteSet {
+            routes: routes.to_vec(),
+        }
+    }
+
+    #[test]
+    fn a_source_is_looked_for_behind_every_metric() {
+        let snapshot = Snapshot::default();
+        let of = |sets: &[&RouteSet]| {
+            let sets: Vec<(u8, &RouteSet)> = sets.iter().map(|set| (0, *set)).collect();
+            Spec::of(&sets, Family::V6, &snapshot)
+        };
+        let (near, far) = (set(&[route("fe80::1", None)]), route("fe80::2", None));
+        let for_some = Route {
+            src: "2001:db8:1::/64".parse().ok(),
+            ..far.clone()
+        };
+        let first = of(&[&near]);
+        assert!(matches!(first, Some(Spec::Via { .. })), "{first:?}");
+        assert_eq!(
+            of(&[&near, &set(&[far.clone()])]),
+            first,
+            "the lowest metric"
+        );
+        assert_eq!(of(&[&near, &set(&[for_some.clone()])]), Some(Spec::Ask));
+        assert_eq!(of(&[&near, &set(&[far, for_some])]), Some(Spec::Ask));
+    }
+
+    #[test]
+    fn several_routes_of_ipv6_under_one_key_are_the_kernel_s_whoever_has_their_hops() {
+        let snapshot = Snapshot::default();
+        for first in [route("fe80::1", None), route("", Some(7))] {
+            let two = set(&[first, route("fe80::2", None)]);
+            let of = |family| Spec::of(&[(0, &two)], family, &snapshot);
+            assert_eq!(of(Family::V6), Some(Spec::Ask));
+            assert_ne!(of(Family::V4), Some(Spec::Ask), "the first one counts");
+        }
+    }
+
+    /// With `nexthop_compat_mode` 0 the kernel tells nothing of a route whose object becomes
+    /// another.
+    #[test]
+    fn a_route_is_a_blackhole_for_as_long_as_its_object_is() {
+        let mut snapshot = Snapshot::default();
+        let told = Route {
+            kind: RouteKind::Blackhole,
+            ..route("", Some(7))
+        };
+        let of = |route: &Route, snapshot: &Snapshot| {
+            Spec::of(&[(0, &set(&[route.clone()]))], Family::V4, snapshot)
+        };
+        let object = |blackhole: bool| {
+            let hop = route("10.2.0.2", None).hops.pop();
+            Arc::new(NextHop {
+                id: 7,
+                hop: hop.filter(|_| !blackhole),
+                group: Vec::new(),
+                resilient: false,
+                blackhole,
+            })
+        };
+        let unicast = route("", Some(7));
+        snapshot.nexthops.insert(7, object(true));
+        assert_eq!(of(&told, &snapshot), Some(Spec::Drop));
+        assert_eq!(
+            of(&unicast, &snapshot),
+            Some(Spec::Drop),
+            "it has become one"
+        );
+        snapshot.nexthops.insert(7, object(false));
+        assert_eq!(of(&told, &snapshot), Some(Spec::Ask), "it is none any more");
+        assert!(matches!(of(&unicast, &snapshot), Some(Spec::Via { .. })));
+        snapshot.nexthops.clear();
+        assert_eq!(of(&told, &snapshot), Some(Spec::Ask), "its object is gone");
+        let own = Route {
+            nexthop_id: None,
+            ..told
+        };
+        assert_eq!(
+            of(&own, &snapshot),
+            Some(Spec::Drop),
+            "a blackhole of its own"
+        );
+    }
 }

@@ -114,6 +114,32 @@ fn way_down(lab: &mut Lab, ours: &Ours) -> bool {
     ours.count(Counter::Forwarded) > before
 }
 
+/// A route is told to be a blackhole while its next-hop object is one; when that becomes another,
+/// nothing is told of the route.
+#[test]
+fn a_route_whose_object_is_no_blackhole_any_more() {
+    let setup = "sysctl -qw net.ipv4.nexthop_compat_mode=0
+        ip nexthop add id 7 blackhole; ip route add 192.0.2.0/24 nhid 7
+        ip -6 nexthop add id 8 blackhole; ip -6 route add 2001:db8:aa::/48 nhid 8";
+    story(setup, async |namespace, mut lab| {
+        let mut ours = Ours::start(&SMALL).await;
+        for (id, gateway, dst) in [
+            (7, "10.2.0.4", "192.0.2.7"),
+            (8, "2001:db8:2::4", "2001:db8:aa::7"),
+        ] {
+            let frame = to(dst).udp(1, 2).build();
+            let dropped = adds(&mut lab, &ours, Counter::Blackhole, &frame);
+            assert_eq!(dropped, (1, None), "{dst}");
+            let replace = format!("nexthop replace id {id} via {gateway} dev west");
+            ip(namespace, &replace);
+            ours.until("gateway", |ours| {
+                way(&mut lab, ours, dst) == (Some(host(2, 4).0), true)
+            })
+            .await;
+        }
+    });
+}
+
 /// An interface goes, and before that is known here a packet is to leave by it.
 #[test]
 fn what_cannot_be_sent_is_counted() {

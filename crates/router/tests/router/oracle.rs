@@ -150,6 +150,15 @@ fn with_routes_that_refuse() {
     compare(routes, 4, 1000);
 }
 
+/// IPv6's lookup goes by the source before it goes by any metric.
+#[test]
+fn with_routes_for_some_sources_of_a_higher_metric() {
+    let routes = "ip -6 route add 2001:db8:f::/48 from 2001:db8:1::3/128 via 2001:db8:2::4 \
+        metric 2000
+        ip -6 route add 2001:db8:e::/64 from 2001:db8:1::/120 via 2001:db8:2::5 metric 2000";
+    compare(routes, 9, 1200);
+}
+
 #[test]
 fn with_policy_rules_by_the_kernels_lookup() {
     let rules = "ip rule add pref 100 from 10.1.0.3 table 77
