@@ -1,6 +1,6 @@
 //! The kernel's tables change, and so does what is done to the next packet.
 
-use crate::lab::{Lab, SMALL, adds, host, story};
+use crate::lab::{Lab, SMALL, WEST, adds, host, story};
 use crate::ours::Ours;
 use crate::packets::{from, to};
 use butterfly_router::layout::Counter;
@@ -137,6 +137,40 @@ fn a_route_whose_object_is_no_blackhole_any_more() {
             })
             .await;
         }
+    });
+}
+
+/// On an interface without ARP a neighbour that was written down has its own address, and all
+/// others have the interface's.
+#[test]
+fn a_neighbour_that_is_written_down_where_there_is_no_arp() {
+    let setup = "ip link set west arp off
+        ip neigh replace 10.2.0.2 lladdr 02:00:00:00:02:02 dev west nud permanent
+        ip neigh replace 2001:db8:2::2 lladdr 02:00:00:00:02:02 dev west nud permanent";
+    story(setup, async |namespace, mut lab| {
+        let cases = [
+            ("203.0.113.7", host(2, 2)),
+            ("10.2.0.2", host(2, 2)),
+            ("10.2.0.9", WEST),
+            ("2001:db8:f::7", host(2, 2)),
+            ("2001:db8:2::2", host(2, 2)),
+            ("2001:db8:2::9", WEST),
+        ];
+        let kernel = cases.map(|(dst, _)| {
+            lab.east.send(&to(dst).udp(1000, 2000).build());
+            lab.west.receive().first().map(|frame| frame[..6].to_vec())
+        });
+        assert_eq!(kernel, cases.map(|(_, mac)| Some(mac.0.to_vec())));
+        let mut ours = Ours::start(&SMALL).await;
+        for (dst, mac) in cases {
+            assert_eq!(way(&mut lab, &ours, dst), (Some(mac.0), true), "{dst}");
+        }
+        // Taken away, it is as all others.
+        ip(namespace, "neigh del 10.2.0.2 dev west");
+        ours.until("none written down", |ours| {
+            way(&mut lab, ours, "203.0.113.7") == (Some(WEST.0), true)
+        })
+        .await;
     });
 }
 
