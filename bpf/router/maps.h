@@ -51,10 +51,10 @@ struct {
 } hops SEC(".maps");
 
 // The interfaces that are ours, by device and tag. A bond and the VLANs on it are there once more
-// for each of its ports.
+// for each of its ports: there is room for bonds of fifteen.
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 4 * ROUTER_INTERFACES);
+	__uint(max_entries, 16 * ROUTER_INTERFACES);
 	__type(key, struct interface_key);
 	__type(value, struct interface);
 } interfaces SEC(".maps");

@@ -2,12 +2,13 @@
 //! the first packet on, when that changes, and when it loses its interfaces and gets others.
 
 use std::path::Path;
+use std::time::Duration;
 
 use butterfly_tests::Daemon;
 use butterfly_tests::daemon::number;
 use butterfly_tests::lab::check;
-use testkit::Result;
 use testkit::routed_hosts::WEST;
+use testkit::{Result, wait_for};
 
 use super::Stage;
 
@@ -104,6 +105,42 @@ pub fn a_file_s_rules_are_followed(stage: &mut Stage) -> Result<()> {
         answered(stage)? == [false, true],
         "the new rules are in force",
     )
+}
+
+/// Interfaces come for which the compiled list has no room: the router goes on, by the rules as
+/// they were, and says so until there is room.
+pub fn a_list_that_finds_no_room_ends_nothing(stage: &mut Stage) -> Result<()> {
+    let folder = tempfile::tempdir().map_err(|e| e.to_string())?;
+    let file = folder.path().join("acl");
+    let names: String = (0..300).map(|n| format!("allow in many{n}\n")).collect();
+    write(&file, &format!("{PINGS}{names}"))?;
+    let words = file.display().to_string();
+    let host = Some(stage.hosts.router.pid());
+    stage.daemon = Daemon::start_on(host, &["--router-acl", &words])?;
+    stage.take_both()?;
+    check(answered(stage)? == [true, false], "the rules are in force")?;
+    let each = |change: &str| {
+        let all = format!("for n in $(seq 0 299); do echo {change}; done | ip -batch -");
+        stage.hosts.router.ok(&all)
+    };
+    let until = |what: &str, behind: bool| {
+        wait_for(what, Duration::from_secs(30), || {
+            let list = stage.daemon.json("router list")?;
+            let why = list[0]["why"].as_str().unwrap_or_default();
+            let is_behind = why.contains("more than there is room for");
+            Ok((is_behind == behind).then_some(()))
+        })
+    };
+    each("link add many$n type bridge")?;
+    until("the trouble", true)?;
+    check(answered(stage)? == [true, false], "the rules stay in force")?;
+    check(
+        stage.hosts.has_program("east0")?,
+        "the interfaces are the router's",
+    )?;
+    each("link del many$n")?;
+    until("the way out", false)?;
+    check(answered(stage)? == [true, false], "the rules are in force")
 }
 
 pub fn a_declared_list_is_stored_and_taken_back(stage: &mut Stage) -> Result<()> {

@@ -22,7 +22,7 @@ type Session = fn(&mut Stage) -> Result<()>;
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials: [(&str, Session); 16] = trials![
+    let trials: [(&str, Session); 17] = trials![
         interfaces_are_taken_and_given_back,
         counters_are_those_of_an_outside_observer,
         routes_and_neighbours_show_as_they_change,
@@ -36,6 +36,7 @@ fn main() {
         what_nobody_follows_any_more_is_the_kernel_s,
         hanging_it_leaves_packets_to_the_kernel,
         acl::a_file_s_rules_are_followed,
+        acl::a_list_that_finds_no_room_ends_nothing,
         acl::a_declared_list_is_stored_and_taken_back,
         feeds::bird_feeds_it,
         feeds::addresses_come_by_dhcp,

@@ -38,7 +38,8 @@ pub(crate) struct AclInUse {
     names: Vec<(String, Option<u32>)>,
     /// Names of hooks of nftables that it is made from.
     hooks: Vec<String>,
-    /// Why a list of nftables' is not used that could be.
+    /// Why a list of nftables' is not used that could be, or one that was given is as it was before
+    /// interfaces changed.
     trouble: Option<String>,
     keep: Option<KeepRules>,
     /// It has not been told of what is counted now.
@@ -128,7 +129,9 @@ impl Router {
             self.acl.given = before;
             return Err(error);
         }
-        self.settle()
+        // An interface that cannot be written could not before.
+        let _ = self.settle();
+        Ok(())
     }
 
     /// The list that was given.
@@ -194,14 +197,14 @@ impl Router {
                     return Ok(());
                 }
                 // The kernel has it all the same.
-                Err(Error::Acl(error)) => self.acl.trouble = Some(error.to_string()),
-                Err(error) => return Err(error),
+                Err(error) => self.acl.trouble = Some(error.to_string()),
             }
         }
         (self.acl.judges, self.acl.hooks) = ([false; 2], Vec::new());
         if self.acl.list.take().is_some() {
             // What is on its way is judged by what it has begun with.
-            self.settle()?;
+            // What cannot be written is heard of by who writes the configuration after this.
+            let _ = self.settle();
             self.acl.names = Vec::new();
             self.acl.loaded.unload();
             self.acl.is_untold = true;
@@ -228,11 +231,28 @@ impl Router {
     }
 
     /// Interfaces came, went or have other names.
-    pub(crate) fn follow_acl_names(&mut self) -> Result<(), Error> {
-        match self.acl.list.clone() {
-            Some(list) => self.load_acl(list),
-            None => Ok(()),
+    pub(crate) fn follow_acl_names(&mut self) {
+        let list = self.acl.list.as_ref();
+        let is_same = list.is_none_or(|list| self.names_of(list) == self.acl.names);
+        if !is_same || self.acl_trouble().is_some() {
+            self.follow_acl();
         }
+    }
+
+    /// Interfaces or nftables' rules are others. A list that was given and cannot be made anew
+    /// stays as it was: without one more would pass.
+    pub(crate) fn follow_acl(&mut self) {
+        if let Err(error) = self.choose_acl() {
+            self.acl.trouble = Some(error.to_string());
+        }
+    }
+
+    /// Why the list that was given is not what it should be.
+    pub(crate) fn acl_trouble(&self) -> Option<&str> {
+        self.acl
+            .trouble
+            .as_deref()
+            .filter(|_| self.acl.given.is_some())
     }
 
     fn names_of(&self, list: &List) -> Vec<(String, Option<u32>)> {
@@ -267,7 +287,13 @@ impl Router {
             notes.push(format!("{which} are judged by the rules of {hooks}"));
         }
         if let Some(why) = &self.acl.trouble {
-            notes.push(format!("nftables' rules are left to the kernel: {why}"));
+            notes.push(match &self.acl.given {
+                None => format!("nftables' rules are left to the kernel: {why}"),
+                Some(_) => format!(
+                    "rules of the access list that name interfaces are as they were before those \
+                     changed: {why}"
+                ),
+            });
         }
         for (name, _) in self.acl.names.iter().filter(|(_, index)| index.is_none()) {
             notes.push(format!(

@@ -33,7 +33,8 @@ impl Router {
     ///
     /// # Errors
     /// There is no such interface, it is no Ethernet, belongs to a bridge, bond or VRF, has
-    /// another's XDP program, or hides VLAN tags.
+    /// another's XDP program, or hides VLAN tags; or a table cannot be written. It is not the
+    /// router's then.
     pub fn add(
         &mut self,
         name: &str,
@@ -74,12 +75,20 @@ impl Router {
         self.interfaces.insert(ifindex, interface);
         self.order.push(ifindex);
         self.report_slots();
-        self.stand_behind(attached)?;
+        let written = self.stand_behind(attached);
         // Rules may name it; hops may leave by it.
-        self.update_all()
+        let done = self.update_all().and(written);
+        if done.is_err() {
+            // What hinders the one hinders the other, too.
+            let _ = self.remove(name, attached);
+        }
+        done
     }
 
     /// Gives an interface back to the kernel. False if it was not the router's.
+    ///
+    /// # Errors
+    /// A table cannot be written. It is the kernel's all the same.
     pub fn remove(&mut self, name: &str, attached: &mut Interfaces) -> Result<bool, Error> {
         let Some(interface) = self.interface_named(name).cloned() else {
             return Ok(false);
@@ -87,18 +96,28 @@ impl Router {
         self.interfaces.remove(&interface.ifindex);
         self.order.retain(|ifindex| *ifindex != interface.ifindex);
         self.report_slots();
-        self.update_all()?;
-        self.egresses.remove(&interface.ifindex)?;
+        let mut done = self.update_all();
+        done = done.and(
+            self.egresses
+                .remove(&interface.ifindex)
+                .map(drop)
+                .map_err(Error::from),
+        );
         let mut others = self.interfaces.values();
         if !others.any(|other| other.device == interface.device) {
             if let Some(device) = self.devices.remove(&interface.device) {
                 device.point.leave(attached, &[Feature::Router]);
             }
-            self.ports.remove(&interface.port)?;
-            self.stand_behind(attached)?;
-            self.update_all()?;
+            done = done.and(
+                self.ports
+                    .remove(&interface.port)
+                    .map(drop)
+                    .map_err(Error::from),
+            );
+            done = done.and(self.stand_behind(attached));
+            done = done.and(self.update_all());
         }
-        Ok(true)
+        done.map(|()| true)
     }
 
     /// Where one device runs the program at tc, the others do so too, behind XDP: what leaves by
@@ -160,8 +179,8 @@ impl Router {
                 blind: matches!(error, xdp::Error::Tags { .. }),
             });
         }
-        self.stand_behind(attached)?;
-        self.settle()
+        let written = self.stand_behind(attached);
+        self.settle().and(written)
     }
 
     /// What hinders the router on the interface that was added under this name, or on its device.

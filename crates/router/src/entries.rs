@@ -40,24 +40,46 @@ impl Entries {
     }
 
     /// Makes these the interfaces, and no others.
+    ///
+    /// # Errors
+    /// Some are not as they should be, which the next call tries again. All others are.
     pub fn write(&mut self, wanted: BTreeMap<InterfaceKey, Interface>) -> Result<(), Error> {
-        for (key, entry) in &wanted {
-            if self.written.get(key) != Some(entry) {
-                self.all.set(key, entry)?;
+        let mut failed = self.write_all(&wanted);
+        // Interfaces that went, and ports of bonds.
+        let gone: Vec<InterfaceKey> = self.written.keys().copied().collect();
+        let mut removed = Ok(());
+        for key in gone.iter().filter(|key| !wanted.contains_key(key)) {
+            match self.all.remove(key) {
+                Ok(_) => drop(self.written.remove(key)),
+                Err(error) => removed = Err(error.into()),
             }
         }
-        self.write_near(&wanted);
-        // Interfaces that went, and ports of bonds.
-        for key in self.written.keys().filter(|key| !wanted.contains_key(key)) {
-            self.all.remove(key)?;
+        // There may have been no room before.
+        if failed.is_err() {
+            failed = self.write_all(&wanted);
         }
-        self.written = wanted;
-        Ok(())
+        self.write_near();
+        failed.and(removed)
+    }
+
+    fn write_all(&mut self, wanted: &BTreeMap<InterfaceKey, Interface>) -> Result<(), Error> {
+        let mut done = Ok(());
+        for (key, entry) in wanted {
+            if self.written.get(key) == Some(entry) {
+                continue;
+            }
+            match self.all.set(key, entry) {
+                Ok(()) => drop(self.written.insert(*key, *entry)),
+                Err(error) => done = Err(error.into()),
+            }
+        }
+        done
     }
 
     /// The first to come has a place. It stays empty once after its owner has gone: a program that
     /// has read the old key must not go on with another's entry.
-    fn write_near(&mut self, wanted: &BTreeMap<InterfaceKey, Interface>) {
+    fn write_near(&mut self) {
+        let wanted = &self.written;
         let mut left = Vec::new();
         for (place, owner) in self.owners.iter_mut().enumerate() {
             if owner.is_some_and(|key| !wanted.contains_key(&key)) {

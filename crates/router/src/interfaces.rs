@@ -259,7 +259,8 @@ impl Reach for View<'_> {
             let known = self.snapshot.neighbour(ifindex, neighbour)?;
             known.mac.filter(|_| known.is_valid())
         };
-        // One that was written down comes before what arp_constructor() and ndisc_constructor() make.
+        // One that was written down comes before what arp_constructor() and ndisc_constructor()
+        // make.
         let to = known().or(link.mac.filter(|_| link.no_arp));
         let (Some(to), Some(from)) = (to, link.mac) else {
             return Err(Counter::Neighbour);

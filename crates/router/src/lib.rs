@@ -57,6 +57,7 @@
 pub mod acl;
 mod acl_in_use;
 mod attach;
+mod behind;
 pub mod blocks;
 pub mod difference;
 mod entries;

@@ -14,6 +14,7 @@ use xdp::{Mode, PerCpuTable, Program, Table, objects};
 use crate::acl::loaded::Loaded;
 use crate::acl_in_use::AclInUse;
 use crate::attach::Device;
+use crate::behind::Behind;
 use crate::entries::{Entries, NEAR_WORDS};
 use crate::epoch::{CONFIG_WORDS, Epochs};
 use crate::error::Error;
@@ -82,6 +83,8 @@ pub struct Router {
     pub(crate) order: Vec<u32>,
     pub(crate) snapshot: Arc<Snapshot>,
     pub(crate) firewall: Firewall,
+    /// What of the kernel's changes is not in force.
+    pub(crate) behind: Behind,
     /// Whether multipath is by ports (IPv4, IPv6); `None` is a policy that only the kernel has.
     by_ports: [Option<bool>; 2],
     seed: u32,
@@ -175,6 +178,7 @@ impl Router {
             order: Vec::new(),
             snapshot: Arc::default(),
             firewall: Firewall::default(),
+            behind: Behind::default(),
             by_ports: [Some(false); 2],
             seed: rand::random(),
             acl: AclInUse::new(Loaded::new(
@@ -215,6 +219,9 @@ impl Router {
     }
 
     /// Brings the tables in step with what the kernel says now.
+    ///
+    /// # Errors
+    /// Something could not be written, which the next call tries again. All else is in force.
     pub fn update(&mut self, snapshot: Arc<Snapshot>, kinds: Kinds) -> Result<(), Error> {
         self.epochs.end();
         self.epochs.beat();
@@ -265,7 +272,7 @@ impl Router {
             fib.flush();
         }
         if kinds.any(Kinds::LINKS) {
-            self.follow_acl_names()?;
+            self.follow_acl_names();
         }
         self.settle()
     }
@@ -280,7 +287,7 @@ impl Router {
     /// What the firewall sees from now on.
     pub fn set_firewall(&mut self, firewall: Firewall) -> Result<(), Error> {
         self.firewall = firewall;
-        self.choose_acl()?;
+        self.follow_acl();
         self.settle()
     }
 
@@ -344,9 +351,9 @@ impl Router {
         if !changed {
             return Ok(());
         }
-        self.write_egresses()?;
+        let written = self.write_egresses();
         // Hops by it come or go.
-        self.update_all()
+        self.update_all().and(written)
     }
 
     /// What the kernel's lookup may lead to.
@@ -391,6 +398,11 @@ impl Router {
     /// The one that was added under this name.
     pub fn interface_named(&self, name: &str) -> Option<&Interface> {
         self.interfaces().find(|interface| interface.name == name)
+    }
+
+    /// Why not all that the kernel says is in force; [`Service`](crate::Service) tries it again.
+    pub fn behind(&self) -> Option<&str> {
+        self.behind.why()
     }
 
     /// The program, for trials.
@@ -448,6 +460,11 @@ impl Router {
     /// Why packets or lookups are the kernel's, as sentences.
     fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
+        if let Some(why) = self.behind.why() {
+            notes.push(format!(
+                "not all that the kernel says is in force, and it is tried again: {why}"
+            ));
+        }
         notes.extend(self.acl_notes());
         for hook in self
             .firewall
@@ -556,6 +573,9 @@ impl Router {
     }
 
     /// Writes what is not in the tables: the interfaces and what holds for all packets.
+    ///
+    /// # Errors
+    /// Not all interfaces could be written; all else is in force.
     pub(crate) fn settle(&mut self) -> Result<(), Error> {
         let mut flags = 0;
         let mut set = |on: bool, flag| flags |= if on { flag } else { 0 };
@@ -588,11 +608,11 @@ impl Router {
             let keys = interface.keys(&self.snapshot).into_iter();
             entries.extend(keys.map(|key| (key, entry)));
         }
-        self.entries.write(entries)?;
+        let written = self.entries.write(entries);
         let acl = &self.acl;
         self.epochs.begin(|| acl.forget_flows());
         self.acl.hand_over();
-        Ok(())
+        written
     }
 
     pub(crate) fn forget_counters(&self, slot: u32) -> Result<(), Error> {

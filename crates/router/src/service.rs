@@ -33,6 +33,12 @@ pub struct Service {
     requests: Requests,
     devices: Devices,
     second: Interval,
+    /// The kernel's tables and the rules of the firewall are not told of in this second any more.
+    deaf: [bool; 2],
+    /// Programs may have to run elsewhere.
+    links: bool,
+    /// What has failed in this turn.
+    failed: Option<Error>,
 }
 
 /// What asks for something to be done: from [`Service::next`] to [`Service::take`].
@@ -44,13 +50,8 @@ pub enum Change {
     Firewall,
     /// A second has passed.
     Second,
-}
-
-impl Change {
-    /// Interfaces came, went or changed: programs may have to run elsewhere ([`Router::follow`]).
-    pub fn is_of_links(&self) -> bool {
-        matches!(self, Change::Kernel(_, kinds) if kinds.any(Kinds::LINKS))
-    }
+    /// What changes cannot be heard, which is tried again in a second.
+    Unheard(Error),
 }
 
 impl Service {
@@ -77,6 +78,9 @@ impl Service {
             devices: Devices::new().await?,
             second,
             mirror,
+            deaf: [false; 2],
+            links: false,
+            failed: None,
         };
         service
             .router
@@ -109,7 +113,8 @@ impl Service {
         mode: Option<xdp::Mode>,
     ) -> Result<(), Error> {
         self.take_over(name, attached, mode)?;
-        self.read_devices().await
+        let read = self.read_devices().await;
+        self.or_remove(read, name, attached)
     }
 
     /// The first half of [`add`](Self::add), which waits for nothing; packets that would leave by
@@ -122,64 +127,127 @@ impl Service {
     ) -> Result<(), Error> {
         self.router.update(self.mirror.snapshot(), Kinds::ALL)?;
         self.router.add(name, attached, mode)?;
-        self.read_settings()
+        let read = self.read_settings();
+        self.or_remove(read, name, attached)
+    }
+
+    /// What is refused leaves nothing.
+    fn or_remove(
+        &mut self,
+        done: Result<(), Error>,
+        name: &str,
+        attached: &mut Interfaces,
+    ) -> Result<(), Error> {
+        if done.is_err() {
+            // What hinders the one hinders the other, too.
+            let _ = self.router.remove(name, attached);
+        }
+        done
     }
 
     /// Waits for the next thing that changes, and does what it asks for: [`next`](Self::next),
-    /// [`take`](Self::take) and [`Router::follow`], for who has nothing else to wait for.
-    pub async fn step(&mut self, attached: &mut Interfaces) -> Result<bool, Error> {
-        let change = self.next().await?;
-        let links = change.is_of_links();
-        let changed = self.take(change).await?;
-        if links {
-            self.router.follow(attached)?;
-        }
-        Ok(changed)
+    /// [`take`](Self::take) and [`follow`](Self::follow), for who has nothing else to wait for.
+    pub async fn step(&mut self, attached: &mut Interfaces) -> bool {
+        let change = self.next().await;
+        let changed = self.take(change).await;
+        self.follow(attached);
+        changed
     }
 
     /// Waits for the next thing that changes. May be given up at any time: nothing is lost.
-    pub async fn next(&mut self) -> Result<Change, Error> {
+    pub async fn next(&mut self) -> Change {
+        let [no_tables, no_rules] = &mut self.deaf;
         tokio::select! {
-            changed = self.watch.changed() => {
-                let (snapshot, kinds) = changed?;
-                Ok(Change::Kernel(snapshot, kinds))
-            }
-            changed = self.hooks.changed() => {
-                changed?;
-                Ok(Change::Firewall)
-            }
-            _ = self.second.tick() => Ok(Change::Second),
+            changed = self.watch.changed(), if !*no_tables => match changed {
+                Ok((snapshot, kinds)) => Change::Kernel(snapshot, kinds),
+                Err(error) => {
+                    *no_tables = true;
+                    Change::Unheard(error.into())
+                }
+            },
+            changed = self.hooks.changed(), if !*no_rules => match changed {
+                Ok(()) => Change::Firewall,
+                Err(error) => {
+                    (*no_rules, self.hooks_unread) = (true, true);
+                    Change::Unheard(error.into())
+                }
+            },
+            _ = self.second.tick() => Change::Second,
         }
     }
 
-    /// Does what a change asks for; to be waited for to the end. True if the kernel's tables, the
-    /// firewall or a setting changed; false for housekeeping alone.
-    pub async fn take(&mut self, change: Change) -> Result<bool, Error> {
+    /// Does what a change asks for; to be waited for to the end, and followed by
+    /// [`follow`](Self::follow). True if the kernel's tables, the firewall or a setting changed;
+    /// false for housekeeping alone.
+    ///
+    /// What fails leaves in force what was, as far as it is not another one's, and is tried again
+    /// with growing pauses; the report's notes say so as long as that lasts, and so does
+    /// [`Router::behind`].
+    pub async fn take(&mut self, change: Change) -> bool {
+        let heard = matches!(change, Change::Second) && !self.deaf[0];
+        let again = heard && self.router.behind.is_due();
+        let mut done = self.try_take(change).await;
+        if again {
+            self.links = true;
+            done = done.and(self.take_all().await.map(|()| true));
+        }
+        let changed = *done.as_ref().unwrap_or(&true);
+        self.failed = done.err();
+        changed
+    }
+
+    /// The end of a turn: has the programs run where they should, if the change that was
+    /// [taken](Self::take) was one of interfaces. Whether it was.
+    pub fn follow(&mut self, attached: &mut Interfaces) -> bool {
+        let links = std::mem::take(&mut self.links);
+        let mut failed = self.failed.take().map(|error| error.to_string());
+        if links && let Err(error) = self.router.follow(attached) {
+            failed.get_or_insert_with(|| error.to_string());
+        }
+        let failed = failed.or_else(|| self.router.acl_trouble().map(str::to_owned));
+        self.router.behind.end_turn(failed);
+        links
+    }
+
+    /// Whatever there is, as if nothing had been read before.
+    async fn take_all(&mut self) -> Result<(), Error> {
+        let updated = self.router.update(self.mirror.snapshot(), Kinds::ALL);
+        let firewall = self.read_firewall().await;
+        updated.and(firewall)
+    }
+
+    async fn try_take(&mut self, change: Change) -> Result<bool, Error> {
         match change {
             Change::Kernel(snapshot, kinds) => {
-                self.router.update(snapshot, kinds)?;
-                if kinds.any(Kinds::LINKS) {
-                    self.read_devices().await?;
+                let updated = self.router.update(snapshot, kinds);
+                if !kinds.any(Kinds::LINKS) {
+                    return updated.map(|()| true);
                 }
-                Ok(true)
+                self.links = true;
+                self.read_devices().await.and(updated).map(|()| true)
             }
+            Change::Unheard(error) => Err(error),
             Change::Firewall => {
                 self.read_firewall().await?;
                 Ok(true)
             }
             Change::Second => {
-                self.router.beat();
-                let changed = self.hooks.silent_changed().await;
-                if changed || self.hooks_unread {
-                    self.read_firewall().await?;
+                // Whose changes are not heard is not followed: packets are the kernel's soon.
+                let [no_tables, _] = std::mem::take(&mut self.deaf);
+                if !no_tables {
+                    self.router.beat();
                 }
-                self.read_settings()?;
-                self.read_devices().await?;
+                let changed = self.hooks.silent_changed().await;
+                let mut done = self.read_settings();
+                if changed || self.hooks_unread {
+                    done = done.and(self.read_firewall().await);
+                }
+                done = done.and(self.read_devices().await);
                 for (ifindex, ip) in self.router.housekeep() {
                     // A neighbour that has gone meanwhile needs no confirmation.
                     let _ = self.requests.probe(ifindex, ip).await;
                 }
-                Ok(changed)
+                done.map(|()| changed)
             }
         }
     }
@@ -199,13 +267,25 @@ impl Service {
     pub async fn read_devices(&mut self) -> Result<(), Error> {
         let devices: std::collections::BTreeSet<u32> =
             self.router.interfaces().map(|own| own.device).collect();
+        let mut all = Ok(());
         for device in devices {
-            let sends = self.devices.takes_redirects(device).await?;
-            self.router.set_sends(device, sends)?;
-            let peer = self.peer_of(device, sends).await?;
-            self.router.set_peer(device, peer)?;
+            all = self.read_device(device).await.and(all);
         }
-        Ok(())
+        all
+    }
+
+    async fn read_device(&mut self, device: u32) -> Result<(), Error> {
+        let sends = self.devices.takes_redirects(device).await;
+        let peer = match &sends {
+            Ok(sends) => self.peer_of(device, *sends).await,
+            Err(_) => Ok(None),
+        };
+        let sends = sends.map_err(Error::from);
+        let written = sends.and_then(|sends| self.router.set_sends(device, sends));
+        // Nothing is handed past what may be there.
+        let known = peer.as_ref().copied().unwrap_or_default();
+        self.router.set_peer(device, known).and(written)?;
+        peer.map(drop)
     }
 
     /// The MAC address of a device's other end in another namespace, if nothing is between the two
@@ -235,8 +315,7 @@ impl Service {
                 .and_then(|text| text.trim().parse().ok())
                 .unwrap_or(0)
         };
-        self.router
-            .set_hash_policies([read("ipv4"), read("ipv6")])?;
+        let written = self.router.set_hash_policies([read("ipv4"), read("ipv6")]);
         let snapshot = self.router.snapshot();
         let links = self
             .router
@@ -244,7 +323,7 @@ impl Service {
             .filter_map(|own| own.link(snapshot));
         let enabled = links.filter(|link| is_ipv6_enabled(&link.name));
         let enabled = enabled.map(|link| link.index).collect();
-        self.router.set_ipv6(&enabled)
+        self.router.set_ipv6(&enabled).and(written)
     }
 }
 

@@ -173,13 +173,10 @@ impl ForwardArgs {
         loop {
             tokio::select! {
                 change = service.next() => {
-                    let change = change.map_err(refused)?;
-                    let links = change.is_of_links();
-                    if !service.take(change).await.map_err(refused)? {
+                    let changed = service.take(change).await;
+                    service.follow(attached);
+                    if !changed {
                         continue;
-                    }
-                    if links {
-                        service.router.follow(attached).map_err(refused)?;
                     }
                     let now = service.router.report().map_err(refused)?;
                     say_what_changed(session, &shown, &now)?;

@@ -116,8 +116,6 @@ async fn serve(
     mut asked: UnboundedReceiver<Order>,
 ) {
     let mut attached = Interfaces::new();
-    // Why it follows the kernel no more.
-    let mut lost: Option<String> = None;
     loop {
         let change = tokio::select! {
             order = asked.recv() => {
@@ -131,22 +129,13 @@ async fn serve(
                     }
                     None => return,
                 };
-                let done = lost.clone().map_or(Ok(()), Err).and(done);
                 let _ = answer.send(done.and_then(|()| state(&service)));
                 continue;
             }
-            change = service.next(), if lost.is_none() => change,
+            change = service.next() => change,
         };
-        let followed = async {
-            let change = change?;
-            let links = change.is_of_links();
-            service.take(change).await?;
-            if links {
-                service.router.follow(&mut attached)?;
-            }
-            Ok::<(), router::Error>(())
-        };
-        lost = followed.await.err().map(|e| e.to_string());
+        service.take(change).await;
+        service.follow(&mut attached);
     }
 }
 

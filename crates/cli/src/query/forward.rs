@@ -58,7 +58,10 @@ fn interfaces(service: &Service) -> Vec<v1::RouterInterface> {
     let interface = |one: &router::interfaces::Interface| v1::RouterInterface {
         name: one.name.clone(),
         mode: messages::mode(router.mode_of(one.device)).into(),
-        why: router.trouble_of(&one.name).unwrap_or_default(),
+        why: router
+            .trouble_of(&one.name)
+            .or_else(|| router.behind().map(str::to_owned))
+            .unwrap_or_default(),
     };
     router.interfaces().map(interface).collect()
 }

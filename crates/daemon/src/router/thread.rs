@@ -277,32 +277,22 @@ impl RouterThread {
         }
     }
 
-    async fn take(&mut self, change: Result<Change, router::Error>) {
-        if let Err(error) = self.try_take(change).await {
-            tracing::error!("the router ends, and the kernel forwards: {error}");
-            self.give_up();
-        }
-    }
-
-    async fn try_take(
-        &mut self,
-        change: Result<Change, router::Error>,
-    ) -> Result<(), router::Error> {
+    /// What fails ends nothing: it is said once, and tried again until it works.
+    async fn take(&mut self, change: Change) {
         let Some(mut service) = self.running.take() else {
-            return Ok(());
+            return;
         };
         let before = service.router.snapshot().clone();
-        let links = change.as_ref().is_ok_and(Change::is_of_links);
-        let mut changed = match change {
-            Ok(change) => service.take(change).await,
-            Err(error) => Err(error),
-        };
-        if links && changed.is_ok() {
-            let followed = service.router.follow(&mut lock(&self.attached));
-            changed = followed.and(changed);
+        let was_behind = service.router.behind().is_some();
+        let changed = service.take(change).await;
+        let links = service.follow(&mut lock(&self.attached));
+        let behind = service.router.behind();
+        let told = behind.is_some() != was_behind;
+        if let Some(why) = behind.filter(|_| told) {
+            tracing::error!("the router is behind the kernel, and tries again: {why}");
         }
         let mut driver = self.driver(service);
-        if links {
+        if links || told {
             let members = self.tracked.follow(&mut driver).await;
             for member in members {
                 let whose = (Feature::Router, member.name.clone());
@@ -311,11 +301,10 @@ impl RouterThread {
             }
         }
         self.running = Some(driver.service);
-        if changed? {
+        if changed || told {
             self.send_changes(&before);
             self.send_notes();
         }
-        Ok(())
     }
 
     /// What the kernel's tables have now that they had not before.
@@ -380,7 +369,9 @@ impl Driver for RouterDriver {
 
     /// The router has followed before.
     fn keep(&mut self, name: &str) -> Result<(), String> {
-        self.service.router.trouble_of(name).map_or(Ok(()), Err)
+        let router = &self.service.router;
+        let behind = || router.behind().map(str::to_owned);
+        router.trouble_of(name).or_else(behind).map_or(Ok(()), Err)
     }
 
     fn leave(&mut self, name: &str) {
@@ -411,7 +402,7 @@ fn lock(attached: &Mutex<Interfaces>) -> MutexGuard<'_, Interfaces> {
 }
 
 /// The next change of what runs; for ever if nothing does.
-async fn next(running: &mut Option<Service>) -> Result<Change, router::Error> {
+async fn next(running: &mut Option<Service>) -> Change {
     match running {
         Some(service) => service.next().await,
         None => std::future::pending().await,

@@ -239,23 +239,22 @@ impl<'a> Builder<'a> {
             .collect();
         names.sort_unstable();
         names.dedup();
+        let known: Vec<(&str, u32)> = names
+            .into_iter()
+            .filter_map(|name| Some((name, ifindex(name)?)))
+            .collect();
+        let indices: Vec<u32> = known.iter().map(|(_, index)| *index).collect();
+        let places = interface_places(&indices).ok_or_else(|| {
+            let count = indices.len();
+            let why = format!("it names {count} interfaces, more than there is room for");
+            ListError::Whole(why)
+        })?;
         let mut table = [[0; 4]; ACL_INTERFACES];
-        for name in names {
-            let Some(index) = ifindex(name) else {
-                continue;
-            };
+        for ((name, index), place) in known.into_iter().zip(places) {
             let takes = |own: &Option<String>| own.as_deref().is_none_or(|own| own == name);
             let input = self.row(&self.those(|rule| takes(&rule.input)))?;
             let output = self.row(&self.those(|rule| takes(&rule.output)))?;
-            let first = acl_place(index);
-            let mut places = (first..first + ACL_PROBES).map(|place| place % ACL_INTERFACES);
-            let free = places.find(|place| table[*place][0] == 0);
-            let why = || {
-                let why =
-                    format!("it names more interfaces than there is room for, such as {name}");
-                ListError::Whole(why)
-            };
-            table[free.ok_or_else(why)?] = [index, input, output, 0];
+            table[place] = [index, input, output, 0];
         }
         header.other_in = self.row(&self.those(|rule| rule.input.is_none()))?;
         header.other_out = self.row(&self.those(|rule| rule.output.is_none()))?;
@@ -344,6 +343,26 @@ impl<'a> Builder<'a> {
     }
 }
 
+/// A place for each interface, at the most so far behind its own that the program finds it. In the
+/// order of their own places nobody is farther behind than has to be, if the order begins where
+/// nobody reaches over: where that is, is tried.
+fn interface_places(indices: &[u32]) -> Option<Vec<usize>> {
+    (0..ACL_INTERFACES).find_map(|begin| {
+        let from_begin = |own: usize| (own + ACL_INTERFACES - begin) % ACL_INTERFACES;
+        let mut order: Vec<usize> = (0..indices.len()).collect();
+        order.sort_by_key(|at| from_begin(acl_place(indices[*at])));
+        let mut taken = [false; ACL_INTERFACES];
+        let mut places = vec![0; indices.len()];
+        for at in order {
+            let own = acl_place(indices[at]);
+            let mut near = (own..own + ACL_PROBES).map(|place| place % ACL_INTERFACES);
+            places[at] = near.find(|place| !taken[*place])?;
+            taken[places[at]] = true;
+        }
+        Some(places)
+    })
+}
+
 fn too_large() -> ListError {
     let why = "it takes more than 64 MiB: too many of its rules lie within each other";
     ListError::Whole(why.into())
@@ -426,6 +445,33 @@ mod tests {
             .position(|rule| *rule == 1)
             .expect("it has a place");
         assert_eq!(row(header.other_in), 0b111 ^ (1 << second));
+    }
+
+    /// Whatever their indices are: an interface that goes and comes back has another one.
+    #[test]
+    fn a_hundred_interfaces_have_places_that_the_program_finds() {
+        use rand::rngs::StdRng;
+        use rand::{Rng, SeedableRng};
+        let mut rng = StdRng::seed_from_u64(7);
+        for _ in 0..200 {
+            let mut indices: Vec<u32> = (0..100).map(|_| rng.random_range(1..100_000)).collect();
+            indices.sort_unstable();
+            indices.dedup();
+            let places = interface_places(&indices).expect("room");
+            let mut taken = [0; ACL_INTERFACES];
+            places.iter().for_each(|place| taken[*place] += 1);
+            assert!(taken.iter().all(|count| *count <= 1), "{indices:?}");
+            for (index, place) in indices.iter().zip(&places) {
+                let own = acl_place(*index);
+                let behind = (place + ACL_INTERFACES - own) % ACL_INTERFACES;
+                assert!(behind < ACL_PROBES, "{index} at {place}");
+                // The program ends its search at a place that nobody has.
+                let mut between = (own..own + behind).map(|place| place % ACL_INTERFACES);
+                assert!(between.all(|place| taken[place] == 1), "{index} at {place}");
+            }
+        }
+        let too_many: Vec<u32> = (1..=ACL_INTERFACES as u32 + 1).collect();
+        assert_eq!(interface_places(&too_many), None);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use crate::cables::{Cables, NATIVE, PLAIN, TC};
 use crate::flow_cache::stay;
-use crate::lab::{SMALL, story_over};
+use crate::lab::{Lab, SMALL, adds, host, story_over};
 use crate::oracle::{Out, alike, pass};
 use crate::ours::Ours;
 use crate::packets::{from, generate, to};
@@ -1015,6 +1015,48 @@ fn sources_that_the_kernel_was_told_to_take_are_judged() {
             assert_eq!(report.rules[0].1.packets, 0);
         });
     }
+}
+
+/// A list names more interfaces than there is room for, which is found out when they come: it stays
+/// as it was, routes are followed on, and it is made anew when there is room.
+#[test]
+fn a_list_that_finds_no_room_any_more_stays_as_it_was() {
+    story_over(&PLAIN, "", async |namespace, mut lab| {
+        let mut ours = Ours::start(&SMALL).await;
+        let names: String = (0..300).map(|n| format!("allow in many{n}\n")).collect();
+        let text = format!("default allow\ndeny proto udp to any port 9\n{names}");
+        let list = List::parse(&text).expect("a list");
+        ours.service.router.set_acl(Some(list)).expect("it fits");
+        let [passes, denied] = [8, 9].map(|port| to("203.0.113.7").udp(1, port).build());
+        let holds = |lab: &mut Lab, ours: &Ours, gateway| {
+            let passed = adds(lab, ours, Counter::Forwarded, &passes);
+            let refused = adds(lab, ours, Counter::Denied, &denied);
+            passed == (1, Some(host(2, gateway).0)) && refused == (1, None)
+        };
+        assert!(holds(&mut lab, &ours, 2));
+        let each = |change: &str| {
+            let all = format!("for n in $(seq 0 299); do echo {change}; done | ip -batch -");
+            namespace.ok(&all).expect("ip");
+        };
+        each("link add many$n type bridge");
+        let is_behind = |ours: &Ours| {
+            let why = ours.service.router.behind();
+            why.is_some_and(|why| why.contains("more than there is room for"))
+        };
+        ours.until("trouble", |ours| is_behind(ours)).await;
+        let note = "rules of the access list that name interfaces are as they were before";
+        let notes = ours.notes();
+        assert!(notes.iter().any(|said| said.starts_with(note)), "{notes:?}");
+        assert!(holds(&mut lab, &ours, 2), "the list is as it was");
+        let replace = "ip route replace 203.0.113.0/24 via 10.2.0.3";
+        namespace.ok(replace).expect("ip");
+        ours.until("route", |ours| holds(&mut lab, ours, 3)).await;
+        assert!(is_behind(&ours), "{:?}", ours.notes());
+        each("link del many$n");
+        ours.until_within(30, "way out", |ours| ours.service.router.behind().is_none())
+            .await;
+        assert!(holds(&mut lab, &ours, 3));
+    });
 }
 
 /// An interface that a rule names comes, and goes.

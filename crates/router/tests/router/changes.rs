@@ -174,6 +174,41 @@ fn a_neighbour_that_is_written_down_where_there_is_no_arp() {
     });
 }
 
+/// What cannot be written is said and tried again: an interface is refused and leaves nothing, and
+/// all else is followed.
+#[test]
+fn what_cannot_be_written_ends_nothing() {
+    let setup = "ip link add spare type veth peer name other && ip link set spare up";
+    story(setup, async |namespace, mut lab| {
+        let mut ours = Ours::start(&SMALL).await;
+        let map = ours.service.router.program().map("interfaces");
+        map.expect("the map").freeze().expect("it takes no more");
+        let refused = ours.service.add("spare", &mut ours.attached, None).await;
+        refused.expect_err("it cannot be written");
+        assert!(ours.service.router.interface_named("spare").is_none());
+        let spare = namespace.ifindex("spare").expect("its index");
+        assert_eq!(ours.attached.mode(spare), None);
+
+        assert_eq!(ours.service.router.behind(), None);
+        namespace
+            .ok("sysctl -qw net.ipv4.conf.east.forwarding=0")
+            .expect("sysctl");
+        ours.until("trouble", |ours| ours.service.router.behind().is_some())
+            .await;
+        let note = "not all that the kernel says is in force, and it is tried again: ";
+        let notes = ours.notes();
+        assert!(notes.iter().any(|said| said.starts_with(note)), "{notes:?}");
+        ip(
+            namespace,
+            "-6 route replace 2001:db8:f::/48 via 2001:db8:2::3",
+        );
+        ours.until("other gateway", |ours| {
+            way(&mut lab, ours, "2001:db8:f::7") == (Some(host(2, 3).0), true)
+        })
+        .await;
+    });
+}
+
 /// An interface goes, and before that is known here a packet is to leave by it.
 #[test]
 fn what_cannot_be_sent_is_counted() {
