@@ -171,6 +171,13 @@ impl Interface {
             0 if custom_rules => RP_ROUTES,
             0 => 0,
             1 => 1,
+            // Without an address loose filtering is as strict.
+            _ if !snapshot
+                .addresses_of(self.ifindex)
+                .any(|own| own.ip.is_ipv4()) =>
+            {
+                1
+            }
             _ => 2,
         };
         layout::Interface {

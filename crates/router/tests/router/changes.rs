@@ -209,6 +209,40 @@ fn what_cannot_be_written_ends_nothing() {
     });
 }
 
+/// Loose reverse path filtering is strict where an interface has no address, also where the kernel
+/// looks routes up.
+#[test]
+fn an_interface_without_an_address_takes_sources_of_its_own_alone() {
+    for rule in ["", "ip rule add pref 100 from 192.0.2.0/24 table 77"] {
+        let setup = format!("sysctl -qw net.ipv4.conf.all.rp_filter=2\n{rule}");
+        story(&setup, async |namespace, mut lab| {
+            let frame = from("203.0.113.9", "198.51.100.9".parse().expect("an address"));
+            let frame = frame.udp(1000, 2000).build();
+            let kernels = |lab: &mut Lab| {
+                lab.east.send(&frame);
+                lab.west.receive().len()
+            };
+            assert_eq!(kernels(&mut lab), 1, "the kernel takes it");
+            let mut ours = Ours::start(&SMALL).await;
+            let fast = (1, Some(host(2, 3).0));
+            assert_eq!(adds(&mut lab, &ours, Counter::Forwarded, &frame), fast);
+            ip(namespace, "addr del 10.1.0.1/24 dev east");
+            ours.until("source refused", |ours| {
+                adds(&mut lab, ours, Counter::Source, &frame) == (1, None)
+            })
+            .await;
+            ip(namespace, "addr add 10.1.0.1/24 dev east");
+            ours.until("source taken", |ours| {
+                adds(&mut lab, ours, Counter::Forwarded, &frame) == fast
+            })
+            .await;
+            ip(namespace, "addr del 10.1.0.1/24 dev east");
+            drop(ours);
+            assert_eq!(kernels(&mut lab), 0, "as the kernel");
+        });
+    }
+}
+
 /// An interface goes, and before that is known here a packet is to leave by it.
 #[test]
 fn what_cannot_be_sent_is_counted() {
