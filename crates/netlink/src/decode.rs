@@ -61,33 +61,36 @@ pub fn link(message: &Message) -> Option<Link> {
         }
     }
     // A VLAN whose parent lives in another namespace has no parent that we could name.
-    if let (Some((id, protocol)), Some(parent), false) = (tag, parent, elsewhere) {
-        link.vlan = Some(Vlan {
-            parent,
-            id,
-            protocol,
-        });
+    if let (Some(tag), Some(parent), false) = (tag, parent, elsewhere) {
+        link.vlan = Some(Vlan { parent, ..tag });
     }
     Some(link)
 }
 
-/// IFLA_LINKINFO: the kind, and a VLAN's tag.
-fn link_info(info: &Attribute) -> (Option<String>, Option<(u16, u16)>) {
+/// IFLA_LINKINFO: the kind, and a VLAN but for its parent.
+fn link_info(info: &Attribute) -> (Option<String>, Option<Vlan>) {
     let kind = info.nested().find(|inner| inner.kind == IFLA_INFO_KIND);
     let kind = kind.map(|kind| kind.text());
     if kind.as_deref() != Some("vlan") {
         return (kind, None);
     }
-    let (mut id, mut protocol) = (None, 0x8100);
+    let (mut id, mut protocol, mut maps_priorities) = (None, 0x8100, false);
     let data = info.nested().find(|inner| inner.kind == IFLA_INFO_DATA);
     for attribute in data.iter().flat_map(|data| data.nested()) {
         match attribute.kind {
             IFLA_VLAN_ID => id = attribute.u16(),
             IFLA_VLAN_PROTOCOL => protocol = attribute.u16_be().unwrap_or(protocol),
+            IFLA_VLAN_EGRESS_QOS => maps_priorities = attribute.nested().next().is_some(),
             _ => {}
         }
     }
-    (kind, id.map(|id| (id, protocol)))
+    let vlan = id.map(|id| Vlan {
+        parent: 0,
+        id,
+        protocol,
+        maps_priorities,
+    });
+    (kind, vlan)
 }
 
 /// IFLA_LINKINFO of a bond's port: its state is 0 (active) or 1 (backup).

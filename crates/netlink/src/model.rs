@@ -208,6 +208,8 @@ pub struct Vlan {
     pub id: u16,
     /// EtherType of the tag: 0x8100 or 0x88a8.
     pub protocol: u16,
+    /// Its tags tell the packets' priorities (`egress-qos-map`).
+    pub maps_priorities: bool,
 }
 
 /// An address of an interface of ours.

@@ -87,6 +87,7 @@ pub const IFLA_INET6_ADDR_GEN_MODE: u16 = 8;
 pub const IN6_ADDR_GEN_MODE_NONE: u8 = 1;
 pub const IFLA_BOND_SLAVE_STATE: u16 = 1;
 pub const IFLA_VLAN_ID: u16 = 1;
+pub const IFLA_VLAN_EGRESS_QOS: u16 = 3;
 pub const IFLA_VLAN_PROTOCOL: u16 = 5;
 pub const IFLA_XDP_PROG_ID: u16 = 4;
 

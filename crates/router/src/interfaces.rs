@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use netlink::{Family, ForwardingSettings, Link, Snapshot};
+use netlink::{Family, ForwardingSettings, Link, Snapshot, Vlan};
 use wire::Mac;
 
 use crate::error::Error;
@@ -195,6 +195,32 @@ impl Interface {
         taken_by_master(self.link(snapshot)?, snapshot)
     }
 
+    /// Whether the program sends by it: the device takes frames, or the program runs `at_tc`, and
+    /// no tag of its tells priorities, which the kernel alone knows.
+    pub fn is_sent_by(&self, snapshot: &Snapshot, at_tc: bool) -> bool {
+        (self.sends || at_tc) && !self.maps_priorities(snapshot)
+    }
+
+    /// Its tags, or those of a VLAN that it is within, tell the packets' priorities.
+    pub fn maps_priorities(&self, snapshot: &Snapshot) -> bool {
+        let mut vlan = self.link(snapshot).and_then(|link| link.vlan);
+        for _ in 0..self.tags.len() {
+            let Some(Vlan {
+                parent,
+                maps_priorities,
+                ..
+            }) = vlan
+            else {
+                return false;
+            };
+            if maps_priorities {
+                return true;
+            }
+            vlan = snapshot.links.get(&parent).and_then(|link| link.vlan);
+        }
+        false
+    }
+
     /// Whether the kernel takes IPv6 from it.
     pub fn has_ipv6(&self, snapshot: &Snapshot) -> bool {
         let link = self.link(snapshot);
@@ -256,7 +282,7 @@ impl Reach for View<'_> {
         let interface = self
             .interfaces
             .get(&ifindex)
-            .filter(|interface| interface.sends || self.at_tc);
+            .filter(|interface| interface.is_sent_by(self.snapshot, self.at_tc));
         let interface = interface.ok_or(Counter::Elsewhere)?;
         let link = interface
             .link(self.snapshot)

@@ -359,7 +359,7 @@ impl Router {
     /// What the kernel's lookup may lead to.
     pub(crate) fn write_egresses(&self) -> Result<(), Error> {
         for interface in self.interfaces.values() {
-            if interface.sends || self.at_tc {
+            if interface.is_sent_by(&self.snapshot, self.at_tc) {
                 self.egresses.set(&interface.ifindex, &interface.egress())?;
             } else {
                 self.egresses.remove(&interface.ifindex)?;
@@ -497,6 +497,13 @@ impl Router {
             ));
         }
         for interface in self.interfaces() {
+            if interface.maps_priorities(&self.snapshot) {
+                notes.push(format!(
+                    "packets to {} are left to the kernel: its tags tell their priorities \
+                     (egress-qos-map)",
+                    interface.name
+                ));
+            }
             if interface.link(&self.snapshot).is_none_or(|link| !link.up) {
                 notes.push(format!(
                     "nothing is forwarded from {}: it is down",
@@ -564,11 +571,10 @@ impl Router {
     }
 
     fn make_plans(&self) -> [Plan; 2] {
-        let names: Vec<&str> = self
-            .interfaces
-            .values()
-            .map(|interface| interface.name.as_str())
-            .collect();
+        // Rules go by the names that interfaces have now.
+        let links = self.interfaces.values();
+        let links = links.filter_map(|interface| interface.link(&self.snapshot));
+        let names: Vec<&str> = links.map(|link| link.name.as_str()).collect();
         [Family::V4, Family::V6].map(|family| Plan::new(&self.snapshot.rules, family, &names))
     }
 

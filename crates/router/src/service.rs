@@ -180,9 +180,8 @@ impl Service {
     /// [`follow`](Self::follow). True if the kernel's tables, the firewall or a setting changed;
     /// false for housekeeping alone.
     ///
-    /// What fails leaves in force what was, as far as it is not another one's, and is tried again
-    /// with growing pauses; the report's notes say so as long as that lasts, and so does
-    /// [`Router::behind`].
+    /// What fails leaves in force what was, and is tried again with growing pauses; the report's
+    /// notes say so as long as that lasts, and so does [`Router::behind`].
     pub async fn take(&mut self, change: Change) -> bool {
         let heard = matches!(change, Change::Second) && !self.deaf[0];
         let again = heard && self.router.behind.is_due();

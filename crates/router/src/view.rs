@@ -259,7 +259,7 @@ impl Router {
     fn leaves_by(&self, ifindex: u32) -> bool {
         self.interfaces
             .get(&ifindex)
-            .is_some_and(|interface| interface.sends || self.at_tc)
+            .is_some_and(|interface| interface.is_sent_by(&self.snapshot, self.at_tc))
     }
 }
 

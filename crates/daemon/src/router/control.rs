@@ -127,7 +127,8 @@ impl Control {
     pub async fn summary(&self) -> String {
         let members = self.look(|router| router.members()).await;
         let describe = |member: Member| match member.mode {
-            Some(mode) => format!("{}: {}", member.name, mode.words()),
+            Some(mode) if member.why.is_empty() => format!("{}: {}", member.name, mode.words()),
+            Some(mode) => format!("{}: {} ({})", member.name, mode.words(), member.why),
             None => format!("{}: not attached ({})", member.name, member.why),
         };
         let lines: Vec<String> = members

@@ -55,6 +55,7 @@ fn kernel() -> Snapshot {
         parent: 1,
         id: 100,
         protocol: 0x8100,
+        maps_priorities: false,
     };
     for link in [link(1, None), link(7, Some(vlan)), link(9, None)] {
         kernel.links.insert(link.index, link);

@@ -243,6 +243,25 @@ fn an_interface_without_an_address_takes_sources_of_its_own_alone() {
     }
 }
 
+/// An interface that is renamed is the one that rules of its new name are for.
+#[test]
+fn a_rule_for_an_interface_s_new_name_takes_effect() {
+    let setup = "ip route add 203.0.113.0/24 via 10.2.0.4 table 9
+        ip rule add pref 50 iif wan0 table 9";
+    story(setup, async |namespace, mut lab| {
+        let mut ours = Ours::start(&SMALL).await;
+        let dst = "203.0.113.7";
+        assert_eq!(way(&mut lab, &ours, dst), (Some(host(2, 2).0), true));
+        ip(namespace, "link set east down");
+        ip(namespace, "link set east name wan0");
+        ip(namespace, "link set wan0 up");
+        ours.until("the other table", |ours| {
+            way(&mut lab, ours, dst) == (Some(host(2, 4).0), true)
+        })
+        .await;
+    });
+}
+
 /// An interface goes, and before that is known here a packet is to leave by it.
 #[test]
 fn what_cannot_be_sent_is_counted() {

@@ -198,6 +198,40 @@ fn a_list_is_not_applied_where_tags_may_be_hidden() {
     });
 }
 
+/// By a VLAN whose tags tell priorities the kernel alone sends.
+#[test]
+fn tags_that_tell_priorities_are_the_kernel_s() {
+    if !can_make("vlan") {
+        return;
+    }
+    story_over(&VLANS, "", async |namespace: &Namespace, mut lab| {
+        let frame = to("203.0.113.7").udp(1, 2).payload(b"hello").build();
+        let mut tags = || {
+            lab.east.send(&frame);
+            let out = lab.west.receive();
+            out.into_iter()
+                .map(|frame| frame[12..16].to_vec())
+                .collect()
+        };
+        let mut ours = Ours::start(&SMALL).await;
+        // The wire takes the tag off that it knows.
+        let plain: Vec<Vec<u8>> = tags();
+        assert_eq!(
+            (plain[0][..2].to_vec(), ours.count(Counter::Forwarded)),
+            (vec![8, 0], 1)
+        );
+        namespace
+            .ok("ip link set west type vlan egress 0:5")
+            .expect("a map");
+        let note = "packets to west are left to the kernel: its tags tell their priorities \
+                    (egress-qos-map)";
+        ours.until("the map", |ours| ours.notes().contains(&note.to_owned()))
+            .await;
+        assert_eq!(tags(), [[0x88, 0xa8, 0xa0, 6]]);
+        assert_eq!(ours.count(Counter::Elsewhere), 1);
+    });
+}
+
 /// What comes by a VLAN that is down the kernel drops.
 #[test]
 fn a_vlan_that_is_down() {
@@ -282,12 +316,25 @@ fn give_away_and_take_back(kind: &str, modes: [Mode; 2]) {
     let cables = Cables { modes, ..PLAIN };
     story_over(&cables, setup, async |namespace: &Namespace, mut lab| {
         let frame = to("203.0.113.7").udp(1, 2).payload(b"hello").build();
+        let change = |what: &str| {
+            namespace
+                .ok(&format!("ip link set east {what}"))
+                .expect("ip")
+        };
+        change("master other");
+        lab.east.send(&frame);
+        let theirs = lab.west.receive();
+        let theirs = theirs
+            .first()
+            .map(|frame| [0, 1, 2, 3, 4, 5].map(|at| frame[at]));
+        change("nomaster");
         let mut ours = Ours::start_over(&cables, &SMALL).await;
-        let main = adds(&mut lab, &ours, Counter::Forwarded, &frame);
-        assert_eq!(main, (1, Some(host(2, 2).0)));
-        namespace
-            .ok("ip link set east master other")
-            .expect("it is given away");
+        let main = (1, Some(host(2, 2).0));
+        ours.until("way", |ours| {
+            adds(&mut lab, ours, Counter::Forwarded, &frame) == main
+        })
+        .await;
+        change("master other");
         let why = format!("it belongs to the {kind} other, which has its packets");
         ours.until("trouble", |ours| {
             ours.service.router.trouble_of("east").as_ref() == Some(&why)
@@ -297,7 +344,6 @@ fn give_away_and_take_back(kind: &str, modes: [Mode; 2]) {
             ours.notes().contains(&format!("east: {why}"))
         })
         .await;
-        let theirs = (kind == "vrf").then_some(host(2, 3).0);
         let other = adds(&mut lab, &ours, Counter::Forwarded, &frame);
         assert_eq!(other, (0, theirs), "the kernel's, by the {kind}");
         let list = List::parse("default deny").expect("a list");
@@ -306,7 +352,7 @@ fn give_away_and_take_back(kind: &str, modes: [Mode; 2]) {
         assert!(ours.notes().contains(&note), "{:?}", ours.notes());
         ours.service.router.set_acl(None).expect("no list");
 
-        namespace.ok("ip link set east nomaster").expect("freed");
+        change("nomaster");
         ours.until("way back", |ours| {
             ours.service.router.trouble_of("east").is_none()
                 && adds(&mut lab, ours, Counter::Forwarded, &frame) == main

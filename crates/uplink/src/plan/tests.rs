@@ -41,6 +41,7 @@ fn kernel() -> Snapshot {
             parent: 3,
             id: 7,
             protocol: 0x8100,
+            maps_priorities: false,
         });
     });
     link(5, "bond0", &|link| link.kind = Some("bond".to_owned()));
