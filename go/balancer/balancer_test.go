@@ -460,6 +460,44 @@ func fragmentationNeeded(ours, server [4]byte, mtu uint16) []byte {
 	return message
 }
 
+// Anybody on a bridge's segment can answer for a server with the bridge's own MAC.
+func TestAServerWithItsBridgesOwnMACHasNoWay(t *testing.T) {
+	needRoot(t)
+	ip(t, "link add bridge0 address 02:00:00:00:00:b0 type bridge")
+	t.Cleanup(func() { ip(t, "link del bridge0") })
+	ip(t, "link add port0 type veth peer name far3")
+	t.Cleanup(func() { ip(t, "link del port0") })
+	ip(t, "link set port0 master bridge0")
+	for _, name := range []string{"bridge0", "port0", "far3"} {
+		ip(t, "link set "+name+" up")
+	}
+	ip(t, "addr add 10.1.3.100/24 dev bridge0")
+	ip(t, "neigh add 10.1.3.1 lladdr 02:00:00:00:00:21 dev bridge0 nud permanent")
+	ip(t, "neigh add 10.1.3.2 lladdr 02:00:00:00:00:22 dev bridge0 nud permanent")
+	for _, mac := range []string{"02:00:00:00:00:21", "02:00:00:00:00:22"} {
+		out, err := exec.Command("bridge", "fdb", "add", mac, "dev", "port0", "master",
+			"static").CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+	port, err := netlink.LinkByName("port0")
+	ok(t, err)
+	attacked, other := netip.MustParseAddr("10.1.3.1"), netip.MustParseAddr("10.1.3.2")
+	b := made(t, Options{})
+	ok(t, b.SetService(web, Destination{Address: attacked, Weight: 1},
+		Destination{Address: other, Weight: 1}))
+	ok(t, b.WaitReachable(t.Context()))
+	if hop := b.NextHops()[attacked]; hop.Ifindex != uint32(port.Attrs().Index) {
+		t.Errorf("frames leave by the bridge's port: %+v", hop)
+	}
+	ip(t, "neigh replace 10.1.3.1 lladdr 02:00:00:00:00:b0 dev bridge0 nud permanent")
+	until(t, func() bool { _, is := b.NextHops()[attacked]; return !is })
+	if _, is := b.NextHops()[other]; !is {
+		t.Error("the other one keeps its way")
+	}
+}
+
 // A flow that another balancer has: it goes on where it was, though this one would choose another
 // destination for it.
 func TestFlowsAreSharedWithAnotherBalancer(t *testing.T) {

@@ -518,12 +518,18 @@ func (v *view) ofBuffers(ifindex uint32) bool {
 	return false
 }
 
+// maxDepth is how many devices the kernel lets lie on one another (MAX_NEST_DEV). What it says is
+// of several moments, and might lead in a circle.
+const maxDepth = 8
+
 // carrier is the device that takes frames to a MAC: below VLAN interfaces, with their tags from the
 // outermost on, and of a bridge the port behind which that MAC was seen. Nil: it is down, not
-// Ethernet, tagged otherwise than the program does, or the bridge has not seen the MAC.
+// Ethernet, tagged otherwise than the program does, or the bridge has seen the MAC behind no port.
+// Anybody on a bridge's segment can answer with the bridge's own MAC.
 func (v *view) carrier(device netlink.Link, mac MAC) (netlink.Link, [2]uint16) {
 	var tags []uint16
-	for link := device; link != nil; {
+	link := device
+	for depth := 0; link != nil && depth <= maxDepth; depth++ {
 		if link.Attrs().RawFlags&unix.IFF_UP == 0 || link.Attrs().EncapType != "ether" {
 			break
 		}
@@ -546,15 +552,16 @@ func (v *view) carrier(device netlink.Link, mac MAC) (netlink.Link, [2]uint16) {
 }
 
 // bridgePort is behind which of its ports a bridge has seen a MAC; of a bridge that filters VLANs,
-// in the untagged one. 0: it has not.
+// in the untagged one. 0: behind none, or it is the bridge's own.
 func bridgePort(bridge int, mac MAC) uint32 {
 	entries, err := netlink.NeighListExecute(netlink.Ndmsg{Family: unix.AF_BRIDGE})
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
 		return 0
 	}
 	for _, entry := range entries {
-		if entry.MasterIndex == bridge && entry.Vlan == 0 && slices.Equal(entry.HardwareAddr,
-			mac[:]) {
+		// What a bridge has of its own it gives with its own index.
+		if entry.MasterIndex == bridge && entry.LinkIndex != bridge && entry.Vlan == 0 &&
+			slices.Equal(entry.HardwareAddr, mac[:]) {
 			return uint32(entry.LinkIndex)
 		}
 	}
