@@ -26,26 +26,39 @@ type Balancer struct {
 	attached []*attached
 	follower *follower
 	shared   *shared
+	// namespace is that of the thread that has made it.
+	namespace namespace
 }
 
-// New loads the program, attached nowhere, without services.
+// New loads the program, attached nowhere, without services. It works in the network namespace of
+// the thread that New is called on ([runtime.LockOSThread]), whatever threads its methods are
+// called on later. One that is not the process's takes CAP_SYS_ADMIN.
 //
 // It fails where an option is out of its range (ErrInvalid), or the kernel refuses: it is older
-// than 5.18, the caller lacks CAP_BPF and CAP_NET_ADMIN, or there is no memory for the maps.
+// than 5.18, the caller lacks CAP_BPF and CAP_NET_ADMIN, or CAP_SYS_ADMIN in another namespace than
+// the process's, or there is no memory for the maps.
 func New(options Options) (*Balancer, error) {
 	options = options.withDefaults()
 	settings, err := options.settings()
 	if err != nil {
 		return nil, err
 	}
-	program, err := load(options, settings)
+	namespace, err := ofThread()
 	if err != nil {
 		return nil, err
 	}
+	if err := namespace.canBeEntered(); err != nil {
+		return nil, errors.Join(err, namespace.close())
+	}
+	program, err := load(options, settings)
+	if err != nil {
+		return nil, errors.Join(err, namespace.close())
+	}
 	b := &Balancer{
-		options: options,
-		program: program,
-		halves:  newHalves(program.maps, &program.settings),
+		options:   options,
+		namespace: namespace,
+		program:   program,
+		halves:    newHalves(program.maps, &program.settings),
 		memory: memory{
 			buckets:  program.maps["flows"],
 			names:    program.maps["flow_names"],
@@ -66,7 +79,11 @@ func New(options Options) (*Balancer, error) {
 		}
 	}
 	if options.NextHops == FollowKernel {
-		if b.follower, err = follow(b); err != nil {
+		err := namespace.within(func() (err error) {
+			b.follower, err = follow(b)
+			return err
+		})
+		if err != nil {
 			b.Close()
 			return nil, err
 		}
@@ -91,16 +108,19 @@ func (b *Balancer) Close() error {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	var failed error
-	for _, one := range b.attached {
-		failed = errors.Join(failed, one.close())
-	}
+	failed := b.namespace.within(func() error {
+		var failed error
+		for _, one := range b.attached {
+			failed = errors.Join(failed, one.close())
+		}
+		return failed
+	})
 	b.attached = nil
 	if b.shared != nil {
 		failed = errors.Join(failed, b.shared.close())
 	}
 	b.program.close()
-	return failed
+	return errors.Join(failed, b.namespace.close())
 }
 
 // lock begins a method.

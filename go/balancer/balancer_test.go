@@ -6,12 +6,14 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
+"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -369,6 +371,74 @@ func TestFilters(t *testing.T) {
 			t.Errorf("the filter is still there: %s", text)
 		}
 	}
+}
+
+// A list that changes while it is told is asked for again, and not for ever.
+func TestListsAreTakenWhole(t *testing.T) {
+	for _, interrupted := range []int{0, 1, dumpsMax - 1, dumpsMax, 100} {
+		asked := 0
+		all, err := whole(func() (int, error) {
+			asked++
+			if asked <= interrupted {
+				return asked, netlink.ErrDumpInterrupted
+			}
+			return asked, nil
+		})
+		if want := min(interrupted+1, dumpsMax); asked != want || all != want {
+			t.Errorf("interrupted %d times: asked %d times", interrupted, asked)
+		}
+		if (err != nil) != (interrupted >= dumpsMax) {
+			t.Errorf("interrupted %d times: %v", interrupted, err)
+		}
+	}
+}
+
+// One that is made in another namespace than the process's, and called from everywhere.
+func TestABalancerStaysInTheNamespaceOfItsThread(t *testing.T) {
+	needRoot(t)
+	// Never unlocked: the thread ends with the test.
+	runtime.LockOSThread()
+	apart, err := netns.New()
+	ok(t, err)
+	t.Cleanup(func() { apart.Close() })
+	add := func() {
+		ip(t, "link add apart0 type veth peer name far6")
+		ip(t, "link set apart0 up")
+		ip(t, "link set far6 up")
+	}
+	add()
+	ip(t, "addr add 10.1.5.100/24 dev apart0")
+	ip(t, "neigh add 10.1.5.1 lladdr 02:00:00:00:00:31 dev apart0 nud permanent")
+	server := netip.MustParseAddr("10.1.5.1")
+	b := made(t, Options{})
+	elsewhere := func(do func() error) {
+		t.Helper()
+		done := make(chan error)
+		go func() { done <- do() }()
+		ok(t, <-done)
+	}
+	elsewhere(func() error {
+		_, err := b.CreateInterface(Interface{Name: "apart0"})
+		return err
+	})
+	elsewhere(func() error { return b.SetService(web, Destination{Address: server, Weight: 1}) })
+	ok(t, b.WaitReachable(t.Context()))
+	if hop := b.NextHops()[server]; hop.MAC.String() != "02:00:00:00:00:31" {
+		t.Errorf("%+v", hop)
+	}
+	there := func(want Mode) {
+		t.Helper()
+		until(t, func() bool {
+			all, err := b.Interfaces()
+			ok(t, err)
+			return all[0].Mode == want
+		})
+	}
+	ip(t, "link del apart0")
+	there(AnyMode)
+	add()
+	there(TC)
+	elsewhere(func() error { return b.RemoveInterface("apart0") })
 }
 
 // Routes and neighbours as the kernel has them: a neighbour that is known, one behind a gateway,

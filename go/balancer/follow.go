@@ -59,7 +59,16 @@ func follow(b *Balancer) (*follower, error) {
 	}
 	f.running.Add(2)
 	go f.listen()
-	go f.run()
+	go func() {
+		defer f.running.Done()
+		err := b.namespace.within(func() error {
+			f.run()
+			return nil
+		})
+		if err != nil {
+			b.options.Log.Warn("the kernel is not followed", "error", err)
+		}
+	}()
 	return f, nil
 }
 
@@ -102,7 +111,6 @@ func (f *follower) nudge() {
 }
 
 func (f *follower) run() {
-	defer f.running.Done()
 	for {
 		if err := f.update(); err != nil {
 			f.balancer.options.Log.Warn("the kernel is not followed", "error", err)
@@ -158,12 +166,16 @@ func (f *follower) update() error {
 
 // nextHops that are known now; those that do not answer are asked for, and left out.
 func (f *follower) nextHops(targets map[netip.Addr]bool) map[netip.Addr]NextHop {
-	view, err := look()
-	if err == nil {
-		var hops map[netip.Addr]NextHop
-		if hops, err = f.hopsOf(view, targets); err == nil {
-			return hops
+	var hops map[netip.Addr]NextHop
+	err := f.balancer.namespace.within(func() error {
+		view, err := look()
+		if err == nil {
+			hops, err = f.hopsOf(view, targets)
 		}
+		return err
+	})
+	if err == nil {
+		return hops
 	}
 	f.balancer.options.Log.Warn("the kernel is not followed", "error", err)
 	return f.balancer.hops
@@ -179,8 +191,8 @@ func (f *follower) hopsOf(view *view, targets map[netip.Addr]bool) (map[netip.Ad
 	if len(targets) == 0 {
 		return hops, nil
 	}
-	all, err := netlink.NeighList(0, 0)
-	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+	all, err := whole(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, 0) })
+	if err != nil {
 		return nil, fmt.Errorf("the kernel does not list its neighbours: %w", err)
 	}
 	neighbours := map[neighbourKey]netlink.Neigh{}

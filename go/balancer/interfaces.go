@@ -94,10 +94,10 @@ func (b *Balancer) Interfaces() ([]Interface, error) {
 	return info.Interfaces, err
 }
 
-// CreateInterface runs the balancer on an interface of the calling thread's network namespace: a
-// NIC with the VLANs on it, a bond with its ports, a veth, TAP or bridge. It gives the interface
-// with the mode in force. A balancer that follows the kernel takes an interface that is removed and
-// made again under its name again.
+// CreateInterface runs the balancer on an interface of its network namespace (see [New]): a NIC
+// with the VLANs on it, a bond with its ports, a veth, TAP or bridge. It gives the interface with
+// the mode in force. A balancer that follows the kernel takes an interface that is removed and made
+// again under its name again.
 //
 // It fails where there is no Ethernet interface of that name (ErrNotFound), it is balanced on
 // already (ErrExists), somebody else's program runs there (ErrOccupied), or its driver refuses.
@@ -114,12 +114,15 @@ func (b *Balancer) CreateInterface(wanted Interface) (Interface, error) {
 		return Interface{}, fmt.Errorf("%w: interface %q is balanced on already", ErrExists,
 			wanted.Name)
 	}
-	view, err := look()
-	if err != nil {
-		return Interface{}, err
-	}
 	one := &attached{name: wanted.Name, wanted: wanted.Mode}
-	if err := b.take(one, view); err != nil {
+	err := b.namespace.within(func() error {
+		view, err := look()
+		if err != nil {
+			return err
+		}
+		return b.take(one, view)
+	})
+	if err != nil {
 		return Interface{}, err
 	}
 	b.attached = append(b.attached, one)
@@ -138,7 +141,7 @@ func (b *Balancer) RemoveInterface(name string) error {
 	}
 	one := b.attached[at]
 	b.attached = slices.Delete(b.attached, at, at+1)
-	return b.leave(one)
+	return b.namespace.within(func() error { return b.leave(one) })
 }
 
 // ReattachBPF takes the program off an interface and puts it there again: for drivers that lose it
@@ -152,14 +155,16 @@ func (b *Balancer) ReattachBPF(name string) error {
 	if at < 0 {
 		return fmt.Errorf("%w: nothing is balanced on interface %q", ErrNotFound, name)
 	}
-	view, err := look()
-	if err != nil {
-		return err
-	}
-	if err := b.leave(b.attached[at]); err != nil {
-		return err
-	}
-	return b.take(b.attached[at], view)
+	return b.namespace.within(func() error {
+		view, err := look()
+		if err != nil {
+			return err
+		}
+		if err := b.leave(b.attached[at]); err != nil {
+			return err
+		}
+		return b.take(b.attached[at], view)
+	})
 }
 
 func (b *Balancer) find(name string) int {
@@ -386,10 +391,23 @@ type view struct {
 	links map[uint32]netlink.Link
 }
 
+// dumpsMax is how often the kernel is asked for a list before it is said that it cannot be had.
+const dumpsMax = 8
+
+// whole asks for a list until nothing has changed while the kernel told it: something may be
+// missing else.
+func whole[T any](list func() (T, error)) (T, error) {
+	for tries := 1; ; tries++ {
+		all, err := list()
+		if tries == dumpsMax || !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return all, err
+		}
+	}
+}
+
 func look() (*view, error) {
-	all, err := netlink.LinkList()
-	// Interrupted: something changed meanwhile, and is told of.
-	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+	all, err := whole(netlink.LinkList)
+	if err != nil {
 		return nil, fmt.Errorf("the kernel does not list its interfaces: %w", err)
 	}
 	view := &view{links: map[uint32]netlink.Link{}}
@@ -554,8 +572,10 @@ func (v *view) carrier(device netlink.Link, mac MAC) (netlink.Link, [2]uint16) {
 // bridgePort is behind which of its ports a bridge has seen a MAC; of a bridge that filters VLANs,
 // in the untagged one. 0: behind none, or it is the bridge's own.
 func bridgePort(bridge int, mac MAC) uint32 {
-	entries, err := netlink.NeighListExecute(netlink.Ndmsg{Family: unix.AF_BRIDGE})
-	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+	entries, err := whole(func() ([]netlink.Neigh, error) {
+		return netlink.NeighListExecute(netlink.Ndmsg{Family: unix.AF_BRIDGE})
+	})
+	if err != nil {
 		return 0
 	}
 	for _, entry := range entries {
