@@ -20,15 +20,7 @@ func attach(program *ebpf.Program, ifindex uint32, mode Mode) (hold, error) {
 	var err error
 	switch mode {
 	case TC:
-		held, err = link.AttachTCX(link.TCXOptions{
-			Interface: int(ifindex),
-			Program:   program,
-			Attach:    ebpf.AttachTCXIngress,
-			Anchor:    link.Head(),
-		})
-		if errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, unix.EINVAL) {
-			held, err = attachFilter(program, ifindex)
-		}
+		held, err = attachTC(program, ifindex)
 	case Native:
 		held, err = attachXDP(program, ifindex, link.XDPDriverMode)
 	default:
@@ -37,11 +29,30 @@ func attach(program *ebpf.Program, ifindex uint32, mode Mode) (hold, error) {
 	if err == nil {
 		return held, nil
 	}
+	if errors.Is(err, ErrOccupied) {
+		return nil, err
+	}
 	if mode != TC && (errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST)) {
 		return nil, fmt.Errorf("%w: interface %d has a program already%s", ErrOccupied, ifindex,
 			occupant(ifindex))
 	}
 	return nil, fmt.Errorf("interface %d takes no program (%v): %w", ifindex, mode, err)
+}
+
+func attachTC(program *ebpf.Program, ifindex uint32) (hold, error) {
+	if err := isFree(ifindex); err != nil {
+		return nil, err
+	}
+	held, err := link.AttachTCX(link.TCXOptions{
+		Interface: int(ifindex),
+		Program:   program,
+		Attach:    ebpf.AttachTCXIngress,
+		Anchor:    link.Head(),
+	})
+	if errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, unix.EINVAL) {
+		return attachFilter(program, ifindex)
+	}
+	return held, err
 }
 
 func attachXDP(program *ebpf.Program, ifindex uint32, mode link.XDPAttachFlags) (hold, error) {
@@ -54,25 +65,18 @@ func occupant(ifindex uint32) string {
 	if err != nil || device.Attrs().Xdp == nil {
 		return ""
 	}
-	id := device.Attrs().Xdp.ProgId
-	other, err := ebpf.NewProgramFromID(ebpf.ProgramID(id))
-	if err != nil {
-		return fmt.Sprintf(", number %d", id)
-	}
-	defer other.Close()
-	info, err := other.Info()
-	if err != nil {
-		return fmt.Sprintf(", number %d", id)
-	}
-	return fmt.Sprintf(": %q, number %d", info.Name, id)
+	return named(ebpf.ProgramID(device.Attrs().Xdp.ProgId))
 }
 
 // filter runs a program at tc ingress where the kernel has no bpf_link for it (before Linux 6.6): a
 // filter of the qdisc clsact. It outlives its process, so what is attached is a program that does
 // nothing but hand on, whose array holds ours: the kernel empties an array that no process has open
 // any more, whatever ended it. What is left then is a filter without effect, which the next process
-// replaces, and the qdisc.
+// replaces, and the qdisc. One that still has its process is never replaced.
 type filter struct {
+	// name is held while the filter is there; nil: somebody who may not attach filters pretends to
+	// have one.
+	name     *heldName
 	attached *netlink.BpfFilter
 	entry    *ebpf.Program
 	next     *ebpf.Map
@@ -102,17 +106,16 @@ func attachFilter(program *ebpf.Program, ifindex uint32) (hold, error) {
 		next.Close()
 		return nil, err
 	}
-	const first, handle = 1, 0xbf
 	made := &filter{entry: entry, next: next, attached: &netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{
 			LinkIndex: int(ifindex),
 			Parent:    netlink.HANDLE_MIN_INGRESS,
-			Handle:    handle,
-			Priority:  first,
+			Handle:    filterHandle,
+			Priority:  filterPriority,
 			Protocol:  unix.ETH_P_ALL,
 		},
 		Fd:           entry.FD(),
-		Name:         "butterfly",
+		Name:         filterName,
 		DirectAction: true,
 	}}
 	qdisc := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
@@ -121,6 +124,15 @@ func attachFilter(program *ebpf.Program, ifindex uint32) (hold, error) {
 		Parent:    netlink.HANDLE_CLSACT,
 	}}
 	err = next.Put(uint32(0), program)
+	if err == nil {
+		made.name, err = holdName(ifindex)
+		if errors.Is(err, unix.EADDRINUSE) {
+			err = nil
+			if hasItsProcess(ifindex) {
+				err = occupiedAtTC(ifindex, "a filter of another process")
+			}
+		}
+	}
 	if err == nil {
 		// It may be there already.
 		if err = netlink.QdiscAdd(qdisc); errors.Is(err, unix.EEXIST) {
@@ -131,6 +143,7 @@ func attachFilter(program *ebpf.Program, ifindex uint32) (hold, error) {
 		err = netlink.FilterReplace(made.attached)
 	}
 	if err != nil {
+		made.name.close()
 		entry.Close()
 		next.Close()
 		return nil, err
@@ -145,5 +158,5 @@ func (f *filter) Close() error {
 		// An interface that is gone has no filters either.
 		err = nil
 	}
-	return errors.Join(err, f.next.Close(), f.entry.Close())
+	return errors.Join(err, f.next.Close(), f.entry.Close(), f.name.close())
 }

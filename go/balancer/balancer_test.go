@@ -13,7 +13,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
-"github.com/vishvananda/netns"
+	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -363,13 +363,67 @@ func TestFilters(t *testing.T) {
 	for range 2 {
 		held, err := attachFilter(program, uint32(device.Attrs().Index))
 		ok(t, err)
-		if text := shown(); !strings.Contains(text, "butterfly") {
+		if text := shown(); !strings.Contains(text, " pass ") {
 			t.Errorf("there is no filter: %s", text)
+		}
+		_, err = b.CreateInterface(Interface{Name: "filtered0", Mode: TC})
+		is(t, err, ErrOccupied, "at tc ingress")
+		_, err = attachFilter(program, uint32(device.Attrs().Index))
+		is(t, err, ErrOccupied, "of another process")
+		if text := shown(); !strings.Contains(text, " pass ") {
+			t.Errorf("who was refused has taken it away: %s", text)
 		}
 		ok(t, held.Close())
 		if text := shown(); text != "" {
 			t.Errorf("the filter is still there: %s", text)
 		}
+	}
+}
+
+// What a dead process has left is taken; somebody else's filter or program is not.
+func TestWhoIsAtTCIsLeftThere(t *testing.T) {
+	needRoot(t)
+	ip(t, "link add shared0 type veth peer name far5")
+	t.Cleanup(func() { ip(t, "link del shared0") })
+	b, other := made(t, Options{NextHops: Told}), made(t, Options{NextHops: Told})
+	program, err := other.Program(TC)
+	ok(t, err)
+	device, err := netlink.LinkByName("shared0")
+	ok(t, err)
+	wanted := Interface{Name: "shared0", Mode: TC}
+
+	held, err := attachFilter(program, uint32(device.Attrs().Index))
+	ok(t, err)
+	left := held.(*filter)
+	ok(t, left.name.close())
+	left.name = nil
+	_, err = b.CreateInterface(wanted)
+	ok(t, err)
+	_, err = other.CreateInterface(wanted)
+	is(t, err, ErrOccupied, "at tc ingress")
+	ok(t, b.RemoveInterface("shared0"))
+	ok(t, held.Close())
+
+	foreign := &netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{LinkIndex: device.Attrs().Index,
+			Parent: netlink.HANDLE_MIN_INGRESS, Handle: 7, Priority: 9, Protocol: unix.ETH_P_ALL},
+		Fd: program.FD(), Name: "foreign", DirectAction: true,
+	}
+	ok(t, netlink.FilterAdd(foreign))
+	_, err = b.CreateInterface(wanted)
+	is(t, err, ErrOccupied, "a filter with a program")
+	ok(t, netlink.FilterDel(foreign))
+	_, err = b.CreateInterface(wanted)
+	ok(t, err)
+}
+
+func TestACapabilityIsReadOfAStatus(t *testing.T) {
+	status := "Name:\tx\nUid:\t1\t2\t3\t4\nCapEff:\t0000000000001000\n"
+	if uid, admin := effective(status); uid != 2 || !admin {
+		t.Errorf("user %d, %v", uid, admin)
+	}
+	if _, admin := effective(strings.Replace(status, "1000\n", "2000\n", 1)); admin {
+		t.Error("that is another one")
 	}
 }
 

@@ -212,7 +212,7 @@ func (b *Balancer) run(one *attached, view *view) error {
 		if err == nil {
 			err = one.hold(tc, one.ifindex, TC)
 		}
-		if err == nil || one.wanted == TC {
+		if err == nil || one.wanted == TC || errors.Is(err, ErrOccupied) {
 			return err
 		}
 		// A kernel without tcx, and without what filters need: XDP, as far as that goes.
