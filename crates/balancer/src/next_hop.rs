@@ -12,6 +12,9 @@ use crate::hop::Hop;
 /// 802.1Q: the tag that the program writes.
 const VLAN: u16 = 0x8100;
 const MAX_VLANS: usize = 2;
+/// The kernel lets no more devices lie on one another (MAX_NEST_DEV). What it says is of several
+/// moments, and might lead in a circle.
+const MAX_DEPTH: usize = 8;
 
 /// The way to a target by the route that the kernel has for it. Next hops that are not confirmed
 /// are asked for. Of a multipath route each target has one next hop of those that answer, by their
@@ -81,7 +84,8 @@ fn share(target: IpAddr, weights: &[u32]) -> Option<usize> {
 
 /// The device that takes frames to a MAC: below VLAN interfaces, with their tags from the outermost
 /// on, and of a bridge the port behind which that MAC was seen. `None`: it is down, not Ethernet,
-/// tagged otherwise than the program does, or the bridge has not seen the MAC.
+/// tagged otherwise than the program does, or the bridge has seen the MAC behind no port. Anybody
+/// on a bridge's segment can answer with the bridge's own MAC.
 async fn carrier<'a>(
     requests: &Requests,
     snapshot: &'a Snapshot,
@@ -90,7 +94,7 @@ async fn carrier<'a>(
 ) -> Option<(&'a Link, Vec<u16>)> {
     let mut link = device;
     let mut vlans = Vec::new();
-    loop {
+    for _ in 0..=MAX_DEPTH {
         if !link.up || !link.ethernet {
             return None;
         }
@@ -109,6 +113,7 @@ async fn carrier<'a>(
             return Some((link, vlans));
         };
     }
+    None
 }
 
 /// An interface, and the ports of a bond that it takes packets from: what a backup port sees, the

@@ -5,6 +5,7 @@
 //! the others. The servers have the VIP on their loopbacks and answer the client themselves, by way
 //! of the balancer's kernel.
 
+use std::collections::BTreeSet;
 use std::io::Read;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::num::NonZeroU16;
@@ -309,5 +310,40 @@ fn a_server_that_moves_and_a_gateway_that_changes_are_followed() {
         }
         net.balancer.ok(&format!("ip route del {far}")).expect("ip");
         until("no way", &|| !ways().contains_key(&far)).await;
+    });
+}
+
+/// Anybody on a bridge's segment can answer for a server with the bridge's own MAC.
+#[test]
+fn a_server_with_its_bridge_s_own_mac_has_no_way() {
+    let net = network();
+    net.balancer
+        .ok(
+            "ip link add br0 address 02:00:00:00:00:b0 type bridge && ip link set br0 up && \
+             ip link set to1 master br0 && ip addr flush dev to1 && \
+             ip addr add 10.0.1.1/24 dev br0",
+        )
+        .expect("a bridge");
+    story(&net, Mode::Native, async |_, follower| {
+        let server = IpAddr::from([10, 0, 1, 2]);
+        let until = async |what: &str, wanted: Option<u32>| {
+            let seen = async {
+                loop {
+                    let ways = follower.next_hops(&BTreeSet::from([server])).await;
+                    if ways.get(&server).map(|way| way.ifindex) == wanted {
+                        return;
+                    }
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+            };
+            let done = tokio::time::timeout(PATIENCE, seen).await;
+            done.unwrap_or_else(|_| panic!("{what} was not seen"));
+        };
+        let port = net.balancer.ifindex("to1").expect("it is there");
+        until("the bridge's port", Some(port)).await;
+        net.balancer
+            .ok("ip neigh replace 10.0.1.2 lladdr 02:00:00:00:00:b0 dev br0 nud permanent")
+            .expect("ip");
+        until("no way", None).await;
     });
 }

@@ -194,8 +194,8 @@ impl Requests {
         }
     }
 
-    /// Behind which of its ports a bridge has seen a MAC, the bridge's index if it is its own;
-    /// `None` if it has not. Of a bridge that filters VLANs: in the untagged one.
+    /// Behind which of its ports a bridge has seen a MAC. `None`: behind none, or it is the
+    /// bridge's own. Of a bridge that filters VLANs: in the untagged one.
     pub async fn bridge_port(&self, bridge: u32, mac: Mac) -> Result<Option<u32>, Error> {
         let action = "ask a bridge";
         let request = |sequence| {
@@ -211,7 +211,9 @@ impl Requests {
                 let port = messages(&answer)
                     .next()
                     .and_then(|message| u32_at(message.body, 4));
-                port.map(Some).ok_or(Error::Malformed(action))
+                let port = port.ok_or(Error::Malformed(action))?;
+                // What a bridge has of its own it gives with its own index.
+                Ok((port != bridge).then_some(port))
             }
             Err(Error::Refused { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
                 Ok(None)
