@@ -51,6 +51,7 @@ fn main() {
                 upgrade::an_upgrade_keeps_flows,
                 upgrade::an_upgrade_of_a_service_keeps_flows,
                 upgrade::a_kill_keeps_flows,
+                upgrade::a_kill_after_a_server_was_away_keeps_flows,
                 upgrade::an_upgrade_keeps_datagrams_and_sticky_clients,
                 interfaces::the_interface_stays_the_kernel_s,
                 interfaces::an_interface_that_loses_frames_is_told,

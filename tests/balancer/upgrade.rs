@@ -66,6 +66,33 @@ pub fn a_kill_keeps_flows(stage: &mut Stage) -> Result<()> {
     )
 }
 
+/// Connections that were opened while a server was out of reach stay with their servers when it is
+/// back and the daemon is killed, without any word to it in between.
+pub fn a_kill_after_a_server_was_away_keeps_flows(stage: &mut Stage) -> Result<()> {
+    stage.restart(&STAYS)?;
+    stage.set_services(&format!(
+        "service add {SERVICE} --server 10.1.2.10 10.1.2.11 10.1.2.12 10.1.2.13"
+    ))?;
+    let away = &stage.servers[3].host;
+    away.ok("ip link set eth0 down")?;
+    stage.balancer.ok("ip neigh flush to 10.1.2.13 dev eth0")?;
+    wait_for("the server to be out of reach", PATIENCE, || {
+        let servers = stage
+            .daemon
+            .json(&format!("service server list {SERVICE}"))?;
+        let servers = servers.as_array().ok_or("no list of servers")?;
+        let is_away =
+            |one: &Value| one["server"]["address"] == "10.1.2.13" && one["interface"] == "";
+        Ok(servers.iter().any(is_away).then_some(()))
+    })?;
+    let mut connections = stage.open(200)?;
+    check(connections.to("s3") == 0, "nothing goes to it")?;
+    away.ok("ip link set eth0 up")?;
+    stage.servers_are_reached()?;
+    stage.daemon.kill_and_restart()?;
+    connections.ask_all()
+}
+
 fn flows_go_on(
     stage: &mut Stage,
     happens: fn(&mut Daemon, &Namespace) -> Result<()>,

@@ -242,14 +242,32 @@ impl Balancer {
                 self.meters.reset(number)?;
             }
         }
-        // Before any flow is a number's that nobody else knows.
-        if let Some(keep) = &mut self.keep {
-            keep.write(&register, &image);
-        }
-        self.halves.publish(image)?;
-        self.register = register;
+        self.publish(Some(register), image)?;
         self.services = services;
         self.hops = hops;
+        Ok(())
+    }
+
+    /// Puts tables in force, and other numbers with them where there are some: everything that is
+    /// in force comes to be so here.
+    pub(crate) fn publish(
+        &mut self,
+        register: Option<Register>,
+        image: Image,
+    ) -> Result<(), Error> {
+        // Before any flow goes by tables that nobody else knows.
+        if let Some(keep) = &mut self.keep {
+            keep.write(register.as_ref().unwrap_or(&self.register), &image);
+        }
+        if let Err(error) = self.halves.publish(image) {
+            if let Some(keep) = &mut self.keep {
+                keep.write(&self.register, self.halves.image());
+            }
+            return Err(error);
+        }
+        if let Some(register) = register {
+            self.register = register;
+        }
         Ok(())
     }
 
@@ -345,7 +363,7 @@ impl Balancer {
             self.halves.image(),
             now_ns(),
         )?;
-        self.halves.publish(image)?;
+        self.publish(None, image)?;
         self.hops = hops;
         Ok(())
     }

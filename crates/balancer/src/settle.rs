@@ -53,7 +53,7 @@ impl Balancer {
         changed
             .into_iter()
             .for_each(|(number, table)| image.replace(number, table));
-        self.halves.publish(image)
+        self.publish(None, image)
     }
 
     /// Whether no service's flows are watched because its servers have changed.

@@ -1,9 +1,10 @@
 //! Slots whose server has changed are watched: who began before the change stays, who began after
 //! it goes by the new table, and when nobody is left who needs it, all is calm again.
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use butterfly_balancer::{Options, Protocol, Reason, Server, State};
+use butterfly_balancer::{Interface, Options, Protocol, Reason, Server, State};
 use wire::parse::TcpFlags;
 
 use super::stage::*;
@@ -14,6 +15,7 @@ trials! {
     changes_upon_changes,
     everybody_down_for_a_moment,
     after_a_while_all_is_calm_again,
+    a_kill_after_any_change_of_the_tables_keeps_flows,
     more_new_flows_than_there_is_room_for,
 }
 
@@ -25,7 +27,12 @@ fn https() -> butterfly_balancer::ServiceKey {
 }
 
 fn sent(balancer: &Balancer, flags: TcpFlags) -> Vec<u8> {
-    let all = (1000..1400).map(|port| goes_to(balancer, &tcp(false, 1, port, flags)));
+    sent_from(balancer, 1000, flags)
+}
+
+/// Of flows from this port on.
+fn sent_from(balancer: &Balancer, first: u16, flags: TcpFlags) -> Vec<u8> {
+    let all = (first..first + 400).map(|port| goes_to(balancer, &tcp(false, 1, port, flags)));
     all.map(|server| server.expect("servers are up")).collect()
 }
 
@@ -142,6 +149,61 @@ fn after_a_while_all_is_calm_again() {
     let second = sent(&balancer, SYN);
     assert_ne!(second, first);
     assert_eq!(sent(&balancer, ACK), second);
+}
+
+/// What is kept for who goes on after a kill is what was in force, whatever has changed it last:
+/// other servers, changes that are forgotten, a next hop that is lost and found again.
+fn a_kill_after_any_change_of_the_tables_keeps_flows() {
+    let options = Options {
+        settle: Duration::ZERO,
+        max_flows: 4096,
+        ..small()
+    };
+    let mut balancer = stage_with(&options);
+    // The Go library leaves nothing.
+    let Balancer::Rust(own) = &mut balancer else {
+        return;
+    };
+    let kept = Arc::new(Mutex::new(Vec::new()));
+    let keep = kept.clone();
+    own.keep_tables(move |tables| *keep.lock().expect("nobody panicked") = tables.to_vec());
+    let next = |balancer: &Balancer| {
+        let Balancer::Rust(own) = balancer else {
+            unreachable!("it is the Rust library's")
+        };
+        let handed = own.hand_over().expect("there are descriptors");
+        let mut next =
+            butterfly_balancer::Balancer::handed(&options, handed).expect("the same options");
+        next.set_interface(Interface::new(IN, OURS))
+            .expect("the only one");
+        next.apply_with(own.services().clone(), own.hops().clone())
+            .expect("it waits");
+        next.take_up(&kept.lock().expect("nobody panicked"))
+            .expect("it is what was left");
+        Balancer::Rust(Box::new(next))
+    };
+    apply(&mut balancer, [service(https(), 4)]);
+    let before = sent(&balancer, SYN);
+    apply(&mut balancer, [service(https(), 8)]);
+    assert_eq!(sent(&next(&balancer), ACK), before, "after other servers");
+    sent(&balancer, TcpFlags::FIN | ACK);
+    balancer.settle().expect("maps can be written");
+    assert!(balancer.is_settled());
+    let calm = sent_from(&balancer, 2000, SYN);
+    let went_on = sent_from(&next(&balancer), 2000, ACK);
+    assert_eq!(went_on, calm, "after all is calm again");
+    let all = balancer.hops().clone();
+    let mut fewer = all.clone();
+    fewer.retain(|address, _| (1..=4).any(|n| *address == server(false, n)));
+    balancer.set_hops(fewer).expect("maps can be written");
+    let meanwhile = sent_from(&balancer, 3000, SYN);
+    assert!(meanwhile.iter().all(|server| *server <= 4));
+    balancer.set_hops(all).expect("maps can be written");
+    let next = next(&balancer);
+    for (first, had) in [(2000, calm), (3000, meanwhile)] {
+        let went_on = sent_from(&next, first, ACK);
+        assert_eq!(went_on, had, "after next hops are found again");
+    }
 }
 
 /// A flow for which there is no room goes where a flow that is not known would: its packets all go
