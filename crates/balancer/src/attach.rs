@@ -104,17 +104,18 @@ impl Balancer {
     /// numbers.
     ///
     /// # Errors
-    /// As [`set_interface`](Self::set_interface).
+    /// As [`set_interface`](Self::set_interface). What can be done is done.
     pub fn update_interfaces(&mut self, gone: &[u32], now: &[Interface]) -> Result<(), Error> {
+        let mut done = Ok(());
         for ifindex in gone {
-            self.forget_interface(*ifindex)?;
+            done = done.and(self.forget_interface(*ifindex));
         }
         for interface in now {
             if !self.known.values().any(|known| known == interface) {
-                self.set_interface(*interface)?;
+                done = done.and(self.set_interface(*interface));
             }
         }
-        Ok(())
+        done
     }
 
     /// Leaves an interface's packets alone.

@@ -37,6 +37,8 @@ pub struct Follower {
     requests: Requests,
     /// Told when next hops have been looked up anew.
     looked: watch::Sender<()>,
+    /// What is not in force as the kernel has it.
+    troubles: watch::Sender<Vec<String>>,
 }
 
 impl Follower {
@@ -53,12 +55,11 @@ impl Follower {
     /// # Errors
     /// As [`start`](Self::start).
     pub fn new(mirror: Arc<Mirror>) -> Result<Self, Error> {
-        let requests = Requests::new()?;
-        let looked = watch::Sender::new(());
         Ok(Follower {
             mirror,
-            requests,
-            looked,
+            requests: Requests::new()?,
+            looked: watch::Sender::new(()),
+            troubles: watch::Sender::default(),
         })
     }
 
@@ -76,6 +77,12 @@ impl Follower {
     /// Wakes when [`run`](Self::run) has looked the next hops up anew.
     pub fn looked(&self) -> watch::Receiver<()> {
         self.looked.subscribe()
+    }
+
+    /// Why what the kernel says is not in force, a sentence for each cause; none while it is. Wakes
+    /// when [`run`](Self::run) finds others.
+    pub fn troubles(&self) -> watch::Receiver<Vec<String>> {
+        self.troubles.subscribe()
     }
 
     /// An address of this host that others can answer to, of IPv6 or IPv4: an interface's that is
@@ -208,10 +215,11 @@ impl Follower {
         }
     }
 
-    /// Keeps a balancer's next hops and interfaces as the kernel has them, until dropped.
+    /// Keeps a balancer's next hops and interfaces as the kernel has them, until dropped. What
+    /// cannot be put in force is [said](Self::troubles), and tried again at the next look.
     ///
     /// # Errors
-    /// The kernel can no longer be followed, or the balancer's maps not be written.
+    /// The kernel can no longer be followed.
     pub async fn run(&self, balancer: &Mutex<Balancer>) -> Result<(), Error> {
         let mut watch = self.mirror.watch();
         loop {
@@ -224,8 +232,11 @@ impl Follower {
                     // for here.
                     continue;
                 }
-                self.update(&mut balancer, next_hops)?;
-                balancer.settle()?;
+                self.tell([
+                    self.update_interfaces(&mut balancer),
+                    balancer.set_hops(next_hops),
+                    balancer.settle(),
+                ]);
             }
             self.looked.send_replace(());
             let wanted = Kinds::LINKS
@@ -243,22 +254,38 @@ impl Follower {
                 }
             };
             match tokio::time::timeout(PERIOD, change).await {
-                Ok(changed) => {
-                    changed?;
-                    tokio::time::sleep(PAUSE).await;
+                Ok(Ok(())) => tokio::time::sleep(PAUSE).await,
+                Ok(Err(ended)) => {
+                    self.troubles.send_replace(vec![ended.to_string()]);
+                    return Err(ended);
                 }
                 Err(_elapsed) => {}
             }
         }
     }
 
-    fn update(
-        &self,
-        balancer: &mut Balancer,
-        next_hops: BTreeMap<IpAddr, Hop>,
-    ) -> Result<(), Error> {
+    /// Says what has failed now and had not before.
+    fn tell(&self, done: [Result<(), Error>; 3]) {
+        let failed = done.into_iter().filter_map(Result::err);
+        let now: Vec<String> = failed.map(|error| error.to_string()).collect();
+        self.troubles.send_if_modified(|before| {
+            if *before == now {
+                return false;
+            }
+            for why in now.iter().filter(|why| !before.contains(why)) {
+                tracing::warn!("the load balancer is not as the kernel's tables say: {why}");
+            }
+            if now.is_empty() {
+                tracing::info!("the load balancer is as the kernel's tables say again");
+            }
+            *before = now;
+            true
+        });
+    }
+
+    fn update_interfaces(&self, balancer: &mut Balancer) -> Result<(), Error> {
         let snapshot = self.mirror.snapshot();
-        balancer.follow(&snapshot)?;
+        let followed = balancer.follow(&snapshot);
         let known: Vec<Interface> = balancer.interfaces().copied().collect();
         let outs: BTreeSet<u32> = known.iter().map(|interface| interface.out).collect();
         let now: Vec<Interface> = outs
@@ -271,8 +298,8 @@ impl Follower {
         let gone = known.iter().filter(|known| known.ifindex != known.out);
         let gone = gone.filter(|known| now.iter().all(|now| now.ifindex != known.ifindex));
         let gone: Vec<u32> = gone.map(|known| known.ifindex).collect();
-        balancer.update_interfaces(&gone, &now)?;
-        balancer.set_hops(next_hops)
+        let told = balancer.update_interfaces(&gone, &now);
+        followed.and(told)
     }
 }
 

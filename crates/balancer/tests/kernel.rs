@@ -13,10 +13,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use butterfly_balancer::{
-    Balancer, Follower, Options, Protocol, Reason, Server, Service, ServiceKey, Services,
+    Balancer, Follower, Interface, Options, Protocol, Reason, Server, Service, ServiceKey, Services,
 };
 use testkit::netns::Namespace;
 use testkit::{PATIENCE, wait_for};
+use wire::Mac;
 use xdp::{Attachment, Mode, Program};
 
 const VIP: &str = "203.0.113.80";
@@ -121,6 +122,14 @@ impl Net {
             .expect("enter")
     }
 
+    /// Another machine takes the address over, and says so.
+    fn move_first_server(&self) {
+        self.servers[0]
+            .ok("ip link set eth0 down address 02:00:00:00:00:77 && \
+                 ip link set eth0 up && ip route add default via 10.0.1.1")
+            .expect("ip");
+    }
+
     fn program_on_client_side(&self) -> bool {
         self.balancer
             .ok("ip link show to0")
@@ -182,6 +191,40 @@ fn story(net: &Net, mode: Mode, then: impl AsyncFnOnce(&Arc<Mutex<Balancer>>, &F
         });
     };
     net.balancer.inside(work).expect("enter");
+}
+
+/// Follows the kernel until this is seen.
+async fn follow_until(
+    balancer: &Mutex<Balancer>,
+    follower: &Follower,
+    what: &str,
+    seen: &dyn Fn() -> bool,
+) {
+    let wait = async {
+        while !seen() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let follow = async {
+        follower
+            .run(balancer)
+            .await
+            .expect("the kernel can be followed")
+    };
+    tokio::select! {
+        () = follow => unreachable!("it runs until dropped"),
+        done = tokio::time::timeout(Duration::from_secs(20), wait) => {
+            let ways = || balancer.lock().expect("nobody panicked").hops().clone();
+            done.unwrap_or_else(|_| panic!("{what} was not seen: {:?}", ways()));
+        }
+    }
+}
+
+/// Whether the first server is known by its [other MAC](Net::move_first_server).
+fn has_moved(balancer: &Mutex<Balancer>) -> bool {
+    let balancer = balancer.lock().expect("nobody panicked");
+    let way = balancer.hops().get(&IpAddr::from([10, 0, 1, 2]));
+    way.is_some_and(|way| way.mac.0[5] == 0x77)
 }
 
 fn both_modes_carry_connections(mode: Mode) {
@@ -254,35 +297,10 @@ fn a_server_that_moves_and_a_gateway_that_changes_are_followed() {
     story(&net, Mode::Native, async |balancer, follower| {
         let ways = || balancer.lock().expect("nobody panicked").hops().clone();
         let until = async |what: &str, seen: &dyn Fn() -> bool| {
-            let wait = async {
-                while !seen() {
-                    tokio::time::sleep(Duration::from_millis(10)).await;
-                }
-            };
-            let follow = async {
-                follower
-                    .run(balancer)
-                    .await
-                    .expect("the kernel can be followed")
-            };
-            tokio::select! {
-                () = follow => unreachable!("it runs until dropped"),
-                done = tokio::time::timeout(Duration::from_secs(20), wait) => {
-                    done.unwrap_or_else(|_| panic!("{what} was not seen: {:?}", ways()));
-                }
-            }
+            follow_until(balancer, follower, what, seen).await;
         };
-        // Another machine takes the address over, and says so.
-        net.servers[0]
-            .ok("ip link set eth0 down address 02:00:00:00:00:77 && \
-                 ip link set eth0 up && ip route add default via 10.0.1.1")
-            .expect("ip");
-        let moved = || {
-            ways()
-                .get(&IpAddr::from([10, 0, 1, 2]))
-                .is_some_and(|way| way.mac.0[5] == 0x77)
-        };
-        until("the new MAC", &moved).await;
+        net.move_first_server();
+        until("the new MAC", &|| has_moved(balancer)).await;
         let answered = net.connect(40).expect("connections");
         assert!(answered.contains(&1), "{answered:?}");
         // A server behind a gateway, by one link, then by the other; layer 2 cannot go there.
@@ -310,6 +328,42 @@ fn a_server_that_moves_and_a_gateway_that_changes_are_followed() {
         }
         net.balancer.ok(&format!("ip route del {far}")).expect("ip");
         until("no way", &|| !ways().contains_key(&far)).await;
+    });
+}
+
+/// A port that cannot be balanced on beside another interface is said, and all else is followed.
+#[test]
+fn what_cannot_be_in_force_keeps_nothing_else_from_it() {
+    let net = network();
+    story(&net, Mode::Native, async |balancer, follower| {
+        let ifindex = |name| net.balancer.ifindex(name).expect("it is there");
+        net.balancer
+            .ok(&format!(
+                "ip link add lag type bond && ip link add port index {} type dummy && \
+                 ip link set port master lag",
+                ifindex("to0") + 256
+            ))
+            .expect("a bond");
+        let bond = Interface::new(ifindex("lag"), Mac([2, 0, 0, 0, 0, 9]));
+        let told = balancer
+            .lock()
+            .expect("nobody panicked")
+            .set_interface(bond);
+        told.expect("no other one ends in the same byte");
+        let until = async |what: &str, seen: &dyn Fn() -> bool| {
+            follow_until(balancer, follower, what, seen).await;
+        };
+        let troubles = follower.troubles();
+        until("the trouble", &|| {
+            let troubles = troubles.borrow();
+            troubles.len() == 1 && troubles[0].contains("cannot be balanced beside interface")
+        })
+        .await;
+        net.move_first_server();
+        until("the new MAC", &|| has_moved(balancer)).await;
+        assert_eq!(troubles.borrow().len(), 1, "it is still so");
+        net.balancer.ok("ip link del port").expect("ip");
+        until("its end", &|| troubles.borrow().is_empty()).await;
     });
 }
 

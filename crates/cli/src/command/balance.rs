@@ -154,8 +154,17 @@ impl BalanceArgs {
         let _socket = self.query.answer(Alone::Balance, Routes::new(answers))?;
         let warned = self.warn(follower, balancer, native).await;
         warned.map_err(failed)?;
+        let mut troubles = follower.troubles();
+        let warning = async {
+            while troubles.changed().await.is_ok() {
+                for why in troubles.borrow_and_update().iter() {
+                    eprintln!("butterfly: it is not balanced as the kernel's tables say: {why}");
+                }
+            }
+        };
         tokio::select! {
             ended = follower.run(balancer) => ended.map_err(failed),
+            () = warning => Ok(()),
             shown = self.show(balancer, out) => shown,
         }
     }

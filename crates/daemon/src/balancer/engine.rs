@@ -320,6 +320,16 @@ impl Engine {
         self.running().map(losing).unwrap_or_default()
     }
 
+    /// What is not as the kernel's routes, neighbours and interfaces say, a sentence each.
+    pub fn troubles(&self) -> Vec<String> {
+        let Some(running) = self.running() else {
+            return vec![];
+        };
+        let troubles = running.follower.troubles();
+        let said = |why| format!("the load balancer is not as the kernel's tables say: {why}");
+        troubles.borrow().iter().map(said).collect()
+    }
+
     /// One of them.
     pub fn interface(&self, name: &str) -> Option<InterfaceStatus> {
         let running = self.running()?;

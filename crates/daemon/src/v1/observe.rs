@@ -272,6 +272,7 @@ fn warnings(app: &App, control: &Controller) -> Vec<String> {
         .unwrap_or_default();
     let losing = app.balancer.losing();
     warnings.extend(losing.iter().map(|name| balancer::loss(name)));
+    warnings.extend(app.balancer.troubles());
     warnings.extend(app.traces.warning());
     warnings.extend(deaf::sentence(&control.deaf_networks()));
     warnings.extend(stored::unmade_sentence(control.unmade()));
