@@ -76,6 +76,11 @@ impl AttachedInterface {
         Ok(self.point.add(programs, feature, program)?)
     }
 
+    /// Ends a program that [`add`](Self::add) has added.
+    pub fn remove(&self, programs: &mut Interfaces, feature: Feature) {
+        self.point.remove(programs, feature);
+    }
+
     /// Ends these features: without any others the interface is the kernel's again.
     pub fn leave(self, programs: &mut Interfaces, features: &[Feature]) {
         self.point.leave(programs, features);

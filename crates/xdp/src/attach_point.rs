@@ -164,6 +164,11 @@ impl AttachPoint {
         run(programs, self.devices(), &[(feature, program)], mode).map(drop)
     }
 
+    /// Ends a feature wherever this one's run; others go on.
+    pub fn remove(&self, programs: &mut Interfaces, feature: Feature) {
+        stop(programs, &self.devices(), &[feature]);
+    }
+
     /// Whether a program also runs at tc ingress of an interface where it runs in XDP. Packets that
     /// its part in XDP passes, the other sees: it can send them to interfaces that take no frames.
     ///

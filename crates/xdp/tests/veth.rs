@@ -2,7 +2,9 @@
 //! handed on to whom.
 
 use butterfly_xdp as xdp;
-use butterfly_xdp::{Error, Feature, Interfaces, Mode, Program, Table, Verdict, objects};
+use butterfly_xdp::{
+    AttachPoint, Error, Feature, Interfaces, LinkLayers, Mode, Program, Table, Verdict, objects,
+};
 use testkit::netns::Namespace;
 
 /// A namespace with a veth pair `left`, `right`, both up.
@@ -123,6 +125,39 @@ fn features_on_one_interface_hand_on_what_is_not_theirs() {
         })
         .unwrap();
     assert!(!shown("right").contains("xdp"), "{}", shown("right"));
+}
+
+/// One that a second interface refuses is taken back from the first one, and can be added to both
+/// later.
+#[test]
+fn a_feature_that_was_added_goes_and_the_others_stay() {
+    let (namespace, a, b) = veth();
+    namespace
+        .inside(|| {
+            let mut interfaces = Interfaces::new();
+            let (balancer, probe) = (pass(), pass());
+            let points = [a, b].map(|ifindex| {
+                let layers = LinkLayers {
+                    ifindex,
+                    ..LinkLayers::default()
+                };
+                let members = [(Feature::Balancer, &balancer)];
+                AttachPoint::take(&layers, &mut interfaces, &members, None).unwrap()
+            });
+            interfaces.add(b, Feature::Probe, &probe, None).unwrap();
+            let add = |interfaces: &mut Interfaces, at: usize| {
+                points[at].add(interfaces, Feature::Probe, &probe)
+            };
+            add(&mut interfaces, 0).unwrap();
+            let refused = add(&mut interfaces, 1).unwrap_err();
+            assert!(matches!(refused, Error::Twice { ifindex, .. } if ifindex == b));
+            points[0].remove(&mut interfaces, Feature::Probe);
+            assert_eq!(interfaces.features(a), [Feature::Balancer]);
+            points[1].remove(&mut interfaces, Feature::Probe);
+            add(&mut interfaces, 0).unwrap();
+            add(&mut interfaces, 1).unwrap();
+        })
+        .unwrap();
 }
 
 /// The end of a chain that can be told from the kernel: it drops.

@@ -54,11 +54,17 @@ impl Attached {
             .collect()
     }
 
-    /// Health checks are made from now on: their program runs wherever the balancer's does.
+    /// Health checks are made from now on: their program runs wherever the balancer's does, or
+    /// nowhere where one interface refuses it.
     pub(super) fn open(&self, door: &Door) -> Result<(), String> {
-        for attached in self.interfaces.values() {
-            let added = attached.add(&mut lock(&self.programs), Feature::Probe, &door.program);
-            added.map_err(|e| format!("the program of health checks: {e}"))?;
+        let mut programs = lock(&self.programs);
+        for (at, attached) in self.interfaces.values().enumerate() {
+            if let Err(e) = attached.add(&mut programs, Feature::Probe, &door.program) {
+                for done in self.interfaces.values().take(at) {
+                    done.remove(&mut programs, Feature::Probe);
+                }
+                return Err(format!("the program of health checks: {e}"));
+            }
         }
         Ok(())
     }
