@@ -8,8 +8,8 @@ import (
 )
 
 // namespace is the network namespace that a balancer works in, whatever threads its methods are
-// called on and its follower runs on. Sockets to ask the kernel by, interfaces' numbers and names of
-// sockets are those of the thread that uses them.
+// called on and its follower runs on. Sockets to ask the kernel by, interfaces' numbers and names
+// of sockets are those of the thread that uses them.
 type namespace struct {
 	handle netns.NsHandle
 }
