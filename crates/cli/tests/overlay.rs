@@ -16,6 +16,14 @@ fn a_network_of_two_hosts_is_told_and_seen() {
         "VNI  LEARNING  FLOOD                 FROM     NICS  HOSTS  BINDINGS\n\
          \x2042  on        multicast 230.0.0.42  anybody     1      0         0\n"
     );
+    // One that is not known is in no network: it is not made to leave one, and all are heard still.
+    daemon.ok("host del 192.168.0.2 --vni 42");
+    assert_eq!(daemon.ok("host list"), "");
+    assert!(
+        daemon
+            .ok("network show 42")
+            .contains("from:      anybody (by default)\n")
+    );
     daemon.ok("host add 192.168.0.2 --vni 42 --name rack-2 + host add 192.168.0.3 --every-vni");
     daemon.ok(
         "binding add --vni 42 --mac 52:54:00:12:34:02 --ip 42.0.0.2 fd00::2 --host 192.168.0.2",

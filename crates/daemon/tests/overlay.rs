@@ -195,6 +195,25 @@ async fn a_host_s_life() {
     );
     within(client.delete_endpoint(delete(true))).await.unwrap();
     within(client.delete_endpoint(delete(false))).await.unwrap();
+    // Nor does it come back to leave a network.
+    let leave = v1::UpdateEndpointRequest {
+        address: "fd00::2".into(),
+        leave_vnis: vec![42],
+        ..Default::default()
+    };
+    let none = v1::EndpointStatus {
+        endpoint: Some(v1::Endpoint {
+            address: "fd00::2".into(),
+            ..Default::default()
+        }),
+        bindings: 0,
+    };
+    assert_eq!(update(client, leave).await.unwrap(), none);
+    let known = endpoints(client).await;
+    assert!(
+        known.iter().all(|status| status.endpoint != none.endpoint),
+        "{known:?}"
+    );
     assert_eq!(
         list(client, v1::ListBindingsRequest::default()).await,
         [binding(42, 2, HOST)]

@@ -47,10 +47,12 @@ impl Controller {
         })
     }
 
-    /// Replaces the given values of a host; makes it if there is none.
+    /// Replaces the given values of a host. If there is none it is made, unless it is only to leave
+    /// networks: who is not known is in none.
     pub fn update_host(&mut self, address: IpAddr, update: HostUpdate) -> Result<Diff, Error> {
         let host = match self.state.overlay.hosts.get(&address) {
             Some(entry) => entry.host.updated(update)?,
+            None if update.only_leaves() => return Ok(Diff::default()),
             None => Host::new(address).updated(update)?,
         };
         self.put_host(host)

@@ -51,6 +51,20 @@ pub struct HostUpdate {
     pub join: Vec<Vni>,
 }
 
+impl HostUpdate {
+    /// It takes a host out of VNIs and says nothing else: no reason to make one.
+    pub(crate) fn only_leaves(&self) -> bool {
+        let HostUpdate {
+            name,
+            every_vni,
+            leave,
+            join,
+        } = self;
+        let says_more = name.is_some() || *every_vni == Some(true) || !join.is_empty();
+        !leave.is_empty() && !says_more
+    }
+}
+
 impl Host {
     /// A host that only bindings speak of.
     pub fn new(address: IpAddr) -> Host {

@@ -236,6 +236,52 @@ fn a_vni_works_by_who_is_known_of_it() {
     assert_eq!(mode(&controller), by_hosts);
 }
 
+/// The first host that is declared has all networks hear nobody else: it is not one that was to be
+/// taken out of a network.
+#[test]
+fn a_host_that_is_not_known_is_not_made_to_leave_networks() {
+    let (mut controller, shared) = controller();
+    let leave = || HostUpdate {
+        leave: vec![vni(42)],
+        ..HostUpdate::default()
+    };
+    let published = shared.world().snapshots.len();
+    let diff = controller.update_host(ip("10.0.0.2"), leave()).unwrap();
+    assert!(diff.is_empty(), "{diff}");
+    assert_eq!(controller.hosts().count(), 0);
+    assert!(controller.network(vni(42)).mode.from_anybody);
+    assert_eq!(shared.world().snapshots.len(), published);
+    // A host of a binding that was deleted does not come back.
+    controller
+        .put_bindings(vec![binding(42, 7, "10.0.0.2")])
+        .unwrap();
+    controller.delete_host(ip("10.0.0.2"), true).unwrap();
+    let diff = controller.update_host(ip("10.0.0.2"), leave()).unwrap();
+    assert!(diff.is_empty(), "{diff}");
+    assert_eq!(controller.config(), Config::empty());
+    // Who is also to join one, has a name, or is given nothing at all, is made.
+    let updates = [
+        HostUpdate {
+            join: vec![vni(43)],
+            ..leave()
+        },
+        HostUpdate {
+            name: Some("rack".to_owned()),
+            ..leave()
+        },
+        HostUpdate::default(),
+    ];
+    for update in updates {
+        let diff = controller.update_host(ip("10.0.0.2"), update).unwrap();
+        assert!(diff.to_string().starts_with("+ host 10.0.0.2"), "{diff}");
+        controller.delete_host(ip("10.0.0.2"), false).unwrap();
+    }
+    // One that is known leaves, and stays known.
+    controller.put_host(host("10.0.0.2", &[42, 43])).unwrap();
+    let diff = controller.update_host(ip("10.0.0.2"), leave()).unwrap();
+    assert_eq!(diff.to_string(), "~ host 10.0.0.2: vnis 42,43 -> 43\n");
+}
+
 #[test]
 fn a_host_is_made_by_its_first_binding_and_outlives_them() {
     let (mut controller, shared) = controller();

@@ -1,9 +1,10 @@
 //! Operations on who is where, request to answer; the service calls them with the controller.
 
 use api::v1;
-use control::Error;
-use control::model::{BindingKey, NetworkOptions};
+use control::model::{BindingKey, Host, NetworkOptions};
+use control::{Error, HostStatus};
 use prost::Message;
+use std::sync::Arc;
 use tonic::Status;
 use wire::Vni;
 
@@ -56,7 +57,13 @@ pub fn update_host(
     let control = control.whole()?;
     let (address, update) = convert::host_update(update)?;
     control.update_host(address, update)?;
-    Ok(render::host_status(&control.host(address)?))
+    // Only to leave networks no host is made.
+    let none = || HostStatus {
+        host: Arc::new(Host::new(address)),
+        bindings: 0,
+    };
+    let status = control.host(address).unwrap_or_else(|_| none());
+    Ok(render::host_status(&status))
 }
 
 pub fn delete_host(
