@@ -148,3 +148,69 @@ fn a_whole_set_is_printed_compared_and_set() {
         "{dumped:?}"
     );
 }
+
+/// A list of some bindings is set as these, and not as all there are.
+#[test]
+fn a_set_of_bindings_deletes_no_others_and_not_many() {
+    let daemon = Daemon::start();
+    let add = |vni: u32, n: u8| {
+        let host = if n > 6 { "192.168.0.3" } else { "192.168.0.2" };
+        format!("binding add --vni {vni} --mac 52:54:00:12:34:{n:02x} --host {host}")
+    };
+    let lines = (1..=12).flat_map(|n| [add(42, n), add(43, n)]);
+    daemon.ok(&lines.collect::<Vec<_>>().join(" + "));
+    let count = || daemon.ok("binding list").lines().skip(1).count();
+    let file = daemon.dir().join("bindings.json");
+    let set = |text: &str, options: &str| {
+        std::fs::write(&file, text).unwrap();
+        butterfly(
+            &daemon.v1,
+            &format!("binding set {} {options}", file.display()),
+        )
+    };
+    let refused = |text: &str, options: &str, why: &str| {
+        let before = count();
+        let ran = set(text, options);
+        let error = ran.stderr.replace(&file.display().to_string(), "FILE");
+        assert_eq!((ran.code, error.trim_end()), (2, why), "{text}");
+        assert_eq!(count(), before, "{text}");
+    };
+    let hint = "--dry-run shows what, --prune does it";
+    let loss = |deleted: usize, of: usize| {
+        format!("butterfly: FILE would delete {deleted} of {of} bindings: {hint}")
+    };
+    // What was listed of a network is set in that one.
+    let listed = daemon.ok("binding list --vni 42 --json");
+    assert_eq!(set(&listed, "").stdout, "");
+    let mut fewer: serde_json::Value = serde_json::from_str(&listed).unwrap();
+    fewer["bindings"].as_array_mut().unwrap().remove(0);
+    assert_eq!(
+        set(&fewer.to_string(), "").stdout,
+        "- binding 42 52:54:00:12:34:01\n"
+    );
+    assert_eq!(count(), 23);
+    // As it was printed before, without the network, it would delete those of the other one.
+    fewer.as_object_mut().unwrap().remove("vni");
+    refused(&fewer.to_string(), "", &loss(12, 23));
+    // A host's bindings are not all of them.
+    let of_host = daemon.ok("binding list --vni 42 --host 192.168.0.3 --json");
+    let ran = set(&of_host, "");
+    assert_eq!(ran.code, 2, "{ran:?}");
+    assert!(
+        ran.stderr.contains("holds no whole set of bindings") && ran.stderr.contains("'endpoint'"),
+        "{ran:?}"
+    );
+    refused("", "", &loss(23, 23));
+    refused("{}", "--vni 42", &loss(11, 11));
+    assert_eq!(set("", "--dry-run").stdout.lines().count(), 23);
+    assert_eq!(count(), 23);
+    // Few of an empty one are refused, too, and all that is asked for is done.
+    daemon.ok("binding add --vni 44 --mac 52:54:00:12:34:01 --host 192.168.0.2");
+    refused("{}", "--vni 44", &loss(1, 1));
+    assert_eq!(set("{}", "--vni 44 --yes").code, 0);
+    assert_eq!(set(&fewer.to_string(), "--prune").code, 0);
+    assert_eq!(count(), 11);
+    assert_eq!(set("{}", "--prune").code, 0);
+    assert_eq!(count(), 0);
+    assert_eq!(set("", "").code, 0, "nothing is left to delete");
+}

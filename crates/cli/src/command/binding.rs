@@ -6,7 +6,7 @@ use api::v1;
 use clap::{Args, Subcommand};
 use serde_json::json;
 
-use super::config::lines;
+use super::config::{lines, refuse_too_many};
 use super::nic_options::address;
 use super::nic_state::read_file;
 use crate::error::Error;
@@ -68,11 +68,12 @@ pub struct Macs {
 /// `binding list`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-With --json it is what `binding set` reads.
+With --json it is what `binding set` reads, with the network that --vni says; but with --host it is
+not, since a host's bindings cannot be replaced alone.
 
 Examples:
-  butterfly binding list --vni 42
-  butterfly binding list --host 192.168.0.2 --json")]
+  butterfly binding list --host 192.168.0.2
+  butterfly binding list --vni 42 --json > bindings.json")]
 pub struct ListArgs {
     /// Those of this virtual network [default: of all]
     #[arg(long)]
@@ -85,9 +86,11 @@ pub struct ListArgs {
 /// `binding set`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-The file holds the bindings of a butterfly.v1.SetBindingsRequest, in JSON or in protobuf text
-format, as `binding list --json` prints them. What is not in it is deleted; hosts stay. What
-changes is printed as by `apply`.
+The file holds a butterfly.v1.SetBindingsRequest, in JSON or in protobuf text format, as
+`binding list --json` prints it. Where it says a network, or --vni does, the bindings of that one
+are replaced, and else all. What is not in it is deleted; hosts stay. What changes is printed as by
+`apply`. A file that would delete more than ten bindings and a tenth of them, or an empty one that
+would delete any, is refused without --prune: it is most likely not the file that was meant.
 
 Examples:
   butterfly binding set bindings.json
@@ -95,12 +98,15 @@ Examples:
 pub struct SetArgs {
     /// The bindings; - is standard input
     file: PathBuf,
-    /// Replace those of this virtual network alone
+    /// Replace those of this virtual network alone [default: what the file says]
     #[arg(long)]
     vni: Option<u32>,
     /// Check and compare only
     #[arg(short = 'n', long)]
     dry_run: bool,
+    /// Delete as much as the file says
+    #[arg(long, visible_alias = "yes")]
+    prune: bool,
 }
 
 impl BindingCommand {
@@ -147,13 +153,22 @@ fn keys(args: Macs) -> Vec<v1::BindingKey> {
 async fn list(args: ListArgs, session: &mut Session) -> Result<(), Error> {
     let request = v1::ListBindingsRequest {
         vni: args.vni,
-        endpoint: args.host.unwrap_or_default(),
+        endpoint: args.host.clone().unwrap_or_default(),
     };
     let v1 = session.client().await?.only_v1("binding")?;
     let bindings = v1.bindings(request).await?;
     if session.out.json {
-        let set = v1::PutBindingsRequest { bindings };
-        return session.out.value(&json::full("PutBindingsRequest", &set));
+        let set = v1::SetBindingsRequest {
+            bindings,
+            vni: args.vni,
+            dry_run: false,
+        };
+        let mut value = json::full("SetBindingsRequest", &set);
+        // No field of the message: `set` does not take a host's bindings for all.
+        if let Some(host) = args.host {
+            value["endpoint"] = json!(host);
+        }
+        return session.out.value(&value);
     }
     print(bindings, session)
 }
@@ -192,12 +207,29 @@ async fn set(args: SetArgs, session: &mut Session) -> Result<(), Error> {
     let text = String::from_utf8(read_file(&args.file)?);
     let text = text.map_err(|_| Error::Usage(format!("{file} is no text")))?;
     let mut request: v1::SetBindingsRequest = json::parse("SetBindingsRequest", &text)
-        .map_err(|error| Error::Usage(format!("{file} holds no bindings: {error}")))?;
+        .map_err(|error| Error::Usage(format!("{file} holds no whole set of bindings: {error}")))?;
     // What the line says wins over what the file says.
     request.vni = args.vni.or(request.vni);
     request.dry_run |= args.dry_run;
     let dry_run = request.dry_run;
     let v1 = session.client().await?.only_v1("binding")?;
+    if !dry_run && !args.prune {
+        let trial = v1::SetBindingsRequest {
+            dry_run: true,
+            ..request.clone()
+        };
+        // Not all that are deleted are listed, but all are counted.
+        let deleted = v1.set_bindings(trial).await?.deleted as usize;
+        if deleted > 0 {
+            let replaced = v1::ListBindingsRequest {
+                vni: request.vni,
+                ..Default::default()
+            };
+            let now = v1.bindings(replaced).await?.len();
+            let is_empty = request.bindings.is_empty();
+            refuse_too_many(&file, "bindings", deleted, now, is_empty)?;
+        }
+    }
     let done = v1.set_bindings(request).await?;
     if session.out.json {
         let mut value = json::full("BindingsResponse", &done);

@@ -190,12 +190,34 @@ pub fn refuse_too_much(
     now: &v1::Config,
     new: Option<&v1::Config>,
 ) -> Result<(), Error> {
-    match too_much(planned, now, new.unwrap_or(now)) {
+    refuse(what, too_much(planned, now, new.unwrap_or(now)))
+}
+
+/// Refuses what deletes more things of one kind than a slip should; nothing is to be left if it is
+/// `empty`.
+pub fn refuse_too_many(
+    what: &str,
+    kind: &str,
+    deleted: usize,
+    of: usize,
+    empty: bool,
+) -> Result<(), Error> {
+    refuse(what, loss(kind, deleted, of, empty))
+}
+
+fn refuse(what: &str, loss: Option<String>) -> Result<(), Error> {
+    match loss {
         None => Ok(()),
         Some(loss) => Err(Error::Usage(format!(
             "{what} would delete {loss}: --dry-run shows what, --prune does it"
         ))),
     }
+}
+
+/// What is lost of a kind, in words, if it is more than a slip should delete.
+fn loss(kind: &str, deleted: usize, of: usize, empty: bool) -> Option<String> {
+    let is_much = deleted > FEW && deleted * 10 >= of;
+    (deleted > 0 && (empty || is_much)).then(|| format!("{deleted} of {of} {kind}"))
 }
 
 /// What is more than a slip should delete, in words. `None`: it is not too much.
@@ -297,12 +319,9 @@ fn too_much(planned: &[v1::Change], now: &v1::Config, new: &v1::Config) -> Optio
         ),
     ];
     let empty = *new == v1::Config::default();
-    let much = |deleted: usize, of: usize| deleted > FEW && deleted * 10 >= of;
-    let losses = kinds
+    let losses: Vec<String> = kinds
         .into_iter()
-        .filter(|(_, deleted, of)| *deleted > 0 && (empty || much(*deleted, *of)));
-    let losses: Vec<String> = losses
-        .map(|(kind, deleted, of)| format!("{deleted} of {of} {kind}"))
+        .filter_map(|(kind, deleted, of)| loss(kind, deleted, of, empty))
         .collect();
     (!losses.is_empty()).then(|| losses.join(", "))
 }
