@@ -68,7 +68,8 @@ pub enum NicDiff {
     Changed(Vec<FieldChange>),
 }
 
-/// One value that changes, as text. Lists are joined by commas; nothing is the empty text.
+/// One value that changes, as text. Lists are joined by commas, and an id with one is in quotes;
+/// nothing is the empty text.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FieldChange {
     /// The field's name in the v1 API.
@@ -153,7 +154,7 @@ impl Diff {
     }
 }
 
-/// The values in which two NICs of one id differ.
+/// The values in which two NICs of one id differ: at least one, unless they are equal.
 pub(crate) fn nic_fields(from: &Nic, to: &Nic) -> Vec<FieldChange> {
     if from == to {
         return Vec::new();
@@ -164,13 +165,22 @@ pub(crate) fn nic_fields(from: &Nic, to: &Nic) -> Vec<FieldChange> {
         .into_iter()
         .zip(after)
         .filter(|((_, from), (_, to))| from != to);
-    changed
+    let mut changed: Vec<FieldChange> = changed
         .map(|((field, from), (_, to))| FieldChange {
             field: field.into(),
             from,
             to,
         })
-        .collect()
+        .collect();
+    // Values that read alike differ all the same.
+    if changed.is_empty() {
+        changed.push(FieldChange {
+            field: "nic".into(),
+            from: format!("{from:?}"),
+            to: format!("{to:?}"),
+        });
+    }
+    changed
 }
 
 /// Every field of a NIC as text, in a fixed order.
@@ -226,7 +236,7 @@ fn described(nic: &Nic) -> Vec<(&'static str, String)> {
         ("mac", nic.mac_text()),
         ("vni", vni.to_string()),
         ("ip", joined(ips)),
-        ("security_groups", joined(security_groups)),
+        ("security_groups", group_ids(security_groups)),
         ("anti_spoof", anti_spoof.to_string()),
         ("allowed_address_pairs", joined(pairs)),
         ("sniff_target", optional(sniff_target)),
@@ -272,6 +282,14 @@ fn joined<T: Display>(values: impl IntoIterator<Item = T>) -> String {
         .map(|value| value.to_string())
         .collect::<Vec<_>>()
         .join(",")
+}
+
+/// Ids as a text that no other ids have: those in which a comma would end them are in quotes.
+fn group_ids(ids: &[GroupId]) -> String {
+    joined(ids.iter().map(|id| match id.as_str() {
+        text if text.contains([',', '"']) => format!("{text:?}"),
+        text => text.to_owned(),
+    }))
 }
 
 fn optional<T: ToString>(value: &Option<T>) -> String {
@@ -365,7 +383,7 @@ impl Display for Diff {
                         write!(f, ", ip {}", joined(&nic.ips))?;
                     }
                     if !nic.security_groups.is_empty() {
-                        write!(f, ", groups {}", joined(&nic.security_groups))?;
+                        write!(f, ", groups {}", group_ids(&nic.security_groups))?;
                     }
                     writeln!(f)?;
                 }

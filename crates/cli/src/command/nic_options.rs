@@ -163,8 +163,9 @@ struct NicArgs {
     /// also ADDRESS/LENGTH, as the container has it; update: '' leaves none
     #[arg(long, num_args = 1.., value_name = "ADDRESS", value_parser = address_of_nic)]
     ip: Vec<String>,
-    /// Security groups, which need not exist yet; update: '' leaves none
-    #[arg(long, num_args = 1.., value_name = "SG")]
+    /// Security groups, which need not exist yet, with blanks or commas between; update: '' leaves
+    /// none
+    #[arg(long, num_args = 1.., value_name = "SG", value_delimiter = ',')]
     sg: Vec<String>,
     /// Drop what the guest sends from other addresses than its own [default of a new NIC: on in API
     /// v1, off in API v0]

@@ -30,8 +30,8 @@ pub enum NicSgCommand {
 pub struct NicGroups {
     /// Id of the NIC
     nic: String,
-    /// Ids of groups, which need not exist yet
-    #[arg(required = true, value_name = "SG")]
+    /// Ids of groups, which need not exist yet, with blanks or commas between
+    #[arg(required = true, value_name = "SG", value_delimiter = ',')]
     groups: Vec<String>,
 }
 
@@ -40,8 +40,8 @@ pub struct NicGroups {
 pub struct NicMaybeGroups {
     /// Id of the NIC
     nic: String,
-    /// Ids of groups, which need not exist yet
-    #[arg(value_name = "SG")]
+    /// Ids of groups, which need not exist yet, with blanks or commas between
+    #[arg(value_name = "SG", value_delimiter = ',')]
     groups: Vec<String>,
 }
 

@@ -2,7 +2,7 @@
 
 use super::world::*;
 use crate::model::{Nic, NicKind, NicUpdate, Part, SocketAccess, VhostMode};
-use crate::{Declared, NicState};
+use crate::{Declared, Diff, NicState, diff};
 use dataplane::counters::PortCounters;
 use dataplane::drop_reason::DropReason;
 
@@ -24,6 +24,73 @@ fn the_same_nic_again_touches_nothing() {
         (shared.world().snapshots.len(), controller.status().epoch),
         (1, 1)
     );
+}
+
+/// A comma is a letter of an id: who says `web,ssh` for two groups has named one, and is to come
+/// out of it.
+#[test]
+fn groups_are_told_apart_by_their_ids() {
+    let (mut controller, shared) = controller();
+    let groups = |controller: &crate::Controller| {
+        let config = controller.config();
+        config.nics[&nic_id("a")].security_groups.clone()
+    };
+    let to = |ids: &[&str]| NicUpdate {
+        security_groups: Some(ids.iter().map(|id| group_id(id)).collect()),
+        ..NicUpdate::default()
+    };
+    controller.put_nic(nic("a", 1, &["web,ssh"])).unwrap();
+    for ids in [&["web", "ssh"][..], &["web,ssh"]] {
+        let published = shared.world().snapshots.len();
+        controller.update_nic(&nic_id("a"), to(ids)).unwrap();
+        let wanted: Vec<_> = ids.iter().map(|id| group_id(id)).collect();
+        assert_eq!(groups(&controller), wanted);
+        assert_eq!(shared.world().snapshots.len(), published + 1, "{ids:?}");
+    }
+    let error = refused(&mut controller, &shared, |c| {
+        c.create_nic(nic("a", 1, &["web", "ssh"]))
+    });
+    assert!(
+        error.contains(r#"security_groups is '"web,ssh"', not 'web,ssh'"#),
+        "{error}"
+    );
+    // A document, and what a journal keeps, are compared as that.
+    let document = config(vec![nic("a", 1, &["web", "ssh"])], vec![]);
+    let shown = Diff::between(&controller.config(), &document);
+    assert_eq!(
+        shown.to_string(),
+        "~ nic a: security_groups \"web,ssh\" -> web,ssh\n"
+    );
+    assert_eq!(controller.apply(document.clone(), false).unwrap(), shown);
+    assert!(controller.config() == document);
+}
+
+/// No two ids of groups are written as others are.
+#[test]
+fn a_change_of_groups_is_never_one_of_nothing() {
+    let lists: [&[&str]; 7] = [
+        &["a", "b"],
+        &["a,b"],
+        &["\"a", "b\""],
+        &["\"a,b\""],
+        &["\\\"a", "b"],
+        &["b", "a"],
+        &[],
+    ];
+    for from in lists {
+        for to in lists {
+            let fields = diff::nic_fields(&nic("a", 1, from), &nic("a", 1, to));
+            assert_eq!(fields.is_empty(), from == to, "{from:?} {to:?}");
+            let of_groups = fields.iter().all(|field| field.field == "security_groups");
+            assert!(of_groups, "{fields:?}");
+        }
+    }
+    // Nor is one of anything else.
+    let other = Nic {
+        packet_trace_path: Some(String::new()),
+        ..nic("a", 1, &[])
+    };
+    assert_eq!(diff::nic_fields(&nic("a", 1, &[]), &other).len(), 1);
 }
 
 /// What a NIC names, as a process by its number, is meant as it is by now only where somebody
