@@ -55,7 +55,7 @@ struct Run {
 struct Stored {
     /// Who has each address: the container and its interface.
     leases: BTreeMap<IpAddr, (String, String)>,
-    /// The address of each set that was given last.
+    /// The address of each set that was given last, in turn.
     last: BTreeMap<usize, IpAddr>,
 }
 
@@ -100,31 +100,43 @@ impl Leases {
         })
     }
 
-    /// An address of each set: those that are asked for, and else the next that are free. What the
-    /// container has already it gets again.
+    /// An address of each set: those that are asked for, every one of them, and else the next that
+    /// are free. What the container has already it gets again.
     pub fn take(&self, who: &Attachment, asked: &[IpAddr]) -> Result<Addresses, Error> {
         let mut stored = self.read()?;
-        let mut ips = Vec::new();
+        let mut ips: Vec<Ip> = Vec::new();
+        // Those that no set has given yet: one address may be in several.
+        let mut asked = asked.to_vec();
         for (number, set) in self.sets.iter().enumerate() {
             let run = |ip: &IpAddr| set.iter().find(|run| run.has(*ip));
-            let given = match asked.iter().find(|ip| run(ip).is_some()) {
-                Some(ip) if stored.is_free(*ip, who) => *ip,
-                Some(ip) => return Err(Error::no_address(format!("{ip} is taken"))),
-                None => match stored.of(who).find(|ip| run(ip).is_some()) {
-                    Some(ip) => ip,
-                    None => next(set, &stored, number)?,
-                },
+            let is_new = |ip: &IpAddr| ips.iter().all(|given| given.net.addr() != *ip);
+            let has = stored
+                .of(who)
+                .find(|ip| run(ip).is_some() && is_new(ip) && !asked.contains(ip));
+            let given = match (asked.iter().find(|ip| run(ip).is_some()), has) {
+                (Some(ip), _) if stored.is_free(*ip, who) => *ip,
+                (Some(ip), _) => return Err(Error::no_address(format!("{ip} is taken"))),
+                (None, Some(ip)) => ip,
+                (None, None) => {
+                    let ip = next(set, &stored, number)?;
+                    stored.last.insert(number, ip);
+                    ip
+                }
             };
             let Some(run) = run(&given) else { continue };
             stored
                 .leases
                 .insert(given, (who.container.clone(), who.ifname.clone()));
-            stored.last.insert(number, given);
+            asked.retain(|ip| *ip != given);
             ips.push(run.gives(given));
         }
-        let known = |ip: &&IpAddr| self.sets.iter().flatten().any(|run| run.has(**ip));
-        if let Some(other) = asked.iter().find(|ip| !known(ip)) {
-            return Err(Error::no_address(format!("{other} is in no range")));
+        if let Some(other) = asked.first() {
+            let known = self.sets.iter().flatten().any(|run| run.has(*other));
+            let why = match known {
+                true => "is one too many: each set of ranges gives one address",
+                false => "is in no range",
+            };
+            return Err(Error::no_address(format!("{other} {why}")));
         }
         self.write(&stored)?;
         Ok(Addresses {
@@ -504,6 +516,68 @@ mod tests {
             Leases::open(&one, "net").unwrap().check(&who("b")).is_err(),
             "nothing is left"
         );
+    }
+
+    /// Both of the IPv4 addresses that are asked for of one set, and of two that have both.
+    #[test]
+    fn each_address_that_is_asked_for_is_given_or_refused_by_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let net = r#"[{"subnet":"10.0.0.0/24"}]"#;
+        let one = ranges(dir.path(), &format!("[{net}]"));
+        for asked in [
+            ["10.0.0.5", "10.0.0.6"],
+            ["10.0.0.6", "10.0.0.5"],
+            ["10.0.0.5", "10.1.0.1"],
+        ] {
+            let error = taken(&one, "a", &asked).unwrap_err();
+            assert_eq!(error.code, 102, "{error:?}");
+            assert!(error.message.starts_with(asked[1]), "{error:?}");
+            let held = Leases::open(&one, "net").unwrap().held(&who("a"));
+            assert!(held.unwrap().is_empty(), "nothing is left");
+        }
+        let twice = ["10.0.0.5", "10.0.0.5"];
+        assert_eq!(taken(&one, "a", &twice).unwrap(), ["10.0.0.5/24"]);
+        // Sets that overlap give an address once, also to who has it already.
+        let dir = tempfile::tempdir().unwrap();
+        let two = ranges(dir.path(), &format!("[{net},{net}]"));
+        for _ in 0..2 {
+            assert_eq!(
+                taken(&two, "a", &["10.0.0.5", "10.0.0.6"]).unwrap(),
+                ["10.0.0.5/24", "10.0.0.6/24"]
+            );
+            assert_eq!(
+                taken(&two, "b", &["10.0.0.9"]).unwrap(),
+                ["10.0.0.9/24", "10.0.0.2/24"]
+            );
+            assert_eq!(
+                taken(&two, "c", &[]).unwrap(),
+                ["10.0.0.3/24", "10.0.0.4/24"]
+            );
+        }
+    }
+
+    /// What is asked for, or had already, is out of turn.
+    #[test]
+    fn what_was_given_back_comes_last_whatever_was_asked_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let one = ranges(dir.path(), r#"[[{"subnet":"10.0.0.0/29"}]]"#);
+        assert_eq!(taken(&one, "a", &[]).unwrap(), ["10.0.0.2/29"]);
+        assert_eq!(taken(&one, "b", &[]).unwrap(), ["10.0.0.3/29"]);
+        let leases = || Leases::open(&one, "net").unwrap();
+        leases().give_back(&who("b")).unwrap();
+        assert_eq!(taken(&one, "a", &[]).unwrap(), ["10.0.0.2/29"], "again");
+        assert_eq!(
+            taken(&one, "asks", &["10.0.0.6"]).unwrap(),
+            ["10.0.0.6/29"],
+            "out of turn"
+        );
+        for (container, ip) in [
+            ("c", "10.0.0.4/29"),
+            ("d", "10.0.0.5/29"),
+            ("e", "10.0.0.3/29"),
+        ] {
+            assert_eq!(taken(&one, container, &[]).unwrap(), [ip]);
+        }
     }
 
     /// A lock needs no right to write: whoever opened the file when everybody could read it can
