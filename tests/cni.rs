@@ -22,7 +22,7 @@ type Body = fn() -> Result<()>;
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials: [(&str, Body); 16] = trials![
+    let trials: [(&str, Body); 17] = trials![
         a_pod_is_added_checked_and_deleted,
         what_somebody_changed_in_the_container_is_told,
         a_second_interface_and_what_was_there_before,
@@ -31,6 +31,7 @@ fn main() {
         a_second_add_of_another_address_takes_no_lease,
         a_lease_stays_as_long_as_its_nic_may,
         what_no_container_uses_is_collected,
+        what_could_not_be_made_is_collected_too,
         what_other_plugins_gave_is_collected,
         a_plugin_for_addresses_that_fails_is_told_to_take_back,
         what_cannot_be_collected_keeps_nothing_else_and_is_found_again,
@@ -657,6 +658,37 @@ fn what_no_container_uses_is_collected() -> Result<()> {
         one.succeeds("ip link show dev eth0")?,
         "the one in use stays",
     )
+}
+
+/// A NIC that is stored and was not made would have its addresses again when the daemon starts,
+/// which others have by then.
+fn what_could_not_be_made_is_collected_too() -> Result<()> {
+    let options = ["--store", "{dir}/store", "--trace-dir", "{dir}"];
+    let daemon = Daemon::start(&options)?;
+    daemon.cli(PODS)?;
+    let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
+    let mut host = Host { daemon, dir };
+    let (one, two) = (Namespace::new()?, Namespace::new()?);
+    let config = host.network("pods", "1.1.0");
+    told(call("ADD", "one", &netns(&one), "eth0", &[], &config))?;
+    told(call("ADD", "two", &netns(&two), "eth0", &[], &config))?;
+    let trace = host.daemon.dir().join("two.pcap");
+    host.daemon.cli(&format!(
+        "nic update pods:two:eth0 --packet-trace true --trace-path {}",
+        trace.display()
+    ))?;
+    host.daemon.kill()?;
+    std::fs::write(&trace, "no trace of ours").map_err(|e| e.to_string())?;
+    host.daemon.restart()?;
+    assert_eq!(host.nics()?, ["pods:one:eth0"]);
+    let mut gc = config.clone();
+    gc["cni.dev/valid-attachments"] = json!([{"containerID": "one", "ifname": "eth0"}]);
+    told(call("GC", "", "", "", &[], &gc))?;
+    assert_eq!(host.leases("pods")?, 2, "one's two addresses");
+    std::fs::remove_file(&trace).map_err(|e| e.to_string())?;
+    host.daemon.kill_and_restart()?;
+    assert_eq!(host.nics()?, ["pods:one:eth0"], "it does not come back");
+    Ok(())
 }
 
 /// What the specification's own tool is called with.

@@ -82,9 +82,7 @@ impl Daemon {
     pub async fn ids(&mut self, network: &str) -> Result<Vec<String>, Error> {
         let answer = self.grpc.list_nics(v1::ListNicsRequest {}).await;
         let answer = answer.map_err(|e| self.told(&e))?.into_inner();
-        let all = answer.nics.into_iter().filter_map(|status| status.nic);
-        let own = all.filter(|nic| is_own(network, nic));
-        Ok(own.map(|nic| nic.id).collect())
+        Ok(own_ids(network, answer))
     }
 
     /// Nothing passes by a NIC from now on; one that is not there lets nothing pass already.
@@ -150,6 +148,14 @@ pub fn prefix(network: &str) -> String {
 pub fn whose<'a>(network: &str, id: &'a str) -> Option<(&'a str, &'a str)> {
     let (container, ifname) = id.strip_prefix(&prefix(network))?.split_once(':')?;
     (is_name(container) && is_interface(ifname)).then_some((container, ifname))
+}
+
+/// Ids of a network's NICs that ADD makes. One that the daemon could not make when it started may be
+/// made at the next start, with addresses that others have by then.
+fn own_ids(network: &str, all: v1::ListNicsResponse) -> Vec<String> {
+    let made = all.nics.into_iter().filter_map(|status| status.nic);
+    let own = made.chain(all.unmade).filter(|nic| is_own(network, nic));
+    own.map(|nic| nic.id).collect()
 }
 
 /// Whether a NIC is what ADD makes.
@@ -241,6 +247,17 @@ mod tests {
             assert_eq!(is_own(network, &of(id, v1::NicKind::Veth)), is_ours, "{id}");
             assert!(!is_own(network, &of(id, v1::NicKind::VhostUser)), "{id}");
         }
+        let all = v1::ListNicsResponse {
+            nics: vec![v1::NicStatus {
+                nic: Some(of("pods:c1:eth0", v1::NicKind::Veth)),
+                ..Default::default()
+            }],
+            unmade: vec![
+                of("pods:c2:eth0", v1::NicKind::Veth),
+                of("other:c3:eth0", v1::NicKind::Veth),
+            ],
+        };
+        assert_eq!(own_ids("pods", all), ["pods:c1:eth0", "pods:c2:eth0"]);
         let mac = mac("pods:c1:eth0");
         assert!(mac.len() == 17 && mac.starts_with("02:"), "{mac}");
     }

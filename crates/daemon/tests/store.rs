@@ -365,7 +365,13 @@ async fn what_could_not_be_made_is_known_and_goes_for_good() {
     let unmade = async |client: &mut Client| {
         let status = within(client.get_status(v1::GetStatusRequest::default())).await;
         let warnings = status.unwrap().into_inner().warnings.join("\n");
-        ["deleted", "declared", "left_out"].map(|id| warnings.contains(&format!("Nic '{id}'")))
+        let listed = within(client.list_nics(v1::ListNicsRequest {})).await;
+        let listed = listed.unwrap().into_inner().unmade;
+        ["deleted", "declared", "left_out"].map(|id| {
+            let is_listed = listed.iter().any(|nic| nic.id == id);
+            assert_eq!(warnings.contains(&format!("Nic '{id}'")), is_listed, "{id}");
+            is_listed
+        })
     };
     assert_eq!(unmade(&mut client).await, [true, true, true]);
 

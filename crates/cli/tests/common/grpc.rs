@@ -116,7 +116,11 @@ fn answer(method: &str, request: &str) -> Result<Vec<u8>, Status> {
         }
         .encode_to_vec(),
         "GetNic" | "PutNic" | "UpdateNic" => status.encode_to_vec(),
-        "ListNics" => v1::ListNicsResponse { nics: vec![status] }.encode_to_vec(),
+        "ListNics" => v1::ListNicsResponse {
+            nics: vec![status],
+            unmade: vec![],
+        }
+        .encode_to_vec(),
         "GetGroup" => group.encode_to_vec(),
         "ListGroups" => v1::ListGroupsResponse {
             groups: vec![group],

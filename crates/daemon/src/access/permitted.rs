@@ -179,6 +179,12 @@ impl<'a> Permitted<'a> {
         self.control.nics().filter(ours)
     }
 
+    /// What is stored and could not be made.
+    pub fn unmade_nics(&self) -> impl Iterator<Item = &Nic> + '_ {
+        let all = self.control.unmade().nics.values();
+        all.filter(|nic| self.reach().has_nic(nic))
+    }
+
     pub fn nic_ids(&self) -> Vec<NicId> {
         match self.is_whole() {
             true => self.control.nic_ids(),

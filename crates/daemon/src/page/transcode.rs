@@ -270,6 +270,7 @@ mod tests {
         };
         let list = v1::ListNicsResponse {
             nics: vec![nic; count],
+            unmade: Vec::new(),
         };
         framed(&list.encode_to_vec()).unwrap()
     }

@@ -174,7 +174,8 @@ impl Butterfly for Service {
                 .nics()
                 .map(|status| render::nic_status(&status))
                 .collect();
-            Ok(v1::ListNicsResponse { nics })
+            let unmade = control.unmade_nics().map(render::nic).collect();
+            Ok(v1::ListNicsResponse { nics, unmade })
         })
         .await
     }
