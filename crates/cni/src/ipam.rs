@@ -2,10 +2,15 @@
 
 mod leases;
 
+use std::io::{self, Read, Write};
 use std::net::IpAddr;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
 
 use crate::call::Call;
@@ -14,6 +19,11 @@ use crate::error::Error;
 use crate::result::{Addresses, Ip, VERSIONS};
 
 pub use leases::{Leases, first_of};
+
+/// How long another plugin may take: one may wait for a DHCP server.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How often it is asked whether it has ended, once it has said all.
+const AGAIN: Duration = Duration::from_millis(1);
 
 /// Takes addresses for a container.
 pub fn add(call: &Call, config: &Config) -> Result<Addresses, Error> {
@@ -138,31 +148,94 @@ fn attachment(call: &Call) -> Attachment {
 /// Runs another plugin with our own environment and configuration, for the call's container; its
 /// answer. STATUS and GC are for those that know them.
 fn run(plugin: &str, command: &str, call: &Call, config: &Config) -> Result<Value, Error> {
+    run_within(plugin, command, call, config, PATIENCE)
+}
+
+fn run_within(
+    plugin: &str,
+    command: &str,
+    call: &Call,
+    config: &Config,
+    patience: Duration,
+) -> Result<Value, Error> {
     let program = find(plugin, &call.path)?;
-    let failed = |e: std::io::Error| Error::io(format!("{}: {e}", program.display()));
+    let failed = |e: io::Error| Error::io(format!("{}: {e}", program.display()));
     if matches!(command, "STATUS" | "GC") && config.version.as_str() < VERSIONS[6] {
         return Ok(Value::Null);
     }
-    let mut child = Command::new(&program)
+    let child = Command::new(&program)
         .env("CNI_COMMAND", command)
         .env("CNI_CONTAINERID", &call.container)
         .env("CNI_IFNAME", &call.ifname)
         .env("CNI_NETNS", &call.netns)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
+        // With all that it starts it can be killed.
+        .process_group(0)
         .spawn()
         .map_err(failed)?;
-    if let Some(mut input) = child.stdin.take() {
-        // One that does not read its configuration says so itself.
-        let _ = std::io::Write::write_all(&mut input, config.text.as_bytes());
-    }
-    let output = child.wait_with_output().map_err(failed)?;
-    let answer: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
-    if output.status.success() {
+    let ended = finish(child, config.text.clone(), patience).map_err(failed)?;
+    let Some((status, said)) = ended else {
+        let secs = patience.as_secs();
+        return Err(Error::later(format!(
+            "{plugin} has not answered {command} for {secs} s, and was killed"
+        )));
+    };
+    let answer: Value = serde_json::from_slice(&said).unwrap_or_default();
+    if status.success() {
         return Ok(answer);
     }
-    let why = format!("{plugin} ended with {} and said nothing", output.status);
+    let why = format!("{plugin} ended with {status} and said nothing");
     Err(Error::of_plugin(&answer).unwrap_or_else(|| Error::io(why)))
+}
+
+/// Gives a plugin its configuration and waits for its end: how it ended, and what it has said.
+/// `None`: it did not end in time. It is killed then with all that it has started.
+fn finish(
+    mut child: Child,
+    config: String,
+    patience: Duration,
+) -> io::Result<Option<(ExitStatus, Vec<u8>)>> {
+    let ended = end(&mut child, config, patience);
+    if !matches!(ended, Ok(Some(_))) {
+        // Fails where nobody is left of them.
+        let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
+        child.wait()?;
+    }
+    ended
+}
+
+fn end(
+    child: &mut Child,
+    config: String,
+    patience: Duration,
+) -> io::Result<Option<(ExitStatus, Vec<u8>)>> {
+    let until = Instant::now() + patience;
+    let (input, output) = (child.stdin.take(), child.stdout.take());
+    let (tell, told) = mpsc::channel();
+    // One that neither reads nor writes holds up this thread alone.
+    let talk = move || {
+        if let Some(mut input) = input {
+            // One that does not read its configuration says so itself.
+            let _ = input.write_all(config.as_bytes());
+        }
+        let mut said = Vec::new();
+        let read = output.map_or(Ok(0), |mut output| output.read_to_end(&mut said));
+        // Nobody listens any more where it was too late.
+        let _ = tell.send(read.map(|_| said));
+    };
+    std::thread::Builder::new().spawn(talk)?;
+    let Ok(said) = told.recv_timeout(patience) else {
+        return Ok(None);
+    };
+    let said = said?;
+    while Instant::now() < until {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some((status, said)));
+        }
+        std::thread::sleep(AGAIN);
+    }
+    Ok(None)
 }
 
 fn find(plugin: &str, path: &str) -> Result<PathBuf, Error> {
@@ -179,19 +252,20 @@ fn find(plugin: &str, path: &str) -> Result<PathBuf, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
+    use std::path::Path;
+    use std::sync::Mutex;
 
-    #[test]
-    fn a_plugin_that_fails_is_told_to_take_back() {
-        use std::os::unix::fs::PermissionsExt;
-        let folder = tempfile::tempdir().unwrap();
-        let (program, calls) = (folder.path().join("moody"), folder.path().join("calls"));
-        let script = format!(
-            "#!/bin/sh\necho $CNI_COMMAND $CNI_CONTAINERID >> {}\n[ $CNI_COMMAND = DEL ]\n",
-            calls.display()
-        );
-        std::fs::write(&program, script).unwrap();
+    /// A script that is open to be written cannot be run, and what another test starts at that moment
+    /// has it open, too.
+    static SCRIPTS: Mutex<()> = Mutex::new(());
+
+    /// The call ADD of a network whose addresses are of a plugin `moody`, which is this script.
+    fn with_plugin(folder: &Path, script: &str) -> (Call, Config) {
+        let program = folder.join("moody");
+        std::fs::write(&program, format!("#!/bin/sh\n{script}")).unwrap();
         std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
-        let path = folder.path().display().to_string();
+        let path = folder.display().to_string();
         let variable = |name: &str| match name {
             "CNI_COMMAND" => "ADD".to_owned(),
             "CNI_CONTAINERID" => "c1".to_owned(),
@@ -200,11 +274,54 @@ mod tests {
             "CNI_PATH" => path.clone(),
             _ => String::new(),
         };
-        let call = Call::read(variable).unwrap();
         let text = r#"{"cniVersion":"1.1.0","name":"pods","vni":7,"ipam":{"type":"moody"}}"#;
-        let config = Config::parse(text).unwrap();
+        (Call::read(variable).unwrap(), Config::parse(text).unwrap())
+    }
+
+    #[test]
+    fn a_plugin_that_fails_is_told_to_take_back() {
+        let _alone = SCRIPTS.lock();
+        let folder = tempfile::tempdir().unwrap();
+        let calls = folder.path().join("calls");
+        let script = format!(
+            "echo $CNI_COMMAND $CNI_CONTAINERID >> {}\n[ $CNI_COMMAND = DEL ]\n",
+            calls.display()
+        );
+        let (call, config) = with_plugin(folder.path(), &script);
         assert!(add(&call, &config).is_err());
         failed(&call, &config);
         assert_eq!(std::fs::read_to_string(&calls).unwrap(), "ADD c1\nDEL c1\n");
+    }
+
+    /// It waits itself, or what it has started has its output; or it has said all and goes on.
+    #[test]
+    fn a_plugin_that_does_not_end_is_killed() {
+        let _alone = SCRIPTS.lock();
+        for waits in [
+            "exec sleep 600",
+            "sleep 600 &\nexit 0",
+            "exec sleep 600 >&-",
+        ] {
+            let folder = tempfile::tempdir().unwrap();
+            let own = folder.path().join("own");
+            let script = format!("echo $$ > {}\n{waits}\n", own.display());
+            let (call, config) = with_plugin(folder.path(), &script);
+            let patience = Duration::from_secs(2);
+            let error = run_within("moody", "ADD", &call, &config, patience).unwrap_err();
+            assert_eq!(
+                (error.code, error.message.as_str()),
+                (11, "moody has not answered ADD for 2 s, and was killed"),
+                "{waits}"
+            );
+            let own = std::fs::read_to_string(&own).unwrap();
+            let process = Path::new("/proc").join(own.trim());
+            assert!(!process.exists(), "{waits}: it is reaped");
+        }
+        // One that ends in time has said what it says.
+        let folder = tempfile::tempdir().unwrap();
+        let (call, config) = with_plugin(folder.path(), "cat\n");
+        let patience = Duration::from_secs(60);
+        let answer = run_within("moody", "ADD", &call, &config, patience).unwrap();
+        assert_eq!(answer["name"], "pods");
     }
 }
