@@ -150,8 +150,8 @@ pub fn whose<'a>(network: &str, id: &'a str) -> Option<(&'a str, &'a str)> {
     (is_name(container) && is_interface(ifname)).then_some((container, ifname))
 }
 
-/// Ids of a network's NICs that ADD makes. One that the daemon could not make when it started may be
-/// made at the next start, with addresses that others have by then.
+/// Ids of a network's NICs that ADD makes. One that the daemon could not make when it started may
+/// be made at the next start, with addresses that others have by then.
 fn own_ids(network: &str, all: v1::ListNicsResponse) -> Vec<String> {
     let made = all.nics.into_iter().filter_map(|status| status.nic);
     let own = made.chain(all.unmade).filter(|nic| is_own(network, nic));

@@ -256,8 +256,8 @@ mod tests {
     use std::path::Path;
     use std::sync::Mutex;
 
-    /// A script that is open to be written cannot be run, and what another test starts at that moment
-    /// has it open, too.
+    /// A script that is open to be written cannot be run, and what another test starts at that
+    /// moment has it open, too.
     static SCRIPTS: Mutex<()> = Mutex::new(());
 
     /// The call ADD of a network whose addresses are of a plugin `moody`, which is this script.
