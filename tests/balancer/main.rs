@@ -64,6 +64,7 @@ fn main() {
             "generic",
             &trials![
                 upgrade::an_upgrade_keeps_flows,
+                upgrade::an_interface_that_comes_amid_an_upgrade_is_taken,
                 upgrade::a_kill_keeps_flows,
                 health::every_kind_of_check_tells,
                 interfaces::the_interface_stays_the_kernel_s,

@@ -13,6 +13,7 @@ use testkit::netns::Namespace;
 use testkit::{PATIENCE, Result, other_program, wait_for};
 
 use crate::clients::{Addresses, Flows, Namers};
+use crate::interfaces::taken;
 use crate::stage::{SERVICE, Stage, VIP, service};
 
 /// How often another program takes over, and how often one fails to.
@@ -204,6 +205,39 @@ fn flows_go_on(
         !answered && !seen.contains(NONE),
         &format!("the interface is the kernel's again:\n{seen}"),
     )
+}
+
+/// An interface that is made anew while there are two processes is taken by the one that goes on:
+/// the other one's program neither keeps it out nor goes from the interface with its process.
+pub fn an_interface_that_comes_amid_an_upgrade_is_taken(stage: &mut Stage) -> Result<()> {
+    stage.restart(&STAYS)?;
+    stage.set_services(&format!("service add {SERVICE} --server 10.1.2.10"))?;
+    for (turn, succeeds) in [false, true, false, true].into_iter().enumerate() {
+        let (balancer, client, lan) = (&stage.balancer, &stage.client, &stage.lan);
+        stage.daemon.amid_an_upgrade(succeeds, || {
+            balancer.ok("ip link del eth0")?;
+            lan.plug(balancer, "balancer", &["10.1.2.3/24"])?;
+            // Both have heard of it by then.
+            wait_for("the new interface to answer", PATIENCE, || {
+                client.ok("ip neigh flush dev eth0")?;
+                let answered = client.succeeds("ping -q -c 1 -W 1 10.1.2.3")?;
+                Ok(answered.then_some(()))
+            })
+        })?;
+        let what = format!("turn {turn}: the interface to have a program");
+        wait_for(&what, PATIENCE, || {
+            let all = stage.daemon.json("service interface list")?;
+            let is_taken = all[0]["mode"] == "XDP_MODE_GENERIC";
+            Ok((is_taken && taken(stage)?).then_some(()))
+        })?;
+        stage.servers_are_reached()?;
+        let opened = stage.open(20)?;
+        check(
+            opened.to("s0") == 20,
+            &format!("turn {turn}: the service is balanced"),
+        )?;
+    }
+    Ok(())
 }
 
 /// Datagrams do not say that they begin a flow, and clients of a sticky service begin flows at any

@@ -32,6 +32,7 @@ fn main() {
         interfaces_are_part_of_the_declared_configuration,
         killed_under_load_the_kernel_goes_on,
         an_upgrade_keeps_every_packet,
+        interfaces_that_come_amid_an_upgrade_are_taken,
         a_kill_keeps_every_packet,
         what_nobody_follows_any_more_is_the_kernel_s,
         hanging_it_leaves_packets_to_the_kernel,
@@ -676,6 +677,41 @@ fn every_packet_is_kept(stage: &mut Stage, replace: fn(&mut Stage) -> Result<()>
             !stage.hosts.has_program("east0")?,
             "it is the kernel's again",
         )?;
+    }
+    Ok(())
+}
+
+/// Of the two processes that there are then, the one that goes on takes it: the other one's program
+/// neither keeps it out nor goes from the interface with its process.
+fn interfaces_that_come_amid_an_upgrade_are_taken(stage: &mut Stage) -> Result<()> {
+    stage.daemon.stop()?;
+    let folder = tempfile::tempdir().map_err(|e| e.to_string())?;
+    let acl = folder.path().join("acl");
+    let rules = "default allow\nallow ipv4 in west0 proto icmp\n";
+    std::fs::write(&acl, rules).map_err(|e| e.to_string())?;
+    stage.start_kept(
+        ["tc", "generic"],
+        &["--router-acl", &acl.display().to_string()],
+    )?;
+    for (turn, succeeds) in [false, true, false, true].into_iter().enumerate() {
+        let hosts = &stage.hosts;
+        stage.daemon.amid_an_upgrade(succeeds, || {
+            hosts.router.ok("ip link del west0")?;
+            hosts.wire("west0", &hosts.west, 2)?;
+            // Both have heard of it by then.
+            hosts.first_answers()
+        })?;
+        let what = format!("turn {turn}: the interface to have a program");
+        wait_for(&what, PATIENCE, || {
+            let list = stage.daemon.json("router list")?;
+            let is_taken = list[1]["mode"] == "XDP_MODE_GENERIC";
+            Ok((is_taken && stage.hosts.has_program("west0")?).then_some(()))
+        })?;
+        let taken = stage.first_rule()?;
+        stage.hosts.pinging(|| Ok(()))?;
+        let taken = stage.first_rule()? - taken;
+        check(taken > 0, &format!("turn {turn}: the access list judges"))?;
+        stage.treated(WEST[0], "fast")?;
     }
     Ok(())
 }

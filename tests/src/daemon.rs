@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use testkit::process::{self, Process};
-use testkit::{PATIENCE, Result, wait_for};
+use testkit::{PATIENCE, Result, other_program, wait_for};
 
 /// A running daemon, killed when dropped.
 #[derive(Debug)]
@@ -120,8 +120,50 @@ impl Daemon {
 
     /// Has another process take this one's place, and waits until this one has ended.
     pub fn upgrade(&mut self) -> Result<()> {
-        let before = self.pid();
         let said = self.cli("upgrade")?;
+        self.is_succeeded(&said)
+    }
+
+    /// Has another process take this one's place, or give that up, and `meanwhile` happen when it
+    /// is prepared and not the daemon yet.
+    pub fn amid_an_upgrade(
+        &mut self,
+        succeeds: bool,
+        meanwhile: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let dir = self.dir();
+        let held_up = other_program::held_up(&program("butterflyd"), dir);
+        let held_up = other_program::write(dir, "held-up", &held_up)?;
+        let [prepared, give_up, go] = ["prepared", "give-up", "go"].map(|name| dir.join(name));
+        let write =
+            |path: &Path| std::fs::write(path, "").map_err(|e| format!("{}: {e}", path.display()));
+        if !succeeds {
+            write(&give_up)?;
+        }
+        let said = std::thread::scope(|scope| {
+            let upgrade = scope.spawn(|| self.cli(&format!("upgrade {held_up}")));
+            let done = wait_for("the next process to be prepared", PATIENCE, || {
+                Ok(prepared.exists().then_some(()))
+            });
+            let done = done.and_then(|()| meanwhile());
+            write(&go)?;
+            let said = upgrade.join().map_err(|_| "who upgrades panicked")?;
+            done.map(|()| said)
+        })?;
+        for path in [prepared, give_up, go] {
+            // One of them is there in one case alone.
+            let _ = std::fs::remove_file(path);
+        }
+        match (succeeds, said) {
+            (true, said) => self.is_succeeded(&said?),
+            (false, Ok(said)) => Err(format!("a process that gives up took over: {said}")),
+            (false, Err(_)) => Ok(()),
+        }
+    }
+
+    /// `butterfly upgrade` has said so: waits until this process has ended.
+    fn is_succeeded(&mut self, said: &str) -> Result<()> {
+        let before = self.pid();
         let pid = said.split("as process ").nth(1);
         let pid = pid.and_then(|rest| rest.split(';').next()?.parse().ok());
         self.successor = Some(pid.ok_or_else(|| format!("no process in '{said}'"))?);

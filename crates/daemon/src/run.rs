@@ -401,6 +401,11 @@ async fn serve(
         held.clone(),
     );
     let router = Arc::new(router?);
+    if predecessor.is_some() {
+        // Interfaces that come before this process is the daemon wait until it is.
+        engine.stand_still();
+        router.stand_still().await.map_err(|e| e.to_string())?;
+    }
     let router_acl = settings.router_acl.clone();
     let router_acl = router_acl.map(|file| router::AclFile::new(file, router.clone()));
     let due = Arc::new(Notify::new());
@@ -503,6 +508,12 @@ async fn serve(
         };
         drop(tokio::task::spawn_blocking(enter).await);
         vhost.begin();
+        // The daemon before stands still until it ends.
+        let engine = engine.clone();
+        drop(tokio::task::spawn_blocking(move || engine.go_on()).await);
+        if let Err(why) = router.go_on().await {
+            tracing::error!("{why}");
+        }
     }
     // Behind the point at which the daemon before could go on, a part that cannot begin is missing,
     // and does not end the rest.

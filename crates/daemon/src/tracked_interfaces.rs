@@ -45,9 +45,27 @@ pub trait Driver {
 #[derive(Debug, Default)]
 pub struct TrackedInterfaces {
     members: Vec<Member>,
+    /// Another process has them, or takes them: see [`stand_still`](Self::stand_still).
+    still: bool,
 }
 
 impl TrackedInterfaces {
+    /// From now on nothing is [followed](Self::follow): those that come are another process's to
+    /// take. Of two that take the same interface each keeps the other out.
+    pub fn stand_still(&mut self) {
+        self.still = true;
+    }
+
+    /// They are this process's to take, which is to [follow](Self::follow) them at once.
+    pub fn go_on(&mut self) {
+        self.still = false;
+    }
+
+    /// Whether another process takes those that come.
+    pub fn is_still(&self) -> bool {
+        self.still
+    }
+
     /// All interfaces that were asked for, attached or not.
     pub fn members(&self) -> &[Member] {
         &self.members
@@ -160,9 +178,12 @@ impl TrackedInterfaces {
     }
 
     /// Interfaces have come, gone or changed: those that are wanted are taken, those that are
-    /// another now are let go. Which are other than before.
+    /// another now are let go. Which are other than before. None while it stands still.
     pub async fn follow(&mut self, driver: &mut impl Driver) -> Vec<Member> {
         let mut changed = Vec::new();
+        if self.still {
+            return changed;
+        }
         for member in &mut self.members {
             let found = driver.find(&member.name);
             if member.mode.is_some() && found == Some(member.index) {
@@ -391,6 +412,30 @@ mod tests {
         assert!(tracked.give_back("eth0", &mut machine));
         assert!(!tracked.give_back("eth0", &mut machine));
         assert!(machine.attached.is_empty() && tracked.members().is_empty());
+    }
+
+    #[tokio::test]
+    async fn while_another_process_takes_them_none_is_taken_or_let_go() {
+        let (mut tracked, mut machine) = (TrackedInterfaces::default(), Machine::default());
+        machine.links.extend([("eth0", 3), ("eth1", 4)]);
+        for name in ["eth0", "eth1"] {
+            let want = tracked.want(name, None, &mut machine).await;
+            want.expect("it is there");
+        }
+        tracked.stand_still();
+        // The one is made anew, the other one goes.
+        machine.links.insert("eth0", 7);
+        machine.links.remove("eth1");
+        let before = tracked.members().to_vec();
+        assert_eq!(tracked.follow(&mut machine).await, [], "it is another's");
+        assert_eq!(tracked.members(), before);
+        assert_eq!(machine.attached.len(), 2, "what was taken stays so");
+        tracked.go_on();
+        let changed = tracked.follow(&mut machine).await;
+        let changed: Vec<_> = changed.iter().map(|one| (one.index, one.mode)).collect();
+        assert_eq!(changed, [(7, Some(Mode::Generic)), (0, None)]);
+        machine.links.insert("eth1", 8);
+        assert_eq!(tracked.follow(&mut machine).await.len(), 1, "it is back");
     }
 
     #[tokio::test]

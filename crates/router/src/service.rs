@@ -199,13 +199,31 @@ impl Service {
     /// [taken](Self::take) was one of interfaces. Whether it was.
     pub fn follow(&mut self, attached: &mut Interfaces) -> bool {
         let links = std::mem::take(&mut self.links);
-        let mut failed = self.failed.take().map(|error| error.to_string());
-        if links && let Err(error) = self.router.follow(attached) {
-            failed.get_or_insert_with(|| error.to_string());
-        }
+        let followed = match links {
+            true => self.router.follow(attached),
+            false => Ok(()),
+        };
+        self.end_turn(followed);
+        links
+    }
+
+    /// The end of a turn in which the programs are to run where they do: with a later one they are
+    /// to [`follow`](Self::follow).
+    pub fn follow_later(&mut self) -> bool {
+        self.end_turn(Ok(()));
+        false
+    }
+
+    /// Has the next [`follow`](Self::follow) look at all interfaces.
+    pub fn look_again(&mut self) {
+        self.links = true;
+    }
+
+    fn end_turn(&mut self, followed: Result<(), Error>) {
+        let failed = self.failed.take().or(followed.err());
+        let failed = failed.map(|error| error.to_string());
         let failed = failed.or_else(|| self.router.acl_trouble().map(str::to_owned));
         self.router.behind.end_turn(failed);
-        links
     }
 
     /// Whatever there is, as if nothing had been read before.

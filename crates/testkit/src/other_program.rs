@@ -19,7 +19,8 @@ pub const UNTIL_PORTS: &str = "wait(OFFER); say(HELLO); wait(ALL); say(READY, '9
 say(OPENED, 'flows=memory'); wait(PORTS)";
 
 /// `program`, which says that it is prepared only when there is a file `go`; then there is a file
-/// `prepared`, both in `folder`. Whoever waits for it waits 20 s at the most.
+/// `prepared`, both in `folder`. Whoever waits for it waits 20 s at the most. With a file `give-up`
+/// there as well it gives up instead.
 pub fn held_up(program: &str, folder: &Path) -> String {
     let folder = folder.display();
     format!(
@@ -47,6 +48,7 @@ while True:
             for _ in range(2000):
                 if os.path.exists('{folder}/go'): break
                 time.sleep(0.01)
+            if os.path.exists('{folder}/give-up'): os._exit(1)
         socket.send_fds(other, [said], fds)
         for fd in fds: os.close(fd)
 "

@@ -38,6 +38,8 @@ pub struct Engine {
     kernel: Arc<Kernel>,
     states: InterfaceStates,
     running: Mutex<Option<Arc<Running>>>,
+    /// Interfaces that come are another process's to take; changed under the lock of `running`.
+    still: AtomicBool,
     /// What the daemon before has run by, until it is loaded here.
     handed: Mutex<Option<Handed>>,
     /// The tables of one that was killed or stopped, until they are in force.
@@ -117,6 +119,7 @@ impl Engine {
             kernel,
             states,
             running: Mutex::new(None),
+            still: AtomicBool::new(false),
             handed: Mutex::new(handed.remove(MAPS)),
             tables: Mutex::new(tables),
             held,
@@ -157,10 +160,14 @@ impl Engine {
             let held = held.clone();
             balancer.keep_tables(move |tables| held.hold_bytes(HELD, TABLES, tables));
         }
+        let mut interfaces = Attached::new(self.programs.clone(), self.states.clone());
+        if self.still.load(Ordering::Relaxed) {
+            interfaces.stand_still();
+        }
         let started = Arc::new(Running {
             balancer: Mutex::new(balancer),
             follower: Follower::new(mirror).map_err(failed)?,
-            interfaces: Mutex::new(Attached::new(self.programs.clone(), self.states.clone())),
+            interfaces: Mutex::new(interfaces),
             losing: Mutex::default(),
         });
         let following = started.clone();
@@ -263,13 +270,32 @@ impl Engine {
         Some(lock(&running.balancer).leave())
     }
 
-    /// It has not taken this one's place.
+    /// From now on interfaces that come are another process's to take. Those that go, too, are
+    /// followed only when this one [goes on](Self::go_on).
+    pub fn stand_still(&self) {
+        if let Some(running) = self.set_still(true) {
+            lock(&running.interfaces).stand_still();
+        }
+    }
+
+    /// The other process has not taken this one's place, or this one has taken its: changes that
+    /// have waited are made, and interfaces that came or went meanwhile are followed.
     pub fn go_on(&self) {
-        if let Some(running) = self.running()
-            && let Err(e) = lock(&running.balancer).go_on()
-        {
+        let Some(running) = self.set_still(false) else {
+            return;
+        };
+        if let Err(e) = lock(&running.balancer).go_on() {
             tracing::error!("the load balancer is as it was before the upgrade: {e}");
         }
+        let door = lock(&self.door);
+        lock(&running.interfaces).go_on(&running, door.as_deref());
+    }
+
+    /// For what is [started](Self::start) from now on; gives what runs already.
+    fn set_still(&self, still: bool) -> Option<Arc<Running>> {
+        let running = lock(&self.running);
+        self.still.store(still, Ordering::Relaxed);
+        running.clone()
     }
 
     /// Goes on with what the daemon before has [left](Self::leave). The error is a sentence.

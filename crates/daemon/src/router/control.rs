@@ -109,6 +109,17 @@ impl Control {
         self.ask(|answer| Command::Settle { answer }).await
     }
 
+    /// From now on interfaces that come are another process's to take. Those that go, too, are
+    /// followed only when this one [goes on](Self::go_on).
+    pub async fn stand_still(&self) -> Result<(), Refusal> {
+        self.ask(|answer| Command::StandStill { answer }).await
+    }
+
+    /// They are this process's to take: those that came or went meanwhile are followed at once.
+    pub async fn go_on(&self) -> Result<(), Refusal> {
+        self.ask(|answer| Command::GoOn { answer }).await
+    }
+
     /// Looks at the router between two changes.
     pub async fn look<T: Send + 'static>(
         &self,

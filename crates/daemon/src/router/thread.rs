@@ -48,6 +48,14 @@ pub enum Command {
     Settle {
         answer: oneshot::Sender<()>,
     },
+    /// See [`TrackedInterfaces::stand_still`].
+    StandStill {
+        answer: oneshot::Sender<()>,
+    },
+    /// See [`RouterThread::go_on`].
+    GoOn {
+        answer: oneshot::Sender<()>,
+    },
     Look(Box<dyn FnOnce(&RouterThread) + Send>),
     Stop,
 }
@@ -178,6 +186,14 @@ impl RouterThread {
                 self.settle();
                 let _ = answer.send(());
             }
+            Command::StandStill { answer } => {
+                self.tracked.stand_still();
+                let _ = answer.send(());
+            }
+            Command::GoOn { answer } => {
+                self.go_on().await;
+                let _ = answer.send(());
+            }
             Command::Look(look) => look(self),
             Command::Stop => {}
         }
@@ -283,27 +299,52 @@ impl RouterThread {
             return;
         };
         let before = service.router.snapshot().clone();
-        let was_behind = service.router.behind().is_some();
         let changed = service.take(change).await;
-        let links = service.follow(&mut lock(&self.attached));
+        if self.follow(service).await || changed {
+            self.send_changes(&before);
+            self.send_notes();
+        }
+    }
+
+    /// Interfaces are this process's to take: those that came or went meanwhile are followed.
+    async fn go_on(&mut self) {
+        self.tracked.go_on();
+        if let Some(mut service) = self.running.take() {
+            service.look_again();
+            self.follow(service).await;
+            self.send_notes();
+        }
+    }
+
+    /// The end of a turn: interfaces are followed, unless they are another process's to take.
+    /// Whether the router is behind the kernel now and was not, or the other way round.
+    async fn follow(&mut self, mut service: Service) -> bool {
+        let was_behind = service.router.behind().is_some();
+        let is_still = self.tracked.is_still();
+        let links = match is_still {
+            true => service.follow_later(),
+            false => service.follow(&mut lock(&self.attached)),
+        };
         let behind = service.router.behind();
         let told = behind.is_some() != was_behind;
         if let Some(why) = behind.filter(|_| told) {
             tracing::error!("the router is behind the kernel, and tries again: {why}");
         }
         let mut driver = self.driver(service);
-        if links || told {
+        if (links || told) && !is_still {
             let members = self.tracked.follow(&mut driver).await;
-            for member in members {
-                let whose = (Feature::Router, member.name.clone());
-                self.states.leave(whose, member.status());
-                self.events.send(EventKind::Interface(member));
-            }
+            self.send_members(members);
         }
         self.running = Some(driver.service);
-        if changed || told {
-            self.send_changes(&before);
-            self.send_notes();
+        told
+    }
+
+    /// Interfaces that are other than before.
+    fn send_members(&mut self, members: Vec<Member>) {
+        for member in members {
+            let whose = (Feature::Router, member.name.clone());
+            self.states.leave(whose, member.status());
+            self.events.send(EventKind::Interface(member));
         }
     }
 

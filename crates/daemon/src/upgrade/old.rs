@@ -20,6 +20,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 use sd_notify::NotifyState;
 use sys::handed::{Handed, Items, file_of};
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 use xdp::Interfaces;
 
@@ -295,6 +296,9 @@ impl Upgrade {
         }
         given.links = true;
         give_all(next, "uplink", app.uplinks.hand_over()?)?;
+        app.balancer.stand_still();
+        let still = Handle::current().block_on(app.router.stand_still());
+        still.map_err(|e| e.to_string())?;
         let points = lock(&self.interfaces).hand_over();
         give_all(next, words::POINT, points.map_err(|e| e.to_string())?)?;
         give_all(next, "balancer", app.balancer.hand_over()?)?;
@@ -521,7 +525,8 @@ struct Given<'a> {
     joined: bool,
     /// It goes on announcing; for good, where this is forgotten.
     still: Option<Still>,
-    /// It has sockets of uplinks, and may have put its programs to interfaces.
+    /// It has sockets of uplinks, and may have put its programs to interfaces; those that come are
+    /// not taken here meanwhile.
     links: bool,
     store: bool,
     /// No worker receives.
@@ -603,9 +608,12 @@ impl Drop for Given<'_> {
             tracing::error!("{why}");
         }
         if self.links {
+            if let Err(why) = lock(self.interfaces).take_over() {
+                tracing::error!("{why}");
+            }
             self.app.uplinks.go_on();
             self.app.balancer.go_on();
-            if let Err(why) = lock(self.interfaces).take_over() {
+            if let Err(why) = Handle::current().block_on(self.app.router.go_on()) {
                 tracing::error!("{why}");
             }
         }

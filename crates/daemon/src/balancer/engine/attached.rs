@@ -133,6 +133,17 @@ impl Attached {
         }
     }
 
+    /// From now on interfaces that come are another process's to take.
+    pub(super) fn stand_still(&mut self) {
+        self.tracked.stand_still();
+    }
+
+    /// They are this process's: those that came or went meanwhile are followed.
+    pub(super) fn go_on(&mut self, running: &Running, door: Option<&Door>) {
+        self.tracked.go_on();
+        self.follow(running, door);
+    }
+
     fn driver<'a>(
         &'a mut self,
         running: &'a Running,
