@@ -16,7 +16,7 @@ type Body = fn() -> Result<()>;
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials: [(&str, Body); 23] = trials![
+    let trials: [(&str, Body); 24] = trials![
         a_container_has_its_interface_with_addresses_and_routes,
         what_the_rules_say_passes_and_nothing_else,
         segments_pass_whole,
@@ -37,6 +37,7 @@ fn main() {
         what_cannot_be_made_at_a_start_takes_no_interface_along,
         what_a_container_hinders_is_its_own_nic_alone,
         a_renamed_interface_stays_when_the_daemon_changes,
+        an_interface_that_goes_amid_an_upgrade_has_the_program_of_who_goes_on,
         what_cannot_be_is_refused_and_leaves_nothing,
         what_is_refused_without_the_helpers_word_leaves_no_pair,
         a_daemon_without_root_enters_namespaces_by_its_helper,
@@ -1059,6 +1060,39 @@ fn a_renamed_interface_stays_when_the_daemon_changes() -> Result<()> {
         Ok(state(&daemon, "c1")?.0.ends_with("UP").then_some(()))
     })?;
     assert_eq!(index("eth0")?, before, "it was never made anew");
+    Ok(())
+}
+
+/// Two processes see it go, and one makes it again. With the program of the one that is no daemon
+/// in the end the kernel would forward no flow of the container any more.
+fn an_interface_that_goes_amid_an_upgrade_has_the_program_of_who_goes_on() -> Result<()> {
+    let (left, right) = (Named::new("amid")?, Namespace::new()?);
+    let mut daemon = Daemon::start(&["--store", "{dir}/store", "--keeper", "{dir}/keeper"])?;
+    add(&daemon, 1, &left.0, "")?;
+    add(&daemon, 2, &right.pid().to_string(), "")?;
+    daemon.cli("sg rule add c2 --ip-proto tcp --port 80")?;
+    let _server = serve(&right, "tcp-serve 80")?;
+    let get = tool("tcp-get 10.2.0.2 80 2000000 10");
+    let goes_by_kernel = |daemon: &Daemon, when: &str| -> Result<()> {
+        let what = format!("{when}: the kernel to forward what the container sends");
+        wait_for(&what, PATIENCE, || {
+            let sent = || daemon.stat("c1", "egress_kernel_frames");
+            let before = sent()?;
+            // It may not be there yet.
+            let done = left.ok(&get).is_ok();
+            Ok((done && sent()? > before).then_some(()))
+        })
+    };
+    goes_by_kernel(&daemon, "before")?;
+    for (turn, succeeds) in [false, true, false, true].into_iter().enumerate() {
+        daemon.amid_an_upgrade(succeeds, || {
+            left.ok("ip link del eth0")?;
+            wait_for("the interface to be made again", PATIENCE, || {
+                Ok(left.ok("ip link show dev eth0").ok().map(drop))
+            })
+        })?;
+        goes_by_kernel(&daemon, &format!("turn {turn}"))?;
+    }
     Ok(())
 }
 

@@ -150,9 +150,15 @@ impl Veths {
     /// Has the program on all interfaces that are there, in the place of another process's.
     pub fn join_again(&mut self) {
         let all = std::mem::take(&mut self.all);
+        let is_gone = |near| {
+            let found = Changes::new().and_then(|mut changes| changes.by_index(near));
+            matches!(found, Ok(None))
+        };
         for veth in all.values() {
             if let Some(near) = veth.near
                 && let Err(e) = self.join(near, veth)
+                // The next look finds that out.
+                && !is_gone(near)
             {
                 tracing::error!("interface {}: {e}", veth.wanted.near);
             }

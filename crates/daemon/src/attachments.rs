@@ -109,9 +109,14 @@ impl LeftBehind {
         cables.chain(helper.map(Ok)).collect()
     }
 
-    /// That process did not take over.
-    pub fn join_again(&self) {
-        self.veths.join_again();
+    /// That process looks after containers' interfaces from now on. Returns when this one does not.
+    pub fn stand_still(&self) {
+        self.veths.stand_still();
+    }
+
+    /// That process did not take over; or this one has taken the place of a daemon before.
+    pub fn go_on(&self) {
+        self.veths.go_on();
     }
 }
 

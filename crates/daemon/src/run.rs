@@ -509,8 +509,10 @@ async fn serve(
         drop(tokio::task::spawn_blocking(enter).await);
         vhost.begin();
         // The daemon before stands still until it ends.
-        let engine = engine.clone();
-        drop(tokio::task::spawn_blocking(move || engine.go_on()).await);
+        tokio::task::block_in_place(|| {
+            left_behind.go_on();
+            engine.go_on();
+        });
         if let Err(why) = router.go_on().await {
             tracing::error!("{why}");
         }

@@ -53,11 +53,21 @@ pub struct VethNics {
 pub struct VethHandle(Arc<Shared>);
 
 impl VethHandle {
-    /// That process did not take over: this one's program is at all interfaces again.
-    pub fn join_again(&self) {
-        if let Some(veths) = &mut self.0.lock().veths {
+    /// From now on another process looks after them. Returns when none is looked at.
+    pub fn stand_still(&self) {
+        self.0.lock().still = true;
+    }
+
+    /// That process did not take over, or this one has taken its place: this one's program is at
+    /// all interfaces, and they are looked at.
+    pub fn go_on(&self) {
+        let mut watched = self.0.lock();
+        watched.still = false;
+        watched.due = true;
+        if let Some(veths) = &mut watched.veths {
             veths.join_again();
         }
+        watched.ring();
     }
 }
 
@@ -75,6 +85,11 @@ struct Watched {
     veths: Option<Veths>,
     /// The switch has been told of the program that forwards flows.
     forwards: bool,
+    /// Another process looks after them: of two that make the same interface, the program of the
+    /// one that has given way may be the last one there.
+    still: bool,
+    /// All are to be looked at, whatever was heard of them.
+    due: bool,
     /// Wakes the thread: something is to be tried again, or the end has come.
     bell: Option<OwnedFd>,
     ended: bool,
@@ -82,7 +97,8 @@ struct Watched {
 
 impl VethNics {
     /// None yet, of the daemon that has this folder of sockets for its own. `arrivals` is for flows
-    /// from other hosts. While `apart` is true, pairs are another daemon's and stay.
+    /// from other hosts. While `apart` is true, pairs are another daemon's and stay; where it is
+    /// there they are looked after from [`VethHandle::go_on`] on.
     pub fn new(
         states: PortStates,
         switch: Arc<Switch>,
@@ -93,7 +109,10 @@ impl VethNics {
     ) -> VethNics {
         let shared = Shared {
             next: Mutex::default(),
-            state: Mutex::default(),
+            state: Mutex::new(Watched {
+                still: apart.is_some(),
+                ..Watched::default()
+            }),
             states,
             switch,
             arrivals,
@@ -247,7 +266,7 @@ impl Shared {
                 if watched.ended {
                     return;
                 }
-                let veths = watched.veths.as_ref();
+                let veths = watched.veths.as_ref().filter(|_| !watched.still);
                 veths.and_then(|veths| veths.next_look(last, AGAIN))
             };
             let timeout = next.map(|next| {
@@ -269,7 +288,11 @@ impl Shared {
             }
             let news = departures.take();
             let keys = {
-                let watched = self.lock();
+                let mut watched = self.lock();
+                if watched.still {
+                    continue;
+                }
+                let is_due = std::mem::take(&mut watched.due) || is_due;
                 let Some(veths) = &watched.veths else {
                     continue;
                 };
@@ -291,7 +314,7 @@ impl Shared {
     /// meanwhile has its turn between two of them.
     fn check(&self, slot: u32) {
         let mut watched = self.lock();
-        if watched.ended {
+        if watched.ended || watched.still {
             return;
         }
         let news = watched.veths.as_mut().and_then(|veths| veths.check(slot));

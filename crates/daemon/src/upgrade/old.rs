@@ -315,6 +315,7 @@ impl Upgrade {
         let version = String::from_utf8_lossy(&ready.note).into_owned();
 
         // While frames move still.
+        self.left_behind.stand_still();
         app.vhost.settle(VMMS_WITHIN);
         given.store = true;
         stored.give_way()?;
@@ -599,7 +600,7 @@ impl Drop for Given<'_> {
             wait_for_end(&self.child);
         }
         if self.joined {
-            self.left_behind.join_again();
+            self.left_behind.go_on();
         }
         if self.store
             && let Some(stored) = self.app.operations.stored()
