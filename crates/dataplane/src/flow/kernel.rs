@@ -63,7 +63,7 @@ use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::Thread;
 use std::time::Duration;
 
@@ -145,8 +145,7 @@ impl KernelMemory {
 pub struct KernelFlows {
     states: KernelMemory,
     force: KernelMemory,
-    generation: AtomicU32,
-    closed: AtomicBool,
+    in_force: Mutex<InForce>,
     phases: Box<[AtomicU8]>,
     /// By place, as the phases.
     connections: Box<[Connection]>,
@@ -158,6 +157,13 @@ pub struct KernelFlows {
     /// The thread that enters directions, and whether it rests.
     thread: OnceLock<Thread>,
     rests: AtomicBool,
+}
+
+/// The generation that is good, unless nothing is permitted.
+#[derive(Default, Debug)]
+struct InForce {
+    generation: u32,
+    closed: bool,
 }
 
 /// The connection that has a place: what is known of it beside its states.
@@ -210,8 +216,7 @@ impl KernelFlows {
         Arc::new(KernelFlows {
             states,
             force,
-            generation: AtomicU32::new(0),
-            closed: AtomicBool::new(false),
+            in_force: Mutex::default(),
             phases: zeroed_slice_box(count),
             connections: (0..count).map(|_| Connection::default()).collect(),
             devices: zeroed_slice_box(MAX_PORTS + MAX_UPLINKS),
@@ -279,34 +284,35 @@ impl KernelFlows {
 
     /// Nothing is permitted any more, for good.
     pub fn close(&self) {
-        self.closed.store(true, Ordering::SeqCst);
-        self.put_in_force(0);
+        self.put_in_force(|now| now.closed = true);
     }
 
     /// What is permitted from now on is again.
     pub fn reopen(&self) {
-        self.closed.store(false, Ordering::SeqCst);
-        self.put_in_force(self.generation.load(Ordering::Relaxed));
+        self.put_in_force(|now| now.closed = false);
     }
 
     /// Nothing that was permitted before is any more. Gives the generation that is in force now.
     pub(crate) fn raise(&self) -> u32 {
-        let next = match self.generation.load(Ordering::Relaxed).wrapping_add(1) {
-            0 => 1,
-            next => next,
-        };
-        self.generation.store(next, Ordering::Relaxed);
-        self.put_in_force(next);
-        if self.closed.load(Ordering::SeqCst) {
-            self.put_in_force(0);
-        }
-        next
+        self.put_in_force(|now| {
+            now.generation = match now.generation.wrapping_add(1) {
+                0 => 1,
+                next => next,
+            };
+        })
     }
 
-    fn put_in_force(&self, generation: u32) {
+    /// Changes what is in force, and gives the generation. Programs are told under the lock: of two
+    /// changes the later one is what they hear last.
+    fn put_in_force(&self, change: impl FnOnce(&mut InForce)) -> u32 {
+        // Each change leaves it whole.
+        let mut now = self.in_force.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut now);
         if let Some(number) = self.force.numbers().get(GENERATION) {
+            let generation = if now.closed { 0 } else { now.generation };
             number.store(generation.into(), Ordering::SeqCst);
         }
+        now.generation
     }
 
     /// The index of a NIC's or an uplink's device; 0: none.
@@ -1083,6 +1089,8 @@ impl KernelFlowTable {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Barrier;
+
     use super::*;
     use crate::flow::info::Party;
     use crate::ids::PortUid;
@@ -1230,12 +1238,35 @@ mod tests {
         let shared = shared(1);
         let in_force = || shared.force.numbers()[GENERATION].load(Ordering::Relaxed);
         assert_eq!((shared.raise(), shared.raise(), in_force()), (1, 2, 2));
-        shared.generation.store(u32::MAX, Ordering::Relaxed);
+        shared.put_in_force(|now| now.generation = u32::MAX);
         assert_eq!((shared.raise(), in_force()), (1, 1), "0 is none");
         shared.close();
         assert_eq!(in_force(), 0);
-        shared.raise();
-        assert_eq!(in_force(), 0, "for good");
+        assert_eq!((shared.raise(), in_force()), (2, 0), "for good");
+        shared.reopen();
+        assert_eq!(in_force(), 2, "what was raised meanwhile");
+    }
+
+    #[test]
+    fn who_reopens_puts_no_generation_of_before_in_force() {
+        for _ in 0..1_000 {
+            let shared = shared(1);
+            shared.raise();
+            shared.close();
+            let (begin, other) = (Arc::new(Barrier::new(2)), shared.clone());
+            let raises = std::thread::spawn({
+                let begin = begin.clone();
+                move || {
+                    begin.wait();
+                    other.raise()
+                }
+            });
+            begin.wait();
+            shared.reopen();
+            let last = raises.join().unwrap();
+            let in_force = shared.force.numbers()[GENERATION].load(Ordering::Relaxed);
+            assert_eq!(in_force, u64::from(last));
+        }
     }
 
     #[test]
