@@ -86,8 +86,7 @@ pub fn import(control: &mut Permitted, id: &NicId, state: &[u8]) -> Result<usize
     }
     let mut flows = Vec::with_capacity(exported.connections.len());
     for connection in exported.connections {
-        let flow = incoming(connection)
-            .ok_or_else(|| refuse("has a connection that makes no sense".into()))?;
+        let flow = incoming(connection).map_err(|why| refuse(format!("has a connection {why}")))?;
         if ![&flow.initiator_nic, &flow.responder_nic].contains(&&exported.nic) {
             let (one, other) = (&flow.initiator_nic, &flow.responder_nic);
             let (one, other) = (one.escape_debug(), other.escape_debug());
@@ -152,8 +151,7 @@ pub fn import_all(control: &mut Controller, state: &[u8], secs: u64) -> Result<u
     let everybody = Everybody::of(control);
     let mut flows = Vec::with_capacity(exported.connections.len());
     for connection in exported.connections {
-        let mut named =
-            incoming(connection).ok_or_else(|| refuse("have one that makes no sense".into()))?;
+        let mut named = incoming(connection).map_err(|why| refuse(format!("have one {why}")))?;
         let flow = &mut named.flow;
         flow.idle_secs = flow.idle_secs.saturating_add(secs);
         flow.age_secs = flow.age_secs.saturating_add(secs);
@@ -301,8 +299,23 @@ impl Named {
     }
 }
 
+/// The error says what is wrong with it, as the end of a sentence.
+fn incoming(connection: v1::ExportedConnection) -> Result<Named, String> {
+    let named = read(connection).ok_or("that makes no sense")?;
+    let FlowInfo {
+        protocol, state, ..
+    } = named.flow;
+    if !state.is_of(protocol) {
+        let state = state.name();
+        return Err(format!(
+            "of protocol {protocol} in state '{state}', which none of these is ever in"
+        ));
+    }
+    Ok(named)
+}
+
 /// `None` for values that no export has.
-fn incoming(connection: v1::ExportedConnection) -> Option<Named> {
+fn read(connection: v1::ExportedConnection) -> Option<Named> {
     let nobody = PortUid(u32::MAX);
     let end = |end: &v1::ExportedEnd| {
         Some(Party {
@@ -391,7 +404,11 @@ mod tests {
         let names = [(PortUid(1), "a"), (PortUid(2), "b")]
             .map(|(uid, id)| (uid, NicId::new(id).unwrap()))
             .into();
-        for flow in [flow(6, Some(windows)), flow(17, None)] {
+        let datagrams = FlowInfo {
+            state: FlowState::Stream,
+            ..flow(17, None)
+        };
+        for flow in [flow(6, Some(windows)), datagrams] {
             let named = incoming(outgoing(&flow, &names)).unwrap();
             assert_eq!(
                 (named.initiator_nic.as_str(), named.responder_nic.as_str()),
@@ -424,11 +441,46 @@ mod tests {
                 })
             },
         ];
-        assert!(incoming(good.clone()).is_some());
+        assert!(incoming(good.clone()).is_ok());
         for change in bad {
             let mut connection = good.clone();
             change(&mut connection);
-            assert!(incoming(connection).is_none());
+            let why = incoming(connection).err().unwrap();
+            assert_eq!(why, "that makes no sense");
+        }
+    }
+
+    #[test]
+    fn a_state_of_another_protocol_is_refused() {
+        let incoming_of = |protocol, state| {
+            let flow = FlowInfo {
+                state,
+                ..flow(protocol, None)
+            };
+            incoming(outgoing(&flow, &BTreeMap::new()))
+        };
+        for (protocol, state) in [
+            (6, FlowState::SynSent),
+            (17, FlowState::OneWay),
+            (132, FlowState::Opening),
+            (132, FlowState::Close),
+            (47, FlowState::Stream),
+        ] {
+            let named = incoming_of(protocol, state);
+            assert!(named.is_ok(), "{protocol} {state:?}");
+        }
+        for (protocol, state) in [
+            (6, FlowState::OneWay),
+            (6, FlowState::Stream),
+            (6, FlowState::Opening),
+            (17, FlowState::SynSent),
+            (17, FlowState::Close),
+            (132, FlowState::FinWait),
+            (1, FlowState::Established),
+        ] {
+            let why = incoming_of(protocol, state).err().unwrap();
+            let says = format!("of protocol {protocol} in state '{}'", state.name());
+            assert!(why.starts_with(&says), "{why}");
         }
     }
 }

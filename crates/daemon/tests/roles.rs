@@ -862,7 +862,7 @@ async fn a_state_that_was_made_up_says_nothing_of_other_nics() {
                 protocol: 17,
                 initiator: Some(end(one, 1)),
                 responder: Some(end(other, 2)),
-                state: "established".into(),
+                state: "one_way".into(),
                 timeout_secs: 60,
                 ..Default::default()
             }],

@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use sys::shared_memory;
 use wire::Vni;
-use wire::parse::protocol::{SCTP, TCP};
 
 use crate::dump;
 use crate::flow::hash::HashKey;
@@ -196,7 +195,7 @@ pub(crate) fn connection(entry: &Entry, now: Now) -> Result<Option<FlowInfo>, Un
     let flow = dump::info(entry, &key, 0, now);
     let (v6, ends) = (key.is_v6(), (flow.initiator, flow.responder));
     let timeouts = SHORTEST_SECS..=Timeouts::LONGEST.tcp_established_secs;
-    let is_true = has_state(flow.protocol, state)
+    let is_true = state.is_of(flow.protocol)
         && timeouts.contains(&flow.timeout_secs)
         && ends.0.uid != ends.1.uid
         && Key::between(flow.protocol, v6, ends) == (key, entry.initiator());
@@ -213,19 +212,6 @@ pub(crate) fn connection(entry: &Entry, now: Now) -> Result<Option<FlowInfo>, Un
         ingress_rule: None,
         ..flow
     }))
-}
-
-/// Flows of a protocol can be in this state.
-fn has_state(protocol: u8, state: FlowState) -> bool {
-    let datagrams = matches!(state, FlowState::OneWay | FlowState::Stream);
-    match protocol {
-        TCP => !datagrams && state != FlowState::Opening,
-        SCTP => matches!(
-            state,
-            FlowState::Opening | FlowState::Established | FlowState::Close
-        ),
-        _ => datagrams,
-    }
 }
 
 fn nic_of(bytes: &[u8]) -> Option<(PortUid, LeftEnd)> {
@@ -248,6 +234,7 @@ mod tests {
     use proptest::prelude::*;
     use sys::huge::Zeroed;
     use sys::shared_memory::SharedMemory;
+    use wire::parse::protocol::{SCTP, TCP};
 
     use super::*;
     use crate::flow::{FlowEnd, FlowMemory, FlowTable, Flows, NewFlow, Party};

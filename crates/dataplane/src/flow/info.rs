@@ -2,6 +2,8 @@
 
 use std::net::IpAddr;
 
+use wire::parse::protocol::{SCTP, TCP};
+
 use crate::ids::{PortUid, RuleSlot};
 
 /// One end of a flow.
@@ -67,6 +69,19 @@ impl FlowState {
     #[inline]
     pub(crate) fn from_code(code: u8) -> FlowState {
         Self::ALL[(code.wrapping_sub(1) as usize).min(Self::ALL.len() - 1)]
+    }
+
+    /// Flows of this protocol can be in this state.
+    pub fn is_of(self, protocol: u8) -> bool {
+        let datagrams = matches!(self, FlowState::OneWay | FlowState::Stream);
+        match protocol {
+            TCP => !datagrams && self != FlowState::Opening,
+            SCTP => matches!(
+                self,
+                FlowState::Opening | FlowState::Established | FlowState::Close
+            ),
+            _ => datagrams,
+        }
     }
 
     /// Half-open or closing: the first to go when a NIC's share is full.
