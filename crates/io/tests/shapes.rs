@@ -161,6 +161,67 @@ every_ring! {
 }
 
 every_ring! {
+    /// Those of the ring's own table too, where an indirect one holds the rest.
+    fn empty_buffers_before_an_indirect_table_are_counted() {
+        let mut pair = Pair::with_features(PLAIN, PLAIN);
+        let shape = Shape::cut(&[0; 200]).indirect(200);
+        assert!(pair.from.send(&pattern(62), Offload::default(), &shape));
+        pair.from.transmitq.publish();
+        assert_eq!(pair.from_port.receive(&mut pair.batch), Ok(1));
+        assert_eq!(pair.batch.pieces(), 200);
+        pair.from_port.complete(&mut pair.batch);
+        assert_eq!(pair.from.reclaim(), 1);
+    }
+}
+
+/// What becomes of a frame to a guest that receives in chains of this shape.
+fn received_in(receive_shape: Shape) -> Turn {
+    let to = GuestOptions {
+        receive_shape,
+        ..GuestOptions::default()
+    };
+    let mut pair = Pair::new(GuestOptions::default(), to);
+    let sent = pair
+        .from
+        .send(&pattern(62), Offload::default(), &Shape::whole());
+    assert!(sent);
+    pair.turn()
+}
+
+/// 62 bytes and a header in more descriptors than are worth it.
+fn is_scattered(turn: Turn) {
+    assert_eq!(turn.sent, [Err(TransmitError::Broken)]);
+    let error = turn.error.unwrap().to_string();
+    assert!(
+        error.contains("74 bytes take more than 65 descriptors"),
+        "{error}"
+    );
+}
+
+every_ring! {
+    /// Each frame would go through them.
+    fn empty_buffers_to_receive_in_are_counted_before_an_indirect_table() {
+        let few = [vec![0; 60], vec![2048]].concat();
+        assert_eq!(received_in(Shape::cut(&few).indirect(60)), Turn::ok(1));
+        let many = [vec![0; 200], vec![2048]].concat();
+        is_scattered(received_in(Shape::cut(&many).indirect(200)));
+    }
+}
+
+every_ring! {
+    /// Of a packed ring the whole chain is read, since its id is at its end.
+    fn buffers_behind_a_frame_are_counted_where_they_are_read() {
+        let few = [vec![2048], vec![0; 60]].concat();
+        assert_eq!(received_in(Shape::cut(&few)), Turn::ok(1));
+        let turn = received_in(Shape::cut(&[vec![2048], vec![0; 200]].concat()));
+        match kind() & RING_PACKED {
+            0 => assert_eq!(turn, Turn::ok(1)),
+            _ => is_scattered(turn),
+        }
+    }
+}
+
+every_ring! {
     fn receive_chains_of_every_shape() {
         for shape in [
             Shape::cut(&[2048]),

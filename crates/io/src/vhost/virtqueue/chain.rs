@@ -108,7 +108,8 @@ pub(in crate::vhost) enum Walk {
 pub(in crate::vhost) struct Walked {
     /// Bytes of its buffers, as far as the walk wanted them.
     pub bytes: u64,
-    /// Descriptors of these, empty ones among them.
+    /// Descriptors that were read for these, those of empty buffers among them; not one that names
+    /// an indirect table.
     pub descriptors: u32,
 }
 

@@ -399,8 +399,9 @@ impl PackedQueue {
         out: &mut Vec<Segment>,
     ) -> Result<Found, RingFault> {
         let head = self.next.slot;
-        let (mut bytes, mut descriptors) = (0, 0);
+        let mut bytes = 0;
         if first.flags & INDIRECT != 0 {
+            let mut descriptors = 0;
             let (table, count) = self.buffers.indirect(head, first)?;
             for index in 0..count as usize {
                 // SAFETY: `table` is valid for reads of `count` descriptors (`Buffers::indirect`).
@@ -428,10 +429,10 @@ impl PackedQueue {
             }
             // The walk goes on to the end, where the id is.
             if !enough {
-                descriptors += 1;
                 enough = self.buffers.add(head, &descriptor, walk, &mut bytes, out)?;
             }
             if descriptor.flags & NEXT == 0 {
+                let descriptors = u32::from(slots);
                 return Ok(Found {
                     id: descriptor.tail,
                     slots,

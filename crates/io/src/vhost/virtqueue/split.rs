@@ -375,6 +375,9 @@ impl SplitQueue {
         let mut count = u32::from(self.size);
         let mut indirect = false;
         let (mut index, mut steps, mut total) = (head, 0, 0u64);
+        // Buffers of the ring's own table, when the walk is in an indirect one, which has a limit
+        // of its own (virtio 1.2, section 2.7.5.3.2).
+        let mut before = 0;
         if head >= self.size {
             return Err(RingFault::Head {
                 head,
@@ -391,6 +394,7 @@ impl SplitQueue {
                     return Err(RingFault::IndirectNested { head });
                 }
                 (table, count) = self.buffers.indirect(head, &descriptor)?;
+                before = steps - 1;
                 (indirect, index, steps) = (true, 0, 0);
                 continue;
             }
@@ -398,7 +402,7 @@ impl SplitQueue {
             if enough || descriptor.flags & NEXT == 0 {
                 return Ok(Walked {
                     bytes: total,
-                    descriptors: steps,
+                    descriptors: before + steps,
                 });
             }
             index = descriptor.tail;
