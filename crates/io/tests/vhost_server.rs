@@ -20,10 +20,11 @@ use lab::handed_on::HandedOn;
 use lab::{A, B, FEATURES, Lab, guest, guest_at};
 use rustix::fs::{CWD, RenameFlags};
 use rustix::net::SendFlags;
-use switch::{PATIENCE, nic};
+use switch::{PATIENCE, nic, open_fds, silent_helper};
 use testkit::over::Over;
 use testkit::ring_driver::{Guest, GuestOptions, Shape};
 use testkit::vhost_frontend::{Frontend, message, pair};
+use testkit::wait_for;
 use wire::offload::Offload;
 
 #[test]
@@ -100,33 +101,57 @@ fn rings_of_every_kind_go_on_where_they_stopped() {
     }
 }
 
-/// Who waits for pages can be made to stand still by the VMM whose pages they are, and the server
-/// waits for that with all its sessions: once.
+/// Who waits for pages can be made to stand still by the VMM whose pages they are. That VMM waits
+/// for it, until it is given up, and nobody else does.
 #[test]
-fn a_vmm_whose_helper_fails_is_not_offered_another() {
+fn a_helper_that_says_nothing_keeps_its_own_vmm_waiting() {
+    const STILL: [PortKey; 3] = [PortKey(3), PortKey(4), PortKey(5)];
     let lab = Lab::new();
-    let options = || NicOptions {
-        page_helper: Some(Path::new("/bin/false")),
-        ..nic("late")
+    lab.listen(A);
+    lab.listen(B);
+    let program = silent_helper(&lab.path(""));
+    let options = |key: PortKey| NicOptions {
+        page_helper: Some(program),
+        ..nic(&format!("still-{}", key.0))
     };
-    lab.server().listen(A, &lab.socket(A), options()).unwrap();
-    let is_offered = || {
-        let offered = lab.connect(A).get(GET_PROTOCOL_FEATURES).unwrap();
-        offered & PAGEFAULT != 0
-    };
-    if !is_offered() {
-        println!("skipped: this kernel has no userfaultfd(2), or not for us");
-        return;
+    for key in STILL {
+        let listens = lab.server().listen(key, &lab.socket(key), options(key));
+        listens.unwrap();
     }
-    let mut vmm = lab.connect(A);
-    vmm.negotiate(FEATURES | PROTOCOL_FEATURES).unwrap();
-    vmm.take_everything().unwrap();
-    assert!(vmm.advise().is_err());
-    assert!(vmm.wait_closed().unwrap());
-    assert!(!is_offered());
-    // Whoever changes the NIC's options may know better.
-    assert!(lab.server().change(A, options()));
-    assert!(is_offered());
+    let fds = open_fds();
+    let mut still = Vec::new();
+    for key in STILL {
+        let mut vmm = lab.connect(key);
+        if vmm.get(GET_PROTOCOL_FEATURES).unwrap() & PAGEFAULT == 0 {
+            println!("skipped: this kernel has no userfaultfd(2), or not for us");
+            return;
+        }
+        vmm.negotiate(FEATURES | PROTOCOL_FEATURES).unwrap();
+        vmm.take_everything().unwrap();
+        vmm.send(POSTCOPY_ADVISE, &[], &[]).unwrap();
+        // Nothing that it says meanwhile is listened to.
+        vmm.send(GET_FEATURES, &[], &[]).unwrap();
+        still.push(vmm);
+    }
+    let is_connected = |key| lab.server().nic(key).unwrap().session.is_some();
+    let (mut a, mut b) = (guest(), guest());
+    let (vmm_a, vmm_b) = (lab.boot(A, &a), lab.boot(B, &b));
+    lab.one_frame(&mut a, &mut b, 1);
+    assert!(STILL.into_iter().all(is_connected), "they were waited for");
+    // One that goes meanwhile is gone: another may come in its place.
+    drop(still.remove(0));
+    let other = lab.connect(STILL[0]).get(GET_FEATURES);
+    assert!(other.unwrap() & PROTOCOL_FEATURES != 0);
+    assert!(STILL[1..].iter().all(|key| is_connected(*key)));
+    for mut vmm in still {
+        assert!(vmm.wait_closed().unwrap());
+    }
+    drop((vmm_a, vmm_b, a, b));
+    // Threads that heard of nobody end by themselves.
+    wait_for("all descriptors to be closed", PATIENCE, || {
+        Ok((open_fds() == fds).then_some(()))
+    })
+    .unwrap();
 }
 
 #[test]

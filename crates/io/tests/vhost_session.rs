@@ -19,8 +19,9 @@ use proptest::prelude::*;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::MemfdFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
-use switch::{PATIENCE, Switch, nic, open_fds};
+use switch::{PATIENCE, Switch, nic, open_fds, silent_helper};
 use testkit::vhost_frontend::{message, pair};
+use testkit::wait_for;
 
 const KEY: PortKey = PortKey(7);
 const VERSION: u32 = 1;
@@ -81,6 +82,13 @@ impl Vmm {
     fn say(&mut self, request: u32, flags: u32, payload: &[u8], fds: Vec<OwnedFd>) -> Outcome {
         self.try_say(&message(request, flags, payload), fds)
             .expect("a whole message")
+    }
+
+    /// What becomes of a request that waits for another process; `None`: it waits still.
+    fn try_again(&mut self, now: Instant) -> Option<Outcome> {
+        let session = self.session.as_mut().unwrap();
+        let outcome = session.try_again(now);
+        session.waits_until(now).is_none().then_some(outcome)
     }
 
     /// Says it as an honest VMM would, and is neither answered nor sent away.
@@ -1034,11 +1042,20 @@ fn pages_that_are_elsewhere_are_waited_for_where_that_was_offered() {
         vmm.send(SET_PROTOCOL_FEATURES, &all.to_ne_bytes(), vec![]);
     };
     // Who would wait is not there, or ends at once.
-    for program in ["/nonexistent", "/bin/false"] {
-        let mut vmm = Vmm::new(options(program));
-        takes(&mut vmm);
-        vmm.is_refused(POSTCOPY_ADVISE, &[], vec![]);
-    }
+    let mut without = Vmm::new(options("/nonexistent"));
+    takes(&mut without);
+    without.is_refused(POSTCOPY_ADVISE, &[], vec![]);
+    let mut ends = Vmm::new(options("/bin/false"));
+    takes(&mut ends);
+    let begun = ends.now;
+    // It may have ended by then.
+    let outcome = ends.say(POSTCOPY_ADVISE, VERSION, &[], vec![]);
+    let mut outcome = Some(outcome).filter(|outcome| outcome.close);
+    let ended = wait_for("its end", PATIENCE, || {
+        Ok(outcome.take().or_else(|| ends.try_again(begun)))
+    });
+    let ended = ended.unwrap();
+    assert_eq!((ended.reply, ended.close), (None, true));
     // Nobody here was asked to wait: somebody before may have been.
     let mut late = Vmm::new(options("/bin/false"));
     takes(&mut late);
@@ -1049,13 +1066,36 @@ fn pages_that_are_elsewhere_are_waited_for_where_that_was_offered() {
         "it came to nothing"
     );
     late.send(POSTCOPY_LISTEN, &[], vec![]);
-    drop((vmm, late));
+    drop((vmm, without, ends, late));
     // Threads that heard of nobody end by themselves.
     let until = Instant::now() + PATIENCE;
     while open_fds() > fds {
         assert!(Instant::now() < until, "descriptors are left");
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Who waits for pages stands still when its VMM wants it to. The session says when to look again,
+/// and until then there is nothing to be done for it.
+#[test]
+fn who_says_nothing_is_asked_again_and_given_up_in_time() {
+    let _alone = alone();
+    let dir = tempfile::tempdir().unwrap();
+    let mut vmm = Vmm::new(NicOptions {
+        page_helper: Some(silent_helper(dir.path())),
+        ..nic("still")
+    });
+    let all = protocol::OFFERED | protocol::PAGEFAULT;
+    vmm.send(SET_PROTOCOL_FEATURES, &all.to_ne_bytes(), vec![]);
+    assert_eq!(vmm.session().waits_until(vmm.now), None);
+    vmm.send(POSTCOPY_ADVISE, &[], vec![]);
+    let until = vmm.now + Duration::from_secs(5);
+    assert_eq!(vmm.session().waits_until(vmm.now), Some(until));
+    assert_eq!(vmm.try_again(until - Duration::from_nanos(1)), None);
+    assert_eq!(vmm.session().waits_until(until), Some(until));
+    let (reply, close) = (None, true);
+    assert_eq!(vmm.try_again(until), Some(Outcome { reply, close }));
+    assert_eq!(vmm.session().waits_until(until), None);
 }
 
 /// SET_VRING_ADDR as [`addresses`], with writes to the used ring in the log at `used`.

@@ -170,9 +170,21 @@ impl Frontend {
     /// Hands over memory whose pages are still elsewhere, of one region, after POSTCOPY_LISTEN:
     /// gives where the backend has it. It may be touched after [`watched`](Frontend::watched).
     pub fn set_arriving_memory(&mut self, guest: &Guest) -> io::Result<u64> {
+        self.say_arriving_memory(guest)?;
+        self.arriving_memory(guest)
+    }
+
+    /// The first half of that.
+    pub fn say_arriving_memory(&mut self, guest: &Guest) -> io::Result<()> {
         let regions = guest.regions();
         let (payload, fds) = table(&regions);
-        self.send(SET_MEM_TABLE, &payload, &fds)?;
+        self.send(SET_MEM_TABLE, &payload, &fds)
+    }
+
+    /// The second half of it: the answer.
+    pub fn arriving_memory(&mut self, guest: &Guest) -> io::Result<u64> {
+        let regions = guest.regions();
+        let (payload, _) = table(&regions);
         let mut bytes = vec![0; 12 + payload.len()];
         self.socket.read_exact(&mut bytes)?;
         let said = message(SET_MEM_TABLE, VERSION | REPLY, &payload);

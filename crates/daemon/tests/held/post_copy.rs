@@ -7,9 +7,11 @@ use api::v1;
 use io::post_copy::helper;
 use io::vhost::features::{INDIRECT_DESC, PROTOCOL_FEATURES};
 use io::vhost::request::{GET_FEATURES, POSTCOPY_LISTEN, SET_VRING_ENABLE};
+use rustix::process::{Pid, Signal, kill_process};
 use testkit::elsewhere::Elsewhere;
 use testkit::ring_driver::{Guest, GuestOptions, Shape};
 use testkit::vhost_frontend::Frontend;
+use testkit::wait_for;
 use wire::build;
 use wire::offload::Offload;
 
@@ -44,11 +46,6 @@ fn frame(from: u32, to: u32, number: usize) -> Vec<u8> {
 impl Moved {
     /// Its rings run as soon as what they consist of has come. It has sent some frames to `b`.
     async fn new(daemon: &Daemon, features: u64, shape: &Shape) -> Moved {
-        let put = v1::PutNicRequest {
-            nic: Some(nic("c", 3)),
-            create_only: true,
-        };
-        within(daemon.v1().await.put_nic(put)).await.unwrap();
         let mut guest = Guest::new(GuestOptions {
             features,
             receive_shape: match features & INDIRECT_DESC {
@@ -61,9 +58,7 @@ impl Moved {
             assert!(guest.send(&frame(3, 2, number), Offload::default(), shape));
         }
         guest.transmitq.publish();
-        let mut vmm = Frontend::connect(&daemon.path("qemu-vhost-c")).unwrap();
-        vmm.negotiate(features | PROTOCOL_FEATURES).unwrap();
-        vmm.take_everything().unwrap();
+        let mut vmm = vmm_of(daemon, "c", 3, features).await;
         let watcher = vmm.advise().unwrap();
         vmm.call(POSTCOPY_LISTEN, &[], &[]).unwrap();
         let mut elsewhere = Elsewhere::of(&guest, watcher).unwrap();
@@ -309,6 +304,106 @@ async fn nobody_waits_for_anothers_memory() {
     let put = moved.elsewhere.put_so_far();
     assert_eq!(moved.elsewhere.there().unwrap(), put, "pages were made");
     guests.flow(100, "frames behind it");
+}
+
+/// Makes a NIC, and connects a VMM to it that takes all that it is offered.
+async fn vmm_of(daemon: &Daemon, id: &str, last: u32, features: u64) -> Frontend {
+    let put = v1::PutNicRequest {
+        nic: Some(nic(id, last)),
+        create_only: true,
+    };
+    within(daemon.v1().await.put_nic(put)).await.unwrap();
+    connected(daemon, id, features)
+}
+
+fn connected(daemon: &Daemon, id: &str, features: u64) -> Frontend {
+    let mut vmm = Frontend::connect(&daemon.path(&format!("qemu-vhost-{id}"))).unwrap();
+    vmm.negotiate(features | PROTOCOL_FEATURES).unwrap();
+    vmm.take_everything().unwrap();
+    vmm
+}
+
+/// A VMM has power over who waits for its pages, and may have it stand still. It waits for that
+/// itself, and nobody else does.
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_waits_for_anothers_helper() {
+    let mut guests = Guests::new(FEATURES).await;
+    let daemon = guests.daemon.as_ref().unwrap();
+    let mut still = Vec::new();
+    for (id, last) in [("c", 3), ("d", 4), ("e", 5)] {
+        let guest = Guest::new(GuestOptions {
+            features: FEATURES,
+            ..GuestOptions::default()
+        });
+        let mut vmm = vmm_of(daemon, id, last, FEATURES).await;
+        let watcher = vmm.advise().unwrap();
+        vmm.call(POSTCOPY_LISTEN, &[], &[]).unwrap();
+        still.push((vmm, guest, watcher));
+    }
+    let helpers = helpers(daemon);
+    assert_eq!(helpers.len(), 3);
+    let signal = |signal| {
+        for helper in &helpers {
+            // One may have been ended by the daemon.
+            let _ = kill_process(Pid::from_raw(*helper as i32).unwrap(), signal);
+        }
+    };
+    signal(Signal::STOP);
+    wait_for("the helpers to stand still", PATIENCE, || {
+        let stands = |helper: &u32| {
+            let status = std::fs::read_to_string(format!("/proc/{helper}/status")).unwrap();
+            status.contains("State:\tT")
+        };
+        Ok(helpers.iter().all(stands).then_some(()))
+    })
+    .unwrap();
+    for (vmm, guest, _) in &mut still {
+        vmm.say_arriving_memory(guest).unwrap();
+    }
+    guests.flow(10, "frames beside those whose helpers stand still");
+    guests.gap = Duration::ZERO;
+    guests.flow(100, "more of them");
+    assert!(guests.gap < Duration::from_secs(1), "{:?}", guests.gap);
+    // The thread that serves all VMMs answers another, and ends one of those that wait.
+    guests.vmms[0].get(GET_FEATURES).unwrap();
+    let daemon = guests.daemon.as_ref().unwrap();
+    let delete = v1::DeleteNicRequest { id: "e".into() };
+    within(daemon.v1().await.delete_nic(delete)).await.unwrap();
+    let (mut ended, _, _) = still.pop().unwrap();
+    assert!(ended.wait_closed().unwrap());
+    // None of the others was given up meanwhile: they are answered when their helpers go on.
+    signal(Signal::CONT);
+    for (vmm, guest, _) in &mut still {
+        vmm.arriving_memory(guest).unwrap();
+        vmm.watched().unwrap();
+        vmm.end_post_copy().unwrap();
+    }
+    no_helper_is_left(daemon);
+}
+
+/// Each is a process that is started: a VMM that has one after the other started is refused.
+#[tokio::test(flavor = "multi_thread")]
+async fn helpers_are_not_started_in_a_loop() {
+    let daemon = Daemon::start(&[]);
+    let begun = Instant::now();
+    let mut vmm = vmm_of(&daemon, "c", 3, FEATURES).await;
+    let mut started = 0;
+    while started < 100 && vmm.advise().is_ok() {
+        started += 1;
+        vmm.end_post_copy().unwrap();
+    }
+    assert!(vmm.wait_closed().unwrap());
+    // Another connection is no way around.
+    started += u64::from(connected(&daemon, "c", FEATURES).advise().is_ok());
+    let most = 8 + begun.elapsed().as_secs() / 10;
+    assert!((8..=most).contains(&started), "{started} were started");
+    wait_for("the log to say so", PATIENCE, || {
+        let why = "processes that wait for pages are started too often";
+        Ok(daemon.log().contains(why).then_some(()))
+    })
+    .unwrap();
+    // Nobody else has less for it.
+    vmm_of(&daemon, "d", 4, FEATURES).await.advise().unwrap();
 }
 
 /// A daemon that is killed meanwhile: the next one asks for nothing, and touches nothing that has

@@ -11,7 +11,6 @@ use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Barrier, Mutex, PoisonError};
 
 use rustix::io::Errno;
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType};
 use rustix::process::{Pid, Signal, kill_process_group};
 use sys::confine::{self, Limits, UNLIMITED};
@@ -19,7 +18,7 @@ use sys::fd_message;
 use sys::userfault::Userfault;
 
 use crate::fault_guard;
-use crate::post_copy::{PATIENCE, calls};
+use crate::post_copy::calls;
 use crate::shared_file::{self, Mapping};
 
 /// What the program is started with, as its only argument, to be this process.
@@ -117,8 +116,6 @@ impl Helper {
             SocketFlags::CLOEXEC,
             None,
         )?;
-        // Who does not listen any more is not waited for.
-        set_socket_timeout(&ours, Timeout::Send, Some(PATIENCE))?;
         let mut command = Command::new(program);
         command
             .arg(ARGUMENT)

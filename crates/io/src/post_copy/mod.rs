@@ -14,6 +14,9 @@
 //!   own, one for each VMM, which has nothing but that VMM's memory and may do nothing but wait
 //!   (`calls`).
 //!
+//! The helper is not waited for either: who has its memory watched says when it goes on. What it is
+//! asked it answers at the bell, and the session that asked stands still until then, alone.
+//!
 //! A page that was there once stays. After POSTCOPY_END all memory is mapped anew, like any other:
 //! nothing of this is left then.
 //!
@@ -26,15 +29,15 @@
 mod calls;
 pub mod helper;
 
-use std::cell::Cell;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{self, Receiver, SyncSender};
+use std::sync::mpsc::{self, Receiver, SyncSender, TryRecvError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use rustix::net::SendFlags;
 use sys::huge::Zeroed;
 use sys::poll::Doorbell;
@@ -46,7 +49,7 @@ use crate::post_copy::helper::{Helper, Said};
 /// its memory watched can have it stand still.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Between two looks at pages that nobody can be asked for.
+/// Between two looks at pages that nobody can be asked for, and between two attempts to ask.
 const LOOK: Duration = Duration::from_millis(5);
 
 /// Regions of one guest's memory, counting those that are no more.
@@ -61,10 +64,22 @@ pub(crate) struct PostCopy {
     /// What the VMM was given.
     userfault: Option<OwnedFd>,
     /// What the helper answers.
-    answers: Receiver<(Said, Option<OwnedFd>)>,
-    /// How long the helper may be waited for yet.
-    patience: Cell<Duration>,
+    answers: Receiver<Answer>,
+    /// What it has not answered yet.
+    question: Option<Question>,
+    /// What it has mapped, in its order, and where the first byte is there.
+    mapped: Vec<(RegionNumbers, u64)>,
     shared: Arc<Shared>,
+}
+
+type Answer = (Said, Option<OwnedFd>);
+
+/// What the helper is to answer.
+struct Question {
+    /// It is given up then.
+    until: Instant,
+    /// It knows what it is asked: there was room in its socket.
+    is_asked: bool,
 }
 
 /// What the VMM says of a region, as [`numbers`](crate::guest_memory::RegionSpec::numbers) has it.
@@ -80,7 +95,7 @@ struct Shared {
     came: AtomicU64,
     /// The helper has ended: what was asked for may never be told of.
     is_alone: Arc<AtomicBool>,
-    /// All regions that were mapped, in the helper's order, by what the VMM said of them.
+    /// All regions that were mapped here, by what the VMM said of them.
     regions: Mutex<Vec<(RegionNumbers, Arc<Arrivals>)>>,
 }
 
@@ -96,34 +111,47 @@ pub enum PostCopyError {
     /// The process does not do what it is to do; it has said why on its standard error.
     #[error("the process that waits for pages {0}")]
     Helper(&'static str),
+    /// The VMM has such a process started again and again.
+    #[error(
+        "processes that wait for pages are started too often: more than {burst} at once, or than \
+         one in {} s after them",
+        every.as_secs()
+    )]
+    TooOften {
+        /// How many at once.
+        burst: u32,
+        /// How long after the one before in the long run.
+        every: Duration,
+    },
 }
 
 impl PostCopy {
-    /// Starts `program` as the helper, and gives what the VMM is to have for POSTCOPY_ADVISE. The
-    /// bell is rung when a page has come after [`wait`](Self::wait).
+    /// Starts `program` as the helper, which [has come](Self::has_come) later. The bell is rung
+    /// when it has answered, and when a page has come after [`wait`](Self::wait).
     pub fn start(
         program: &Path,
         bell: Option<Doorbell>,
-    ) -> Result<(PostCopy, OwnedFd), PostCopyError> {
+        now: Instant,
+    ) -> Result<PostCopy, PostCopyError> {
         let helper = Helper::start(program)?;
         let socket = helper.socket();
         // One answer at a time is waited for.
         let (answer, answers) = mpsc::sync_channel(1);
         let shared = Arc::new(Shared::new(bell));
         let receiving = Arc::clone(&shared);
-        thread(move || receive_from_helper(&socket, &answer, receiving))?;
-        let mut post_copy = PostCopy {
+        thread(move || receive_from_helper(&socket, answer, receiving))?;
+        let question = Question {
+            until: now + PATIENCE,
+            is_asked: true,
+        };
+        Ok(PostCopy {
             helper: Some(helper),
             userfault: None,
             answers,
-            patience: Cell::new(PATIENCE),
+            question: Some(question),
+            mapped: Vec::new(),
             shared,
-        };
-        let Some((Said::Ready, Some(userfault))) = post_copy.answer() else {
-            return Err(PostCopyError::Helper("does not start"));
-        };
-        post_copy.userfault = Some(userfault.try_clone()?);
-        Ok((post_copy, userfault))
+        })
     }
 
     /// Of a guest whose pages nobody can be asked for: they come when they come.
@@ -136,35 +164,122 @@ impl PostCopy {
             helper: None,
             userfault: None,
             answers,
-            patience: Cell::new(Duration::ZERO),
+            question: None,
+            mapped: Vec::new(),
             shared,
         })
     }
 
-    /// What has come of a region that is mapped here: the same for one that was asked about before.
-    pub fn arrivals(
-        &self,
+    /// True when the helper runs. If not, the bell is rung when it does.
+    pub fn has_come(&mut self, now: Instant) -> Result<bool, PostCopyError> {
+        if self.userfault.is_some() {
+            return Ok(true);
+        }
+        match self.answer(None, now)? {
+            None => return Ok(false),
+            Some((Said::Ready, Some(userfault))) => self.userfault = Some(userfault),
+            Some(_) => return Err(PostCopyError::Helper("does not start")),
+        }
+        Ok(true)
+    }
+
+    /// True when the helper has a region, if there is one: it is asked to map it if not, and the
+    /// bell is rung when it has. Then this is to be asked for the same region.
+    pub fn has_mapped(
+        &mut self,
         region: RegionNumbers,
         file: &OwnedFd,
-    ) -> Result<Arc<Arrivals>, PostCopyError> {
-        if let Some(known) = self.known(region) {
-            return Ok(known);
+        now: Instant,
+    ) -> Result<bool, PostCopyError> {
+        if self.helper.is_none() || self.mapped(region).is_some() {
+            return Ok(true);
         }
-        if self.shared.regions().len() >= REGIONS_MAX {
+        if self.mapped.len() >= REGIONS_MAX {
             return Err(PostCopyError::Regions);
         }
         let [_, size, _, offset] = region;
-        let (mut addr, mut socket) = (0, None);
-        if let Some(helper) = &self.helper {
-            addr = self.map(helper, size, offset, file)?;
-            socket = Some(helper.socket());
+        let map = Said::Map { size, offset };
+        match self.answer(Some((map, file.as_fd())), now)? {
+            None => return Ok(false),
+            Some((Said::Mapped { addr }, None)) => self.mapped.push((region, addr)),
+            Some(_) => return Err(PostCopyError::Helper("cannot map the guest's memory")),
         }
+        Ok(true)
+    }
+
+    /// The helper's number of a region, and where its first byte is there.
+    fn mapped(&self, region: RegionNumbers) -> Option<(u64, u64)> {
+        let mut numbered = (0..).zip(&self.mapped);
+        let found = numbered.find(|(_, (known, _))| *known == region);
+        found.map(|(number, (_, addr))| (number, *addr))
+    }
+
+    /// What the helper says to `asked`, or of itself. `None`: nothing yet.
+    fn answer(
+        &mut self,
+        asked: Option<(Said, BorrowedFd<'_>)>,
+        now: Instant,
+    ) -> Result<Option<Answer>, PostCopyError> {
+        let ended = || PostCopyError::Helper("has ended");
+        let question = self.question.get_or_insert(Question {
+            until: now + PATIENCE,
+            is_asked: false,
+        });
+        if let Some((said, file)) = asked.filter(|_| !question.is_asked) {
+            let socket = self.helper.as_ref().ok_or_else(ended)?.socket();
+            match helper::send(socket.as_fd(), said, Some(file), SendFlags::DONTWAIT) {
+                Ok(()) => question.is_asked = true,
+                // It is full of pages that workers have asked for.
+                Err(Errno::AGAIN) => {}
+                Err(_) => return Err(ended()),
+            }
+        }
+        match self.answers.try_recv() {
+            Ok(answer) => {
+                self.question = None;
+                Ok(Some(answer))
+            }
+            Err(TryRecvError::Disconnected) => Err(ended()),
+            Err(TryRecvError::Empty) if now >= question.until => {
+                Err(PostCopyError::Helper("does not answer"))
+            }
+            Err(TryRecvError::Empty) => Ok(None),
+        }
+    }
+
+    /// When the helper is to be asked again for what it has not answered, if the bell is not rung
+    /// before.
+    pub fn asks_again(&self, now: Instant) -> Option<Instant> {
+        let question = self.question.as_ref()?;
+        Some(match question.is_asked {
+            true => question.until,
+            false => now + LOOK,
+        })
+    }
+
+    /// What has come of a region that is mapped here, and by the helper: the same for one that was
+    /// asked about before.
+    pub fn arrivals(&self, region: RegionNumbers) -> Result<Arc<Arrivals>, PostCopyError> {
+        if let Some(known) = self.known(region) {
+            return Ok(known);
+        }
+        let mut regions = self.shared.regions();
+        if regions.len() >= REGIONS_MAX {
+            return Err(PostCopyError::Regions);
+        }
+        let (number, socket) = match &self.helper {
+            Some(helper) => {
+                let mapped = self.mapped(region);
+                let (number, _) = mapped.ok_or(PostCopyError::Helper("was not asked to map it"))?;
+                (number, Some(helper.socket()))
+            }
+            None => (regions.len() as u64, None),
+        };
+        let [_, size, _, offset] = region;
         let skip = offset % PAGE;
         let pages = skip.saturating_add(size).div_ceil(PAGE);
-        let mut regions = self.shared.regions();
         let arrivals = Arc::new(Arrivals {
-            addr,
-            number: regions.len() as u64,
+            number,
             skip,
             there: Bits::new(pages),
             asked: Bits::new(pages),
@@ -177,8 +292,7 @@ impl PostCopy {
 
     /// Where the VMM finds a region in what it is told of missing pages. `None`: it is not told.
     pub fn addr(&self, region: RegionNumbers) -> Option<u64> {
-        self.helper.as_ref()?;
-        self.known(region).map(|arrivals| arrivals.addr)
+        self.mapped(region).map(|(_, addr)| addr)
     }
 
     fn known(&self, region: RegionNumbers) -> Option<Arc<Arrivals>> {
@@ -187,34 +301,7 @@ impl PostCopy {
         same.next().map(|(_, arrivals)| Arc::clone(arrivals))
     }
 
-    /// Has the helper map a region; gives where its first byte is there.
-    fn map(
-        &self,
-        helper: &Helper,
-        size: u64,
-        offset: u64,
-        file: &OwnedFd,
-    ) -> Result<u64, PostCopyError> {
-        let map = Said::Map { size, offset };
-        let file = Some(file.as_fd());
-        let sent = helper::send(helper.socket().as_fd(), map, file, SendFlags::empty());
-        sent.map_err(|_| PostCopyError::Helper("has ended"))?;
-        match self.answer() {
-            Some((Said::Mapped { addr }, None)) => Ok(addr),
-            _ => Err(PostCopyError::Helper("cannot map the guest's memory")),
-        }
-    }
-
-    /// What the helper says, within what it may be waited for in all.
-    fn answer(&self) -> Option<(Said, Option<OwnedFd>)> {
-        let begun = Instant::now();
-        let answer = self.answers.recv_timeout(self.patience.get());
-        let left = self.patience.get().saturating_sub(begun.elapsed());
-        self.patience.set(left);
-        answer.ok()
-    }
-
-    /// What the VMM was given, once more.
+    /// What the VMM is to have for POSTCOPY_ADVISE, when the helper [has come](Self::has_come).
     pub fn userfault(&self) -> io::Result<Option<OwnedFd>> {
         self.userfault.as_ref().map(OwnedFd::try_clone).transpose()
     }
@@ -255,13 +342,22 @@ impl Shared {
         self.regions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has the session try again, if it waits.
+    /// The region of the helper's number.
+    fn region(&self, number: u64) -> Option<Arc<Arrivals>> {
+        let regions = self.regions();
+        let mut same = regions.iter().filter(|(_, known)| known.number == number);
+        same.next().map(|(_, arrivals)| Arc::clone(arrivals))
+    }
+
+    /// Has the session try again, if it waits for pages.
     fn wake_session(&self) {
-        if self.waits.swap(false, Ordering::SeqCst)
-            && let Some(bell) = &self.bell
-        {
-            bell.ring();
+        if self.waits.swap(false, Ordering::SeqCst) {
+            self.ring();
         }
+    }
+
+    fn ring(&self) {
+        self.bell.iter().for_each(Doorbell::ring);
     }
 }
 
@@ -272,26 +368,26 @@ fn thread(run: impl FnOnce() + Send + 'static) -> io::Result<()> {
 
 /// Takes note of pages that have come, until the helper ends, and passes on all else that it says.
 /// A helper that says what it was not asked is not listened to any more.
-fn receive_from_helper(
-    socket: &OwnedFd,
-    answer: &SyncSender<(Said, Option<OwnedFd>)>,
-    shared: Arc<Shared>,
-) {
+fn receive_from_helper(socket: &OwnedFd, answer: SyncSender<Answer>, shared: Arc<Shared>) {
     while let Some((said, fd)) = helper::receive(socket.as_fd()) {
         let Said::Came { region, page } = said else {
             if answer.try_send((said, fd)).is_err() {
                 break;
             }
+            shared.ring();
             continue;
         };
-        let arrivals = shared.regions().get(region as usize).cloned();
-        if !arrivals.is_some_and(|(_, arrivals)| arrivals.came(page)) {
+        let arrivals = shared.region(region);
+        if !arrivals.is_some_and(|arrivals| arrivals.came(page)) {
             break;
         }
         shared.came.fetch_add(1, Ordering::Relaxed);
         shared.wake_session();
     }
     shared.is_alone.store(true, Ordering::SeqCst);
+    // Who waits for an answer hears of the end.
+    drop(answer);
+    shared.ring();
     let waiting = Arc::downgrade(&shared);
     drop(shared);
     look_again(&waiting);
@@ -308,9 +404,7 @@ fn look_again(shared: &Weak<Shared>) {
 
 /// What has come of one region.
 pub(crate) struct Arrivals {
-    /// Where the region begins in the helper.
-    addr: u64,
-    /// The region's number there.
+    /// The region's number in the helper.
     number: u64,
     /// Bytes before it in its first page.
     skip: u64,

@@ -3,6 +3,8 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -143,6 +145,14 @@ pub fn nic(name: &str) -> NicOptions {
         missing_pages: Default::default(),
         page_helper: None,
     }
+}
+
+/// A program in `dir` that is to wait for pages, and never says a word.
+pub fn silent_helper(dir: &Path) -> &'static Path {
+    let program = dir.join("silent");
+    std::fs::write(&program, "#!/bin/sh\nexec /bin/cat\n").unwrap();
+    std::fs::set_permissions(&program, PermissionsExt::from_mode(0o700)).unwrap();
+    Box::leak(program.into_boxed_path())
 }
 
 /// Descriptors that this process has open.

@@ -16,7 +16,7 @@ use crate::vhost::nic_options::NicOptions;
 use crate::vhost::protocol::channel::{Channel, ChannelError};
 use crate::vhost::protocol::message::{FDS_MAX, MessageError, Problem, Reader};
 use crate::vhost::protocol::saved::{LeftError, Saved};
-use crate::vhost::protocol::session::Session;
+use crate::vhost::protocol::session::{Outcome, Session};
 use crate::vhost::protocol::sink::PortState;
 
 /// Reads from one VMM, of a message each at most, before the others have their turn,
@@ -49,6 +49,8 @@ pub(in crate::vhost) enum Progress {
     Reading,
     /// Room to write.
     Writing,
+    /// The session's [`try_again`](Session::try_again), at this time or at the bell.
+    Parked(Instant),
     /// Nothing: the VMM has gone.
     Gone,
     /// Nothing: the VMM has broken the protocol, which has been logged.
@@ -58,7 +60,8 @@ pub(in crate::vhost) enum Progress {
 impl Connection {
     /// A message is half read or half answered.
     pub fn is_amid(&self) -> bool {
-        self.reader.is_partial() || !self.out.is_empty() || self.closing
+        let is_parked = self.session.waits_until(Instant::now()).is_some();
+        self.reader.is_partial() || !self.out.is_empty() || self.closing || is_parked
     }
 
     /// Bytes and descriptors of it that the next process needs to go on; `None`: there is a message
@@ -120,6 +123,11 @@ impl Connection {
                 Ok(false) => return Progress::Writing,
                 Err(_) => return Progress::Gone,
             }
+            match self.unpark() {
+                Ok(true) => continue,
+                Ok(false) => {}
+                Err(progress) => return progress,
+            }
             // Only here, when the reply to what was read last has gone: a VMM may wait for it and
             // say nothing before.
             if !turn.goes_on(Instant::now()) {
@@ -134,6 +142,31 @@ impl Connection {
                 self.open_channel(socket, poller, channel);
             }
         }
+    }
+
+    /// Has the session go on with the message that it has read last. False when that waits for
+    /// nothing, an error when it waits still.
+    fn unpark(&mut self) -> Result<bool, Progress> {
+        let now = Instant::now();
+        if self.session.waits_until(now).is_none() {
+            return Ok(false);
+        }
+        let outcome = self.session.try_again(now);
+        if let Some(until) = self.session.waits_until(now) {
+            // Its end is reported for as long as it is not served.
+            return Err(match self.is_peer_gone() {
+                true => Progress::Gone,
+                false => Progress::Parked(until),
+            });
+        }
+        self.follow(outcome);
+        Ok(true)
+    }
+
+    fn follow(&mut self, outcome: Outcome) {
+        self.out = outcome.reply.unwrap_or_default();
+        self.descriptor = self.session.take_descriptor();
+        self.closing = outcome.close;
     }
 
     /// True when the VMM's end is closed, whatever it left to be read.
@@ -282,9 +315,7 @@ impl Connection {
             Ok(None) => {}
             Ok(Some(message)) => {
                 let outcome = self.session.handle(message, Instant::now());
-                self.out = outcome.reply.unwrap_or_default();
-                self.descriptor = self.session.take_descriptor();
-                self.closing = outcome.close;
+                self.follow(outcome);
             }
             Err(error) => return Err(self.broken(error)),
         }

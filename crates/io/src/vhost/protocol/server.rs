@@ -3,8 +3,9 @@
 //!
 //! The thread owns everything; [`Server`] sends it commands and waits for the answer. Nothing in it
 //! waits for a VMM: a message that came in part stays in its connection, a reply that finds no room
-//! stops the reading of that connection. What it does wait for is [`PortSink`], a worker's turn
-//! long.
+//! stops the reading of that connection, and so does a message that needs an answer of a helper
+//! process, which its VMM may have stand still. What it does wait for is [`PortSink`], a worker's
+//! turn long.
 //!
 //! A second VMM is refused while one is connected, since two would write the same NIC's state; when
 //! the first one has died and its end was not yet noticed, the second takes over. When the process
@@ -23,7 +24,7 @@ use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
 
 use crate::vhost::nic_options::NicOptions;
-use crate::vhost::protocol::allowance::Lines;
+use crate::vhost::protocol::allowance::{Allowance, Lines};
 use crate::vhost::protocol::channel;
 use crate::vhost::protocol::client::{Client, Watches};
 use crate::vhost::protocol::connection::{Connection, Progress};
@@ -174,6 +175,7 @@ impl Server {
             nics: HashMap::new(),
             clients: BTreeSet::new(),
             pauses: Vec::new(),
+            parked: BTreeMap::new(),
             watches,
             waiting,
             ready: BTreeMap::new(),
@@ -433,6 +435,8 @@ struct Nic {
     held: bool,
     /// What the log has had of its sessions.
     lines: Lines,
+    /// What they have left of [`Session::HELPERS`].
+    helpers: Allowance,
 }
 
 impl Nic {
@@ -462,7 +466,7 @@ struct Thread {
     keeper: Option<Arc<dyn SessionKeeper>>,
     poller: Poller,
     bell: Doorbell,
-    /// Rung when pages have come for which some session waits.
+    /// Rung when pages have come for which some session waits, or an answer of who waits for them.
     pages: Doorbell,
     nics: HashMap<PortKey, Nic>,
     /// Those whose VMMs listen: the only ones that there may be something to do for at each turn,
@@ -470,6 +474,8 @@ struct Thread {
     clients: BTreeSet<PortKey>,
     /// Listeners that are left alone, and until when.
     pauses: Vec<(Instant, PortKey)>,
+    /// Whose sessions wait for such an answer, and when they are to look again without the bell.
+    parked: BTreeMap<PortKey, Instant>,
     watches: Watches,
     /// Another process serves still: commands alone are heard.
     waiting: bool,
@@ -512,6 +518,7 @@ impl Thread {
                 .pauses
                 .iter()
                 .map(|(until, _)| *until)
+                .chain(self.parked.values().copied())
                 .chain(attempts)
                 .min();
             let timeout = timeout.map(|until| until.saturating_duration_since(Instant::now()));
@@ -540,6 +547,7 @@ impl Thread {
                     _ => self.accept(key),
                 }
             }
+            self.unpark(Instant::now());
             self.resume();
             self.dial();
             // After the bell was cleared: a command that comes now rings again.
@@ -713,6 +721,7 @@ impl Thread {
                 connection: None,
                 held: false,
                 lines: Lines::default(),
+                helpers: Session::HELPERS,
             },
         );
         if let Some(left) = left {
@@ -813,9 +822,10 @@ impl Thread {
 
     fn connection(&self, key: PortKey, options: &Arc<NicOptions>, socket: OwnedFd) -> Connection {
         let (options, sink) = (Arc::clone(options), Arc::clone(&self.sink));
-        let lines = self.nics.get(&key).map(|nic| nic.lines);
-        let session = Session::new(key, options, sink).ringing(self.pages.clone());
-        let session = session.saying(lines.unwrap_or_default());
+        let mut session = Session::new(key, options, sink).ringing(self.pages.clone());
+        if let Some(nic) = self.nics.get(&key) {
+            session = session.saying(nic.lines).starting(nic.helpers);
+        }
         let session = match self.keeper {
             Some(_) => session.outliving(),
             None => session,
@@ -1050,13 +1060,24 @@ impl Thread {
     }
 
     /// Runs rings that were waiting for pages of their guests' memory, if these have come. What is
-    /// held of a session stays as it is: that rings run they show themselves.
+    /// held of a session stays as it is: that rings run they show themselves. Who waits for an
+    /// answer looks whether it was that.
     fn pages_came(&mut self) {
         let connections = self.nics.values_mut();
         for connection in connections.filter_map(|nic| nic.connection.as_mut()) {
             if connection.session().awaits_pages() {
                 connection.pages_came();
             }
+        }
+        let now = Instant::now();
+        self.parked.values_mut().for_each(|until| *until = now);
+    }
+
+    /// Has sessions look again that are to by now.
+    fn unpark(&mut self, now: Instant) {
+        let due = self.parked.iter().filter(|(_, until)| **until <= now);
+        for key in due.map(|(key, _)| *key).collect::<Vec<_>>() {
+            self.serve(key);
         }
     }
 
@@ -1067,12 +1088,17 @@ impl Thread {
         let Some(connection) = nic.connection.as_mut() else {
             return;
         };
-        // What is read now the next process cannot read: see `saved`.
-        if let Some(keeper) = &self.keeper {
+        // What is read now the next process cannot read: see `saved`. Who is parked is not held.
+        let was_parked = self.parked.remove(&key).is_some();
+        if let Some(keeper) = self.keeper.as_ref().filter(|_| !was_parked) {
             keeper.release(&nic.options.name);
             nic.held = false;
         }
         let interest = match connection.serve(&self.poller, channel_token(key)) {
+            Progress::Parked(until) => {
+                self.parked.insert(key, until);
+                Interest::Neither
+            }
             Progress::Reading => Interest::Read,
             Progress::Writing => Interest::Write,
             Progress::Gone => return self.gone(key),
@@ -1115,9 +1141,10 @@ impl Thread {
         else {
             return;
         };
-        let helper_failed = connection.session().helper_failed();
+        self.parked.remove(&key);
         if let Some(nic) = self.nics.get_mut(&key) {
             nic.lines = connection.session().lines();
+            nic.helpers = connection.session().helpers();
         }
         let keeper = self.keeper.as_ref().zip(self.nics.get_mut(&key));
         let is_left = keeper.is_some_and(|(keeper, nic)| {
@@ -1130,13 +1157,6 @@ impl Thread {
             connection.shut();
         }
         connection.end(&self.poller);
-        if helper_failed && let Some(nic) = self.nics.get_mut(&key) {
-            // Once, until its options are others: the wait was all others' too.
-            nic.options = Arc::new(NicOptions {
-                page_helper: None,
-                ..NicOptions::clone(&nic.options)
-            });
-        }
         self.pause(key, pause);
     }
 

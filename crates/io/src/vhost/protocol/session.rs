@@ -61,6 +61,11 @@ const CONFIG_MAX: usize = 256;
 const ANNOUNCEMENTS: u32 = 16;
 const ANNOUNCE_EVERY: Duration = Duration::from_millis(100);
 
+/// How often a process that waits for pages is started for a NIC, of its sessions one after the
+/// other: each is a fork, and a guest is moved here once.
+const HELPERS: u32 = 8;
+const HELPER_EVERY: Duration = Duration::from_secs(10);
+
 /// Lines that the log has for one session of a VMM that does what it should not. The one with which
 /// it ends comes in any case.
 const COMPLAINTS: u32 = 64;
@@ -75,6 +80,20 @@ pub struct Outcome {
     pub reply: Option<Vec<u8>>,
     /// The connection is to be closed, after the reply.
     pub close: bool,
+}
+
+impl Outcome {
+    const NOTHING: Outcome = Outcome {
+        reply: None,
+        close: false,
+    };
+}
+
+/// A request, and what is to be said of it.
+struct Asked {
+    request: Request,
+    number: u32,
+    wants_ack: bool,
 }
 
 /// A session at one moment, for dumps.
@@ -103,9 +122,13 @@ pub struct Session {
     protocol_features: u64,
     memory: Option<Arc<GuestMemory>>,
     post_copy: PostCopyStage,
+    /// A request that needs what who waits for pages has not answered yet.
+    parked: Option<Asked>,
+    /// Starts of who waits for pages, of the NIC's sessions before too.
+    helpers: Allowance,
     /// What goes with the next reply.
     descriptor: Option<OwnedFd>,
-    /// Rung when rings can run that could not for want of pages.
+    /// Rung when rings can run that could not for want of pages, or a request can be followed.
     bell: Option<Doorbell>,
     /// What `memory` was made of, for the next that is added or removed, and for the record.
     regions: Vec<RegionSpec>,
@@ -132,8 +155,6 @@ pub struct Session {
     state: PortState,
     /// Some ring has run.
     served: bool,
-    /// Who waits for pages did not do what it is to do, and was waited for.
-    helper_failed: bool,
     unknown_logged: bool,
     announcements: Allowance,
     /// Lines left of [`COMPLAINTS`].
@@ -143,6 +164,9 @@ pub struct Session {
 }
 
 impl Session {
+    /// How often a NIC has who waits for pages started.
+    pub(in crate::vhost) const HELPERS: Allowance = Allowance::new(HELPERS, HELPER_EVERY);
+
     /// A VMM has connected.
     pub fn new(key: PortKey, nic: Arc<NicOptions>, sink: Arc<dyn PortSink>) -> Self {
         let pairs = std::iter::repeat_with(Pair::default);
@@ -157,6 +181,8 @@ impl Session {
             protocol_features: 0,
             memory: None,
             post_copy: PostCopyStage::Off,
+            parked: None,
+            helpers: Session::HELPERS,
             descriptor: None,
             bell: None,
             regions: Vec::new(),
@@ -169,7 +195,6 @@ impl Session {
             mtu: None,
             state: PortState::Disconnected,
             served: false,
-            helper_failed: false,
             unknown_logged: false,
             announcements: Allowance::new(ANNOUNCEMENTS, ANNOUNCE_EVERY),
             complaints: COMPLAINTS,
@@ -197,7 +222,19 @@ impl Session {
         self
     }
 
-    /// This session, which rings `bell` when [`pages_came`](Session::pages_came) is to be called.
+    /// What the NIC has left of starts of who waits for pages, for its next session.
+    pub(in crate::vhost) fn helpers(&self) -> Allowance {
+        self.helpers
+    }
+
+    /// This session, behind one of the NIC that has left so much of [`Session::HELPERS`].
+    pub(in crate::vhost) fn starting(mut self, helpers: Allowance) -> Self {
+        self.helpers = helpers;
+        self
+    }
+
+    /// This session, which rings `bell` when [`pages_came`](Session::pages_came) or
+    /// [`try_again`](Session::try_again) is to be called.
     pub(in crate::vhost) fn ringing(mut self, bell: Doorbell) -> Self {
         self.bell = Some(bell);
         self
@@ -282,15 +319,64 @@ impl Session {
         })
     }
 
-    /// Takes one message, which came at `now`.
+    /// Takes one message, which came at `now`. No other one may come before what it
+    /// [waits](Self::waits_until) for.
     pub fn handle(&mut self, message: Message, now: Instant) -> Outcome {
         let number = message.request;
         let acks = self.protocol_features & protocol::REPLY_ACK != 0;
         let wants_ack = message.needs_reply() && acks && !request::has_reply(number);
-        let request = Request::parse(message).map_err(Breach::from);
-        // That one is an answer itself.
-        let wants_ack = wants_ack && !matches!(request, Ok(Request::MemoryWatched { .. }));
-        let done = request.and_then(|request| self.apply(request, now));
+        match Request::parse(message) {
+            Ok(request) => {
+                // That one is an answer itself.
+                let wants_ack = wants_ack && !matches!(request, Request::MemoryWatched { .. });
+                let asked = Asked {
+                    request,
+                    number,
+                    wants_ack,
+                };
+                self.follow(asked, now)
+            }
+            Err(error) => self.finish(number, wants_ack, Err(error.into())),
+        }
+    }
+
+    /// When [`try_again`](Self::try_again) is to be called, if the bell is not rung before: the
+    /// last message needs what who waits for pages has not answered yet.
+    pub fn waits_until(&self, now: Instant) -> Option<Instant> {
+        self.parked.as_ref()?;
+        let asks_again = self
+            .post_copy
+            .pages()
+            .and_then(|pages| pages.asks_again(now));
+        Some(asks_again.unwrap_or(now))
+    }
+
+    /// Takes the message that waits once more.
+    pub fn try_again(&mut self, now: Instant) -> Outcome {
+        match self.parked.take() {
+            Some(asked) => self.follow(asked, now),
+            None => Outcome::NOTHING,
+        }
+    }
+
+    fn follow(&mut self, asked: Asked, now: Instant) -> Outcome {
+        let done = match self.is_answered(&asked.request, now) {
+            Ok(true) => self.apply(asked.request, now),
+            Ok(false) => {
+                self.parked = Some(asked);
+                return Outcome::NOTHING;
+            }
+            Err(breach) => Err(breach),
+        };
+        self.finish(asked.number, asked.wants_ack, done)
+    }
+
+    fn finish(
+        &mut self,
+        number: u32,
+        wants_ack: bool,
+        done: Result<Option<Reply>, Breach>,
+    ) -> Outcome {
         let done = match done {
             Err(breach) if breach.closes() => Err(breach),
             // Whatever was changed or refused: what can run, runs on.
@@ -900,7 +986,6 @@ impl Session {
     }
 
     fn log(&mut self, breach: &Breach) {
-        self.helper_failed |= matches!(breach, Breach::PostCopy { .. });
         if matches!(breach, Breach::Unknown { .. })
             && std::mem::replace(&mut self.unknown_logged, true)
         {

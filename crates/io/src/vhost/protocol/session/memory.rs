@@ -1,21 +1,23 @@
 //! The guest's memory, as its VMM hands it over: regions all at once or one by one, and pages that
 //! are still elsewhere ([`post_copy`](crate::post_copy)).
 
+use std::slice;
 use std::sync::Arc;
+use std::time::Instant;
 
 use tracing::info;
 
 use crate::guest_memory::{GuestMemory, RegionSpec};
-use crate::post_copy::{PostCopy, RegionNumbers};
+use crate::post_copy::{PostCopy, PostCopyError, RegionNumbers};
 use crate::shared_file::MissingPages;
 use crate::vhost::features::protocol;
 use crate::vhost::limits::SLOTS_MAX;
 use crate::vhost::protocol::breach::Breach;
 use crate::vhost::protocol::message::Reply;
 use crate::vhost::protocol::pair::Pair;
-use crate::vhost::protocol::request::{self, RegionId};
+use crate::vhost::protocol::request::{self, RegionId, Request};
 use crate::vhost::protocol::ring_state::RingState;
-use crate::vhost::protocol::session::Session;
+use crate::vhost::protocol::session::{HELPER_EVERY, HELPERS, Session};
 
 /// How far a VMM is with a guest that runs here before its memory (post-copy).
 #[derive(Default)]
@@ -48,6 +50,14 @@ impl PostCopyStage {
         }
     }
 
+    /// Who waits for pages, or will.
+    pub fn pages(&self) -> Option<&PostCopy> {
+        match self {
+            PostCopyStage::Off => None,
+            PostCopyStage::Advised(pages) | PostCopyStage::Listening { pages, .. } => Some(pages),
+        }
+    }
+
     /// A page that is missing may be waited for.
     pub fn may_wait(&self) -> bool {
         !matches!(self, PostCopyStage::Listening { is_watched, .. } if !is_watched)
@@ -58,12 +68,6 @@ impl Session {
     /// Pages of the guest's memory are still elsewhere.
     pub(in crate::vhost) fn is_arriving(&self) -> bool {
         self.post_copy.arriving().is_some()
-    }
-
-    /// This VMM has cost the server time with who waits for pages, and is to be offered that no
-    /// more.
-    pub(in crate::vhost) fn helper_failed(&self) -> bool {
-        self.helper_failed
     }
 
     /// Rings do not run for want of pages.
@@ -81,6 +85,49 @@ impl Session {
         }
         if let Err(breach) = self.plug() {
             self.log(&breach);
+        }
+    }
+
+    /// Asks who waits for pages for what a request needs of it. False: that has not answered yet.
+    pub(super) fn is_answered(&mut self, request: &Request, now: Instant) -> Result<bool, Breach> {
+        let (number, regions) = match request {
+            Request::PostcopyAdvise => return self.has_helper(now),
+            Request::SetMemTable(regions) => (request::SET_MEM_TABLE, &regions[..]),
+            Request::AddMemReg(region) => (request::ADD_MEM_REG, slice::from_ref(region)),
+            _ => return Ok(true),
+        };
+        let PostCopyStage::Listening { pages, .. } = &mut self.post_copy else {
+            return Ok(true);
+        };
+        for region in regions {
+            let mapped = pages.has_mapped(region.numbers(), &region.fd, now);
+            if !mapped.map_err(failed(number))? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Has who waits for pages started, for POSTCOPY_ADVISE. False: it has not come yet.
+    fn has_helper(&mut self, now: Instant) -> Result<bool, Breach> {
+        let request = request::POSTCOPY_ADVISE;
+        self.negotiated(protocol::PAGEFAULT, request)?;
+        let Some(program) = self.nic.page_helper else {
+            return Err(Breach::Unanswerable { request });
+        };
+        if matches!(self.post_copy, PostCopyStage::Off) {
+            let started = if self.helpers.take(now) {
+                PostCopy::start(program, self.bell.clone(), now)
+            } else {
+                let (burst, every) = (HELPERS, HELPER_EVERY);
+                Err(PostCopyError::TooOften { burst, every })
+            };
+            self.post_copy = PostCopyStage::Advised(started.map_err(failed(request))?);
+        }
+        match &mut self.post_copy {
+            // QEMU (7.2) asks once for every pair of queues.
+            PostCopyStage::Advised(pages) => pages.has_come(now).map_err(failed(request)),
+            _ => Err(Breach::Late),
         }
     }
 
@@ -165,11 +212,11 @@ impl Session {
                 // That says whether the regions are possible: first.
                 let memory = GuestMemory::with(specs, MissingPages::Refused)?;
                 let arrivals = self.regions.iter().map(|region| {
-                    let arrivals = pages.arrivals(region.numbers(), &region.fd)?;
+                    let arrivals = pages.arrivals(region.numbers())?;
                     Ok((region.guest_addr, arrivals))
                 });
                 let arrivals = arrivals.collect::<Result<_, _>>();
-                memory.arriving(arrivals.map_err(|error| Breach::PostCopy { request, error })?)
+                memory.arriving(arrivals.map_err(failed(request))?)
             }
         };
         self.memory = Some(Arc::new(memory));
@@ -178,23 +225,10 @@ impl Session {
 
     /// POSTCOPY_ADVISE: the VMM may move a guest here whose memory is still elsewhere.
     pub(super) fn advise(&mut self) -> Result<Reply, Breach> {
-        let request = request::POSTCOPY_ADVISE;
-        self.negotiated(protocol::PAGEFAULT, request)?;
-        let Some(program) = self.nic.page_helper else {
-            return Err(Breach::Unanswerable { request });
+        let PostCopyStage::Advised(pages) = &self.post_copy else {
+            return Err(Breach::Late);
         };
-        self.descriptor = match &self.post_copy {
-            PostCopyStage::Listening { .. } => return Err(Breach::Late),
-            // QEMU (7.2) asks once for every pair of queues.
-            PostCopyStage::Advised(pages) => pages.userfault().map_err(Breach::Copy)?,
-            PostCopyStage::Off => {
-                let started = PostCopy::start(program, self.bell.clone());
-                let (pages, descriptor) =
-                    started.map_err(|error| Breach::PostCopy { request, error })?;
-                self.post_copy = PostCopyStage::Advised(pages);
-                Some(descriptor)
-            }
-        };
+        self.descriptor = pages.userfault().map_err(Breach::Copy)?;
         Ok(Reply::Descriptor)
     }
 
@@ -209,8 +243,7 @@ impl Session {
             PostCopyStage::Off => {
                 // Another process was asked to wait, whose place this one has taken.
                 let unasked = PostCopy::unasked(self.bell.clone());
-                let request = request::POSTCOPY_LISTEN;
-                unasked.map_err(|error| Breach::PostCopy { request, error })?
+                unasked.map_err(failed(request::POSTCOPY_LISTEN))?
             }
         };
         self.post_copy = PostCopyStage::listening(pages);
@@ -241,4 +274,9 @@ impl Session {
         }
         Ok(())
     }
+}
+
+/// Why a request of post-copy is not followed.
+fn failed(request: u32) -> impl Fn(PostCopyError) -> Breach {
+    move |error| Breach::PostCopy { request, error }
 }
