@@ -292,11 +292,13 @@ impl Worker {
             broke(&self.on_broken, queue.slot, error);
         }
         let frames = self.batch.len();
+        // What is not for the switch makes its frames no dearer.
+        let others = rates.cost(self.batch.others(), 0, 0);
         if frames == 0 {
-            let looks = self.batch.pieces();
+            let looks = others + rates.cost(0, 0, self.batch.pieces());
             if looks > 0 {
-                // A chain that is not there yet, which is looked at in every turn.
-                debt.charge(Cost::carried(rates.cost(0, 0, looks)));
+                // Or a chain that is not there yet, which is looked at in every turn.
+                debt.charge(Cost::carried(looks));
                 self.senders += usize::from(debt.is_another_sender());
                 self.batch.clear();
                 self.ports.had_its_turn(queue);
@@ -339,6 +341,7 @@ impl Worker {
             }
             cost.carried += rates.cost(0, 0, pieces);
             sending.debt.charge(cost);
+            sending.debt.charge(Cost::carried(others));
             sending.price.note(cost, frames, few, now);
             if !alone {
                 sending.attached.load.add(watch.cycles());

@@ -32,6 +32,9 @@ const STUCK_NS: u64 = 10_000_000;
 const KERNEL_EVERY: u32 = 16;
 /// Frames of the kernel's in one turn.
 const KERNEL_FRAMES: usize = 32;
+/// What a frame to or from the kernel counts as, in small frames of the switch: a call of the
+/// system and the way through its stack, which take more than these.
+const KERNEL_WORK: usize = 8;
 /// What a frame may have beyond the link's MTU: Ethernet header and one VLAN tag.
 const LINK_HEADER: usize = 14 + 4;
 
@@ -89,6 +92,7 @@ impl DpdkPort {
         self.hand_over();
         let before = batch.len();
         let came = self.queue.receive(batch.room().min(BURST));
+        let mut kernels = 0;
         for index in 0..came {
             match self.queue.bytes(index) {
                 Some(bytes) if is_ours(bytes, self.mac, self.port) => {
@@ -97,46 +101,52 @@ impl DpdkPort {
                 }
                 Some(bytes) => {
                     self.beside.write(bytes);
+                    kernels += 1;
                 }
-                None => self.take_copy(batch, index),
+                None => kernels += usize::from(!self.take_copy(batch, index)),
             }
         }
         let count = batch.len() - before;
         self.received += count as u64;
         self.turns = self.turns.wrapping_add(1);
         if self.queue.index() == 0 && (came == 0 || self.turns.is_multiple_of(KERNEL_EVERY)) {
-            self.send_kernels();
+            kernels += self.send_kernels();
         }
+        batch.count_others(KERNEL_WORK * kernels);
         Ok(count)
     }
 
-    /// A frame in several pieces.
+    /// A frame in several pieces. False: it is the kernel's.
     #[cold]
-    fn take_copy(&mut self, batch: &mut Batch, index: usize) {
+    fn take_copy(&mut self, batch: &mut Batch, index: usize) -> bool {
         let length = self.queue.copy(index, &mut self.scratch);
         let Some(bytes) = self.scratch.get(..length) else {
-            return;
+            return true;
         };
-        if is_ours(bytes, self.mac, self.port) {
+        let ours = is_ours(bytes, self.mac, self.port);
+        if ours {
             let _ = batch.push_bytes(bytes, Offload::default());
         } else {
             self.beside.write(bytes);
         }
+        ours
     }
 
     /// What the kernel sends by its end leaves by the device. A frame that there is no room for is
-    /// lost, as on any wire.
-    fn send_kernels(&mut self) {
-        for _ in 0..KERNEL_FRAMES {
-            let Some(length) = self.beside.read(&mut self.scratch) else {
-                break;
-            };
+    /// lost, as on any wire. Gives how many there were.
+    fn send_kernels(&mut self) -> usize {
+        let mut count = 0;
+        while count < KERNEL_FRAMES
+            && let Some(length) = self.beside.read(&mut self.scratch)
+        {
+            count += 1;
             let bytes = &self.scratch[..length];
             let _ = self
                 .queue
                 .write(length, None, |out| out.copy_from_slice(bytes));
         }
         self.hand_over();
+        count
     }
 
     /// Hands over what is written. What a device does not take for long is lost, as on a wire that

@@ -222,6 +222,8 @@ pub struct Batch {
     owed: usize,
     /// Buffers that came with its frames and were empty.
     empty: usize,
+    /// See [`others`](Self::others).
+    others: usize,
     /// Packets that its frames were cut into, by every worker that has done so. Elsewhere in
     /// memory, so that nothing of a batch changes under who only reads it, as the compiler sees it:
     /// a frame takes 2 cycles less to transmit.
@@ -251,6 +253,7 @@ impl Batch {
             umem: None,
             owed: 0,
             empty: 0,
+            others: 0,
             cut: Box::default(),
         }
     }
@@ -286,6 +289,19 @@ impl Batch {
         self.empty += buffers;
     }
 
+    /// What frames have taken that came with its own and are not for the switch, in small frames
+    /// that take as long. There may be such without a frame.
+    #[inline]
+    pub fn others(&self) -> usize {
+        self.others
+    }
+
+    /// So many small frames would have taken as long.
+    #[inline]
+    pub(crate) fn count_others(&mut self, frames: usize) {
+        self.others += frames;
+    }
+
     /// Has it take this many frames from now on, [`BATCH`] at most: for who is to receive only a
     /// part of what waits.
     #[inline]
@@ -318,6 +334,7 @@ impl Batch {
         self.umem = None;
         self.owed = 0;
         self.empty = 0;
+        self.others = 0;
         *self.cut.get_mut() = 0;
     }
 

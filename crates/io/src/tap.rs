@@ -192,6 +192,7 @@ impl TapPort {
             }
         }
         self.received += count as u64;
+        batch.count_others(sifted);
         if let Some(errno) = failure {
             self.failed(errno);
         }

@@ -4,7 +4,7 @@
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::process::Command;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,7 @@ use wire::Mac;
 
 use super::*;
 use crate::port::Port;
+use crate::xsk::Link;
 use sys::poll::Poller;
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -356,4 +357,39 @@ fn a_port_lives_on_in_another_namespace_and_says_once_when_it_is_removed() {
     );
     let index = batch.push_bytes(&broadcast, Offload::default()).unwrap();
     assert_eq!(port.transmit(&batch, index), Err(TransmitError::Down));
+}
+
+/// Who floods an uplink with what is not for it takes the worker's time all the same.
+#[test]
+fn frames_that_an_uplink_leaves_out_are_counted() {
+    const SENT: usize = 10;
+    let Some(space) = Namespace::new() else {
+        return;
+    };
+    let open = || {
+        let link = Arc::new(Link::new(1400, true));
+        TapUplink::open(
+            &options("tap0", 7, false),
+            link,
+            Arc::new(|_: &[u8]| Received::Else),
+        )
+    };
+    let (mut port, _voice) = space.run(open).unwrap();
+    space.ip("address add 10.9.0.1/24 dev tap0");
+    space.ip("neighbour add 10.9.0.2 lladdr 02:00:00:00:00:09 dev tap0");
+    space.run(|| {
+        let socket = UdpSocket::bind("10.9.0.1:0").unwrap();
+        for _ in 0..SENT {
+            socket.send_to(&[1; 100], "10.9.0.2:9").unwrap();
+        }
+    });
+    let (mut batch, mut others) = (Batch::new(), 0);
+    let deadline = Instant::now() + PATIENCE;
+    // The kernel may have sent some of its own besides.
+    while others < SENT {
+        assert!(Instant::now() < deadline, "{others} were counted");
+        assert_eq!(port.receive(&mut batch), Ok(0));
+        others += batch.others();
+        batch.clear();
+    }
 }
