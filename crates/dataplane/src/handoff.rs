@@ -438,10 +438,12 @@ impl Outbox {
         all
     }
 
-    /// Asks a worker to look after the flows of a NIC.
-    pub(crate) fn ask_to_put_right(&mut self, worker: usize, slot: PortSlot) {
-        // Where there is no room it is asked again when somebody looks for such a flow again.
-        let _ = self.push(worker, Message::PutRight(slot));
+    /// Asks a worker to look after the flows of a NIC. False when there is no room for that: half
+    /// of the ring is left to frames. It is asked again when somebody looks for such a flow again.
+    pub(crate) fn ask_to_put_right(&mut self, worker: usize, slot: PortSlot) -> bool {
+        let peer = self.peers.get(worker).and_then(Option::as_ref);
+        let has_room = peer.is_some_and(|peer| peer.ring.slots() > RING / 2);
+        has_room && self.push(worker, Message::PutRight(slot)) == Put::Handed
     }
 
     fn push(&mut self, worker: usize, message: Message) -> Put {
@@ -521,5 +523,44 @@ impl Inbox {
     #[inline]
     pub(crate) fn next(&mut self, ring: usize) -> Option<Message> {
         self.rings.get_mut(ring)?.pop().ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The outboxes and inboxes of two workers.
+    fn two() -> [(Outbox, Inbox); 2] {
+        let wakes = [0, 1].map(|_| Wake {
+            bell: Doorbell::new().unwrap(),
+            sleeps: Arc::new(SleepFlag::new()),
+        });
+        let Ok(ends) = connect(&wakes).try_into() else {
+            panic!("not two");
+        };
+        ends
+    }
+
+    #[test]
+    fn what_is_asked_about_flows_leaves_room_in_the_ring_to_frames() {
+        let [(mut outbox, _), (_, mut inbox)] = two();
+        let asked = (0..).take_while(|slot| outbox.ask_to_put_right(1, PortSlot(*slot)));
+        assert_eq!(asked.count(), RING / 2);
+        let transfer = Transfer {
+            batch: Arc::default(),
+            frames: 0,
+            target: PortSlot(1).into(),
+            copy: false,
+            few: false,
+            wraps: Wrap::LAST,
+        };
+        assert!(outbox.pass_on(1, transfer) == Put::Handed);
+        for _ in 0..2 {
+            assert!(matches!(inbox.next(0), Some(Message::PutRight(_))));
+        }
+        assert!(outbox.ask_to_put_right(1, PortSlot(0)));
+        assert!(!outbox.ask_to_put_right(1, PortSlot(0)));
+        assert!(!outbox.ask_to_put_right(0, PortSlot(0)), "itself");
     }
 }

@@ -146,6 +146,12 @@ pub(crate) fn cost_of_search(frames: usize, looked: u64) -> u64 {
     looked.saturating_sub(frames as u64 * LOOKS) * LOOK
 }
 
+/// To put right for another worker which flows of a NIC are the oldest, so many of which were
+/// looked at.
+pub(crate) fn cost_of_putting_right(looked: u64) -> u64 {
+    FRAME + looked * LOOK
+}
+
 /// As many frames of one sender, with none behind them, are a few.
 pub(crate) const FEW: usize = 4;
 

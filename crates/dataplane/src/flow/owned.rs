@@ -547,7 +547,7 @@ impl Flows {
     #[cold]
     fn give_up_one(&mut self, owner: usize, now_ms: u32) -> bool {
         for list in 0..LISTS {
-            let mine = self.expendable_here(owner, list, now_ms);
+            let (mine, _) = self.expendable_here(owner, list, now_ms);
             // Of those that are idle for long any one may go, of the transient ones the oldest.
             let is_enough = mine.is_some() && list == list_of(SETTLED);
             let found = match is_enough || self.table.turns.workers() == 1 {
@@ -575,8 +575,9 @@ impl Flows {
         false
     }
 
-    /// The first flow of this worker that can go, of the oldest ones in a list. Puts these right.
-    fn expendable_here(&mut self, owner: usize, list: usize, now_ms: u32) -> Option<FlowId> {
+    /// The first flow of this worker that can go, of the oldest ones in a list, and how many were
+    /// before it. Puts these right.
+    fn expendable_here(&mut self, owner: usize, list: usize, now_ms: u32) -> (Option<FlowId>, u64) {
         let (mut looks, mut out) = (0, 0);
         while looks < LOOKS && out < PASSED_OVER {
             let id = self.nics[owner].lists[list].head;
@@ -592,7 +593,7 @@ impl Flows {
             }
             self.fold(entry);
             if is_expendable(entry, now_ms) {
-                return Some(id);
+                return (Some(id), (looks + out) as u64);
             }
             // In use: to the end of the settled ones, so that the next call looks at others.
             let class = class(entry.state());
@@ -600,7 +601,7 @@ impl Flows {
             self.append(id, class);
             looks += 1;
         }
-        None
+        (None, (looks + out) as u64)
     }
 
     /// The one that was idle longest of `mine` and of what other workers find first.
@@ -678,24 +679,31 @@ impl Flows {
         !self.asking.is_empty()
     }
 
-    /// At the end of a turn: a NIC, and the workers, a bit each, that have something to
-    /// [put right](Self::put_right) of its flows.
+    /// At the end of a turn: a NIC, and the workers, a bit each, that are to be asked to
+    /// [put right](Self::put_right) its flows. Those that somebody has asked already are not.
     pub(crate) fn next_asked(&mut self) -> Option<(PortSlot, u32)> {
         let slot = self.asking.pop()?;
         let nic = &mut self.nics[slot.0 as usize];
         nic.in_vain = false;
-        Some((slot, std::mem::take(&mut nic.asked)))
+        let workers = std::mem::take(&mut nic.asked);
+        Some((slot, self.table.ask(slot, workers)))
+    }
+
+    /// A worker could not be told what [`next_asked`](Self::next_asked) has said.
+    pub(crate) fn was_not_asked(&self, slot: PortSlot, worker: usize) {
+        self.table.may_be_asked(slot, worker);
     }
 
     /// Another worker has looked for a flow of a NIC to give up, or has taken one out: the oldest
-    /// ones here are to be such as can go.
-    pub(crate) fn put_right(&mut self, slot: PortSlot, now_ms: u32) {
+    /// ones here are to be such as can go. Gives how many were looked at.
+    pub(crate) fn put_right(&mut self, slot: PortSlot, now_ms: u32) -> u64 {
+        self.table.may_be_asked(slot, self.me.into());
         let owner = slot.0 as usize;
-        if owner < self.nics.len() {
-            for list in 0..LISTS {
-                self.expendable_here(owner, list, now_ms);
-            }
+        if owner >= self.nics.len() {
+            return 0;
         }
+        let looks = (0..LISTS).map(|list| self.expendable_here(owner, list, now_ms).1);
+        looks.sum()
     }
 
     /// Begins to bring what giving up an entry will touch, which is there to be read, and the one

@@ -28,7 +28,7 @@ use super::key::Key;
 use super::memory::FlowMemory;
 use super::spare::Spare;
 use super::turns::Turns;
-use crate::ids::MAX_PORTS;
+use crate::ids::{MAX_PORTS, PortSlot};
 
 /// Entries that are taken from the never used ones at once.
 const BLOCK: u32 = 32;
@@ -50,6 +50,9 @@ pub(crate) struct FlowTable {
     begun: Box<[AtomicU32]>,
     /// By worker, NIC and list: see [`oldest`](Self::oldest). Nothing where there is one worker.
     oldest: Box<[AtomicU32]>,
+    /// By NIC: the workers, a bit each, that were asked to put its lists right and have not done so
+    /// yet. Nothing where there is one worker.
+    asked: Box<[AtomicU32]>,
     pub(super) turns: Turns,
 }
 
@@ -78,9 +81,9 @@ impl FlowTable {
     }
 
     fn of(entries: Zeroed<Entry>, index: Index, key: HashKey, workers: usize) -> Arc<FlowTable> {
-        let lists = match workers {
-            1 => 0,
-            _ => workers * MAX_PORTS * LISTS,
+        let (lists, asked) = match workers {
+            1 => (0, 0),
+            _ => (workers * MAX_PORTS * LISTS, MAX_PORTS),
         };
         Arc::new(FlowTable {
             entries,
@@ -91,6 +94,7 @@ impl FlowTable {
             count: AtomicU32::new(0),
             begun: bytemuck::allocation::zeroed_slice_box(MAX_PORTS),
             oldest: bytemuck::allocation::zeroed_slice_box(lists),
+            asked: bytemuck::allocation::zeroed_slice_box(asked),
             turns: Turns::new(workers),
         })
     }
@@ -209,6 +213,22 @@ impl FlowTable {
     pub(super) fn set_oldest(&self, worker: usize, slot: usize, list: usize, id: FlowId) {
         if let Some(first) = self.oldest.get(place(worker, slot, list)) {
             first.store(id.wrapping_add(1), Ordering::Release);
+        }
+    }
+
+    /// Notes that these workers are asked to put a NIC's lists right. Gives those that were not
+    /// yet: nobody is asked twice before it has done so.
+    pub(super) fn ask(&self, slot: PortSlot, workers: u32) -> u32 {
+        let asked = self.asked.get(slot.0 as usize % MAX_PORTS);
+        asked.map_or(0, |asked| {
+            workers & !asked.fetch_or(workers, Ordering::Relaxed)
+        })
+    }
+
+    /// This worker may be asked again, by who looks at a NIC's lists from here on.
+    pub(super) fn may_be_asked(&self, slot: PortSlot, worker: usize) {
+        if let Some(asked) = self.asked.get(slot.0 as usize % MAX_PORTS) {
+            asked.fetch_and(!(1 << worker), Ordering::Relaxed);
         }
     }
 

@@ -187,6 +187,40 @@ fn another_workers_idle_flow_is_found_behind_many_in_use() {
     assert_eq!(table.len(), FLOWS);
 }
 
+/// However often others look at its flows, and however long it does not come by.
+#[test]
+fn a_worker_is_asked_once_until_it_has_put_its_lists_right() {
+    let table = FlowTable::shared(64, 1, 3);
+    let [mut first, mut second, mut third] = [0, 1, 2].map(|me| Flows::new(table.clone(), me));
+    let begin = |flows: &mut Flows, number| {
+        let new = NewFlow {
+            owner: PortSlot(0),
+            state: FlowState::SynSent,
+            now_ms: number,
+            ..new_flow(flows, number, 4)
+        };
+        flows.insert(&new).unwrap().unwrap()
+    };
+    for number in 0..4 {
+        begin(&mut first, number);
+    }
+    begin(&mut second, 10);
+    assert_eq!(second.next_asked(), Some((PortSlot(0), 1)));
+    for (flows, number) in [(&mut second, 11), (&mut third, 12)] {
+        begin(flows, number);
+        assert_eq!(flows.next_asked(), Some((PortSlot(0), 0)), "{number}");
+        assert_eq!(flows.next_asked(), None);
+    }
+    // The three that were taken out are before the one that is left.
+    assert_eq!(first.put_right(PortSlot(0), 13), 3);
+    begin(&mut third, 14);
+    assert_eq!(third.next_asked(), Some((PortSlot(0), 1)));
+    // There was no room for that in the ring.
+    third.was_not_asked(PortSlot(0), 0);
+    begin(&mut second, 15);
+    assert_eq!(second.next_asked(), Some((PortSlot(0), 1)));
+}
+
 /// Three workers look up, make and take out flows of one set of keys for a while. What one has
 /// found stays the flow that it was until its turn is over; in the end nothing is lost and nothing
 /// is left over.

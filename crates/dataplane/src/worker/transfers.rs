@@ -63,7 +63,10 @@ impl Worker {
                     Message::Learned(news) => {
                         self.path.tables.learned.note_from_worker(&news, now.secs())
                     }
-                    Message::PutRight(slot) => self.path.tables.flows.put_right(slot, now.millis()),
+                    Message::PutRight(slot) => {
+                        let looked = self.path.tables.flows.put_right(slot, now.millis());
+                        spent += work::cost_of_putting_right(looked);
+                    }
                     Message::Frames(transfer) => {
                         few = Some(transfer.few && few != Some(false));
                         let cut_before = transfer.batch.cut();
@@ -228,7 +231,9 @@ impl Worker {
         }
         while let Some((slot, workers)) = flows.next_asked() {
             for worker in (0..self.handles.len()).filter(|worker| workers >> worker & 1 != 0) {
-                self.ports.outbox.ask_to_put_right(worker, slot);
+                if !self.ports.outbox.ask_to_put_right(worker, slot) {
+                    flows.was_not_asked(slot, worker);
+                }
             }
         }
         self.ports.outbox.wake();
