@@ -439,7 +439,7 @@ impl Path {
             .received(source, batch.len() as u64, bytes as u64);
         let from = QueueId { slot: source, pair };
         (self.judged, self.copied) = (0, 0);
-        self.tables.looked = 0;
+        (self.tables.looked, self.tables.flows.looked) = (0, 0);
         self.tables.delivered = 0;
         self.round(from, batch, ports, now, true);
         if self.sampler.is_some() {
@@ -450,7 +450,8 @@ impl Path {
             self.round(from, &spare, ports, now, false);
             self.spare = spare;
         }
-        let searched = work::cost_of_search(batch.len(), self.tables.looked);
+        let looked = self.tables.looked + self.tables.flows.looked;
+        let searched = work::cost_of_search(batch.len(), looked);
         let carried = ports.pace.rates().cost(batch.len(), bytes, 0) + self.copied;
         Cost {
             carried: carried + searched + std::mem::take(&mut self.tables.floods.cost),

@@ -16,6 +16,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
+use io::frame::BATCH;
+
 use super::entry::{Entry, FlowId, INITIATOR_IS_1, NONE, charged};
 use super::info::FlowState;
 use super::kernel::{Entered, KernelPart};
@@ -35,6 +37,10 @@ pub(crate) const IDLE_ENOUGH_MS: u32 = 60_000;
 /// passed over.
 const LOOKS: usize = 16;
 const PASSED_OVER: usize = 256;
+
+/// Another worker's list in which so many have to be passed over, as many as a batch takes out, is
+/// not looked at again in the same turn.
+const LONG: usize = BATCH;
 
 /// Free entries that a worker keeps at most, of a large table.
 const KEEP: usize = 1024;
@@ -59,6 +65,8 @@ pub(crate) struct Flows {
     nics: Vec<OfNic>,
     /// NICs for which something is noted until the turn ends.
     asking: Vec<PortSlot>,
+    /// How many places of other workers' lists were looked at, since who charges that has taken it.
+    pub looked: u64,
     /// Where the sweep goes on.
     sweep_at: u32,
     evicted: u64,
@@ -87,14 +95,15 @@ struct OfNic {
     lists: [List; LISTS],
     /// Workers that are to put their lists right, a bit each.
     asked: u32,
-    /// In this turn nothing was found that could be given up.
-    in_vain: bool,
+    /// By list: workers, a bit each, in whose list nothing was found in this turn, or behind so
+    /// many others that it is not looked at again.
+    passed: [u32; LISTS],
 }
 
 const NOTHING: OfNic = OfNic {
     lists: [EMPTY; LISTS],
     asked: 0,
-    in_vain: false,
+    passed: [0; LISTS],
 };
 
 const _: () = assert!(MAX_WORKERS <= u32::BITS as usize);
@@ -139,6 +148,7 @@ impl Flows {
             since: Vec::new(),
             nics: Vec::new(),
             asking: Vec::new(),
+            looked: 0,
             sweep_at: 0,
             evicted: 0,
             turns: 0,
@@ -567,11 +577,10 @@ impl Flows {
             if found == mine {
                 self.fetch(self.nics[owner].lists[list].head);
             } else {
-                self.note(owner, 1 << self.table.entry(id).worker.get(), false);
+                self.begin_note(owner).asked |= 1 << self.table.entry(id).worker.get();
             }
             return true;
         }
-        self.note(owner, 0, true);
         false
     }
 
@@ -612,26 +621,32 @@ impl Flows {
         list: usize,
         now_ms: u32,
     ) -> Option<FlowId> {
-        if self.nics[owner].in_vain {
-            return mine;
-        }
         let idle_ms = |id| self.table.entry(id).idle_ms(now_ms);
-        let (mut oldest, mut asked) = (mine.map(|id| (idle_ms(id), id)), 0);
-        let me = usize::from(self.me);
-        for worker in (0..self.table.turns.workers()).filter(|worker| *worker != me) {
-            let (found, passed_over) = self.expendable_of(worker, owner, list, now_ms);
-            asked |= u32::from(passed_over) << worker;
+        let mut oldest = mine.map(|id| (idle_ms(id), id));
+        let (mut looked, mut asked, mut passed) = (0, 0, 0);
+        let not_again = 1 << self.me | self.nics[owner].passed[list];
+        for worker in (0..self.table.turns.workers()).filter(|it| not_again >> it & 1 == 0) {
+            let (found, before) = self.expendable_of(worker, owner, list, now_ms);
+            looked += 1 + before as u64;
+            asked |= u32::from(before > 0) << worker;
+            passed |= u32::from(found.is_none() || before >= LONG) << worker;
             if let Some(id) = found
                 && oldest.is_none_or(|(longest, _)| idle_ms(id) > longest)
             {
                 oldest = Some((idle_ms(id), id));
             }
         }
-        self.note(owner, asked, false);
-        oldest.map(|(_, id)| id)
+        let oldest = oldest.map(|(_, id)| id);
+        self.looked += looked;
+        if asked | passed != 0 {
+            let nic = self.begin_note(owner);
+            nic.asked |= asked;
+            nic.passed[list] |= passed;
+        }
+        oldest
     }
 
-    /// The first flow that can go of the oldest ones in a worker's list, and whether others are
+    /// The first flow that can go of the oldest ones in a worker's list, and how many others are
     /// before it. Leaves the lists alone.
     fn expendable_of(
         &self,
@@ -639,7 +654,7 @@ impl Flows {
         owner: usize,
         list: usize,
         now_ms: u32,
-    ) -> (Option<FlowId>, bool) {
+    ) -> (Option<FlowId>, usize) {
         let (mut looks, mut out) = (0, 0);
         let mut id = match self.nics.get(owner) {
             nic if worker == usize::from(self.me) => nic.map_or(NONE, |nic| nic.lists[list].head),
@@ -652,26 +667,22 @@ impl Flows {
             } else {
                 self.fold(entry);
                 if is_expendable(entry, now_ms) {
-                    return (Some(id), looks + out > 0);
+                    return (Some(id), looks + out);
                 }
                 looks += 1;
             }
             id = self.table.behind(id);
         }
-        (None, looks + out > 0)
+        (None, looks + out)
     }
 
-    /// Notes until the end of the turn what was found of a NIC's flows.
-    fn note(&mut self, owner: usize, asked: u32, in_vain: bool) {
-        if (asked == 0 && !in_vain) || self.table.turns.workers() == 1 {
-            return;
-        }
+    /// Where something is noted of a NIC's flows until the end of the turn.
+    fn begin_note(&mut self, owner: usize) -> &mut OfNic {
         let nic = &mut self.nics[owner];
-        if nic.asked == 0 && !nic.in_vain {
+        if nic.asked == 0 && nic.passed == [0; LISTS] {
             self.asking.push(PortSlot(owner as u32));
         }
-        nic.asked |= asked;
-        nic.in_vain |= in_vain;
+        nic
     }
 
     #[inline]
@@ -684,7 +695,7 @@ impl Flows {
     pub(crate) fn next_asked(&mut self) -> Option<(PortSlot, u32)> {
         let slot = self.asking.pop()?;
         let nic = &mut self.nics[slot.0 as usize];
-        nic.in_vain = false;
+        nic.passed = [0; LISTS];
         let workers = std::mem::take(&mut nic.asked);
         Some((slot, self.table.ask(slot, workers)))
     }

@@ -219,6 +219,9 @@ impl FlowTable {
     /// Notes that these workers are asked to put a NIC's lists right. Gives those that were not
     /// yet: nobody is asked twice before it has done so.
     pub(super) fn ask(&self, slot: PortSlot, workers: u32) -> u32 {
+        if workers == 0 {
+            return 0;
+        }
         let asked = self.asked.get(slot.0 as usize % MAX_PORTS);
         asked.map_or(0, |asked| {
             workers & !asked.fetch_or(workers, Ordering::Relaxed)

@@ -221,6 +221,48 @@ fn a_worker_is_asked_once_until_it_has_put_its_lists_right() {
     assert_eq!(second.next_asked(), Some((PortSlot(0), 1)));
 }
 
+/// The worker that has the list does not come by. What is before the flows that can go is passed
+/// over once in a turn and not for each flow that begins, and those that begin it are charged.
+#[test]
+fn a_long_list_of_what_is_out_is_passed_over_once_in_a_turn() {
+    const OUT: u32 = 100;
+    let table = FlowTable::shared(1024, 1, 2);
+    let [mut first, mut second] = [0, 1].map(|me| Flows::new(table.clone(), me));
+    let begin = |flows: &mut Flows, number, share, now_ms| {
+        let new = NewFlow {
+            owner: PortSlot(0),
+            state: FlowState::SynSent,
+            now_ms,
+            ..new_flow(flows, number, share)
+        };
+        flows.insert(&new).unwrap().unwrap()
+    };
+    let ids: Vec<_> = (0..2 * OUT)
+        .map(|number| begin(&mut first, number, 2 * OUT, 0))
+        .collect();
+    for id in &ids[..OUT as usize] {
+        second.remove(*id, FlowEnd::Idle);
+    }
+    assert_eq!((table.len(), second.looked), (OUT, 0));
+    let mut looked = 0;
+    for turn in 0..3u32 {
+        // One that is behind them, and then those that this worker has made itself.
+        looked += u64::from(1 + OUT + turn);
+        for number in 0..64 {
+            let number = 1000 + 64 * turn + number;
+            begin(&mut second, number, OUT, number);
+            assert_eq!(second.looked, looked, "flow {number}");
+        }
+        let left = ids.iter().filter(|id| !table.entry(**id).is_out());
+        assert_eq!(left.count() as u32, OUT - 1 - turn);
+        let asked = u32::from(turn == 0);
+        assert_eq!(second.next_asked(), Some((PortSlot(0), asked)));
+        assert_eq!(second.next_asked(), None);
+        second.begin_turn();
+    }
+    assert_eq!((table.len(), first.looked), (OUT, 0));
+}
+
 /// Three workers look up, make and take out flows of one set of keys for a while. What one has
 /// found stays the flow that it was until its turn is over; in the end nothing is lost and nothing
 /// is left over.
