@@ -234,7 +234,8 @@ impl Flows {
             return Err(full);
         }
         let mut free = self.take_free();
-        if free.is_none() && self.give_up_one(owner, new.now_ms) {
+        // Where others may still read what has just gone, a second one would not be free sooner.
+        if free.is_none() && !over && self.give_up_one(owner, new.now_ms) {
             free = self.take_free();
         }
         let id = free.ok_or(full)?;

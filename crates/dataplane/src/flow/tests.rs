@@ -221,6 +221,32 @@ fn a_worker_is_asked_once_until_it_has_put_its_lists_right() {
     assert_eq!(second.next_asked(), Some((PortSlot(0), 1)));
 }
 
+/// Its entry is free when all workers have let go of it.
+#[test]
+fn a_new_flow_costs_one_flow_where_no_entry_is_free() {
+    let table = FlowTable::shared(4, 1, 2);
+    let [mut first, mut second] = [0, 1].map(|me| Flows::new(table.clone(), me));
+    let begin = |flows: &mut Flows, number| {
+        let new = NewFlow {
+            owner: PortSlot(0),
+            state: FlowState::SynSent,
+            ..new_flow(flows, number, 4)
+        };
+        flows.insert(&new).map(Option::unwrap)
+    };
+    for number in 0..4 {
+        begin(&mut first, number).unwrap();
+    }
+    assert_eq!(begin(&mut first, 4), Err(DropReason::FlowShareFull));
+    assert_eq!((table.len(), first.evicted()), (3, 1));
+    for flows in [&mut first, &mut second] {
+        flows.begin_turn();
+    }
+    first.begin_turn();
+    begin(&mut first, 4).unwrap();
+    assert_eq!((table.len(), first.evicted()), (4, 1));
+}
+
 /// The worker that has the list does not come by. What is before the flows that can go is passed
 /// over once in a turn and not for each flow that begins, and those that begin it are charged.
 #[test]
