@@ -269,7 +269,12 @@ impl FlowTable {
         let entry = self.entry(id);
         // Found no more before it is seen to be out: whose list it is in then begins to wait for
         // those who may have found it.
-        if entry.is_out() || !self.index.remove(self.hash(&entry.key()), id) {
+        if entry.is_out() {
+            return None;
+        }
+        if !self.index.remove(self.hash(&entry.key()), id) {
+            // Another worker was first. Where there is none its entry would never be free again.
+            debug_assert!(self.turns.workers() > 1, "flow {id} is not in the index");
             return None;
         }
         let was = match self.turns.workers() {
