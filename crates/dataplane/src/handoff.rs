@@ -19,8 +19,10 @@
 //!   what it has by dropping it.
 //! - What can be out is bounded: [`LENT_MAX`] batches of a worker, and of those [`OUT_MAX`] of a
 //!   [payer](QueueId::payer) and a third of what is free beside its own, so that who sends to a
-//!   slow worker by many queues leaves some to others. Who is at its bound is not received from;
-//!   its frames wait with their guest.
+//!   slow worker by many queues leaves some to others; a queue of an uplink, by which many send,
+//!   has what is free. Who is at its bound is not received from; its frames wait with their guest.
+//!   The first batch of a payer is beyond all that: however many send to a slow worker, nobody has
+//!   to wait there before it has sent anything to it.
 //! - A worker that polls looks at its rings every turn. Only one that sleeps is woken by its bell:
 //!   see [`sleep_flag`](crate::sleep_flag).
 
@@ -42,7 +44,7 @@ pub(crate) const RING: usize = 1024;
 /// Batches of one payer that may be out at once.
 pub(crate) const OUT_MAX: usize = 8;
 
-/// Batches of one worker that may be out at once.
+/// Batches that a worker has to hand over. More there are while more payers have one out each.
 pub(crate) const LENT_MAX: usize = 32;
 
 /// Frames of one batch, copies counted each, that others send over uplinks at most: a flood to many
@@ -219,11 +221,16 @@ impl Outbox {
         self.peers.len() < 2
     }
 
-    /// A batch of who has so much out could be handed over, should it have to be.
+    /// A batch of this payer, who has so much out, could be handed over, should it have to be.
     #[inline]
-    pub(crate) fn has_batch_for(&self, lent: Lent) -> bool {
+    pub(crate) fn has_batch_for(&self, payer: QueueId, lent: Lent) -> bool {
         let free = self.free_batches.len();
-        self.is_alone() || lent.batches < OUT_MAX && 3 * lent.batches < free
+        match lent.batches {
+            0 => true,
+            OUT_MAX.. => false,
+            _ if payer.slot.is_uplink() => free > 0,
+            out => 3 * out < free,
+        }
     }
 
     /// From here on `batch` is the one that is handed over by reference, of a payer who has so much
@@ -384,8 +391,7 @@ impl Outbox {
 
     /// Moves the batch in hand into one that can be lent out, and leaves an empty one in its place.
     pub(crate) fn lend(&mut self, batch: &mut Batch) -> Arc<Batch> {
-        // There is a free batch, see `has_batch_for` and `put_copy`; if there were none, a new one
-        // would do.
+        // Where none is free it is the first one of its payer, and a new one.
         let mut free = self.free_batches.pop().unwrap_or_default();
         match Arc::get_mut(&mut free) {
             Some(empty) => {
@@ -484,9 +490,11 @@ impl Outbox {
         }
     }
 
-    /// Takes a batch that has come back, or one for it that does not.
+    /// Takes a batch that has come back, or one for it that does not; it goes if there are enough.
     pub(crate) fn give_back(&mut self, free: Arc<Batch>) {
-        self.free_batches.push(free);
+        if self.free_batches.len() < LENT_MAX {
+            self.free_batches.push(free);
+        }
     }
 
     /// Takes back the copies that have been delivered.
@@ -496,7 +504,8 @@ impl Outbox {
             match Arc::get_mut(free) {
                 Some(batch) => {
                     batch.clear();
-                    self.free_batches.push(self.lent.swap_remove(index));
+                    let back = self.lent.swap_remove(index);
+                    self.give_back(back);
                 }
                 None => index += 1,
             }
@@ -540,6 +549,37 @@ mod tests {
             panic!("not two");
         };
         ends
+    }
+
+    fn out(batches: usize) -> Lent {
+        Lent {
+            batches,
+            messages: batches,
+        }
+    }
+
+    #[test]
+    fn an_uplink_has_a_larger_part_of_the_batches_and_the_first_one_everybody() {
+        let [(mut outbox, _), _] = two();
+        let (nic, uplink) = (PortSlot(1).into(), PortSlot::uplink(0).into());
+        let mut lent: Vec<_> = (0..LENT_MAX - 4)
+            .map(|_| outbox.lend(&mut Batch::new()))
+            .collect();
+        assert!(outbox.has_batch_for(nic, out(1)) && !outbox.has_batch_for(nic, out(2)));
+        assert!(outbox.has_batch_for(uplink, out(OUT_MAX - 1)));
+        assert!(!outbox.has_batch_for(uplink, out(OUT_MAX)));
+        for _ in 0..12 {
+            for payer in [nic, uplink] {
+                assert!(outbox.has_batch_for(payer, out(0)));
+            }
+            lent.push(outbox.lend(&mut Batch::new()));
+        }
+        assert!(!outbox.has_batch_for(nic, out(1)) && !outbox.has_batch_for(uplink, out(1)));
+        // What was made for them is not kept.
+        for batch in lent {
+            outbox.give_back(batch);
+        }
+        assert_eq!(outbox.free_batches.len(), LENT_MAX);
     }
 
     #[test]

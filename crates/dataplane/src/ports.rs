@@ -764,10 +764,10 @@ mod tests {
             attach(&mut ports);
             let mut sending = ports.sending(QUEUE).unwrap();
             for _ in 0..OUT_MAX {
-                assert!(sending.outbox.has_batch_for(*sending.lent));
+                assert!(sending.outbox.has_batch_for(QUEUE, *sending.lent));
                 sending.lend(&mut Batch::new(), 0, false);
             }
-            assert!(!sending.outbox.has_batch_for(*sending.lent));
+            assert!(!sending.outbox.has_batch_for(QUEUE, *sending.lent));
             kept.extend(sending.attached.out.iter().map(|out| out.batch.clone()));
             assert!(ports.take(QUEUE).is_some());
         }

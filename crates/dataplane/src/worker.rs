@@ -263,7 +263,7 @@ impl Worker {
         // waits while the others have their turns, so that each sender gets the same part of the
         // worker and not of the frames. Who has too much out at other workers is a sender too: it
         // sends again in a moment.
-        let waits = debt.waits(turn, self.senders_before) || !outbox.has_batch_for(*lent);
+        let waits = debt.waits(turn, self.senders_before) || !outbox.has_batch_for(queue, *lent);
         if waits || self.path.tables.floods.has(queue) {
             self.senders += usize::from(debt.is_another_sender());
             self.owing = true;

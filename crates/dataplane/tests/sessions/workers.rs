@@ -255,6 +255,36 @@ fn who_has_batches_out_leaves_some_to_others() {
     }
 }
 
+/// One batch each is handed over, and nobody has to wait who sends to no slow worker.
+#[test]
+fn more_senders_to_a_slow_worker_than_there_are_batches_stop_nobody() {
+    let (mut lab, nics) = lab(2, 90);
+    let here: Vec<Nic> = nics.iter().step_by(2).copied().collect();
+    let (slow, senders, c, d) = (nics[1], &here[..40], here[40], here[41]);
+    for from in senders {
+        for _ in 0..3 * BATCH {
+            lab.queue(
+                *from,
+                udp(*from, slow, Family::V4, 1, 2),
+                Offload::default(),
+            );
+        }
+    }
+    for _ in 0..20 {
+        lab.sim.turn_of(0);
+    }
+    for from in senders {
+        assert!(lab.sim.port(from.slot).rx_frames >= BATCH as u64);
+    }
+    lab.queue(c, udp(c, d, Family::V4, 1, 2), Offload::default());
+    lab.sim.turn_of(0);
+    assert_eq!(lab.received(d).len(), 1);
+    lab.peer(slow).set_capacity(200 * BATCH);
+    lab.sim.run();
+    assert_eq!(lab.received(slow).len(), 40 * 3 * BATCH);
+    assert_eq!(difference(&[0; 99], &lab.drops()), []);
+}
+
 /// So that who owes a turn beside it is not alone.
 #[test]
 fn who_waits_for_its_batches_is_a_sender() {
