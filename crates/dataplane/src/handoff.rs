@@ -23,6 +23,8 @@
 //!   has what is free. Who is at its bound is not received from; its frames wait with their guest.
 //!   The first batch of a payer is beyond all that: however many send to a slow worker, nobody has
 //!   to wait there before it has sent anything to it.
+//! - A frame that is not of the batch in hand (it was held back) is copied, with others of the same
+//!   moment, into a batch that nobody pays for. [`COPIES_MAX`] of these may be out.
 //! - A worker that polls looks at its rings every turn. Only one that sleeps is woken by its bell:
 //!   see [`sleep_flag`](crate::sleep_flag).
 
@@ -46,6 +48,9 @@ pub(crate) const OUT_MAX: usize = 8;
 
 /// Batches that a worker has to hand over. More there are while more payers have one out each.
 pub(crate) const LENT_MAX: usize = 32;
+
+/// Batches of a worker's own copies that may be out at once.
+const COPIES_MAX: usize = LENT_MAX / 2;
 
 /// Frames of one batch, copies counted each, that others send over uplinks at most: a flood to many
 /// hosts by a worker without a queue of the uplink ends there.
@@ -169,6 +174,9 @@ pub(crate) struct Outbox {
     out_before: usize,
     /// Batches to be lent out; nobody else has a reference.
     free_batches: Vec<Arc<Batch>>,
+    /// Our own copies that go next, and to whom.
+    copies: Batch,
+    copied: Vec<Planned>,
     /// Batches of our own copies that are out.
     lent: Vec<Arc<Batch>>,
 }
@@ -264,7 +272,7 @@ impl Outbox {
             plan.frames |= 1 << frame;
             return Put::Handed;
         }
-        if let Err(refused) = self.reserve(worker) {
+        if let Err(refused) = self.reserve(worker, self.out_before) {
             return refused;
         }
         *mark = Mark {
@@ -316,7 +324,7 @@ impl Outbox {
             plan.wraps = Some((first, index));
             return Put::Handed;
         }
-        if let Err(refused) = self.reserve(worker) {
+        if let Err(refused) = self.reserve(worker, self.out_before) {
             return refused;
         }
         self.wraps.push(wrap);
@@ -330,19 +338,21 @@ impl Outbox {
         Put::Handed
     }
 
-    /// Takes a place in a worker's ring for what is planned next.
+    /// Takes a place in a worker's ring for what is planned next, of who had so many messages out
+    /// before.
     #[inline]
-    fn reserve(&mut self, worker: usize) -> Result<(), Put> {
+    fn reserve(&mut self, worker: usize, out_before: usize) -> Result<(), Put> {
         let peer = self.peers.get_mut(worker).and_then(Option::as_mut);
         let peer = peer.filter(|peer| !peer.ring.is_abandoned());
         let peer = peer.ok_or(Put::Gone)?;
-        if peer.ring.slots() <= peer.reserved + self.out_before {
+        if peer.ring.slots() <= peer.reserved + out_before {
             return Err(Put::Full);
         }
         peer.reserved += 1;
         Ok(())
     }
 
+    /// Plans to hand a copy of a frame over, at the next [`wake`](Self::wake).
     #[cold]
     fn put_copy(
         &mut self,
@@ -353,34 +363,52 @@ impl Outbox {
         copy: bool,
         wrap: Option<Wrap>,
     ) -> Put {
-        // The last one is for the batch in hand.
-        if self.free_batches.len() < 2 {
+        if self.copies.room() == 0 {
+            self.send_copies();
+        }
+        if self.copied.is_empty() && self.lent.len() >= COPIES_MAX {
             return Put::Full;
         }
-        let Some(mut free) = self.free_batches.pop() else {
-            return Put::Full;
+        let goes_along = |last: &Planned| {
+            last.target == target && last.copy == copy && last.wraps.is_none() && wrap.is_none()
         };
-        let Some(own) = Arc::get_mut(&mut free) else {
-            return Put::Full;
-        };
-        let frame = own.push_bytes(&batch.to_bytes(frame), batch.frames()[frame].offload);
-        let wraps = match wrap {
-            Some(wrap) => {
-                own.wraps.push(Wrap { frame: 0, ..wrap });
-                0
+        if !self.copied.last().is_some_and(goes_along) {
+            if let Err(refused) = self.reserve(worker, 0) {
+                return refused;
             }
-            None => Wrap::LAST,
-        };
-        let transfer = Transfer {
-            batch: free.clone(),
-            frames: frame.map_or(0, |frame| 1 << frame),
-            target,
-            copy,
-            few: false,
-            wraps,
-        };
-        self.lent.push(free);
-        self.pass_on(worker, transfer)
+            self.copied.push(Planned {
+                worker,
+                target,
+                copy,
+                frames: 0,
+                wraps: None,
+            });
+        }
+        let bytes = batch.to_bytes(frame);
+        // Cannot be refused: there is room, and it was a frame before.
+        if let Some(index) = self
+            .copies
+            .push_bytes(&bytes, batch.frames()[frame].offload)
+            && let Some(plan) = self.copied.last_mut()
+        {
+            plan.frames |= 1 << index;
+            if let Some(wrap) = wrap {
+                let place = self.copies.wraps.len() as u32;
+                let frame = index as u8;
+                self.copies.wraps.push(Wrap { frame, ..wrap });
+                plan.wraps = Some((place, place));
+            }
+        }
+        Put::Handed
+    }
+
+    /// Hands over what was copied.
+    #[cold]
+    fn send_copies(&mut self) {
+        let batch = moved(self.free_batches.pop(), &mut self.copies);
+        self.copies.take_at_most(BATCH);
+        send_planned(&mut self.peers, &mut self.copied, &batch, false);
+        self.lent.push(batch);
     }
 
     /// Something is to be handed over of the batch in hand.
@@ -391,42 +419,16 @@ impl Outbox {
 
     /// Moves the batch in hand into one that can be lent out, and leaves an empty one in its place.
     pub(crate) fn lend(&mut self, batch: &mut Batch) -> Arc<Batch> {
+        std::mem::swap(&mut batch.wraps, &mut self.wraps);
         // Where none is free it is the first one of its payer, and a new one.
-        let mut free = self.free_batches.pop().unwrap_or_default();
-        match Arc::get_mut(&mut free) {
-            Some(empty) => {
-                std::mem::swap(empty, batch);
-                std::mem::swap(&mut empty.wraps, &mut self.wraps);
-                free
-            }
-            None => {
-                let mut lent = std::mem::take(batch);
-                std::mem::swap(&mut lent.wraps, &mut self.wraps);
-                Arc::new(lent)
-            }
-        }
+        moved(self.free_batches.pop(), batch)
     }
 
     /// Hands over what was planned of the batch in hand, which is this one now. `few`: it is a few
     /// frames, and their sender has no others. Gives how many messages that takes.
     pub(crate) fn send(&mut self, batch: &Arc<Batch>, few: bool) -> usize {
         let messages = self.plans.len();
-        for plan in self.plans.drain(..) {
-            let Some(Some(peer)) = self.peers.get_mut(plan.worker) else {
-                continue;
-            };
-            peer.reserved -= 1;
-            peer.news = true;
-            // There is room: it was reserved, and nobody else puts anything in.
-            let _ = peer.ring.push(Message::Frames(Transfer {
-                batch: batch.clone(),
-                frames: plan.frames,
-                target: plan.target,
-                copy: plan.copy,
-                few,
-                wraps: plan.wraps.map_or(Wrap::LAST, |(first, _)| first),
-            }));
-        }
+        send_planned(&mut self.peers, &mut self.plans, batch, few);
         messages
     }
 
@@ -465,9 +467,13 @@ impl Outbox {
         Put::Handed
     }
 
-    /// Wakes the workers that something was put in for, when they sleep: once a batch.
+    /// Sends what was copied, and wakes the workers that something was put in for, when they sleep:
+    /// once a batch, and at the end of a turn.
     #[inline]
     pub(crate) fn wake(&mut self) {
+        if !self.copied.is_empty() {
+            self.send_copies();
+        }
         if !self.peers.iter().flatten().any(|peer| peer.news) {
             return;
         }
@@ -518,6 +524,45 @@ impl Outbox {
     }
 }
 
+/// Moves a batch into this one that is free, or into a new one, and leaves an empty one in its
+/// place.
+fn moved(free: Option<Arc<Batch>>, batch: &mut Batch) -> Arc<Batch> {
+    let mut free = free.unwrap_or_default();
+    match Arc::get_mut(&mut free) {
+        Some(empty) => {
+            std::mem::swap(empty, batch);
+            free
+        }
+        None => Arc::new(std::mem::take(batch)),
+    }
+}
+
+/// Hands over what was planned of a batch.
+#[inline]
+fn send_planned(
+    peers: &mut [Option<Peer>],
+    plans: &mut Vec<Planned>,
+    batch: &Arc<Batch>,
+    few: bool,
+) {
+    for plan in plans.drain(..) {
+        let Some(Some(peer)) = peers.get_mut(plan.worker) else {
+            continue;
+        };
+        peer.reserved -= 1;
+        peer.news = true;
+        // There is room: it was reserved, and nobody else puts anything in.
+        let _ = peer.ring.push(Message::Frames(Transfer {
+            batch: batch.clone(),
+            frames: plan.frames,
+            target: plan.target,
+            copy: plan.copy,
+            few,
+            wraps: plan.wraps.map_or(Wrap::LAST, |(first, _)| first),
+        }));
+    }
+}
+
 impl Inbox {
     /// Nothing has come. Looks at the rings themselves, for one who is going to sleep.
     pub(crate) fn is_empty(&self) -> bool {
@@ -537,6 +582,8 @@ impl Inbox {
 
 #[cfg(test)]
 mod tests {
+    use wire::offload::Offload;
+
     use super::*;
 
     /// The outboxes and inboxes of two workers.
@@ -580,6 +627,51 @@ mod tests {
             outbox.give_back(batch);
         }
         assert_eq!(outbox.free_batches.len(), LENT_MAX);
+    }
+
+    #[test]
+    fn copies_of_one_moment_are_one_batch_and_half_of_all_are_left_to_others() {
+        let [(mut outbox, _inbox), (_outbox, mut inbox)] = two();
+        let mut held = Batch::new();
+        held.push_bytes(&[7; 60], Offload::default());
+        let put = |outbox: &mut Outbox, slot| {
+            outbox.put_copy(1, PortSlot(slot).into(), &held, 0, false, None)
+        };
+        for slot in [1, 1, 3] {
+            assert_eq!(put(&mut outbox, slot), Put::Handed);
+        }
+        assert!(inbox.is_empty());
+        outbox.wake();
+        for (slot, frames) in [(1, vec![0, 1]), (3, vec![2])] {
+            let Some(Message::Frames(transfer)) = inbox.next(0) else {
+                panic!("nothing for {slot}");
+            };
+            assert_eq!(transfer.target, PortSlot(slot).into());
+            assert!(transfer.indices().eq(frames.iter().copied()));
+            assert_eq!(transfer.bytes(), 60 * frames.len());
+        }
+        assert!(inbox.is_empty());
+        outbox.collect();
+        assert_eq!(outbox.free_batches.len(), LENT_MAX);
+        // One at a time, and a batch of them.
+        let handed = (0..LENT_MAX).take_while(|_| {
+            let put = put(&mut outbox, 1);
+            outbox.wake();
+            put == Put::Handed
+        });
+        assert_eq!(handed.count(), COPIES_MAX);
+        assert!(outbox.has_batch_for(PortSlot(1).into(), out(5)));
+        while inbox.next(0).is_some() {}
+        outbox.collect();
+        for _ in 0..BATCH + 1 {
+            assert_eq!(put(&mut outbox, 1), Put::Handed);
+        }
+        outbox.wake();
+        let counts = std::iter::from_fn(|| inbox.next(0)).map(|message| match message {
+            Message::Frames(transfer) => transfer.count() as usize,
+            _ => 0,
+        });
+        assert!(counts.eq([BATCH, 1]));
     }
 
     #[test]

@@ -188,6 +188,7 @@ impl Worker {
         if self.path.send_queued(&mut self.ports, now) {
             self.show_written();
         }
+        self.ports.outbox.wake();
         self.load.turns += 1;
         let moved = turn.frames > 0 || turn.messages > 0 || flooded;
         self.load.busy_turns += u64::from(moved);
