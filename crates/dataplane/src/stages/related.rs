@@ -1,6 +1,8 @@
 //! ICMP errors about a packet of a tracked flow belong to that flow, whether the other end or a
 //! router sends them (security-groups.md 7).
 
+use std::net::IpAddr;
+
 use wire::parse::{self, IpPacket, L4, Quoted};
 
 use crate::flow::{FlowEnd, FlowId, Key};
@@ -112,12 +114,12 @@ pub(crate) fn judge(round: &mut Round, item: usize, target: PortSlot) -> Verdict
         return Verdict::Open;
     }
     for slot in &network.ports {
-        // What a NIC of this host got at an address that it answers for went no further, so that a
-        // stranger has nothing to say of it. Where such an address is had by turns (VRRP), the flow
-        // says who had it.
+        // What a NIC of this host got at an address of its own went no further, so that a stranger
+        // has nothing to say of it. Where such an address is had by turns (VRRP), the flow says who
+        // had it. What it got for a network that it forwards to may have gone to other hosts.
         if let Some(other) = round.view.port(*slot)
             && other.uid != receiver.uid
-            && !(stranger.is_some() && judge::owns(other, None, quoted.dst()))
+            && !(stranger.is_some() && is_at(other, quoted.dst()))
             && find(round, other, false).is_some()
         {
             return Verdict::Pass;
@@ -172,6 +174,13 @@ pub(crate) fn is_feigned(round: &Round, item: usize, target: PortSlot) -> bool {
     };
     let to = quoted.dst();
     !to.is_multicast() && !judge::owns(round.nic, None, to)
+}
+
+/// The NIC has this address itself, or as an allowed pair that is no more than this address.
+fn is_at(nic: &PortConfig, address: IpAddr) -> bool {
+    nic.addresses.contains(&address)
+        || address == IpAddr::V6(nic.mac.link_local())
+        || nic.pairs.iter().any(|pair| pair.net == address.into())
 }
 
 /// A NIC that is held to its own addresses forwards nothing, so it has nothing to report about the

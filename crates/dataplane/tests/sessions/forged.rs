@@ -325,6 +325,25 @@ fn a_machine_elsewhere_reports_no_errors_about_a_pairs_address_that_is_here() {
         host.leaves(a, b.at, outside.clone());
         host.enters(b.at, a, report(b, &outside)[50..].to_vec());
         host.refuses(report(b, &inside), NoIngressRule);
+        // A router's pair is whole networks: what is behind it may be on any host.
+        let all = match family {
+            Family::V4 => "0.0.0.0/0",
+            Family::V6 => "::/0",
+        };
+        host.lab.configure(here, |config| {
+            config.pairs.push(AddressPair {
+                net: all.parse().unwrap(),
+                mac: None,
+            });
+        });
+        let beyond = Nic {
+            mac: here.mac,
+            ..machine(98, b.at).nic
+        };
+        let routed = udp(a, beyond, family, 3, 53);
+        host.lab.passes(a, here, routed.clone());
+        host.enters(c.at, a, report(c, &routed)[50..].to_vec());
+        host.refuses(report(c, &inside), NoIngressRule);
     }
 }
 
