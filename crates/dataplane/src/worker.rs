@@ -262,11 +262,14 @@ impl Worker {
         // A broadcast costs as much as the frames that it becomes, a large frame more than a small
         // one, and one of which nothing is known as much as several of known flows. Who costs much
         // waits while the others have their turns, so that each sender gets the same part of the
-        // worker and not of the frames. Who has too much out at other workers is a sender too: it
-        // sends again in a moment.
-        let waits = debt.waits(turn, self.senders_before) || !outbox.has_batch_for(queue, *lent);
-        if waits || self.path.tables.floods.has(queue) {
-            self.senders += usize::from(debt.is_another_sender());
+        // worker and not of the frames. Who has too much out at other workers is a sender too, if
+        // it has more to send.
+        let has_to_pay = debt.waits(turn, self.senders_before);
+        let waits = has_to_pay || self.path.tables.floods.has(queue);
+        if waits || !outbox.has_batch_for(queue, *lent) {
+            if waits || attached.port.may_have_frames() {
+                self.senders += usize::from(debt.is_another_sender());
+            }
             self.owing = true;
             return 0;
         }

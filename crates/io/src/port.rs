@@ -153,6 +153,20 @@ impl Port {
         }
     }
 
+    /// Whether frames are there to be received, for who polls and does not receive now; true as
+    /// well where only its descriptor would say.
+    pub fn may_have_frames(&mut self) -> bool {
+        match self {
+            Port::Vhost(_) | Port::Memory(_) | Port::Bench(_) => {
+                let has_frames = self.arm();
+                self.disarm();
+                has_frames
+            }
+            Port::Tap(_) => true,
+            Port::Uplink(port) => port.look().unwrap_or(true),
+        }
+    }
+
     /// We poll again: the peer need not wake us.
     pub fn disarm(&mut self) {
         match self {

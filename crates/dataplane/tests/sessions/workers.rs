@@ -306,6 +306,29 @@ fn who_waits_for_its_batches_is_a_sender() {
     assert_eq!(turns, [[BATCH].as_slice(), &[0; 9]].concat());
 }
 
+/// It has nothing more to send: nobody has to wait beside it.
+#[test]
+fn who_has_sent_all_is_no_sender_while_its_batches_are_out() {
+    let (mut lab, nics) = lab(2, 6);
+    let (c, slow, flooder, d) = (nics[0], nics[1], nics[2], nics[4]);
+    for _ in 0..8 * BATCH {
+        lab.queue(c, udp(c, slow, Family::V4, 1, 2), Offload::default());
+    }
+    for _ in 0..8 {
+        assert_eq!(lab.sim.turn_of(0).frames, BATCH);
+    }
+    lab.peer(d).accept(Accepts::ALL);
+    let large = ip(flooder, d, Family::V4).udp(1, 2).payload(&[7; 60_000]);
+    let (large, offload) = large.gso(1400).build_with_offload();
+    for _ in 0..2 * BATCH {
+        lab.queue(flooder, large.clone(), offload);
+    }
+    assert_eq!(lab.sim.turn_of(0).frames, BATCH);
+    assert_ne!(lab.sim.turn_of(0).frames, 0, "it is alone");
+    lab.sim.run();
+    assert_eq!(lab.received(slow).len(), 8 * BATCH);
+}
+
 /// Each frame of theirs is a message of its own for the other worker.
 #[test]
 fn who_sends_to_many_leaves_room_in_the_ring_to_others() {
