@@ -117,6 +117,7 @@ mod view;
 mod waiting;
 mod wanted;
 mod watch;
+mod wide_searches;
 mod work;
 pub mod worker;
 

@@ -27,7 +27,6 @@ use crate::round::{Case, Fate, Item, Job, NO_CASE, Round, Tables, Verdict};
 use crate::sampling::{self, Sampler};
 use crate::shaper::{Shaper, Taken};
 use crate::stages::fast_path::FastPath;
-use crate::stages::related::WideSearches;
 use crate::stages::{
     always, deliver, destination, encapsulate, fragments, known, log, merge, neighbours, outer,
     parse, put_off, remember, rules, spoof, wait,
@@ -40,6 +39,7 @@ use crate::view::{Difference, View};
 use crate::waiting::{Judged, Released, Waiting};
 use crate::wanted::Wanted;
 use crate::watch::{Step, Stopwatch, Watch};
+use crate::wide_searches::WideSearches;
 use crate::work::{self, Cost};
 
 /// How often tables are looked after, milliseconds.

@@ -21,12 +21,12 @@ use crate::queue::QueueId;
 use crate::replies::Replies;
 use crate::shaper::Shaper;
 use crate::snapshot::PortConfig;
-use crate::stages::related::WideSearches;
 use crate::time::Now;
 use crate::underlay::Underlay;
 use crate::view::View;
 use crate::waiting::Waiting;
 use crate::wanted::Wanted;
+use crate::wide_searches::WideSearches;
 
 /// State that outlives a batch.
 pub(crate) struct Tables {

@@ -33,9 +33,9 @@ use crate::replies::Replies;
 use crate::round::Tables;
 use crate::ruleset::Asked as Question;
 use crate::shaper::Shaper;
-use crate::stages::related::WideSearches;
 use crate::waiting::Waiting;
 use crate::wanted::Wanted;
+use crate::wide_searches::WideSearches;
 
 pub(crate) use run::run;
 
