@@ -285,6 +285,33 @@ fn more_senders_to_a_slow_worker_than_there_are_batches_stop_nobody() {
     assert_eq!(difference(&[0; 99], &lab.drops()), []);
 }
 
+/// They are for a worker that is slow, and nobody pays for the batches that they go in.
+#[test]
+fn fragments_that_waited_for_their_first_one_leave_batches_to_others() {
+    for family in FAMILIES {
+        let (mut lab, nics) = lab(2, 4);
+        let (a, slow, c) = (nics[0], nics[1], nics[2]);
+        lab.set_rules(dataplane::GroupIdx(1), vec![allow_in(UDP, 53)]);
+        let whole = ip(a, slow, family).udp(1, 53).payload(&[7; 32 * 512 - 8]);
+        let parts = build::fragments(&whole.build(), 512, 1);
+        assert_eq!(parts.len(), 32);
+        for part in parts[1..].iter().chain(&parts[..1]) {
+            lab.queue(a, part.clone(), Offload::default());
+            lab.sim.turn_of(0);
+        }
+        for _ in 0..10 * BATCH {
+            lab.queue(c, udp(c, slow, family, 1, 53), Offload::default());
+        }
+        for _ in 0..40 {
+            lab.sim.turn_of(0);
+        }
+        assert_eq!(lab.sim.port(c.slot).rx_frames, 8 * BATCH as u64);
+        lab.peer(slow).set_capacity(20 * BATCH);
+        lab.sim.run();
+        assert_eq!(lab.received(slow).len(), 32 + 10 * BATCH);
+    }
+}
+
 /// So that who owes a turn beside it is not alone.
 #[test]
 fn who_waits_for_its_batches_is_a_sender() {
