@@ -162,6 +162,7 @@ mod tests {
             src: None,
             preferred_source: None,
             mtu: None,
+            rest: Vec::new(),
             hops: if nexthop_id.is_none() {
                 vec![hop]
             } else {
@@ -192,11 +193,14 @@ mod tests {
         let first = of(&[&near]);
         assert!(matches!(first, Some(Spec::Via { .. })), "{first:?}");
         assert_eq!(
-            of(&[&near, &set(&[far.clone()])]),
+            of(&[&near, &set(std::slice::from_ref(&far))]),
             first,
             "the lowest metric"
         );
-        assert_eq!(of(&[&near, &set(&[for_some.clone()])]), Some(Spec::Ask));
+        assert_eq!(
+            of(&[&near, &set(std::slice::from_ref(&for_some))]),
+            Some(Spec::Ask)
+        );
         assert_eq!(of(&[&near, &set(&[far, for_some])]), Some(Spec::Ask));
     }
 
@@ -221,7 +225,11 @@ mod tests {
             ..route("", Some(7))
         };
         let of = |route: &Route, snapshot: &Snapshot| {
-            Spec::of(&[(0, &set(&[route.clone()]))], Family::V4, snapshot)
+            Spec::of(
+                &[(0, &set(std::slice::from_ref(route)))],
+                Family::V4,
+                snapshot,
+            )
         };
         let object = |blackhole: bool| {
             let hop = route("10.2.0.2", None).hops.pop();

@@ -334,7 +334,7 @@ fn workers_at_once(share: u32) -> u64 {
                             }
                             None => {
                                 let mut new = new_flow(&flows, number, share);
-                                if number % 3 == 0 {
+                                if number.is_multiple_of(3) {
                                     new.state = FlowState::OneWay;
                                 }
                                 let _ = flows.insert(&new);
