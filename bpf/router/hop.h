@@ -115,7 +115,7 @@ static __always_inline const struct hop *hop_of(__u32 number)
 }
 
 #define LOOPBACK 1                 // its index in every namespace
-#define FIB_LOOKUP_SKIP_NEIGH 8    // BPF_FIB_LOOKUP_SKIP_NEIGH; kernels before 6.6 refuse it, and
+#define FIB_LOOKUP_SKIP_NEIGH 4    // BPF_FIB_LOOKUP_SKIP_NEIGH; kernels before 6.3 refuse it, and
 				   // the packet is theirs
 
 // Whether an extension header follows that packet_ipv6() steps over.
