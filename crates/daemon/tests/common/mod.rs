@@ -289,10 +289,17 @@ impl Daemon {
     /// A field of proc_pid_status(5) that counts kB, of the daemon and its readers together, bytes.
     pub fn memory(&self, field: &str) -> usize {
         let of = |pid: u32| {
-            let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-            let line = status.lines().find_map(|line| line.strip_prefix(field));
-            let kb = line.unwrap().trim().trim_end_matches(" kB");
-            kb.parse::<usize>().unwrap() << 10
+            let status = std::fs::read_to_string(format!("/proc/{pid}/status"));
+            let status = status.unwrap_or_default();
+            // One that has just ended has none any more.
+            let Some(line) = status.lines().find_map(|line| line.strip_prefix(field)) else {
+                return 0;
+            };
+            line.trim()
+                .trim_end_matches(" kB")
+                .parse::<usize>()
+                .unwrap()
+                << 10
         };
         let all = self.readers().into_iter().chain([self.pid()]);
         all.map(of).sum()

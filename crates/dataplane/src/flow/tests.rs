@@ -190,7 +190,7 @@ fn another_workers_idle_flow_is_found_behind_many_in_use() {
 /// However often others look at its flows, and however long it does not come by.
 #[test]
 fn a_worker_is_asked_once_until_it_has_put_its_lists_right() {
-    let table = FlowTable::shared(64, 1, 3);
+    let table = FlowTable::shared(256, 1, 3);
     let [mut first, mut second, mut third] = [0, 1, 2].map(|me| Flows::new(table.clone(), me));
     let begin = |flows: &mut Flows, number| {
         let new = NewFlow {
