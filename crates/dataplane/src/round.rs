@@ -62,8 +62,9 @@ pub(crate) struct Item {
     pub fate: Fate,
     /// Set on a datagram's first fragment.
     pub first_of: Option<DatagramKey>,
-    /// On a later one of an ICMP error: what that is about, as its first fragment has said.
-    pub quoted: Option<Quoted>,
+    /// On a later one of an ICMP error: what that is about, as its first fragment has said. Large,
+    /// and seldom there.
+    pub quoted: Option<Box<Quoted>>,
     /// Its sender's trace has it already.
     pub traced: bool,
 }
@@ -183,7 +184,7 @@ impl Item {
 
     /// It is a later fragment: what its datagram's first one has said of layer 4 is said of it.
     pub(crate) fn borrow_of(&mut self, first: &Lent) {
-        self.quoted = first.quoted;
+        self.quoted = first.quoted.map(Box::new);
         if let Some(Packet {
             net: Net::Ip(ip), ..
         }) = &mut self.packet

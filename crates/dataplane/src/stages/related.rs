@@ -88,7 +88,7 @@ pub(crate) fn judge(round: &mut Round, item: usize, target: PortSlot) -> Verdict
 fn quoted(item: &Item, head: &[u8]) -> Option<Quoted> {
     let ip = item.ip()?;
     match ip.is_later_fragment() {
-        true => item.quoted,
+        true => item.quoted.as_deref().copied(),
         false => quoted_in(ip, head),
     }
 }

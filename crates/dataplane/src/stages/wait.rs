@@ -76,7 +76,7 @@ fn lent_to(item: &Item) -> Option<Lent> {
     later.map(|ip| Lent {
         protocol: ip.protocol,
         l4: ip.l4_info,
-        quoted: item.quoted,
+        quoted: item.quoted.as_deref().copied(),
     })
 }
 
