@@ -66,23 +66,19 @@ impl Table {
     /// What is found stays that flow's until the turn ends.
     fn look_up(&self) {
         if self.found.load(Ordering::Acquire) {
-            assert_eq!(
-                self.whose.load(Ordering::Relaxed),
-                1,
-                "another flow's entry is in use"
-            );
+            self.is_that_flow_s("another flow's entry is in use");
         }
     }
 
     /// What is found in the list stays that flow's as well.
     fn look_at_list(&self) {
         if self.listed.load(Ordering::Acquire) {
-            assert_eq!(
-                self.whose.load(Ordering::Relaxed),
-                1,
-                "another flow's entry is looked at"
-            );
+            self.is_that_flow_s("another flow's entry is looked at");
         }
+    }
+
+    fn is_that_flow_s(&self, otherwise: &str) {
+        assert_eq!(self.whose.load(Ordering::Relaxed), 1, "{otherwise}");
     }
 
     /// Takes the flow out. True for one of those who try.
@@ -113,16 +109,19 @@ impl Table {
     }
 }
 
+/// What another worker does meanwhile.
+fn beside(table: &Arc<Table>, run: impl FnOnce(&Table) + Send + 'static) -> thread::JoinHandle<()> {
+    let table = table.clone();
+    thread::spawn(move || run(&table))
+}
+
 #[test]
 fn an_entry_in_use_does_not_become_another_flow_s() {
     every_order(|| {
         let table = Table::new(2);
-        let reader = thread::spawn({
-            let table = table.clone();
-            move || {
-                for _ in 0..3 {
-                    table.turn();
-                }
+        let reader = beside(&table, |table| {
+            for _ in 0..3 {
+                table.turn();
             }
         });
         table.replace();
@@ -134,17 +133,11 @@ fn an_entry_in_use_does_not_become_another_flow_s() {
 fn nor_where_another_worker_takes_it_out() {
     every_order(|| {
         let table = Table::new(3);
-        let reader = thread::spawn({
-            let table = table.clone();
-            move || table.turn()
-        });
-        let other = thread::spawn({
-            let table = table.clone();
-            move || {
-                table.turns.begin(OTHER);
-                assert!(table.take_out());
-                table.turns.begin(OTHER);
-            }
+        let reader = beside(&table, Table::turn);
+        let other = beside(&table, |table| {
+            table.turns.begin(OTHER);
+            assert!(table.take_out());
+            table.turns.begin(OTHER);
         });
         // The owner comes by.
         if table.state.load(Ordering::Relaxed) == 0 {
@@ -160,19 +153,12 @@ fn nor_where_another_worker_takes_it_out() {
 fn nor_where_two_take_it_out() {
     every_order(|| {
         let table = Table::new(2);
-        let reader = thread::spawn({
-            let table = table.clone();
-            move || {
-                table.turns.begin(READER);
-                if table.take_out() {
-                    assert_eq!(
-                        table.whose.load(Ordering::Relaxed),
-                        1,
-                        "another flow is taken out"
-                    );
-                }
-                table.turns.begin(READER);
+        let reader = beside(&table, |table| {
+            table.turns.begin(READER);
+            if table.take_out() {
+                table.is_that_flow_s("another flow is taken out");
             }
+            table.turns.begin(READER);
         });
         table.take_out();
         table.reuse();
@@ -184,13 +170,10 @@ fn nor_where_two_take_it_out() {
 fn nor_for_who_looks_at_another_worker_s_list() {
     every_order(|| {
         let table = Table::new(2);
-        let reader = thread::spawn({
-            let table = table.clone();
-            move || {
-                for _ in 0..3 {
-                    table.turns.begin(READER);
-                    table.look_at_list();
-                }
+        let reader = beside(&table, |table| {
+            for _ in 0..3 {
+                table.turns.begin(READER);
+                table.look_at_list();
             }
         });
         table.replace();
@@ -202,16 +185,13 @@ fn nor_for_who_looks_at_another_worker_s_list() {
 fn nor_that_of_a_worker_that_wakes() {
     every_order(|| {
         let table = Table::new(2);
-        let reader = thread::spawn({
-            let table = table.clone();
-            move || {
-                table.turn();
-                let turns = table.turns.sleep(READER);
-                table.turns.wake(READER, turns);
-                // The rest of the turn that it fell asleep in.
-                table.look_up();
-                table.turn();
-            }
+        let reader = beside(&table, |table| {
+            table.turn();
+            let turns = table.turns.sleep(READER);
+            table.turns.wake(READER, turns);
+            // The rest of the turn that it fell asleep in.
+            table.look_up();
+            table.turn();
         });
         table.replace();
         reader.join().unwrap();

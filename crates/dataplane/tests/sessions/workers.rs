@@ -312,12 +312,12 @@ fn fragments_that_waited_for_their_first_one_leave_batches_to_others() {
     }
 }
 
-/// So that who owes a turn beside it is not alone.
-#[test]
-fn who_waits_for_its_batches_is_a_sender() {
+/// Of the frames of one NIC, this many batches, eight are out at a slow worker; beside it another
+/// one has large ones to send that cost much. Gives the slow worker's NIC.
+fn beside_eight_batches_out(batches: usize) -> (Lab, Nic) {
     let (mut lab, nics) = lab(2, 6);
     let (c, slow, flooder, d) = (nics[0], nics[1], nics[2], nics[4]);
-    for _ in 0..10 * BATCH {
+    for _ in 0..batches * BATCH {
         lab.queue(c, udp(c, slow, Family::V4, 1, 2), Offload::default());
     }
     for _ in 0..8 {
@@ -329,6 +329,13 @@ fn who_waits_for_its_batches_is_a_sender() {
     for _ in 0..2 * BATCH {
         lab.queue(flooder, large.clone(), offload);
     }
+    (lab, slow)
+}
+
+/// So that who owes a turn beside it is not alone.
+#[test]
+fn who_waits_for_its_batches_is_a_sender() {
+    let (mut lab, _) = beside_eight_batches_out(10);
     let turns: Vec<_> = (0..10).map(|_| lab.sim.turn_of(0).frames).collect();
     assert_eq!(turns, [[BATCH].as_slice(), &[0; 9]].concat());
 }
@@ -336,20 +343,7 @@ fn who_waits_for_its_batches_is_a_sender() {
 /// It has nothing more to send: nobody has to wait beside it.
 #[test]
 fn who_has_sent_all_is_no_sender_while_its_batches_are_out() {
-    let (mut lab, nics) = lab(2, 6);
-    let (c, slow, flooder, d) = (nics[0], nics[1], nics[2], nics[4]);
-    for _ in 0..8 * BATCH {
-        lab.queue(c, udp(c, slow, Family::V4, 1, 2), Offload::default());
-    }
-    for _ in 0..8 {
-        assert_eq!(lab.sim.turn_of(0).frames, BATCH);
-    }
-    lab.peer(d).accept(Accepts::ALL);
-    let large = ip(flooder, d, Family::V4).udp(1, 2).payload(&[7; 60_000]);
-    let (large, offload) = large.gso(1400).build_with_offload();
-    for _ in 0..2 * BATCH {
-        lab.queue(flooder, large.clone(), offload);
-    }
+    let (mut lab, slow) = beside_eight_batches_out(8);
     assert_eq!(lab.sim.turn_of(0).frames, BATCH);
     assert_ne!(lab.sim.turn_of(0).frames, 0, "it is alone");
     lab.sim.run();
