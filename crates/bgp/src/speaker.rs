@@ -223,10 +223,7 @@ impl Speaker {
             writer.write_all(format!("{command}\n").as_bytes()).await?;
             answer(&mut lines).await
         };
-        let done = tokio::time::timeout(PATIENCE, talk).await;
-        let (code, text) = done
-            .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
-            .map_err(Error::Silent)?;
+        let (code, text) = in_time(talk).await.map_err(Error::Silent)?;
         match code {
             8000.. => Err(Error::Refused(text)),
             _ => Ok(text),
@@ -239,6 +236,12 @@ impl Drop for Speaker {
         self.let_go();
         let _ = std::fs::remove_dir_all(&self.folder);
     }
+}
+
+/// What is not done in time has failed.
+async fn in_time<T>(done: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    let done = tokio::time::timeout(PATIENCE, done).await;
+    done.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
 
 async fn answer<R: tokio::io::AsyncBufRead + Unpin>(
@@ -273,11 +276,10 @@ async fn owner() -> Result<Option<User>, Error> {
         return Ok(None);
     }
     let found = tokio::task::spawn_blocking(|| User::from_name(USER));
-    let found = match tokio::time::timeout(PATIENCE, found).await {
-        Ok(found) => found.map_err(io::Error::other).and_then(|found| Ok(found?)),
-        Err(_) => Err(io::ErrorKind::TimedOut.into()),
-    };
-    found.map_err(|source| Error::User { user: USER, source })
+    let found = in_time(async { Ok(found.await.map_err(io::Error::other)??) });
+    found
+        .await
+        .map_err(|source| Error::User { user: USER, source })
 }
 
 fn prepare(folder: &Path, owner: Option<&User>) -> Result<(), Error> {
@@ -336,10 +338,7 @@ async fn check(settings: &Settings, folder: &Path) -> Result<(), Error> {
     let mut bird = tokio::process::Command::new(&settings.bird);
     bird.arg("-p").arg("-c").arg(folder.join("conf"));
     bird.stdin(Stdio::null()).kill_on_drop(true);
-    let output = match tokio::time::timeout(PATIENCE, bird.output()).await {
-        Ok(output) => output,
-        Err(_) => Err(io::ErrorKind::TimedOut.into()),
-    };
+    let output = in_time(bird.output()).await;
     let output = output.map_err(|source| program(settings, source))?;
     match output.status.success() {
         true => Ok(()),
