@@ -209,9 +209,8 @@ impl Service {
 
     /// The end of a turn in which the programs are to run where they do: with a later one they are
     /// to [`follow`](Self::follow).
-    pub fn follow_later(&mut self) -> bool {
+    pub fn follow_later(&mut self) {
         self.end_turn(Ok(()));
-        false
     }
 
     /// Has the next [`follow`](Self::follow) look at all interfaces.

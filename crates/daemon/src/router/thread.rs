@@ -320,18 +320,19 @@ impl RouterThread {
     /// Whether the router is behind the kernel now and was not, or the other way round.
     async fn follow(&mut self, mut service: Service) -> bool {
         let was_behind = service.router.behind().is_some();
-        let is_still = self.tracked.is_still();
-        let links = match is_still {
-            true => service.follow_later(),
-            false => service.follow(&mut lock(&self.attached)),
-        };
+        let mut links = false;
+        if self.tracked.is_still() {
+            service.follow_later();
+        } else {
+            links = service.follow(&mut lock(&self.attached));
+        }
         let behind = service.router.behind();
         let told = behind.is_some() != was_behind;
         if let Some(why) = behind.filter(|_| told) {
             tracing::error!("the router is behind the kernel, and tries again: {why}");
         }
         let mut driver = self.driver(service);
-        if (links || told) && !is_still {
+        if links || told {
             let members = self.tracked.follow(&mut driver).await;
             self.send_members(members);
         }
