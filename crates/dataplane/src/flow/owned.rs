@@ -65,7 +65,8 @@ pub(crate) struct Flows {
     nics: Vec<OfNic>,
     /// NICs for which something is noted until the turn ends.
     asking: Vec<PortSlot>,
-    /// How many places of other workers' lists were looked at, since who charges that has taken it.
+    /// How many places of lists were looked at for one to give up, since who charges that has taken
+    /// it.
     pub looked: u64,
     /// Where the sweep goes on.
     sweep_at: u32,
@@ -554,39 +555,56 @@ impl Flows {
         share.min((free / 16).max(1))
     }
 
-    /// Makes room at the cost of the NIC that asks for it.
-    #[cold]
+    /// Makes room at the cost of the NIC that asks for it: where its share is full, for each flow.
+    #[inline(never)]
     fn give_up_one(&mut self, owner: usize, now_ms: u32) -> bool {
+        // One that another worker takes at this moment makes room for a flow of that worker's.
+        for _ in 0..LOOKS {
+            let Some((id, mine)) = self.expendable(owner, now_ms) else {
+                return false;
+            };
+            let expired = self.table.entry(id).expired(now_ms);
+            let why = match expired {
+                true => FlowEnd::Idle,
+                false => FlowEnd::Evicted,
+            };
+            let is_done = self.take_out(id, why);
+            if let Some(list) = mine {
+                self.take_back(id);
+                self.fetch(self.nics[owner].lists[list].head);
+            } else {
+                self.begin_note(owner).asked |= 1 << self.table.entry(id).worker.get();
+            }
+            if is_done {
+                self.evicted += u64::from(!expired);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// A flow that can go, and in which list it is the first if it is one of this worker's.
+    #[inline(always)]
+    fn expendable(&mut self, owner: usize, now_ms: u32) -> Option<(FlowId, Option<usize>)> {
         for list in 0..LISTS {
-            let (mine, _) = self.expendable_here(owner, list, now_ms);
+            let (mine, before) = self.expendable_here(owner, list, now_ms);
+            self.looked += before;
             // Of those that are idle for long any one may go, of the transient ones the oldest.
             let is_enough = mine.is_some() && list == list_of(SETTLED);
             let found = match is_enough || self.table.turns.workers() == 1 {
                 true => mine,
                 false => self.oldest_of_all(mine, owner, list, now_ms),
             };
-            let Some(id) = found else { continue };
-            let entry = self.table.entry(id);
-            let expired = entry.expired(now_ms);
-            self.evicted += u64::from(!expired);
-            let why = match expired {
-                true => FlowEnd::Idle,
-                false => FlowEnd::Evicted,
-            };
-            // Where another worker has just taken it out there is room as well.
-            self.remove(id, why);
-            if found == mine {
-                self.fetch(self.nics[owner].lists[list].head);
-            } else {
-                self.begin_note(owner).asked |= 1 << self.table.entry(id).worker.get();
+            if let Some(id) = found {
+                return Some((id, (found == mine).then_some(list)));
             }
-            return true;
         }
-        false
+        None
     }
 
     /// The first flow of this worker that can go, of the oldest ones in a list, and how many were
     /// before it. Puts these right.
+    #[inline(always)]
     fn expendable_here(&mut self, owner: usize, list: usize, now_ms: u32) -> (Option<FlowId>, u64) {
         let (mut looks, mut out) = (0, 0);
         while looks < LOOKS && out < PASSED_OVER {
@@ -595,23 +613,33 @@ impl Flows {
                 break;
             }
             let entry = self.table.entry(id);
-            if entry.state.get() == 0 {
-                // Another worker has taken it out.
-                self.take_back(id);
+            if entry.is_out() {
                 out += 1;
-                continue;
+            } else {
+                self.fold(entry);
+                if is_expendable(entry, now_ms) {
+                    return (Some(id), (looks + out) as u64);
+                }
+                looks += 1;
             }
-            self.fold(entry);
-            if is_expendable(entry, now_ms) {
-                return (Some(id), (looks + out) as u64);
-            }
-            // In use: to the end of the settled ones, so that the next call looks at others.
-            let class = class(entry.state());
-            self.unlink(id);
-            self.append(id, class);
-            looks += 1;
+            self.put_aside(id);
         }
         (None, (looks + out) as u64)
+    }
+
+    /// Has a flow that cannot go no longer be the first of its list.
+    #[cold]
+    fn put_aside(&mut self, id: FlowId) {
+        let entry = self.table.entry(id);
+        if entry.is_out() {
+            // Another worker has taken it out.
+            self.take_back(id);
+            return;
+        }
+        // In use: to the end of the settled ones, so that the next call looks at others.
+        let class = class(entry.state());
+        self.unlink(id);
+        self.append(id, class);
     }
 
     /// The one that was idle longest of `mine` and of what other workers find first.
@@ -796,10 +824,12 @@ impl Flows {
     /// Another flow is the first in a list, in which `id` is or was.
     #[inline]
     fn set_head(&mut self, id: FlowId, class: u8, head: FlowId) {
-        self.list(id, class).head = head;
         let slot = self.table.entry(id).charged().0 as usize;
-        self.table
-            .set_oldest(self.me.into(), slot, list_of(class), head);
+        self.nics[slot].lists[list_of(class)].head = head;
+        if self.table.turns.workers() > 1 {
+            let me = usize::from(self.me);
+            self.table.set_oldest(me, slot, list_of(class), head);
+        }
     }
 
     #[inline]
@@ -836,9 +866,11 @@ impl Flows {
 }
 
 /// Can be given up for a new flow of the same NIC.
+#[inline]
 fn is_expendable(entry: &Entry, now_ms: u32) -> bool {
-    let idle = entry.expired(now_ms) || entry.idle_ms(now_ms) >= IDLE_ENOUGH_MS;
-    class(entry.state()) == TRANSIENT || idle
+    class(entry.state()) == TRANSIENT
+        || entry.expired(now_ms)
+        || entry.idle_ms(now_ms) >= IDLE_ENOUGH_MS
 }
 
 #[inline]

@@ -1,7 +1,7 @@
 //! The table under several workers.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
 
 use super::*;
 use crate::drop_reason::DropReason;
@@ -392,6 +392,69 @@ fn workers_at_once(share: u32) -> u64 {
     });
     assert!(again.count() as u32 >= MAX - kept);
     workers.iter().map(Flows::evicted).sum()
+}
+
+/// Both look for the one that was idle longest, and that is one that the first has made.
+#[test]
+fn workers_that_give_up_one_flow_at_once_begin_no_more_than_the_share() {
+    const SHARE: u32 = 4096;
+    const WORKERS: u32 = 2;
+    let table = FlowTable::shared(4 * SHARE, 1, WORKERS as usize);
+    let begin = |flows: &mut Flows, number, now_ms| {
+        let new = NewFlow {
+            owner: PortSlot(0),
+            state: FlowState::SynSent,
+            now_ms,
+            ..new_flow(flows, number, SHARE)
+        };
+        flows.begin_turn();
+        let _ = flows.insert(&new);
+        while flows.next_asked().is_some() {}
+    };
+    let mut workers = [0, 1].map(|me| Flows::new(table.clone(), me));
+    for number in 0..SHARE {
+        begin(&mut workers[0], number, 0);
+    }
+    assert_eq!(table.len(), SHARE);
+    let start = Barrier::new(WORKERS as usize);
+    std::thread::scope(|scope| {
+        for (flows, first) in workers.iter_mut().zip([SHARE, 2 * SHARE]) {
+            let start = &start;
+            scope.spawn(move || {
+                start.wait();
+                for number in first..first + SHARE {
+                    begin(flows, number, 1000);
+                }
+                flows.sleep();
+            });
+        }
+    });
+    // Each may have begun one while the other had given up one and not yet begun its own.
+    let most = SHARE + WORKERS;
+    assert!(table.len() <= most, "{} flows", table.len());
+    assert_eq!(table.begun(0).load(Ordering::Relaxed), table.len());
+}
+
+/// A NIC that keeps all of its share in use has what is looked at for one to give up counted.
+#[test]
+fn what_is_looked_at_in_vain_is_counted() {
+    let table = FlowTable::shared(1024, 1, 1);
+    let mut flows = Flows::new(table, 0);
+    let begin = |flows: &mut Flows, number| {
+        let new = NewFlow {
+            owner: PortSlot(0),
+            ..new_flow(flows, number, 100)
+        };
+        flows.insert(&new)
+    };
+    for number in 0..100 {
+        begin(&mut flows, number).unwrap();
+    }
+    assert_eq!(flows.looked, 0);
+    for refused in 1..=3 {
+        assert_eq!(begin(&mut flows, 100), Err(DropReason::FlowShareFull));
+        assert_eq!(flows.looked, refused * 16);
+    }
 }
 
 /// A table that is full goes on taking new flows for old ones, however often.
