@@ -158,5 +158,11 @@ func (f *filter) Close() error {
 		// An interface that is gone has no filters either.
 		err = nil
 	}
-	return errors.Join(err, f.next.Close(), f.entry.Close(), f.name.close())
+	return errors.Join(err, f.release())
+}
+
+// release leaves the filter there as a dead process does: without effect, for the next one to
+// replace.
+func (f *filter) release() error {
+	return errors.Join(f.next.Close(), f.entry.Close(), f.name.close())
 }

@@ -92,7 +92,8 @@ func New(options Options) (*Balancer, error) {
 }
 
 // Close gives all interfaces back to the kernel and unloads the program. A second call does
-// nothing.
+// nothing. Where the balancer's network namespace cannot be entered it says so: nothing is balanced
+// any more then, but NICs that were told to leave VLAN tags in frames still do.
 func (b *Balancer) Close() error {
 	b.mu.Lock()
 	if b.closed {
@@ -113,8 +114,13 @@ func (b *Balancer) Close() error {
 		for _, one := range b.attached {
 			failed = errors.Join(failed, one.close())
 		}
+		b.attached = nil
 		return failed
 	})
+	// Those that are left could not be reached.
+	for _, one := range b.attached {
+		failed = errors.Join(failed, one.release())
+	}
 	b.attached = nil
 	if b.shared != nil {
 		failed = errors.Join(failed, b.shared.close())

@@ -495,6 +495,84 @@ func TestABalancerStaysInTheNamespaceOfItsThread(t *testing.T) {
 	elsewhere(func() error { return b.RemoveInterface("apart0") })
 }
 
+// withoutDescriptors does something while the process can open nothing.
+func withoutDescriptors(t *testing.T, do func()) {
+	t.Helper()
+	var limit unix.Rlimit
+	ok(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	ok(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: limit.Max}))
+	defer func() { ok(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)) }()
+	do()
+}
+
+func TestAnInterfaceThatCannotBeLeftIsLeftLater(t *testing.T) {
+	needRoot(t)
+	ip(t, "link add kept0 type veth peer name far7")
+	t.Cleanup(func() { ip(t, "link del kept0") })
+	b := made(t, Options{NextHops: Told})
+	wanted := Interface{Name: "kept0", Mode: TC}
+	_, err := b.CreateInterface(wanted)
+	ok(t, err)
+	withoutDescriptors(t, func() {
+		is(t, b.RemoveInterface("kept0"), unix.EMFILE, "network namespace")
+	})
+	all, err := b.Interfaces()
+	ok(t, err)
+	if len(all) != 1 || all[0] != wanted || len(b.links) != 1 {
+		t.Errorf("it is balanced on as before: %+v", all)
+	}
+	ok(t, b.RemoveInterface("kept0"))
+	if len(b.links) != 0 {
+		t.Errorf("it is given back: %+v", b.links)
+	}
+	_, err = b.CreateInterface(wanted)
+	ok(t, err)
+}
+
+// A filter stays where its namespace cannot be entered, but the next one may replace it.
+func TestClosedABalancerHoldsNothingWhateverFails(t *testing.T) {
+	needRoot(t)
+	ip(t, "link add closed0 type veth peer name closed1")
+	t.Cleanup(func() { ip(t, "link del closed0") })
+	b, other := made(t, Options{NextHops: Told}), made(t, Options{NextHops: Told})
+	device, err := netlink.LinkByName("closed0")
+	ok(t, err)
+	ifindex := uint32(device.Attrs().Index)
+	program, err := b.Program(TC)
+	ok(t, err)
+	held, err := attachFilter(program, ifindex)
+	ok(t, err)
+	b.attached = append(b.attached, &attached{name: "closed0", wanted: TC, ifindex: ifindex,
+		mode: TC, holds: map[uint32]hold{ifindex: held}})
+	_, err = b.CreateInterface(Interface{Name: "closed1", Mode: TC})
+	ok(t, err)
+	for _, name := range []string{"closed0", "closed1"} {
+		_, err := other.CreateInterface(Interface{Name: name, Mode: TC})
+		is(t, err, ErrOccupied, "at tc ingress")
+	}
+	withoutDescriptors(t, func() { is(t, b.Close(), unix.EMFILE, "network namespace") })
+	ok(t, b.Close())
+	for _, name := range []string{"closed0", "closed1"} {
+		_, err := other.CreateInterface(Interface{Name: name, Mode: TC})
+		ok(t, err)
+	}
+}
+
+// Without a follower no destination would ever be reached.
+func TestWhoCannotFollowTheKernelIsTold(t *testing.T) {
+	needRoot(t)
+	b := made(t, Options{NextHops: Told})
+	own := b.namespace
+	// It is no network's, and so cannot be entered as one.
+	other, err := netns.GetFromPath("/proc/thread-self/ns/uts")
+	ok(t, err)
+	b.namespace = namespace{other}
+	_, err = follow(b)
+	is(t, err, unix.EINVAL, "cannot be entered")
+	ok(t, b.namespace.close())
+	b.namespace = own
+}
+
 // Routes and neighbours as the kernel has them: a neighbour that is known, one behind a gateway,
 // and one that is lost.
 func TestNextHopsAreTheKernels(t *testing.T) {

@@ -57,18 +57,24 @@ func follow(b *Balancer) (*follower, error) {
 		done:     make(chan struct{}),
 		looked:   make(chan struct{}),
 	}
+	entered := make(chan error, 1)
 	f.running.Add(2)
-	go f.listen()
 	go func() {
 		defer f.running.Done()
 		err := b.namespace.within(func() error {
+			entered <- nil
 			f.run()
 			return nil
 		})
 		if err != nil {
-			b.options.Log.Warn("the kernel is not followed", "error", err)
+			entered <- err
 		}
 	}()
+	go f.listen()
+	if err := <-entered; err != nil {
+		f.close()
+		return nil, fmt.Errorf("the kernel's tables cannot be followed: %w", err)
+	}
 	return f, nil
 }
 

@@ -129,7 +129,9 @@ func (b *Balancer) CreateInterface(wanted Interface) (Interface, error) {
 	return Interface{Name: wanted.Name, Mode: one.mode}, nil
 }
 
-// RemoveInterface gives an interface back to the kernel.
+// RemoveInterface gives an interface back to the kernel. Where the balancer's network namespace
+// cannot be entered, as for want of a descriptor, it is balanced on as before, and another call may
+// do it.
 func (b *Balancer) RemoveInterface(name string) error {
 	if err := b.lock(); err != nil {
 		return err
@@ -139,9 +141,11 @@ func (b *Balancer) RemoveInterface(name string) error {
 	if at < 0 {
 		return fmt.Errorf("%w: nothing is balanced on interface %q", ErrNotFound, name)
 	}
-	one := b.attached[at]
-	b.attached = slices.Delete(b.attached, at, at+1)
-	return b.namespace.within(func() error { return b.leave(one) })
+	return b.namespace.within(func() error {
+		one := b.attached[at]
+		b.attached = slices.Delete(b.attached, at, at+1)
+		return b.leave(one)
+	})
 }
 
 // ReattachBPF takes the program off an interface and puts it there again: for drivers that lose it
@@ -383,6 +387,20 @@ func (a *attached) close() error {
 		}
 	}
 	a.holds, a.tags, a.ifindex, a.mode, a.byPorts = nil, nil, 0, AnyMode, false
+	return failed
+}
+
+// release ends the programs without the namespace of their interfaces: VLAN tags stay in frames
+// there, and filters stay without effect.
+func (a *attached) release() error {
+	var failed error
+	for _, held := range a.holds {
+		if filter, is := held.(*filter); is {
+			failed = errors.Join(failed, filter.release())
+		} else {
+			failed = errors.Join(failed, held.Close())
+		}
+	}
 	return failed
 }
 
