@@ -22,7 +22,7 @@ type Body = fn() -> Result<()>;
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials: [(&str, Body); 17] = trials![
+    let trials: [(&str, Body); 18] = trials![
         a_pod_is_added_checked_and_deleted,
         what_somebody_changed_in_the_container_is_told,
         a_second_interface_and_what_was_there_before,
@@ -35,6 +35,7 @@ fn main() {
         what_other_plugins_gave_is_collected,
         a_plugin_for_addresses_that_fails_is_told_to_take_back,
         what_cannot_be_collected_keeps_nothing_else_and_is_found_again,
+        nothing_that_is_lost_sends_while_another_plugin_hangs,
         by_cnitool_and_host_local,
         other_plugins_set_up_its_interface,
         behind_a_plugin_that_made_the_interface,
@@ -624,6 +625,51 @@ fn what_cannot_be_collected_keeps_nothing_else_and_is_found_again() -> Result<()
     let (answer, calls) = collect()?;
     told(answer)?;
     assert_eq!(calls, "DEL b\nGC\n");
+    assert_eq!(host.nics()?.len(), 0);
+    Ok(())
+}
+
+/// A plugin for addresses hangs over the first one of three lost containers.
+fn nothing_that_is_lost_sends_while_another_plugin_hangs() -> Result<()> {
+    let host = Host::new()?;
+    let mut config = host.network("pods", "1.1.0");
+    config["ipam"] = json!({"type": "hanging"});
+    let [asked, goes_on] = ["asked", "goes-on"].map(|name| host.dir.path().join(name));
+    let script = format!(
+        "#!/bin/sh\ncase $CNI_CONTAINERID in a) n=2;; b) n=3;; *) n=4;; esac\n\
+         [ $CNI_COMMAND = DEL ] && : > {} && while [ ! -e {} ]; do /bin/sleep 0.1; done\n\
+         [ $CNI_COMMAND = ADD ] || exit 0\n\
+         echo '{{\"cniVersion\": \"1.1.0\", \"ips\": [{{\"address\": \"10.4.0.'$n'/16\"}}]}}'\n",
+        asked.display(),
+        goes_on.display(),
+    );
+    write_program(&host.dir.path().join("hanging"), &script)?;
+    let path = host.dir.path().display().to_string();
+    let path = [("CNI_PATH", path.as_str())];
+    let pods = [Namespace::new()?, Namespace::new()?, Namespace::new()?];
+    for (name, pod) in ["a", "b", "c"].into_iter().zip(&pods) {
+        told(call("ADD", name, &netns(pod), "eth0", &path, &config))?;
+    }
+    config["cni.dev/valid-attachments"] = json!([]);
+    let are_silent = || {
+        wait_for("the plugin to be asked", PATIENCE, || {
+            Ok(asked.exists().then_some(()))
+        })?;
+        pods.iter().try_for_each(|pod| {
+            wait_for("a NIC by which nothing passes", PATIENCE, || {
+                let shown = pod.ok("ip link show dev eth0")?;
+                Ok(shown.contains("NO-CARRIER").then_some(()))
+            })
+        })
+    };
+    let (silent, collected) = std::thread::scope(|scope| {
+        let collects = scope.spawn(|| call("GC", "", "", "", &path, &config));
+        let silent = are_silent();
+        let goes_on = std::fs::write(&goes_on, "").map_err(|e| e.to_string());
+        (silent.and(goes_on), collects.join())
+    });
+    silent?;
+    told(collected.map_err(|_| "the thread of GC panicked")?)?;
     assert_eq!(host.nics()?.len(), 0);
     Ok(())
 }

@@ -20,8 +20,11 @@ use crate::result::{Addresses, Ip, VERSIONS};
 
 pub use leases::{Leases, first_of};
 
-/// How long another plugin may take: one may wait for a DHCP server.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long another plugin may take: one may wait for a DHCP server. All that one GC asks of it
+/// takes no longer together.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+/// With less time than this it is not asked.
+const LEAST: Duration = Duration::from_secs(1);
 /// How often it is asked whether it has ended, once it has said all.
 const AGAIN: Duration = Duration::from_millis(1);
 
@@ -115,8 +118,15 @@ pub fn is_delegated(config: &Config) -> bool {
 }
 
 /// Gives back what a container had of another plugin that is told of it by no runtime any more, and
-/// may know no GC; our own leases [`gc`] finds.
-pub fn lost(call: &Call, config: &Config, container: &str, ifname: &str) -> Result<(), Error> {
+/// may know no GC; our own leases [`gc`] finds. The plugin has half of the time that is left: one
+/// that hangs leaves some for the others.
+pub fn lost(
+    call: &Call,
+    config: &Config,
+    container: &str,
+    ifname: &str,
+    until: Instant,
+) -> Result<(), Error> {
     let Ipam::Plugin(plugin) = &config.ipam else {
         return Ok(());
     };
@@ -126,16 +136,25 @@ pub fn lost(call: &Call, config: &Config, container: &str, ifname: &str) -> Resu
         netns: String::new(),
         ..call.clone()
     };
-    run(plugin, "DEL", &call, config).map(drop)
+    run_within(plugin, "DEL", &call, config, left(until) / 2).map(drop)
 }
 
 /// Gives back what nobody has by an attachment that is used.
-pub fn gc(call: &Call, config: &Config, is_used: impl Fn(&str, &str) -> bool) -> Result<(), Error> {
+pub fn gc(
+    call: &Call,
+    config: &Config,
+    is_used: impl Fn(&str, &str) -> bool,
+    until: Instant,
+) -> Result<(), Error> {
     match &config.ipam {
         Ipam::NotUsed => Ok(()),
         Ipam::Ours(ranges) => Leases::open(ranges, &config.name)?.keep(is_used),
-        Ipam::Plugin(plugin) => run(plugin, "GC", call, config).map(drop),
+        Ipam::Plugin(plugin) => run_within(plugin, "GC", call, config, left(until)).map(drop),
     }
+}
+
+fn left(until: Instant) -> Duration {
+    until.saturating_duration_since(Instant::now())
 }
 
 fn attachment(call: &Call) -> Attachment {
@@ -163,6 +182,11 @@ fn run_within(
     if matches!(command, "STATUS" | "GC") && config.version.as_str() < VERSIONS[6] {
         return Ok(Value::Null);
     }
+    if patience < LEAST {
+        return Err(Error::later(format!(
+            "{plugin} was not asked {command}: it has taken too long already"
+        )));
+    }
     let child = Command::new(&program)
         .env("CNI_COMMAND", command)
         .env("CNI_CONTAINERID", &call.container)
@@ -176,9 +200,9 @@ fn run_within(
         .map_err(failed)?;
     let ended = finish(child, config.text.clone(), patience).map_err(failed)?;
     let Some((status, said)) = ended else {
-        let secs = patience.as_secs();
+        let secs = patience.as_secs_f64();
         return Err(Error::later(format!(
-            "{plugin} has not answered {command} for {secs} s, and was killed"
+            "{plugin} has not answered {command} for {secs:.0} s, and was killed"
         )));
     };
     let answer: Value = serde_json::from_slice(&said).unwrap_or_default();
@@ -323,5 +347,40 @@ mod tests {
         let patience = Duration::from_secs(60);
         let answer = run_within("moody", "ADD", &call, &config, patience).unwrap();
         assert_eq!(answer["name"], "pods");
+    }
+
+    /// However many they are; and one that it hangs for leaves time for another.
+    #[test]
+    fn a_plugin_that_hangs_has_one_time_for_all_that_are_lost() {
+        let _alone = SCRIPTS.lock();
+        let folder = tempfile::tempdir().unwrap();
+        let calls = folder.path().join("calls");
+        let script = format!(
+            "echo $CNI_COMMAND $CNI_CONTAINERID >> {}\n\
+             [ $CNI_CONTAINERID = works ] || exec sleep 600\n",
+            calls.display()
+        );
+        let (call, config) = with_plugin(folder.path(), &script);
+        let until = Instant::now() + Duration::from_secs(8);
+        let lost = |container: &str| lost(&call, &config, container, "eth0", until);
+        let killed = lost("hangs").unwrap_err();
+        assert_eq!(killed.code, 11, "{killed:?}");
+        assert!(
+            killed.message.contains("has not answered DEL"),
+            "{killed:?}"
+        );
+        assert_eq!(lost("works"), Ok(()));
+        let errors: Vec<Error> = (0..10).map(|_| lost("hangs").unwrap_err()).collect();
+        let last = errors.last().unwrap();
+        assert_eq!(
+            (last.code, last.message.as_str()),
+            (11, "moody was not asked DEL: it has taken too long already")
+        );
+        let calls = std::fs::read_to_string(&calls).unwrap();
+        assert!(calls.starts_with("DEL hangs\nDEL works\n"), "{calls}");
+        assert!(calls.lines().count() < 5, "{calls}");
+        // What it is asked last has the same end.
+        let error = gc(&call, &config, |_, _| true, Instant::now()).unwrap_err();
+        assert!(error.message.contains("was not asked GC"), "{error:?}");
     }
 }

@@ -1,6 +1,7 @@
 //! The operations, one function each.
 
 use std::collections::BTreeSet;
+use std::time::Instant;
 
 use api::v1;
 use ipnet::IpNet;
@@ -188,35 +189,49 @@ async fn gc(call: &Call, config: &Config) -> Result<(), Error> {
     let mut used: BTreeSet<String> = used.collect();
     let ids = daemon.ids(&config.name).await?;
     let lost: Vec<&String> = ids.iter().filter(|id| !used.contains(*id)).collect();
-    let (mut failed, mut are_silent) = (Vec::new(), true);
+    let (mut silent, mut failed) = (Vec::new(), Vec::new());
+    // All of them before another plugin is waited for.
     for id in lost {
-        let silent = daemon.silence(id).await;
-        are_silent &= silent.is_ok();
-        let done = match silent {
-            Ok(()) => collect(&mut daemon, call, config, id).await,
-            Err(error) => Err(error),
-        };
-        if let Err(error) = done {
-            failed.push(error);
-            // Its leases stay with it, and the next GC finds both.
-            used.insert(id.clone());
+        match daemon.silence(id).await {
+            Ok(()) => silent.push(id),
+            Err(error) => failed.push((id, error)),
         }
+    }
+    let are_silent = failed.is_empty();
+    let until = Instant::now() + ipam::PATIENCE;
+    for id in silent {
+        if let Err(error) = collect(&mut daemon, call, config, id, until).await {
+            failed.push((id, error));
+        }
+    }
+    let mut errors = Vec::new();
+    for (id, error) in failed {
+        let message = format!("NIC '{id}' is not collected: {}", error.message);
+        errors.push(Error { message, ..error });
+        // Its leases stay with it, and the next GC finds both.
+        used.insert(id.clone());
     }
     // Another plugin may give away at once what a NIC has that still sends.
     if are_silent || !ipam::is_delegated(config) {
         let is_used =
             |container: &str, ifname: &str| used.contains(&id(&config.name, container, ifname));
-        failed.extend(ipam::gc(call, config, is_used).err());
+        errors.extend(ipam::gc(call, config, is_used, until).err());
     }
-    Error::all(&failed)
+    Error::all(&errors)
 }
 
 /// Removes a NIC that no container has and by which nothing passes. What another plugin has given
 /// it goes first, since a NIC that is gone is found by no later GC.
-async fn collect(daemon: &mut Daemon, call: &Call, config: &Config, id: &str) -> Result<(), Error> {
+async fn collect(
+    daemon: &mut Daemon,
+    call: &Call,
+    config: &Config,
+    id: &str,
+    until: Instant,
+) -> Result<(), Error> {
     // Of a name that was too long for an id only its digest is known.
     if let Some((container, ifname)) = whose(&config.name, id) {
-        ipam::lost(call, config, container, ifname)?;
+        ipam::lost(call, config, container, ifname, until)?;
     }
     daemon.delete(id).await
 }
