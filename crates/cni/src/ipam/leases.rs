@@ -7,7 +7,7 @@
 //! Whoever can open a file can lock it: the folder and its files are for their owner alone, and a
 //! lock that somebody has had opened before is not waited for without end.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -104,39 +104,39 @@ impl Leases {
     /// are free. What the container has already it gets again.
     pub fn take(&self, who: &Attachment, asked: &[IpAddr]) -> Result<Addresses, Error> {
         let mut stored = self.read()?;
+        let mut given = vec![None; self.sets.len()];
+        for ip in asked {
+            let why = if !self.sets.iter().flatten().any(|run| run.has(*ip)) {
+                "is in no range"
+            } else if !stored.is_free(*ip, who) {
+                "is taken"
+            } else if !self.place(*ip, &mut given) {
+                "is one too many: each set of ranges gives one address"
+            } else {
+                continue;
+            };
+            return Err(Error::no_address(format!("{ip} {why}")));
+        }
+        for ip in stored.of(who) {
+            // Where what is asked for leaves a set for it.
+            self.place(ip, &mut given);
+        }
+        let lease = (who.container.clone(), who.ifname.clone());
+        let placed = given.iter().flatten().map(|ip| (*ip, lease.clone()));
+        stored.leases.extend(placed);
         let mut ips: Vec<Ip> = Vec::new();
-        // Those that no set has given yet: one address may be in several.
-        let mut asked = asked.to_vec();
-        for (number, set) in self.sets.iter().enumerate() {
-            let run = |ip: &IpAddr| set.iter().find(|run| run.has(*ip));
-            let is_new = |ip: &IpAddr| ips.iter().all(|given| given.net.addr() != *ip);
-            let has = stored
-                .of(who)
-                .find(|ip| run(ip).is_some() && is_new(ip) && !asked.contains(ip));
-            let given = match (asked.iter().find(|ip| run(ip).is_some()), has) {
-                (Some(ip), _) if stored.is_free(*ip, who) => *ip,
-                (Some(ip), _) => return Err(Error::no_address(format!("{ip} is taken"))),
-                (None, Some(ip)) => ip,
-                (None, None) => {
+        for (number, (set, given)) in self.sets.iter().zip(given).enumerate() {
+            let ip = match given {
+                Some(ip) => ip,
+                None => {
                     let ip = next(set, &stored, number)?;
                     stored.last.insert(number, ip);
+                    stored.leases.insert(ip, lease.clone());
                     ip
                 }
             };
-            let Some(run) = run(&given) else { continue };
-            stored
-                .leases
-                .insert(given, (who.container.clone(), who.ifname.clone()));
-            asked.retain(|ip| *ip != given);
-            ips.push(run.gives(given));
-        }
-        if let Some(other) = asked.first() {
-            let known = self.sets.iter().flatten().any(|run| run.has(*other));
-            let why = match known {
-                true => "is one too many: each set of ranges gives one address",
-                false => "is in no range",
-            };
-            return Err(Error::no_address(format!("{other} {why}")));
+            let run = set.iter().find(|run| run.has(ip));
+            ips.extend(run.map(|run| run.gives(ip)));
         }
         self.write(&stored)?;
         Ok(Addresses {
@@ -144,6 +144,36 @@ impl Leases {
             routes: self.routes.clone(),
             ..Addresses::default()
         })
+    }
+
+    /// Finds a set that gives an address. Where sets overlap, an address that has its set already
+    /// moves to another one if that makes room. `false`: there is no room.
+    fn place(&self, ip: IpAddr, given: &mut [Option<IpAddr>]) -> bool {
+        given.contains(&Some(ip)) || self.make_room(ip, given, &mut BTreeSet::new())
+    }
+
+    /// `asked` are the sets that have been asked to make room.
+    fn make_room(
+        &self,
+        ip: IpAddr,
+        given: &mut [Option<IpAddr>],
+        asked: &mut BTreeSet<usize>,
+    ) -> bool {
+        let sets = self.sets.iter().enumerate();
+        let have = sets.filter(|(_, set)| set.iter().any(|run| run.has(ip)));
+        let have: Vec<usize> = have.map(|(number, _)| number).collect();
+        let free = have.iter().find(|number| given[**number].is_none());
+        let room = free.copied().or_else(|| {
+            have.into_iter().find(|number| {
+                let other = given[*number];
+                asked.insert(*number)
+                    && other.is_some_and(|other| self.make_room(other, given, asked))
+            })
+        });
+        if let Some(number) = room {
+            given[number] = Some(ip);
+        }
+        room.is_some()
     }
 
     /// What a container has by an interface.
@@ -552,6 +582,34 @@ mod tests {
             assert_eq!(
                 taken(&two, "c", &[]).unwrap(),
                 ["10.0.0.3/24", "10.0.0.4/24"]
+            );
+        }
+    }
+
+    /// Whatever the order: a set that could give two of them gives the one that no other set has.
+    /// Who has them already gets them again.
+    #[test]
+    fn sets_that_overlap_give_all_that_they_can() {
+        for asked in [
+            ["10.0.0.5", "10.0.0.12", "10.0.0.200"],
+            ["10.0.0.5", "10.0.0.200", "10.0.0.12"],
+            ["10.0.0.12", "10.0.0.5", "10.0.0.200"],
+            ["10.0.0.200", "10.0.0.12", "10.0.0.5"],
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let sets = [24, 28, 29].map(|len| format!(r#"[{{"subnet":"10.0.0.0/{len}"}}]"#));
+            let three = ranges(dir.path(), &format!("[{}]", sets.join(",")));
+            let given = ["10.0.0.200/24", "10.0.0.12/28", "10.0.0.5/29"];
+            for asked in [&asked[..], &asked[..1], &[]] {
+                assert_eq!(taken(&three, "a", asked).unwrap(), given, "{asked:?}");
+            }
+            let leases = || Leases::open(&three, "net").unwrap();
+            assert_eq!(leases().held(&who("a")).unwrap().len(), 3, "and no others");
+            leases().give_back(&who("a")).unwrap();
+            let error = taken(&three, "a", &["10.0.0.200", "10.0.0.201"]).unwrap_err();
+            assert!(
+                error.message.starts_with("10.0.0.201 is one too many"),
+                "{error:?}"
             );
         }
     }
