@@ -207,7 +207,8 @@ async fn serve(
     let bgp = settings.balance_bgp.as_deref().map(bgp::Settings::load);
     let bgp = bgp.transpose().map_err(|e| e.to_string())?;
     if let Some(old) = predecessor.clone() {
-        waiting(move || old.greet()).await?;
+        let paths = handed_paths(settings);
+        waiting(move || old.greet().and_then(|()| old.has_paths(&paths))).await?;
     }
     let announced = predecessor.as_ref().map(|old| {
         let items = old.items("announcing");
@@ -550,6 +551,7 @@ async fn serve(
             upgrade: Upgrade::new(upgrade::Parts {
                 cannot: no_upgrade(settings),
                 listeners: listeners.noted(),
+                paths: handed_paths(settings),
                 held: held.clone(),
                 left_behind,
                 interfaces: interfaces.clone(),
@@ -911,6 +913,17 @@ impl Handed {
     }
 }
 
+/// Where lies what is handed over, by the options that say so.
+fn handed_paths(settings: &Settings) -> Vec<(&'static str, PathBuf)> {
+    let paths = [
+        ("--store", settings.store.as_ref()),
+        ("--keeper", settings.keeper.as_ref()),
+        ("--socket-dir", Some(&settings.socket_dir)),
+    ];
+    let said = |(option, path): (_, Option<&PathBuf>)| Some((option, path?.clone()));
+    paths.into_iter().filter_map(said).collect()
+}
+
 /// What in the settings leaves no upgrade.
 fn no_upgrade(settings: &Settings) -> Option<String> {
     let restart = "cannot be handed over: restart the daemon instead";
@@ -958,7 +971,10 @@ fn take_over(
     old.ready()?;
     let stored = open_store.map_or(Ok(None), |open| open())?;
     let is_whole = match &stored {
-        Some(stored) => stored.is_whole(&mut controller)?,
+        Some(stored) => {
+            stored.has_all(&packed)?;
+            stored.is_whole(&mut controller)?
+        }
         None => true,
     };
     let readable = flows.as_ref().map(handover::is_readable);

@@ -135,6 +135,22 @@ impl Stored {
         Ok(packed(&stored))
     }
 
+    /// Refuses a store that has not all of what a daemon before has [packed](Stored::packed): it
+    /// is another one than that daemon's, and nothing would write there what is declared already.
+    pub fn has_all(&self, packed: &[u8]) -> Result<(), String> {
+        let stored = self.objects()?;
+        let mut objects = unpacked(packed)?;
+        objects.retain(|key, value| stored.get(key) != Some(value));
+        match objects.len() {
+            0 => Ok(()),
+            lacking => Err(format!(
+                "the store {} is not that of the daemon before: it lacks {lacking} of its objects; \
+                 restart the daemon instead",
+                self.store.path().display()
+            )),
+        }
+    }
+
     /// Whether all that is stored is there; what is not is said.
     pub fn is_whole(&self, controller: &mut Controller) -> Result<bool, String> {
         self.note_unmade(controller)?;
@@ -367,6 +383,14 @@ fn packed(objects: &Objects) -> Vec<u8> {
 /// Makes the controller, which has nothing yet, what a daemon before has declared, as it
 /// [packed](Stored::packed) it; how many objects. The error is a sentence.
 pub fn load_packed(controller: &mut Controller, packed: &[u8]) -> Result<usize, String> {
+    let objects = unpacked(packed)?;
+    let from = Path::new("of the daemon before");
+    let whole = read(from, objects.iter(), controller.settings())?;
+    controller.restore(whole).map_err(|e| e.to_string())?;
+    Ok(objects.len())
+}
+
+fn unpacked(packed: &[u8]) -> Result<Objects, String> {
     let damaged = || "what is declared was not handed over as it should be".to_owned();
     let parts = words::unpack(packed).ok_or_else(damaged)?;
     let mut objects = Objects::new();
@@ -378,10 +402,7 @@ pub fn load_packed(controller: &mut Controller, packed: &[u8]) -> Result<usize, 
         let kind = known.ok_or_else(damaged)?;
         objects.insert((kind, key.to_vec()), value.to_vec());
     }
-    let from = Path::new("of the daemon before");
-    let whole = read(from, objects.iter(), controller.settings())?;
-    controller.restore(whole).map_err(|e| e.to_string())?;
-    Ok(objects.len())
+    Ok(objects)
 }
 
 /// The configuration that objects are together: all of it, nothing stays as it is.

@@ -122,12 +122,17 @@ fn stored(disk: &Disk, names: &[&str]) -> Arc<Stored> {
         ..Config::default()
     };
     let store = disk.store();
+    write(&store, &config);
+    Stored::over(store, Changes::default())
+}
+
+fn write(store: &Store, config: &Config) {
     let signed = Signed {
         author: "root",
         unix_secs: 0,
         of_part: false,
     };
-    let puts = objects(&config).into_iter();
+    let puts = objects(config).into_iter();
     let puts = puts.map(|((kind, key), value)| Put {
         kind,
         key,
@@ -135,7 +140,6 @@ fn stored(disk: &Disk, names: &[&str]) -> Arc<Stored> {
     });
     let written = store.write(signed, &puts.collect::<Vec<_>>()).unwrap();
     store.sync(written).unwrap();
-    Stored::over(store, Changes::default())
 }
 
 #[test]
@@ -176,6 +180,39 @@ fn what_judges_is_made_before_what_is_judged() {
             Kind::Uplink,
         ]
     );
+}
+
+/// What could not be made there does not matter: it is not handed over.
+#[test]
+fn a_store_that_lacks_what_a_daemon_has_declared_is_not_its_own() {
+    let told = Told::default();
+    let mut controller = controller(&told);
+    let disk = Disk::default();
+    let before = stored(&disk, &["eth0", "gone0"]);
+    before.load(&mut controller, None).unwrap();
+    let packed = before.packed(&controller).unwrap();
+    before.give_way().unwrap();
+    Stored::over(disk.store(), Changes::default())
+        .has_all(&packed)
+        .unwrap();
+    let refused = |other: Arc<Stored>| other.has_all(&packed).unwrap_err();
+    let empty = Stored::over(Disk::default().store(), Changes::default());
+    assert_eq!(
+        refused(empty),
+        "the store the disk is not that of the daemon before: it lacks 2 of its objects; restart \
+         the daemon instead"
+    );
+    // The list is there.
+    let other = refused(stored(&Disk::default(), &["late0"]));
+    assert!(other.contains("lacks 1 of its objects"), "{other}");
+    // And here another one.
+    let changed = stored(&Disk::default(), &["eth0"]);
+    let another = Config {
+        router_acl: Some(Some(list("allow proto udp"))),
+        ..Config::default()
+    };
+    write(&changed.store, &another);
+    assert!(refused(changed).contains("lacks 1 of its objects"));
 }
 
 /// Of a list that was not made, and was taken out of the store or declared anew, the disk keeps

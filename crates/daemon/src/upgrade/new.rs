@@ -4,8 +4,10 @@
 //! that it has is the old daemon's, which goes on.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -78,6 +80,26 @@ impl Predecessor {
     pub fn greet(&self) -> Result<(), String> {
         self.say(Word::Hello, words::EARLY)?;
         self.items_until(Word::All).map(drop)
+    }
+
+    /// Refuses settings by which this process would look elsewhere for what is handed over. A
+    /// daemon of a version before does not say where its own is.
+    pub fn has_paths(&self, paths: &[(&str, PathBuf)]) -> Result<(), String> {
+        let mut before = self.take_all(words::PATH);
+        for (option, now) in paths {
+            let Some(Held { note, .. }) = before.remove(*option) else {
+                continue;
+            };
+            let before = Path::new(OsStr::from_bytes(&note));
+            if before != now {
+                return Err(format!(
+                    "{option} is {}, and the daemon before has {}: restart the daemon instead",
+                    now.display(),
+                    before.display()
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// All is prepared. Returns when the store can be opened.

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -76,6 +77,8 @@ pub struct Upgrade {
     cannot: Option<String>,
     /// Sockets that clients connect to, by their names.
     listeners: Vec<(String, OwnedFd)>,
+    /// Where what is handed over lies, by the options that say so.
+    paths: Vec<(&'static str, PathBuf)>,
     held: Option<Arc<Held>>,
     left_behind: LeftBehind,
     interfaces: Arc<Mutex<Interfaces>>,
@@ -96,6 +99,7 @@ pub struct Upgrade {
 pub struct Parts {
     pub cannot: Option<String>,
     pub listeners: Vec<(String, OwnedFd)>,
+    pub paths: Vec<(&'static str, PathBuf)>,
     pub held: Option<Arc<Held>>,
     pub left_behind: LeftBehind,
     /// Those that programs run on.
@@ -110,6 +114,7 @@ impl Upgrade {
             arguments: arguments.filter(|one| one != ARGUMENT).collect(),
             cannot: parts.cannot,
             listeners: parts.listeners,
+            paths: parts.paths,
             held: parts.held,
             left_behind: parts.left_behind,
             interfaces: parts.interfaces,
@@ -279,6 +284,10 @@ impl Upgrade {
         let failed = |e: std::io::Error| format!("nothing can be handed over: {e}");
         let objects = file_of(&objects).map_err(failed)?;
         next.say(Word::Item, "objects", b"", &[objects.as_fd()])?;
+        for (option, path) in &self.paths {
+            let name = format!("{} {option}", words::PATH);
+            next.say(Word::Item, &name, path.as_os_str().as_bytes(), &[])?;
+        }
         for (name, socket) in &self.listeners {
             next.say(Word::Item, name, b"", &[socket.as_fd()])?;
         }

@@ -127,6 +127,10 @@ impl Line {
     }
 }
 
+/// What paths of the settings are handed over as, each by its option: the two daemons have to mean
+/// the same by them. Versions before do not say them.
+pub const PATH: &str = "path";
+
 /// What the points of interfaces that programs run at are handed over as, and held.
 pub const POINT: &str = "point";
 

@@ -469,6 +469,17 @@ s.sendall(ours.recv(1 << 15))
 p.wait()
 "
     );
+    // What the settings would be where they were changed since.
+    let elsewhere = |option: &str| {
+        format!(
+            "#!/usr/bin/env python3
+import os, sys
+args = sys.argv[1:]
+args[args.index('{option}') + 1] += '-of-another'
+os.execv('{daemon}', ['{daemon}'] + args)
+"
+        )
+    };
     let cases = [
         ("missing", None, "cannot be executed"),
         (
@@ -536,6 +547,21 @@ p.wait()
             Some(other_number),
             "number 77, and knows number 5",
         ),
+        (
+            "has-another-store",
+            Some(elsewhere("--store")),
+            "state-of-another, and the daemon before has",
+        ),
+        (
+            "has-another-keeper",
+            Some(elsewhere("--keeper")),
+            "keeper-of-another, and the daemon before has",
+        ),
+        (
+            "has-another-folder",
+            Some(elsewhere("-s")),
+            "-of-another, and the daemon before has",
+        ),
     ];
     for (name, text, said) in cases {
         let path = match &text {
@@ -594,7 +620,7 @@ p.wait()
     guests.upgraded("");
     let mut client = guests.daemon.as_ref().unwrap().v1().await;
     let groups = within(client.list_groups(v1::ListGroupsRequest {})).await;
-    assert_eq!(groups.unwrap().into_inner().groups.len(), 15);
+    assert_eq!(groups.unwrap().into_inner().groups.len(), 18);
     while guests.from.transmitq.outstanding() > 0 {
         guests.turn();
     }
