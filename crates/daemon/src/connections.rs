@@ -13,6 +13,7 @@ use std::sync::mpsc::sync_channel;
 use api::{decoded, v1};
 use control::model::NicId;
 use control::{Controller, Error};
+use dataplane::counters::PortCounters;
 use dataplane::flow::{FlowInfo, FlowState, Party, TcpWindows};
 use dataplane::{Left, LeftEnd, Now, PortUid, Successor, Successors};
 use prost::Message;
@@ -44,36 +45,78 @@ pub fn export(control: &Permitted, id: &NicId) -> Result<Vec<u8>, Refusal> {
     Ok(exported.encode_to_vec())
 }
 
-/// Takes up what [`export`] gave elsewhere; gives back how many connections were taken. The other
-/// end of each connection is the NIC here that is called so, or else has the address, or else is on
-/// another host: who was a neighbour there is not one here, and the other way about.
-pub fn import(control: &mut Permitted, id: &NicId, state: &[u8]) -> Result<usize, Refusal> {
-    let nic = control.nic(id)?;
-    let refuse = |why: String| Error::Value {
-        owner: format!("NIC '{id}'"),
-        field: "state".into(),
-        value: format!("{} bytes", state.len()),
-        why,
-    };
-    // The request was weighed with them as bytes.
+/// What [`export`] gave elsewhere, read for a NIC.
+pub struct Exported {
+    /// Bytes that it was.
+    len: usize,
+    nic: String,
+    vni: u32,
+    flows: Vec<Named>,
+    /// A daemon that is older says nothing of them.
+    counted: Option<PortCounters>,
+}
+
+/// What is to be read takes, in bytes: the request was weighed with it as bytes.
+pub fn weigh(id: &NicId, state: &[u8]) -> Result<usize, Error> {
     decoded::memory(decoded::Message::of_connections(), state, DECODED_MAX)
-        .map_err(|e| refuse(format!("was not exported by a butterflyd: {e}")))?;
-    let exported = v1::ExportedConnections::decode(state)
-        .map_err(|e| refuse(format!("was not exported by a butterflyd: {e}")))?;
+        .map_err(|e| no_state(id, state.len(), not_exported(&e)))
+}
+
+/// Reads what [`export`] gave elsewhere: as much as that may be, nobody waits for it.
+pub fn decode(id: &NicId, state: &[u8]) -> Result<Exported, Error> {
+    let refuse = |why: String| no_state(id, state.len(), why);
+    let exported = v1::ExportedConnections::decode(state).map_err(|e| refuse(not_exported(&e)))?;
     if exported.version != VERSION {
         let why = format!("has version {}, known is {VERSION}", exported.version);
-        return Err(refuse(why).into());
+        return Err(refuse(why));
     }
-    if exported.nic != id.as_str() || exported.vni != nic.nic.vni.id() {
-        let of = exported.nic.escape_debug();
-        let why = format!("is of NIC '{of}' in VNI {}", exported.vni);
-        return Err(refuse(why).into());
-    }
-    // A daemon that is older says nothing of them.
     let counted = exported.counters.map(|counted| {
         counters::incoming(counted).ok_or_else(|| refuse("has counts that cannot be".into()))
     });
-    let counted = counted.transpose()?;
+    let named = |connection| {
+        let flow: Named =
+            incoming(connection).map_err(|why| refuse(format!("has a connection {why}")))?;
+        if ![&flow.initiator_nic, &flow.responder_nic].contains(&&exported.nic) {
+            let (one, other) = (&flow.initiator_nic, &flow.responder_nic);
+            let (one, other) = (one.escape_debug(), other.escape_debug());
+            let why = format!("has a connection of NICs '{one}' and '{other}'");
+            return Err(refuse(why));
+        }
+        Ok(flow)
+    };
+    let flows = exported.connections.into_iter().map(named);
+    Ok(Exported {
+        len: state.len(),
+        flows: flows.collect::<Result<_, _>>()?,
+        counted: counted.transpose()?,
+        nic: exported.nic,
+        vni: exported.vni,
+    })
+}
+
+fn not_exported(why: &dyn std::fmt::Display) -> String {
+    format!("was not exported by a butterflyd: {why}")
+}
+
+fn no_state(id: &NicId, len: usize, why: String) -> Error {
+    Error::Value {
+        owner: format!("NIC '{id}'"),
+        field: "state".into(),
+        value: format!("{len} bytes"),
+        why,
+    }
+}
+
+/// Takes up what was read; gives back how many connections were taken. The other end of each
+/// connection is the NIC here that is called so, or else has the address, or else is on another
+/// host: who was a neighbour there is not one here, and the other way about.
+pub fn import(control: &mut Permitted, id: &NicId, exported: Exported) -> Result<usize, Refusal> {
+    let nic = control.nic(id)?;
+    if exported.nic != id.as_str() || exported.vni != nic.nic.vni.id() {
+        let of = exported.nic.escape_debug();
+        let why = format!("is of NIC '{of}' in VNI {}", exported.vni);
+        return Err(no_state(id, exported.len, why).into());
+    }
     // Of its own network alone: a state that was made up says nothing of others.
     let mut here = Here {
         others: control.remotes().get(&nic.nic.vni).copied(),
@@ -84,15 +127,8 @@ pub fn import(control: &mut Permitted, id: &NicId, state: &[u8]) -> Result<usize
         here.by_address.extend(addresses);
         here.by_id.insert(other.nic.id.to_string(), other.uid);
     }
-    let mut flows = Vec::with_capacity(exported.connections.len());
-    for connection in exported.connections {
-        let flow = incoming(connection).map_err(|why| refuse(format!("has a connection {why}")))?;
-        if ![&flow.initiator_nic, &flow.responder_nic].contains(&&exported.nic) {
-            let (one, other) = (&flow.initiator_nic, &flow.responder_nic);
-            let (one, other) = (one.escape_debug(), other.escape_debug());
-            let why = format!("has a connection of NICs '{one}' and '{other}'");
-            return Err(refuse(why).into());
-        }
+    let mut flows = Vec::with_capacity(exported.flows.len());
+    for flow in exported.flows {
         let initiator = here.find(&flow.initiator_nic, flow.flow.initiator.address);
         let responder = here.find(&flow.responder_nic, flow.flow.responder.address);
         if let (Some(initiator), Some(responder)) = (initiator, responder) {
@@ -100,7 +136,7 @@ pub fn import(control: &mut Permitted, id: &NicId, state: &[u8]) -> Result<usize
         }
     }
     let taken = control.import_flows(flows)?;
-    if let Some(counted) = counted {
+    if let Some(counted) = exported.counted {
         control.count_on(id, &counted)?;
     }
     Ok(taken)

@@ -628,6 +628,35 @@ async fn empty_connections_of_a_nic_are_refused_before_they_take_memory() {
     assert!(more < 64 << 20, "{} MiB more", more >> 20);
 }
 
+/// The half of what may be decoded for one request.
+#[tokio::test]
+async fn connections_of_a_nic_are_decoded_while_others_are_answered() {
+    let daemon = Daemon::start(&[]);
+    let mut client = daemon.v1().await;
+    client.put_nic(to_create("vm1")).await.unwrap();
+    let import = v1::ImportNicRequest {
+        id: "vm1".into(),
+        state: [0x22, 0].repeat(2 << 20),
+    };
+    let mut bystander = daemon.v1().await;
+    let begun = Instant::now();
+    let importing = tokio::spawn(async move { client.import_nic(import).await });
+    let mut longest = Duration::ZERO;
+    while !importing.is_finished() {
+        let asked = Instant::now();
+        let status = bystander.get_status(v1::GetStatusRequest::default()).await;
+        status.unwrap();
+        longest = longest.max(asked.elapsed());
+    }
+    let took = begun.elapsed();
+    let refused = importing.await.unwrap().unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::InvalidArgument, "{refused}");
+    let why = refused.message();
+    assert!(why.contains("a connection that makes no sense"), "{why}");
+    println!("{longest:?} for an answer at the most, while {took:?} passed");
+    assert!(longest < took / 2, "{longest:?} of {took:?}");
+}
+
 /// 16,000 NICs in groups of 10,000 rules come in one request.
 #[tokio::test]
 async fn a_large_document_is_not_refused() {

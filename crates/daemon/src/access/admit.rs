@@ -74,6 +74,14 @@ impl Caller {
         self.memory.clone()
     }
 
+    /// Holds so many bytes more for its request; an error where there is no room for them.
+    pub fn hold_more(&self, bytes: usize) -> Result<(), Status> {
+        self.memory.as_ref().map_or(Ok(()), |memory| {
+            let mut held = memory.lock().unwrap_or_else(PoisonError::into_inner);
+            held.add(bytes)
+        })
+    }
+
     /// Who it is, as in the log: the same for all requests of one user or certificate.
     pub fn who(&self) -> &Arc<str> {
         &self.shown

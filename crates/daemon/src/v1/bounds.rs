@@ -425,6 +425,19 @@ mod tests {
         assert!(start.elapsed() >= PATIENCE);
     }
 
+    #[test]
+    fn what_is_decoded_later_is_held_with_the_request() {
+        let budget = requests();
+        let mut caller = Caller::seeing(&Peer::unknown());
+        caller.hold_more(BYTES_AT_ONCE * 2).unwrap();
+        caller.hold(Arc::new(Mutex::new(budget.begin(None, TENTHS))));
+        caller.hold_more(BYTES_AT_ONCE).unwrap();
+        let refused = caller.clone().hold_more(2 * SMALL).unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
+        drop(caller);
+        budget.begin(None, TENTHS).add(BYTES_AT_ONCE).unwrap();
+    }
+
     /// Takes a request as a whole, and carries it out on a thread until it is told to end.
     #[derive(Clone)]
     struct Slow(Arc<Mutex<Option<Receiver<()>>>>);

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::access::{Caller, Permitted, Reach, Refusal, taken};
 use crate::app::App;
-use crate::connections;
+use crate::connections::{self, Exported};
 use crate::logging::Level;
 
 /// The service. Cheap to clone.
@@ -45,8 +45,7 @@ impl Service {
         caller: Caller,
         operation: impl FnOnce(&App, &mut Permitted) -> Result<T, Status> + Send + 'static,
     ) -> Answer<T> {
-        self.operate_as(Length::Short, caller, |_| Vec::new(), operation)
-            .await
+        self.operate_as(Length::Short, caller, operation).await
     }
 
     /// As [`operate`](Self::operate), for what takes long.
@@ -55,8 +54,7 @@ impl Service {
         caller: Caller,
         operation: impl FnOnce(&App, &mut Permitted) -> Result<T, Status> + Send + 'static,
     ) -> Answer<T> {
-        self.operate_as(Length::Long, caller, |_| Vec::new(), operation)
-            .await
+        self.operate_as(Length::Long, caller, operation).await
     }
 
     /// As [`operate`](Self::operate), where sockets are given to users and groups: what these are
@@ -67,7 +65,15 @@ impl Service {
         sockets: impl FnOnce(&App) -> Vec<SocketAccess> + Send + 'static,
         operation: impl FnOnce(&App, &mut Permitted) -> Result<T, Status> + Send + 'static,
     ) -> Answer<T> {
-        self.operate_as(Length::Short, caller, sockets, operation)
+        let look_up = |app: &App, caller: &Caller| {
+            // Who has a part of the host gives no socket to anybody.
+            if *caller.reach() == Reach::Whole {
+                app.operations.look_up(&sockets(app));
+            }
+            Ok(())
+        };
+        let operate = |app: &App, control: &mut Permitted, ()| operation(app, control);
+        self.operate_with(Length::Short, caller, look_up, operate)
             .await
     }
 
@@ -75,19 +81,28 @@ impl Service {
         &self,
         length: Length,
         caller: Caller,
-        sockets: impl FnOnce(&App) -> Vec<SocketAccess> + Send + 'static,
         operation: impl FnOnce(&App, &mut Permitted) -> Result<T, Status> + Send + 'static,
+    ) -> Answer<T> {
+        let operate = |app: &App, control: &mut Permitted, ()| operation(app, control);
+        self.operate_with(length, caller, |_, _| Ok(()), operate)
+            .await
+    }
+
+    /// Runs an operation with what is prepared for it before others have to wait.
+    async fn operate_with<P, T: Send + 'static>(
+        &self,
+        length: Length,
+        caller: Caller,
+        prepare: impl FnOnce(&App, &Caller) -> Result<P, Status> + Send + 'static,
+        operation: impl FnOnce(&App, &mut Permitted, P) -> Result<T, Status> + Send + 'static,
     ) -> Answer<T> {
         let (app, asks) = (self.app.clone(), caller.clone());
         let operate = move || {
-            // Who has a part of the host gives no socket to anybody.
-            if *caller.reach() == Reach::Whole {
-                app.operations.look_up(&sockets(&app));
-            }
+            let prepared = prepare(&app, &caller)?;
             let mut control = app.operations.control_by(caller.author());
             control.count_request();
             let mut control = Permitted::new(&mut control, &caller);
-            operation(&app, &mut control)
+            operation(&app, &mut control, prepared)
         };
         let done = self.app.turns.run(&asks, length, operate).await;
         done.map(Response::new)
@@ -283,13 +298,20 @@ impl Butterfly for Service {
     ) -> Answer<v1::ImportNicResponse> {
         let (caller, request) = taken(request)?;
         self.connections_are_there().await;
-        self.control(caller, move |control| {
-            let flows = connections::import(control, &NicId::new(&request.id)?, &request.state)?;
+        let v1::ImportNicRequest { id, state } = request;
+        let read = move |_: &App, caller: &Caller| {
+            let id = NicId::new(&id).map_err(refused)?;
+            caller.hold_more(connections::weigh(&id, &state).map_err(refused)?)?;
+            let exported = connections::decode(&id, &state).map_err(refused)?;
+            Ok((id, exported))
+        };
+        let import = |_: &App, control: &mut Permitted, (id, exported): (NicId, Exported)| {
+            let flows = connections::import(control, &id, exported)?;
             Ok(v1::ImportNicResponse {
                 flows: flows as u64,
             })
-        })
-        .await
+        };
+        self.operate_with(Length::Long, caller, read, import).await
     }
 
     async fn list_groups(
