@@ -575,19 +575,21 @@ struct Unknown {
 async fn a_request_of_v1_that_is_too_long_is_refused_before_it_is_read() {
     let daemon = Daemon::start(&[]);
     let before = most(&daemon);
-    for method in [
-        "Butterfly/Apply",
-        "Butterfly/GetStatus",
-        "Balancer/ListServices",
-        "Router/ListRoutes",
+    let largest = "134217728 bytes";
+    for (method, mib, limit) in [
+        ("butterfly.v1.Butterfly/Apply", 129, largest),
+        ("butterfly.v1.Butterfly/GetStatus", 129, largest),
+        ("butterfly.v1.Balancer/ListServices", 129, largest),
+        ("butterfly.v1.Router/ListRoutes", 129, largest),
+        ("grpc.health.v1.Health/Check", 1, "4096 bytes"),
     ] {
-        let refused = ask_unknown(&daemon, method, 129).await.unwrap_err();
+        let refused = ask_unknown(&daemon, method, mib).await.unwrap_err();
         assert_eq!(refused.code(), tonic::Code::OutOfRange, "{refused}");
-        assert!(refused.message().contains("134217728 bytes"), "{refused}");
+        assert!(refused.message().contains(limit), "{refused}");
         let more = most(&daemon).saturating_sub(before);
         assert!(more < 16 << 20, "{method}: {} MiB more", more >> 20);
     }
-    ask_unknown(&daemon, "Butterfly/GetStatus", 127)
+    ask_unknown(&daemon, "butterfly.v1.Butterfly/GetStatus", 127)
         .await
         .unwrap();
 }
@@ -599,7 +601,7 @@ async fn ask_unknown(daemon: &Daemon, method: &str, mib: usize) -> Result<(), to
     let request = Unknown {
         unknown: vec![0; mib << 20],
     };
-    let path = format!("/butterfly.v1.{method}").parse().unwrap();
+    let path = format!("/{method}").parse().unwrap();
     let codec = tonic_prost::ProstCodec::<Unknown, Unknown>::default();
     within(grpc.unary(tonic::Request::new(request), path, codec))
         .await

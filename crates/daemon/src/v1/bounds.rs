@@ -2,8 +2,9 @@
 //! that are in work and for answers that are not read, of all clients together.
 //!
 //! tonic bounds the bytes of one message, and a [`Weigher`] what it takes once it is decoded; here
-//! is what many of them may add up to, both counted. A request may have a little of memory for
-//! nothing; what is above that comes out of a [`Budget`], as it does for a [`Reply`].
+//! is what many of them may add up to, both counted, the bytes as soon as their number is known. A
+//! request may have a little of memory for nothing; what is above that comes out of a [`Budget`],
+//! as it does for a [`Reply`].
 
 use std::convert::Infallible;
 use std::io;
@@ -82,10 +83,12 @@ struct Metered {
 
 impl Metered {
     fn count(&mut self, bytes: &[u8]) -> Result<(), Status> {
-        let decoded = self.weigher.as_mut().map(|weigher| weigher.add(bytes));
-        let decoded = decoded.transpose()?.unwrap_or(0);
+        let taken = match &mut self.weigher {
+            Some(weigher) => weigher.add(bytes)?,
+            None => bytes.len(),
+        };
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        held.add(bytes.len() + decoded)
+        held.add(taken)
     }
 }
 
@@ -400,29 +403,61 @@ mod tests {
     use std::sync::mpsc::Receiver;
 
     use control::{Controller, HostSettings};
+    use http_body::Frame;
     use http_body_util::{BodyExt, Full};
+    use tokio_stream::StreamExt;
     use tonic::codegen::Bytes;
 
+    use super::super::server::REQUEST_MAX;
     use super::*;
     use crate::logging::LogControl;
     use crate::nowhere::Nowhere;
 
+    /// A body of which so much comes, and nothing more.
+    fn metered(begun: &[u8], weigher: Option<Weigher>, budget: &Budget) -> Metered {
+        let begun = (!begun.is_empty()).then(|| Ok(Frame::data(Bytes::copy_from_slice(begun))));
+        let endless = tokio_stream::pending::<<BodyStream<Body> as Stream>::Item>();
+        let body = tokio_stream::iter(begun).chain(endless);
+        Metered {
+            body: BodyStream::new(Body::new(StreamBody::new(body))),
+            weigher,
+            held: Arc::new(Mutex::new(budget.begin(None, TENTHS))),
+            deadline: Box::pin(tokio::time::sleep(PATIENCE)),
+        }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_body_that_does_not_come_is_not_waited_for() {
-        let endless = tokio_stream::pending::<<BodyStream<Body> as Stream>::Item>();
-        let mut metered = Metered {
-            body: BodyStream::new(Body::new(StreamBody::new(endless))),
-            weigher: None,
-            held: Arc::new(Mutex::new(requests().begin(None, TENTHS))),
-            deadline: Box::pin(tokio::time::sleep(PATIENCE)),
-        };
+        let mut metered = metered(&[], None, &requests());
         let start = tokio::time::Instant::now();
-        let error = std::future::poll_fn(|cx| Pin::new(&mut metered).poll_next(cx)).await;
-        assert_eq!(
-            error.unwrap().unwrap_err().code(),
-            tonic::Code::DeadlineExceeded
-        );
+        let error = metered.next().await.unwrap().unwrap_err();
+        assert_eq!(error.code(), tonic::Code::DeadlineExceeded);
         assert!(start.elapsed() >= PATIENCE);
+    }
+
+    /// tonic makes room for all of it behind the header alone.
+    #[tokio::test]
+    async fn what_a_request_says_it_has_is_held_before_it_comes() {
+        let budget = requests();
+        let begin = |len: usize| {
+            let header = [&[0][..], &u32::try_from(len).unwrap().to_be_bytes()].concat();
+            let weigher = Weigher::of_method("/butterfly.v1.Butterfly/GetStatus");
+            assert!(weigher.is_some());
+            metered(&header, weigher, &budget)
+        };
+        let mut begun = Vec::new();
+        for _ in 0..BYTES_AT_ONCE / REQUEST_MAX {
+            let mut one = begin(REQUEST_MAX);
+            one.next().await.unwrap().unwrap();
+            begun.push(one);
+        }
+        let refused = begin(REQUEST_MAX).next().await.unwrap().unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
+        // A little is for nothing, and what is too long is refused by tonic, which says so.
+        begin(SMALL / 2).next().await.unwrap().unwrap();
+        begin(REQUEST_MAX + 1).next().await.unwrap().unwrap();
+        begun.pop();
+        begin(REQUEST_MAX).next().await.unwrap().unwrap();
     }
 
     #[test]

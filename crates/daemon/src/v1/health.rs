@@ -10,6 +10,9 @@ use tonic_health::server::{HealthReporter, health_reporter};
 
 use crate::watchdog::Health;
 
+/// Bytes of a request, which has a service's name: room is made for them before they come.
+const REQUEST_MAX: usize = 4096;
+
 /// The service, which says from now on what `health` says.
 pub async fn service(health: &Health) -> HealthServer<impl health_server::Health> {
     let (reporter, server) = health_reporter();
@@ -22,7 +25,7 @@ pub async fn service(health: &Health) -> HealthServer<impl health_server::Health
             report(&reporter, now).await;
         }
     });
-    server
+    server.max_decoding_message_size(REQUEST_MAX)
 }
 
 async fn report(reporter: &HealthReporter, serving: bool) {

@@ -29,7 +29,7 @@ use crate::unix_socket::ApiSocket;
 use crate::v0::server::listen_by;
 
 /// The largest request: a declared configuration of a million bindings with IPv6 addresses.
-const REQUEST_MAX: usize = 128 << 20;
+pub(super) const REQUEST_MAX: usize = 128 << 20;
 /// The largest reply, and the largest message of a stream: a configuration at all its limits has
 /// room in it. What is larger ends in OUT_OF_RANGE, with its length and this limit.
 const REPLY_MAX: usize = 512 << 20;

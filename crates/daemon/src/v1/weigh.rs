@@ -1,8 +1,11 @@
-//! What a v1 request takes once it is decoded, told as it arrives: gRPC's frames (a byte that says
-//! whether the message is compressed, and its length in four), and the [`Walk`] over each message.
+//! What a v1 request takes as it comes and once it is decoded, told as it arrives: gRPC's frames (a
+//! byte that says whether the message is compressed, and its length in four), and the [`Walk`] over
+//! each message. tonic makes room for a whole message as soon as it knows its length.
 
 use api::decoded::{Message, Refused, Walk};
 use tonic::Status;
+
+use super::server::REQUEST_MAX;
 
 /// The most that one request may take, bytes: all that one daemon may be told at once, a million
 /// bindings and rules among it, takes less.
@@ -31,6 +34,8 @@ pub struct Weigher {
     walk: Option<Walk>,
     /// Of the messages before. One is asked for; tonic decodes what else there is.
     before: usize,
+    /// Bytes that all messages so far say they have.
+    declared: usize,
     /// tonic refuses the rest: we take nothing that is compressed.
     refused: bool,
 }
@@ -48,11 +53,13 @@ impl Weigher {
             header: Vec::with_capacity(HEADER),
             walk: None,
             before: 0,
+            declared: 0,
             refused: false,
         })
     }
 
-    /// What the next bytes take once they are decoded, in bytes.
+    /// What is taken with the next bytes, in bytes: room for the messages that begin, and what they
+    /// take once they are decoded.
     pub fn add(&mut self, mut bytes: &[u8]) -> Result<usize, Status> {
         let known = self.memory();
         while !bytes.is_empty() && !self.refused {
@@ -71,7 +78,7 @@ impl Weigher {
     }
 
     fn memory(&self) -> usize {
-        self.before + self.walk.as_ref().map_or(0, Walk::memory)
+        self.declared + self.before + self.walk.as_ref().map_or(0, Walk::memory)
     }
 
     fn begin(&mut self, bytes: &mut &[u8]) {
@@ -85,6 +92,10 @@ impl Weigher {
         self.header.clear();
         self.refused = compressed != 0;
         let len = u32::from_be_bytes([a, b, c, d]) as usize;
+        // tonic refuses what is longer.
+        if len <= REQUEST_MAX {
+            self.declared += len;
+        }
         let left = self.limit.saturating_sub(self.before);
         self.walk = Some(Walk::new(self.message, len, left));
     }
