@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::server::WebPkiClientVerifier;
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig};
 use tokio::net::TcpStream;
 
@@ -186,11 +186,93 @@ impl Pem {
             WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone())
                 .build()
                 .map_err(|e| refused(&e))?;
-        ServerConfig::builder_with_provider(provider)
+        let mut config = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(|e| refused(&e))?
             .with_client_cert_verifier(verifier)
             .with_single_cert(chain, own)
-            .map_err(|e| refused(&e))
+            .map_err(|e| refused(&e))?;
+        // Who resumes a session shows no certificate: it would be let in long after that has
+        // expired.
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
+        Ok(config)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+    use rustls::version::{TLS12, TLS13};
+    use rustls::{
+        ClientConfig, ClientConnection, Connection, HandshakeKind, ServerConnection,
+        SupportedProtocolVersion,
+    };
+
+    use super::*;
+
+    const NAME: &str = "butterfly.test";
+
+    /// A server and a client with certificates by one authority.
+    fn pair(version: &'static SupportedProtocolVersion) -> (Arc<ServerConfig>, Arc<ClientConfig>) {
+        let mut params = CertificateParams::new(vec![]).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().unwrap();
+        let authority = params.self_signed(&key).unwrap();
+        let issuer = Issuer::new(params, key);
+        let own = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec![NAME.to_owned()]).unwrap();
+        let cert = params.signed_by(&own, &issuer).unwrap();
+        let pem = Pem {
+            cert: cert.pem().into_bytes(),
+            key: own.serialize_pem().into_bytes(),
+            ca: authority.pem().into_bytes(),
+        };
+        let server = pem.config(["cert", "key", "ca"]).unwrap();
+        let mut roots = RootCertStore::empty();
+        roots.add(authority.der().clone()).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let key = PrivateKeyDer::from_pem_slice(&pem.key).unwrap();
+        let client = ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[version])
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_client_auth_cert(vec![cert.der().clone()], key)
+            .unwrap();
+        (Arc::new(server), Arc::new(client))
+    }
+
+    /// All that one side has to say by now.
+    fn tell(from: &mut Connection, to: &mut Connection) {
+        let mut said = Vec::new();
+        while from.wants_write() {
+            from.write_tls(&mut said).unwrap();
+        }
+        let mut said = said.as_slice();
+        while !said.is_empty() {
+            to.read_tls(&mut said).unwrap();
+            to.process_new_packets().unwrap();
+        }
+    }
+
+    #[test]
+    fn who_comes_again_shows_its_certificate_again() {
+        for version in [&TLS13, &TLS12] {
+            let (server, client) = pair(version);
+            for _ in 0..3 {
+                let name = NAME.try_into().unwrap();
+                let near = ClientConnection::new(client.clone(), name).unwrap();
+                let far = ServerConnection::new(server.clone()).unwrap();
+                let (mut near, mut far) = (Connection::from(near), Connection::from(far));
+                // What it could resume by comes behind the handshake.
+                while near.wants_write() || far.wants_write() {
+                    tell(&mut near, &mut far);
+                    tell(&mut far, &mut near);
+                }
+                assert!(far.peer_certificates().is_some());
+                assert_eq!(far.protocol_version(), Some(version.version));
+                assert_eq!(far.handshake_kind(), Some(HandshakeKind::Full));
+            }
+        }
     }
 }
