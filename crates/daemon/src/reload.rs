@@ -1,68 +1,71 @@
-//! Reading files again while the daemon runs: who may do what, the TLS files, the audit file, the
-//! flow log and the router's access list.
+//! Reading files again while the daemon runs: who may do what, the TLS files, the key of v0, the
+//! page's token, the audit file, the flow log and the router's access list.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::access::Access;
 use crate::audit::Audit;
 use crate::flow_log::FlowLog;
+use crate::page::Token;
 use crate::router::AclFile;
+use crate::v0::key::KeyFile;
 use crate::v1::tls::Certificates;
 
 /// What can be read again.
-pub struct Reload {
-    access: Access,
-    audit: Audit,
-    flow_log: FlowLog,
-    certificates: Option<Arc<Certificates>>,
-    router_acl: Option<AclFile>,
+pub struct Files {
+    pub access: Access,
+    pub audit: Audit,
+    pub flow_log: FlowLog,
+    pub certificates: Option<Arc<Certificates>>,
+    pub v0_key: Option<Arc<KeyFile>>,
+    /// The page's token, and its file.
+    pub page_token: Option<(Token, PathBuf)>,
+    pub router_acl: Option<AclFile>,
     /// What is to be done when who may connect has changed.
-    on_access: Vec<Box<dyn Fn() + Send + Sync>>,
+    pub on_access: Vec<Box<dyn Fn() + Send + Sync>>,
+}
+
+/// Reads them again.
+pub struct Reload {
+    files: Files,
     /// One reads at a time: of two, the one that has read an older file could be the last.
     reading: Mutex<()>,
 }
 
 impl Reload {
-    pub fn new(
-        access: Access,
-        audit: Audit,
-        flow_log: FlowLog,
-        certificates: Option<Arc<Certificates>>,
-        router_acl: Option<AclFile>,
-        on_access: Vec<Box<dyn Fn() + Send + Sync>>,
-    ) -> Reload {
+    pub fn new(files: Files) -> Reload {
         Reload {
-            access,
-            audit,
-            flow_log,
-            certificates,
-            router_acl,
-            on_access,
+            files,
             reading: Mutex::new(()),
         }
     }
 
     pub fn flow_log(&self) -> &FlowLog {
-        &self.flow_log
+        &self.files.flow_log
     }
 
     pub fn audit(&self) -> &Audit {
-        &self.audit
+        &self.files.audit
     }
 
     /// Reads all; a line for each that was read. Each file that cannot be used leaves what was read
     /// of it before, and is in the error, a sentence.
     pub fn now(&self) -> Result<Vec<String>, String> {
         let _reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
-        let access = self.access.reload();
+        let files = &self.files;
+        let access = files.access.reload();
         if access.is_ok() {
-            self.on_access.iter().for_each(|changed| changed());
+            files.on_access.iter().for_each(|changed| changed());
         }
-        let certificates = self.certificates.as_ref().map(|files| files.reload());
-        let files = [self.audit.reopen(), self.flow_log.reopen()];
-        let acl = self.router_acl.as_ref().map(AclFile::reload);
-        let all = [access, certificates.transpose(), acl.transpose()];
-        let all = all.into_iter().chain(files);
+        let certificates = files.certificates.as_ref().map(|files| files.reload());
+        let key = files.v0_key.as_ref().map(|file| file.reload());
+        let token = files.page_token.as_ref();
+        let token = token.map(|(token, path)| token.reload(path));
+        let acl = files.router_acl.as_ref().map(AclFile::reload);
+        let all = [certificates, key, token, acl].map(Option::transpose);
+        let opened = [files.audit.reopen(), files.flow_log.reopen()];
+        let all = [access].into_iter().chain(all).chain(opened);
         let (read, failed): (Vec<_>, Vec<_>) = all.partition(Result::is_ok);
         let read: Vec<String> = read.into_iter().flatten().flatten().collect();
         for line in &read {

@@ -50,7 +50,7 @@ use crate::options::{Settings, UplinkMode};
 use crate::page;
 use crate::privileges;
 use crate::reader::{Reader, checks::Apart};
-use crate::reload::Reload;
+use crate::reload::{self, Reload};
 use crate::router;
 use crate::start_gate::StartGate;
 use crate::states::{InterfaceStates, PortStates, record_interface, record_port};
@@ -59,6 +59,7 @@ use crate::underlay::{self, NextHopTask};
 use crate::unix_socket::{self, NicSockets};
 use crate::upgrade::{self, EarlySessions, Predecessor, Upgrade, Upgraded, words};
 use crate::uplinks::{self, Breaks, Uplinks};
+use crate::v0::key::KeyFile;
 use crate::watchdog::{self, Watchdog, Watched};
 use crate::worker_thread::{WorkerOptions, WorkerThreads};
 use crate::{v0, v1};
@@ -200,8 +201,10 @@ async fn serve(
         settings.vhost_mode,
     )?;
     let names = sockets.names();
-    let key = settings.v0_key.as_deref().map(v0::key::load).transpose()?;
     let clients_reader = Reader::new("clients", settings.hang_secs);
+    let v0_key = settings.v0_key.as_deref();
+    let v0_key = v0_key.map(|path| KeyFile::read(path, clients_reader.clone()));
+    let v0_key = v0_key.transpose()?.map(Arc::new);
     let certificates = v1::tls::Certificates::new(&settings.tls, clients_reader.clone())?;
     let certificates = certificates.map(Arc::new);
     let bgp = settings.balance_bgp.as_deref().map(bgp::Settings::load);
@@ -254,8 +257,8 @@ async fn serve(
         Some(endpoint) => {
             let handed = listeners.take("v0", endpoint);
             let reader = clients_reader;
-            let bound =
-                v0::server::Listener::bind(endpoint, handed, key.as_ref(), policy, reader).await?;
+            let key = v0_key.clone();
+            let bound = v0::server::Listener::bind(endpoint, handed, key, policy, reader).await?;
             listeners.note("v0", endpoint, bound.descriptor())?;
             Some(bound)
         }
@@ -540,14 +543,16 @@ async fn serve(
             balancer: engine.clone(),
             router,
             traces,
-            reload: Reload::new(
-                access.clone(),
+            reload: Reload::new(reload::Files {
+                access: access.clone(),
                 audit,
-                flow_log.clone(),
+                flow_log: flow_log.clone(),
                 certificates,
+                v0_key,
+                page_token: page_token.clone().zip(settings.page_token.clone()),
                 router_acl,
-                sockets,
-            ),
+                on_access: sockets,
+            }),
             upgrade: Upgrade::new(upgrade::Parts {
                 cannot: no_upgrade(settings),
                 listeners: listeners.noted(),

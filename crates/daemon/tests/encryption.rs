@@ -6,7 +6,8 @@ use std::path::Path;
 
 use api::encrypted::{Key, decrypt, encrypt};
 use api::v0::{Encrypted, Messages};
-use common::{Daemon, V0};
+use api::v1;
+use common::{Daemon, V0, within};
 use prost::Message;
 
 const KEY: [u8; 32] = [0x42; 32];
@@ -41,11 +42,15 @@ async fn ask(client: &mut V0, request: Vec<u8>) -> String {
 
 /// Asks and opens the answer, which must be sealed and nothing else.
 async fn ask_sealed(client: &mut V0, content: &[u8]) -> Vec<u8> {
-    let reply = Messages::decode(client.ask(sealed(KEY, content)).await.as_slice()).unwrap();
+    ask_sealed_by(KEY, client, content).await
+}
+
+async fn ask_sealed_by(key: [u8; 32], client: &mut V0, content: &[u8]) -> Vec<u8> {
+    let reply = Messages::decode(client.ask(sealed(key, content)).await.as_slice()).unwrap();
     assert_eq!(reply.messages, []);
     let encrypted = reply.encrypted.unwrap();
     assert_eq!(encrypted.error, None);
-    decrypt(&Key::from(KEY), &encrypted.aes256cbc_sha512.unwrap()).unwrap()
+    decrypt(&Key::from(key), &encrypted.aes256cbc_sha512.unwrap()).unwrap()
 }
 
 const REJECTED: &str = "messages {\n  revision: 6\n  error {\n    code: REJECTED\n  }\n}\n";
@@ -107,6 +112,39 @@ async fn what_is_not_sealed_with_this_key_is_refused_and_changes_nothing() {
     let answer = Messages::decode(ask_sealed(&mut client, &list).await.as_slice()).unwrap();
     let none = "messages { revision: 6 message_0 { response { status { status: true } } } }";
     assert_eq!(answer, api::text_format::parse(none).unwrap());
+}
+
+#[tokio::test]
+async fn another_key_is_in_force_when_its_file_was_read_again() {
+    const ANOTHER: [u8; 32] = [0x43; 32];
+    let daemon = start();
+    let (path, mut admin) = (daemon.path("key"), daemon.v1().await);
+    let list = text("messages { revision: 0 message_0 { request { sg_list: true } } }");
+    let mut client = daemon.v0().await;
+    let answer = ask_sealed(&mut client, &list).await;
+    // The same one, and one that everybody can read, change nothing.
+    within(admin.reload(v1::ReloadRequest {})).await.unwrap();
+    common::private(&path, "Q0NDQ0NDQ0NDQ0NDQ0NDQ0NDQ0NDQ0NDQ0NDQ0NDQ0M=\n");
+    common::set_mode(&path, 0o644);
+    let refused = within(admin.reload(v1::ReloadRequest {})).await;
+    let why = refused.unwrap_err();
+    let said = "key can be read by everybody (mode 644)";
+    assert!(why.message().contains(said), "{why}");
+    assert_eq!(ask_sealed(&mut client, &list).await, answer);
+    common::set_mode(&path, 0o600);
+    let read = within(admin.reload(v1::ReloadRequest {})).await.unwrap();
+    let read = read.into_inner().read;
+    let another = "key: another key, clients have to connect again";
+    assert!(read.iter().any(|line| line.ends_with(another)), "{read:?}");
+    // Who is there is hung up on; its library may connect again by itself.
+    if let Some(reply) = client.ask_or_end(sealed(KEY, &list)).await {
+        let reply = Messages::decode(reply.as_slice()).unwrap();
+        assert_eq!(api::text_format::print(&reply), REFUSED);
+    }
+    let mut client = daemon.v0().await;
+    assert_eq!(ask(&mut client, sealed(KEY, &list)).await, REFUSED);
+    let mut client = daemon.v0().await;
+    assert_eq!(ask_sealed_by(ANOTHER, &mut client, &list).await, answer);
 }
 
 #[test]

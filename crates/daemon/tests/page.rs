@@ -253,6 +253,27 @@ async fn only_who_has_the_token_looks_and_nobody_else_s_page_asks() {
     assert_eq!(page.call("ListGroups", "{}").json(), json!({}));
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn another_token_is_in_force_when_its_file_was_read_again() {
+    let page = Page::start(&[]);
+    let (file, another) = (page.daemon.path("token"), "the-token-of-another");
+    let code = |token: &str| {
+        let bearer = format!("Authorization: Bearer {token}");
+        page.tcp(&["-H", &bearer], "/history").code
+    };
+    let mut admin = page.daemon.v1().await;
+    std::fs::write(&file, "short").unwrap();
+    let refused = within(admin.reload(v1::ReloadRequest {}))
+        .await
+        .unwrap_err();
+    let why = "has 5 characters, not 16 to 256";
+    assert!(refused.message().contains(why), "{refused}");
+    assert_eq!((code(TOKEN), code(another)), (200, 401));
+    std::fs::write(&file, another).unwrap();
+    within(admin.reload(v1::ReloadRequest {})).await.unwrap();
+    assert_eq!((code(TOKEN), code(another)), (401, 200));
+}
+
 /// A request that never ends.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_may_not_ask_is_refused_before_the_request_is_read() {

@@ -116,8 +116,8 @@ pub enum Command {
     /// Say whether the daemon works: prints nothing and ends with 0 if it does
     #[command(after_help = daemon::HEALTH_EXAMPLE)]
     Health(daemon::HealthArgs),
-    /// Have the daemon read again who may do what, its TLS files and the router's access list, as
-    /// SIGHUP does (API v1)
+    /// Have the daemon read again who may do what, its keys and certificates and the router's
+    /// access list, as SIGHUP does (API v1)
     #[command(after_help = daemon::RELOAD_EXAMPLE)]
     Reload,
     /// Look for what makes this host slow or keeps it from working, and say what to do about it

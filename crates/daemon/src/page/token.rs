@@ -2,16 +2,16 @@
 
 use std::fmt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use subtle::ConstantTimeEq;
 
 /// Characters of a token: fewer can be guessed, more are no token.
 const LENGTH: std::ops::RangeInclusive<usize> = 16..=256;
 
-/// A token. Cheap to clone; never shown.
+/// A token, which may become another one. Cheap to clone; never shown.
 #[derive(Clone)]
-pub struct Token(Arc<str>);
+pub struct Token(Arc<RwLock<Box<str>>>);
 
 impl fmt::Debug for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -23,26 +23,20 @@ impl Token {
     /// Reads it from a file, blanks around it left out. The error is a sentence that names the
     /// file.
     pub fn read(path: &Path) -> Result<Token, String> {
-        let most = *LENGTH.end() as u64 + 3;
-        let token = sys::private_text::read(path, most).and_then(|text| {
-            Token::of(text.trim()).map_err(|why| format!("the token in {} {why}", path.display()))
-        });
-        token.map_err(|why| format!("--page-token: {why}"))
+        Ok(Token(Arc::new(RwLock::new(content(path)?))))
+    }
+
+    /// It is what the file has by now. Where that cannot be used, nothing changes. Both sentences
+    /// are for people.
+    pub fn reload(&self, path: &Path) -> Result<String, String> {
+        let new = content(path)?;
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = new;
+        Ok(path.display().to_string())
     }
 
     /// It, if it can be one. The error says what it has.
     pub fn of(token: &str) -> Result<Token, String> {
-        let length = token.len();
-        if !LENGTH.contains(&length) {
-            let (least, most) = (LENGTH.start(), LENGTH.end());
-            return Err(format!("has {length} characters, not {least} to {most}"));
-        }
-        // What a browser can put into a header, and a person into a link.
-        let word = |c: char| c.is_ascii_alphanumeric() || "-._~".contains(c);
-        if !token.chars().all(word) {
-            return Err("has other characters than letters, digits and - . _ ~".into());
-        }
-        Ok(Token(token.into()))
+        Ok(Token(Arc::new(RwLock::new(checked(token)?))))
     }
 
     /// Whether a header `Authorization` has it (RFC 6750, section 2.1). How long it takes says
@@ -51,8 +45,33 @@ impl Token {
         let Some((scheme, given)) = authorization.split_at_checked("Bearer ".len()) else {
             return false;
         };
-        scheme.eq_ignore_ascii_case(b"Bearer ") && given.ct_eq(self.0.as_bytes()).into()
+        let token = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        scheme.eq_ignore_ascii_case(b"Bearer ") && given.ct_eq(token.as_bytes()).into()
     }
+}
+
+/// What a file has.
+fn content(path: &Path) -> Result<Box<str>, String> {
+    let most = *LENGTH.end() as u64 + 3;
+    let token = sys::private_text::read(path, most).and_then(|text| {
+        checked(text.trim()).map_err(|why| format!("the token in {} {why}", path.display()))
+    });
+    token.map_err(|why| format!("--page-token: {why}"))
+}
+
+/// It, if it can be a token.
+fn checked(token: &str) -> Result<Box<str>, String> {
+    let length = token.len();
+    if !LENGTH.contains(&length) {
+        let (least, most) = (LENGTH.start(), LENGTH.end());
+        return Err(format!("has {length} characters, not {least} to {most}"));
+    }
+    // What a browser can put into a header, and a person into a link.
+    let word = |c: char| c.is_ascii_alphanumeric() || "-._~".contains(c);
+    if !token.chars().all(word) {
+        return Err("has other characters than letters, digits and - . _ ~".into());
+    }
+    Ok(token.into())
 }
 
 #[cfg(test)]

@@ -14,13 +14,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use api::encrypted::Key;
 use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream, UnixStream, lookup_host};
+use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::few::{Few, Taken};
 use super::handler::{Answer, Handler};
+use super::key::KeyFile;
 use super::zmtp::{MESSAGE_MAX, PATIENCE, Room, SMALL};
 use crate::access::{Access, Gate, Peer, Who};
 use crate::app::App;
@@ -40,6 +41,7 @@ const ANSWERED_AT_ONCE: usize = 4;
 pub struct Listener {
     socket: Socket,
     reader: Arc<Reader>,
+    key: Option<Arc<KeyFile>>,
     policy: Policy,
 }
 
@@ -63,7 +65,7 @@ impl Listener {
     pub async fn bind(
         endpoint: &str,
         handed: Option<OwnedFd>,
-        key: Option<&Key>,
+        key: Option<Arc<KeyFile>>,
         policy: Policy,
         reader: Arc<Reader>,
     ) -> Result<Listener, String> {
@@ -90,13 +92,10 @@ impl Listener {
                 Socket::Tcp(listener)
             }
         };
-        if let Some(key) = key {
-            let set = reader.set(Word::Key, key.bytes(), Vec::new());
-            set.map_err(|e| format!("the key of v0 cannot be passed on: {e}"))?;
-        }
         Ok(Listener {
             socket,
             reader,
+            key,
             policy,
         })
     }
@@ -122,6 +121,7 @@ impl Listener {
         let desk = Desk {
             handler: Handler::new(self.policy.gate.clone(), app.operations.clone()),
             reader: self.reader,
+            key: self.key,
             app: app.clone(),
             places: match &self.socket {
                 Socket::Ipc(_) => ClientPlaces::local("v0", CLIENTS_MAX),
@@ -169,6 +169,7 @@ async fn listen(addresses: &[SocketAddr]) -> std::io::Result<TcpListener> {
 struct Desk {
     handler: Handler,
     reader: Arc<Reader>,
+    key: Option<Arc<KeyFile>>,
     app: Arc<App>,
     places: ClientPlaces,
     room: Room,
@@ -215,9 +216,12 @@ fn admit(stream: std::io::Result<OwnedFd>, word: Word, peer: Peer, desk: &Desk) 
     let desk = desk.clone();
     tokio::spawn(async move {
         let talk = async {
+            // Before it is passed on, so that its key is of no later time than this.
+            let another_key = desk.key.as_ref().map(|key| key.another());
             let user = peer.user().unwrap_or_default();
             let reader = desk.reader.hand(word, user.as_bytes(), stream?).await?;
-            Client::new(&peer, &desk, &place).converse(reader).await
+            let client = Client::new(&peer, &desk, &place);
+            client.converse(reader, another_key).await
         };
         let ended = tokio::select! {
             ended = talk => ended,
@@ -235,6 +239,14 @@ fn keep_alive(stream: &TcpStream) {
     let _ = stream.set_nodelay(true);
 }
 
+/// Returns when it has changed; never where there is nothing.
+async fn changes(watched: &mut Option<watch::Receiver<()>>) {
+    match watched {
+        Some(watched) => drop(watched.changed().await),
+        None => std::future::pending().await,
+    }
+}
+
 /// Why a connection ends before the client hangs up.
 #[derive(Debug, thiserror::Error)]
 enum Ended {
@@ -249,6 +261,8 @@ enum Ended {
     Slow,
     #[error("its place was needed for another client")]
     Displaced,
+    #[error("the key is another one by now")]
+    AnotherKey,
 }
 
 /// Who is asked for, with his part of what clients share.
@@ -272,9 +286,23 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// Answers what the reader asks for him, until one of the two has hung up.
-    async fn converse(&self, mut reader: UnixStream) -> Result<(), Ended> {
-        while let Some((kind, len)) = head(&mut reader).await? {
+    /// Answers what the reader asks for him, until one of the two has hung up, or the key is
+    /// another one.
+    async fn converse(
+        &self,
+        mut reader: UnixStream,
+        mut another_key: Option<watch::Receiver<()>>,
+    ) -> Result<(), Ended> {
+        loop {
+            let head = tokio::select! {
+                biased;
+                // What is asked by then is sealed with the key of before.
+                () = changes(&mut another_key) => return Err(Ended::AnotherKey),
+                head = head(&mut reader) => head?,
+            };
+            let Some((kind, len)) = head else {
+                return Ok(());
+            };
             match kind {
                 Kind::Request => self.answer(&mut reader, len).await?,
                 // It was answered by the reader.
@@ -293,7 +321,6 @@ impl<'a> Client<'a> {
                 kind => return Err(Ended::Unasked(kind)),
             }
         }
-        Ok(())
     }
 
     /// Answers a request of so many bytes; returns when the client has the answer.
@@ -437,6 +464,9 @@ mod tests {
             gate: Gate::open(),
         };
         let reader = || Reader::new("clients", 0);
+        // For its owner alone.
+        let key = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(&key, "QkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkI=\n").unwrap();
         for open in [
             "tcp://0.0.0.0:0",
             "tcp://*:0",
@@ -453,8 +483,9 @@ mod tests {
             }
             let bound = Listener::bind(open, None, None, policy(true), reader()).await;
             assert!(bound.is_ok());
-            let key = Key::from([1; 32]);
-            let bound = Listener::bind(open, None, Some(&key), policy(false), reader()).await;
+            let key = KeyFile::read(key.path(), reader()).unwrap();
+            let key = Some(Arc::new(key));
+            let bound = Listener::bind(open, None, key, policy(false), reader()).await;
             assert!(bound.is_ok());
         }
     }
