@@ -1,6 +1,7 @@
 //! The INI file of the original daemon: `[general]` and `[security]`. What is not known is refused
 //! by name, so that a misspelt key is not a default silently kept.
 
+use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::net::IpAddr;
 use std::num::{NonZeroU8, NonZeroU16};
@@ -12,6 +13,17 @@ use clap::ValueEnum;
 use crate::cores::{Cores, count};
 use crate::logging::Level;
 use crate::options::{DSCP_MAX, OuterChecksum, UplinkMode, mode, mtu, sflow_rate, size};
+
+/// Keys whose values are separated by commas.
+const LISTS: [&str; 7] = [
+    "uplink",
+    "metrics",
+    "page",
+    "ipfix",
+    "sflow",
+    "balance-interfaces",
+    "router-interfaces",
+];
 
 /// What the file says; `None` where it says nothing.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -82,10 +94,26 @@ fn parse(text: &str) -> Result<Ini, String> {
     // Editors of another system begin files with a byte-order mark.
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let parsed = ini::Ini::load_from_str_noescape(text).map_err(|e| e.to_string())?;
+    let mut given = BTreeMap::new();
     for (section, properties) in &parsed {
         let section = section.unwrap_or_default();
         for (key, value) in properties {
-            set(&mut ini, section, key, without_comment(value))?;
+            let value = without_comment(value);
+            set(&mut ini, section, key, value)?;
+            if value.is_empty() {
+                continue;
+            }
+            if let Some(before) = given.insert((section, key), value)
+                && before != value
+            {
+                let several = match LISTS.contains(&key) {
+                    true => ": several are separated by commas",
+                    false => "",
+                };
+                return Err(format!(
+                    "[{section}] {key} is given twice, as '{before}' and as '{value}'{several}"
+                ));
+            }
         }
     }
     Ok(ini)
@@ -398,6 +426,19 @@ audit = /var/log/butterfly/audit.json
     }
 
     #[test]
+    fn what_is_said_twice_and_is_the_same_is_no_mistake() {
+        let text = "[general]\nip = ::1\nstore =\n[security]\naudit = /a\n[general]\n\
+                    ip = ::1 ; again\nstore = /s\nstore =\n";
+        let expected = Ini {
+            ip: Some("::1".parse().unwrap()),
+            store: Some("/s".into()),
+            audit: Some("/a".into()),
+            ..Ini::default()
+        };
+        assert_eq!(parse(text), Ok(expected));
+    }
+
+    #[test]
     fn refusals_name_section_and_key() {
         for (text, expected) in [
             (
@@ -435,6 +476,20 @@ audit = /var/log/butterfly/audit.json
             (
                 "[general]\nvxlan-checksum = maybe",
                 "[general] vxlan-checksum: ",
+            ),
+            (
+                "[general]\nuplink = eth1\nuplink = eth2",
+                "[general] uplink is given twice, as 'eth1' and as 'eth2': several are separated \
+                 by commas",
+            ),
+            (
+                "[security]\ninsecure-api = false\n[general]\nip = ::1\n[security]\n\
+                 insecure-api = true",
+                "[security] insecure-api is given twice, as 'false' and as 'true'",
+            ),
+            (
+                "[security]\naccess = /a\naccess =\naccess = /b",
+                "[security] access is given twice, as '/a' and as '/b'",
             ),
         ] {
             let error = parse(text).unwrap_err();
