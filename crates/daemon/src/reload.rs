@@ -12,6 +12,8 @@ use crate::router::AclFile;
 use crate::v0::key::KeyFile;
 use crate::v1::tls::Certificates;
 
+pub type OnAccess = Box<dyn Fn() -> Result<(), String> + Send + Sync>;
+
 /// What can be read again.
 pub struct Files {
     pub access: Access,
@@ -22,8 +24,8 @@ pub struct Files {
     /// The page's token, and its file.
     pub page_token: Option<(Token, PathBuf)>,
     pub router_acl: Option<AclFile>,
-    /// What is to be done when who may connect has changed.
-    pub on_access: Vec<Box<dyn Fn() + Send + Sync>>,
+    /// What is to be done when who may connect has changed; an error says what stays as it was.
+    pub on_access: Vec<OnAccess>,
 }
 
 /// Reads them again.
@@ -50,14 +52,13 @@ impl Reload {
     }
 
     /// Reads all; a line for each that was read. Each file that cannot be used leaves what was read
-    /// of it before, and is in the error, a sentence.
+    /// of it before, and is in the error, a sentence, as is what could not be changed by it.
     pub fn now(&self) -> Result<Vec<String>, String> {
         let _reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
         let files = &self.files;
         let access = files.access.reload();
-        if access.is_ok() {
-            files.on_access.iter().for_each(|changed| changed());
-        }
+        let changed = files.on_access.iter().filter(|_| access.is_ok());
+        let unchanged: Vec<String> = changed.filter_map(|change| change().err()).collect();
         let certificates = files.certificates.as_ref().map(|files| files.reload());
         let key = files.v0_key.as_ref().map(|file| file.reload());
         let token = files.page_token.as_ref();
@@ -71,10 +72,14 @@ impl Reload {
         for line in &read {
             tracing::info!("read again: {line}");
         }
-        let failed: Vec<String> = failed.into_iter().filter_map(Result::err).collect();
+        let mut failed: Vec<String> = failed.into_iter().filter_map(Result::err).collect();
         for why in &failed {
             tracing::error!("not read again, what was read before stays in force: {why}");
         }
+        for why in &unchanged {
+            tracing::error!("{why}");
+        }
+        failed.extend(unchanged);
         match failed.is_empty() {
             true => Ok(read),
             false => Err(failed.join("; ")),

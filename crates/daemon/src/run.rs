@@ -784,12 +784,16 @@ fn uplink_setup(
 }
 
 /// Gives a socket to those who may connect by what was read last.
-fn reopen_socket(path: &Path, access: &Access) -> Box<dyn Fn() + Send + Sync> {
+fn reopen_socket(path: &Path, access: &Access) -> reload::OnAccess {
     let (path, access) = (path.to_owned(), access.clone());
     Box::new(move || {
-        if let Err(e) = unix_socket::open_to(&path, &access) {
-            tracing::error!("{} keeps its mode: {e}", path.display());
-        }
+        let opened = unix_socket::open_to(&path, &access);
+        opened.map_err(|e| {
+            format!(
+                "{} is not given to those who may connect by now: {e}",
+                path.display()
+            )
+        })
     })
 }
 

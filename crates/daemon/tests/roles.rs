@@ -1194,6 +1194,29 @@ async fn what_one_may_do_is_read_again_while_it_runs() {
     ask(&mut again).await.unwrap();
 }
 
+#[tokio::test]
+async fn a_socket_that_stays_as_it_was_is_an_error_of_the_reload() {
+    let host = Host::start();
+    let mut admin = host.by("admin.test").await;
+    within(admin.reload(v1::ReloadRequest {})).await.unwrap();
+    let socket = host.daemon.path("v1.sock");
+    std::fs::remove_file(&socket).unwrap();
+    let other = ACCESS.replace("viewer.test", "other.test");
+    write(&host.file("access.toml"), &other);
+    let error = within(admin.reload(v1::ReloadRequest {}))
+        .await
+        .unwrap_err();
+    assert_eq!(error.code(), Code::FailedPrecondition);
+    let why = format!("{} is not given to those who may", socket.display());
+    assert!(error.message().contains(&why), "{error}");
+    assert!(host.daemon.log().contains(&why), "{}", host.daemon.log());
+    // All that could be read is in force.
+    let mut other = host.by("other.test").await;
+    within(other.list_nics(v1::ListNicsRequest {}))
+        .await
+        .unwrap();
+}
+
 /// Runs something as another user: the kernel tells the daemon of the thread that connects.
 fn as_user<T: Send + 'static>(uid: u32, run: impl AsyncFnOnce() -> T + Send + 'static) -> T {
     let thread = std::thread::spawn(move || {
