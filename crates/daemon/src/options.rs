@@ -581,7 +581,17 @@ impl Settings {
             ini.encryption_key_path,
             path,
         );
-        let insecure_api = options.insecure_api || ini.insecure_api.unwrap_or(false);
+        let insecure_api = said.yes("--insecure-api", options.insecure_api, ini.insecure_api);
+        let insecure_metrics = said.yes(
+            "--insecure-metrics",
+            options.insecure_metrics,
+            ini.insecure_metrics,
+        );
+        let guest_memory_populated = said.yes(
+            "--guest-memory-populated",
+            options.guest_memory_populated,
+            ini.guest_memory_populated,
+        );
         let mut warnings = Vec::new();
         if v0_endpoint.is_none() && (v0_key.is_some() || insecure_api) {
             warnings.push(format!(
@@ -799,15 +809,14 @@ impl Settings {
                 ca: options.tls_ca,
             },
             metrics: metrics.unwrap_or_default(),
-            insecure_metrics: options.insecure_metrics || ini.insecure_metrics.unwrap_or(false),
+            insecure_metrics,
             page: page.unwrap_or_default(),
             page_token,
             api_group,
             vhost_owner,
             vhost_group,
             vhost_mode,
-            guest_memory_populated: options.guest_memory_populated
-                || ini.guest_memory_populated.unwrap_or(false),
+            guest_memory_populated,
             hang_secs: options.hang_secs,
             access,
             audit,
@@ -888,6 +897,18 @@ impl Said<'_> {
     ) -> Option<T> {
         self.differs(option, key, line.as_ref(), file.as_ref(), show);
         line.or(file)
+    }
+
+    /// An option that is there or not, and its key.
+    fn yes(&mut self, option: &str, line: bool, file: Option<bool>) -> bool {
+        if line && file == Some(false) {
+            self.remarks.push(format!(
+                "{option} of the command line counts, not {} = false of {}",
+                option.trim_start_matches('-'),
+                self.file.display()
+            ));
+        }
+        line || file == Some(true)
     }
 
     fn differs<T: PartialEq>(
@@ -1541,5 +1562,45 @@ mod tests {
                 path.display()
             )
         );
+    }
+
+    #[test]
+    fn what_is_allowed_by_the_command_line_alone_is_said() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("butterflyd.ini");
+        let options = [
+            "--insecure-api",
+            "--insecure-metrics",
+            "--guest-memory-populated",
+        ];
+        let resolved = |value: &str, options: &[&str]| {
+            let text = format!(
+                "[general]\nguest-memory-populated = {value}\nendpoint = tcp://127.0.0.1:1\n\
+                 [security]\ninsecure-api = {value}\ninsecure-metrics = {value}\n"
+            );
+            std::fs::write(&path, text).unwrap();
+            let settings =
+                settings(&[&["-c", path.to_str().unwrap()][..], options].concat()).unwrap();
+            let all = [
+                settings.insecure_api,
+                settings.insecure_metrics,
+                settings.guest_memory_populated,
+            ];
+            (all, settings.remarks)
+        };
+        assert_eq!(resolved("no", &[]), ([false; 3], vec![]));
+        assert_eq!(resolved("yes", &[]), ([true; 3], vec![]));
+        assert_eq!(resolved("yes", &options), ([true; 3], vec![]));
+        assert_eq!(resolved("", &options), ([true; 3], vec![]));
+        let (all, remarks) = resolved("no", &options);
+        assert_eq!(all, [true; 3]);
+        let said = options.map(|option| {
+            format!(
+                "{option} of the command line counts, not {} = false of {}",
+                &option[2..],
+                path.display()
+            )
+        });
+        assert_eq!(remarks, said);
     }
 }
