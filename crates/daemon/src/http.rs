@@ -29,7 +29,7 @@ use crate::v0::server::listen_by;
 use crate::v1::bounds::{Asking, Guarded, REPLY_TENTHS};
 use crate::v1::budget::{Budget, Held};
 use crate::v1::reply::Reply;
-use crate::v1::tls::{Authority, Certificates};
+use crate::v1::tls::{self, Authority, Certificates};
 
 /// Connections of a server at one time; see [`places`](crate::places) for who makes room.
 const CLIENTS_MAX: usize = 32;
@@ -219,7 +219,7 @@ impl Listener {
                     let accepted = listener.accept().await;
                     accepted.map(|(stream, address)| {
                         let _ = stream.set_nodelay(true);
-                        desk.greet(stream, address, certificates.clone());
+                        desk.greet(stream, address, certificates.clone(), gate.clone());
                     })
                 }
             };
@@ -281,7 +281,13 @@ impl<A: Answers> Desk<A> {
     }
 
     /// Gives a client a place, and talks to it once it has shown a certificate.
-    fn greet(&self, stream: TcpStream, address: SocketAddr, certificates: Arc<Certificates>) {
+    fn greet(
+        &self,
+        stream: TcpStream,
+        address: SocketAddr,
+        certificates: Arc<Certificates>,
+        gate: Gate,
+    ) {
         let Some(place) = self.places.take() else {
             return;
         };
@@ -300,7 +306,7 @@ impl<A: Answers> Desk<A> {
                     let origin = Origin::Tls(peer, authority);
                     desk.converse(stream, Client { place, origin }).await;
                 }
-                Err(e) => tracing::debug!("{}: no TLS with {address}: {e}", desk.served.name),
+                Err(why) => tls::tell(&why, desk.served.name, address, &gate),
             }
         });
     }

@@ -11,8 +11,10 @@ use std::process::Command;
 use api::v1;
 use api::v1::butterfly_client::ButterflyClient;
 use common::certificates::{Authority, TlsFolder};
-use common::{Daemon, within};
+use common::{Daemon, PATIENCE, within};
+use serde_json::json;
 use testkit::netns::Namespace;
+use testkit::wait_for;
 use tonic::transport::Endpoint;
 
 /// The user that owns nothing.
@@ -120,7 +122,9 @@ async fn tcp_is_for_clients_with_a_certificate_by_our_authority() {
     let (tls, theirs) = (TlsFolder::new(), Authority::new());
     let port = common::free_port();
     let api = format!("tcp:127.0.0.1:{port}");
-    let daemon = Daemon::start(&[&["--api", &api][..], &tls.options()].concat());
+    let audit = tls.path("audit.json");
+    let options = ["--api", &api, "--audit", audit.to_str().unwrap()];
+    let daemon = Daemon::start(&[&options[..], &tls.options()].concat());
 
     assert_eq!(
         status(port, &tls, Some(tls.authority.sign()))
@@ -129,9 +133,16 @@ async fn tcp_is_for_clients_with_a_certificate_by_our_authority() {
             .pid,
         daemon.pid()
     );
+    // A probe, which says nothing.
+    drop(TcpStream::connect(("127.0.0.1", port)).unwrap());
     assert!(
         status(port, &tls, Some(theirs.sign())).await.is_err(),
         "signed by another authority"
+    );
+    let expired = tls.authority.sign_until("butterfly.test", 2020);
+    assert!(
+        status(port, &tls, Some(expired)).await.is_err(),
+        "a certificate that has expired"
     );
     assert!(status(port, &tls, None).await.is_err(), "no certificate");
     let clear = Endpoint::from_shared(format!("http://127.0.0.1:{port}")).unwrap();
@@ -143,6 +154,30 @@ async fn tcp_is_for_clients_with_a_certificate_by_our_authority() {
             "clear text"
         );
     }
+    let turned_away = [
+        "UnknownIssuer",
+        "expired",
+        "peer sent no certificates",
+        "corrupt message",
+    ];
+    wait_for("records of who was turned away", PATIENCE, || {
+        let text = std::fs::read_to_string(&audit).unwrap();
+        let lines = text.lines().map(|line| serde_json::from_str(line).unwrap());
+        let lines: Vec<serde_json::Value> = lines.collect();
+        for line in &lines {
+            assert_eq!(
+                (&line["api"], &line["request"]),
+                (&json!("v1"), &json!("connect"))
+            );
+            assert_eq!(line["result"], "refused");
+            assert!(line["address"].as_str().unwrap().starts_with("127.0.0.1:"));
+            let why = line["why"].as_str().unwrap();
+            assert!(turned_away.iter().any(|known| why.contains(known)), "{why}");
+        }
+        let is_there = |known: &str| text.contains(known);
+        Ok(turned_away.into_iter().all(is_there).then_some(()))
+    })
+    .unwrap();
     // The unix socket goes on serving beside it.
     within(
         daemon

@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 
 use api::v1;
 use common::certificates::TlsFolder;
-use common::{Daemon, run, within};
+use common::{Daemon, PATIENCE, run, within};
 use serde_json::{Value, json};
+use testkit::wait_for;
 
 const TOKEN: &str = "the-token-of-this-test";
 const API: &str = "/api/butterfly.v1.Butterfly";
@@ -323,7 +324,7 @@ async fn over_tls_it_is_for_who_has_a_certificate() {
     let (client, client_key) = tls.client("browser");
     let port = common::free_port();
     let tcp = format!("tcp:127.0.0.1:{port}");
-    let _daemon = Daemon::start(&[&["--page", &tcp][..], &tls.options()].concat());
+    let daemon = Daemon::start(&[&["--page", &tcp][..], &tls.options()].concat());
     let name = format!("butterfly.test:{port}");
     let to = format!("{name}:127.0.0.1");
     let url = format!("https://{name}{API}/ListNics");
@@ -348,6 +349,13 @@ async fn over_tls_it_is_for_who_has_a_certificate() {
         !without.unwrap().status.success(),
         "nobody is let in without a certificate"
     );
+    wait_for("a record of that", PATIENCE, || {
+        let log = daemon.log();
+        let record = log.lines().find(|line| line.contains(r#""api":"page""#));
+        let is_told = |line: &str| line.contains("peer sent no certificates");
+        Ok(record.filter(|line| is_told(line)).map(drop))
+    })
+    .unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

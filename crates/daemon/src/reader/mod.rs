@@ -31,5 +31,5 @@ mod started;
 pub mod words;
 
 pub use process::{ARGUMENT, serve};
-pub use relay::{Protocol, Secured, secure};
+pub use relay::{NoClient, Protocol, Secured, secure};
 pub use started::Reader;

@@ -1,7 +1,7 @@
 //! A client that comes over TLS: the handshake and the records are the reader's, the clear bytes
 //! the daemon's.
 
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -54,17 +54,24 @@ pub struct Secured {
     pub names: Vec<String>,
 }
 
+/// Why somebody who came is no client.
+#[derive(Debug, thiserror::Error)]
+pub enum NoClient {
+    /// It shows no certificate of the authority, or speaks no TLS: a sentence.
+    #[error("{0}")]
+    TurnedAway(String),
+    /// It has gone, takes too long or loses its place; or there is no reader.
+    #[error("{0}")]
+    Gone(#[from] io::Error),
+}
+
 /// Has a reader make the handshake with a client that has a place.
-///
-/// # Errors
-/// The client shows no certificate of the authority, or speaks no TLS; it takes too long, or loses
-/// its place; there is no reader.
 pub async fn secure(
     reader: &Reader,
     client: TcpStream,
     place: ClientPlace,
     protocol: Protocol,
-) -> io::Result<Secured> {
+) -> Result<Secured, NoClient> {
     let secured = async {
         let client = OwnedFd::from(client.into_std()?);
         let stream = reader.hand(Word::Tls, protocol.name(), client).await?;
@@ -72,13 +79,13 @@ pub async fn secure(
         match receive(&mut stream, SENTENCE_MAX).await? {
             Some((Kind::Names, names)) => Ok(Secured {
                 stream,
-                names: serde_json::from_slice(&names)?,
+                names: serde_json::from_slice(&names).map_err(io::Error::from)?,
             }),
-            Some((_, why)) => Err(io::Error::other(sentence(&why))),
-            None => Err(io::ErrorKind::UnexpectedEof.into()),
+            Some((_, why)) => Err(NoClient::TurnedAway(sentence(&why))),
+            None => Err(io::Error::from(ErrorKind::UnexpectedEof).into()),
         }
     };
-    timeout(PATIENCE, secured).await?
+    timeout(PATIENCE, secured).await.map_err(io::Error::from)?
 }
 
 /// In the reader: makes the handshake, and passes on what is said until one side has hung up.
@@ -91,8 +98,11 @@ pub async fn relay(client: TcpStream, mut daemon: UnixStream, config: Arc<Server
     };
     let (client, names) = match handshake {
         Ok(done) => done,
+        // Who connects and says nothing is a probe: it has gone, and was not turned away.
         Err(e) => {
-            let _ = send(&mut daemon, Kind::Failed, e.to_string().as_bytes()).await;
+            if matches!(e.kind(), ErrorKind::InvalidData | ErrorKind::Other) {
+                let _ = send(&mut daemon, Kind::Failed, e.to_string().as_bytes()).await;
+            }
             return;
         }
     };

@@ -18,12 +18,12 @@ use tonic::transport::Server;
 
 use super::bounds::{self, Bounded, Guarded, Identified};
 use super::service::Service;
-use super::tls::Certificates;
+use super::tls::{self, Certificates};
 use crate::access::{Access, Admitted, Gate, Peer, Who};
 use crate::app::App;
 use crate::balancer;
 use crate::places::{ClientPlace, ClientPlaces};
-use crate::reader::{Protocol, Secured};
+use crate::reader::{NoClient, Protocol, Secured};
 use crate::router;
 use crate::unix_socket::ApiSocket;
 use crate::v0::server::listen_by;
@@ -123,7 +123,7 @@ impl Listener {
                 let mut builder = builder.http2_keepalive_interval(Some(KEEPALIVE));
                 let services = builder.add_routes(services);
                 let places = ClientPlaces::new("v1", CLIENTS_MAX);
-                let clients = remote_clients(listener, certificates, places, app);
+                let clients = remote_clients(listener, certificates, places, app, gate);
                 services
                     .serve_with_incoming_shutdown(clients, stopping)
                     .await
@@ -208,6 +208,7 @@ fn remote_clients(
     certificates: Arc<Certificates>,
     places: ClientPlaces,
     app: Arc<App>,
+    gate: Gate,
 ) -> Clients<Guarded<UnixStream>> {
     let (sender, receiver) = mpsc::channel(1);
     tokio::spawn(async move {
@@ -223,10 +224,11 @@ fn remote_clients(
                 let _ = stream.set_nodelay(true);
                 let Some(place) = places.take() else { continue };
                 let (sender, certificates) = (sender.clone(), certificates.clone());
+                let gate = gate.clone();
                 tokio::spawn(async move {
                     match greet(stream, address, place, &certificates).await {
                         Ok(client) => drop(sender.send(Ok(client)).await),
-                        Err(e) => tracing::debug!("v1: no TLS with {address}: {e}"),
+                        Err(why) => tls::tell(&why, "v1", address, &gate),
                     }
                 });
             }
@@ -245,7 +247,7 @@ async fn greet(
     address: SocketAddr,
     place: ClientPlace,
     certificates: &Certificates,
-) -> std::io::Result<Identified<Guarded<UnixStream>>> {
+) -> Result<Identified<Guarded<UnixStream>>, NoClient> {
     let accepted = certificates.accept(stream, place, Protocol::Http2);
     let (Secured { stream, names }, authority) = accepted.await?;
     let place = stream.place();
@@ -255,7 +257,7 @@ async fn greet(
     };
     if !place.is_of(&peer) {
         let why = format!("{} has as many places as one may", peer.shown());
-        return Err(std::io::Error::other(why));
+        return Err(std::io::Error::other(why).into());
     }
     Ok(Identified::new(stream, place, peer, Some(authority)))
 }

@@ -2,6 +2,7 @@
 //! again while the daemon runs. The handshake is made by the [reader](crate::reader) with what was
 //! read last.
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,10 +13,11 @@ use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig};
 use tokio::net::TcpStream;
 
+use crate::access::{Gate, Peer};
 use crate::options::Tls;
 use crate::places::ClientPlace;
 use crate::reader::words::Word;
-use crate::reader::{Protocol, Reader, Secured, secure};
+use crate::reader::{NoClient, Protocol, Reader, Secured, secure};
 
 /// Bytes of each file at the most.
 pub const FILE_MAX: usize = 16 << 20;
@@ -104,13 +106,13 @@ impl Certificates {
     }
 
     /// Has the handshake made with a client that has a place; gives the stream, and by which
-    /// authority it came. The error says why there is no client.
+    /// authority it came.
     pub async fn accept(
         &self,
         client: TcpStream,
         place: ClientPlace,
         protocol: Protocol,
-    ) -> std::io::Result<(Secured, Authority)> {
+    ) -> Result<(Secured, Authority), NoClient> {
         // Before it is passed on, so that it is of no later one than it is taken for.
         let authority = Authority {
             then: self.authority.load(Ordering::Acquire),
@@ -118,6 +120,21 @@ impl Certificates {
         };
         let secured = secure(&self.reader, client, place, protocol).await?;
         Ok((secured, authority))
+    }
+}
+
+/// Tells of somebody who came to a server from this address and is no client. Who was turned away
+/// is in the audit log.
+pub fn tell(why: &NoClient, server: &'static str, address: SocketAddr, gate: &Gate) {
+    match why {
+        NoClient::TurnedAway(why) => {
+            let peer = Peer {
+                address: Some(address.to_string()),
+                ..Peer::unknown()
+            };
+            gate.turned_away(server, &peer, "connect", why);
+        }
+        NoClient::Gone(why) => tracing::debug!("{server}: no TLS with {address}: {why}"),
     }
 }
 

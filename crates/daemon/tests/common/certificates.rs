@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
-use rcgen::{BasicConstraints, CertificateParams, DistinguishedName, IsCa, Issuer, KeyPair};
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, IsCa, Issuer, KeyPair, date_time_ymd,
+};
 use tempfile::TempDir;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Error, Identity};
 
@@ -31,8 +33,14 @@ impl Authority {
 
     /// Certificate and key of somebody.
     pub fn sign_for(&self, name: &str) -> (String, String) {
+        self.sign_until(name, 4000)
+    }
+
+    /// The same, to the beginning of a year.
+    pub fn sign_until(&self, name: &str, year: i32) -> (String, String) {
         let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
         params.distinguished_name = DistinguishedName::new();
+        params.not_after = date_time_ymd(year, 1, 1);
         let key = KeyPair::generate().unwrap();
         (
             params.signed_by(&key, &self.issuer).unwrap().pem(),
