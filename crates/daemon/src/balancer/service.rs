@@ -310,7 +310,7 @@ impl Balancer for Service {
     ) -> Answer<Self::WatchBalancerStream> {
         let (caller, request) = taken(request)?;
         let share = self.app.watching.take(&caller)?;
-        let events = watch::watch(self.app.clone(), share, request);
+        let events = watch::watch(self.app.clone(), caller, share, request);
         Ok(Response::new(ReceiverStream::new(events)))
     }
 }

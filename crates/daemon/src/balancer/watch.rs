@@ -13,18 +13,25 @@ use tokio::task::block_in_place;
 use tonic::Status;
 
 use super::{render, status};
+use crate::access::Caller;
 use crate::app::App;
 use crate::events;
 use crate::shares::Share;
+use crate::v1::bounds::REPLY_TENTHS;
+use crate::v1::budget::{self, Held};
+
+/// What is there, with what is held for it.
+type Made = Result<(Vec<v1::BalancerEvent>, Held), Status>;
 
 /// Ends with the daemon and with the client.
 pub fn watch(
     app: Arc<App>,
+    caller: Caller,
     share: Share,
     request: v1::WatchBalancerRequest,
 ) -> Receiver<Result<v1::BalancerEvent, Status>> {
     events::stream(app.clone(), |sender| async move {
-        let told = forward(app, request, sender).await;
+        let told = forward(app, caller.unrecorded(), request, sender).await;
         drop(share);
         told
     })
@@ -33,34 +40,36 @@ pub fn watch(
 /// Ends with the reader.
 async fn forward(
     app: Arc<App>,
+    caller: Caller,
     request: v1::WatchBalancerRequest,
     sender: Sender<Result<v1::BalancerEvent, Status>>,
 ) -> Option<()> {
-    let (snapshot, mut events) = block_in_place(|| begin(&app, request.snapshot));
-    for kind in snapshot {
-        sender.send(Ok(event(0, kind))).await.ok()?;
-    }
+    let held = app.replies.begin(Some(&caller), REPLY_TENTHS);
+    let (snapshot, mut subscribed) = block_in_place(|| begin(&app, request.snapshot, held));
+    events::tell(snapshot, &sender).await?;
     loop {
-        if let Some(event) = next(&app, &mut events).await? {
+        if let Some(event) = next(&app, &mut subscribed).await? {
             sender.send(Ok(event)).await.ok()?;
         }
     }
 }
 
 /// One lock for both, so that no change falls between the snapshot and the events behind it.
-fn begin(app: &App, snapshot: bool) -> (Vec<Kind>, Subscription<Event>) {
+fn begin(app: &App, snapshot: bool, held: Held) -> (Made, Subscription<Event>) {
     let facts = status::Facts::of(&app.balancer).ok();
     let control = app.control();
-    let mut kinds = Vec::new();
-    if let Some(facts) = facts.filter(|_| snapshot) {
-        let services = control.services().values();
-        let status = |service| Kind::ServiceChanged(status::service(&control, service, &facts));
-        kinds.extend(services.map(|service| status(service)));
-    }
-    if snapshot {
-        kinds.push(Kind::SnapshotEnd(true));
-    }
-    (kinds, control.subscribe())
+    let controller = &*control;
+    let services = facts.iter().flat_map(|facts| {
+        let services = controller.services().values();
+        services
+            .map(move |service| Kind::ServiceChanged(status::service(controller, service, facts)))
+    });
+    let all = services.chain([Kind::SnapshotEnd(true)]);
+    let made = match snapshot {
+        true => budget::collect(all.map(|kind| event(0, kind)), budget::memory, held),
+        false => Ok((vec![], held)),
+    };
+    (made, control.subscribe())
 }
 
 /// The next event; `Some(None)` for one whose subject is gone again: its own event follows.

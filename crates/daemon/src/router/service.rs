@@ -18,6 +18,8 @@ use super::{render, watch};
 use crate::access::{Caller, Permitted, taken};
 use crate::app::{App, monotonic_ns};
 use crate::events;
+use crate::v1::bounds::REPLY_TENTHS;
+use crate::v1::budget;
 use crate::v1::interface;
 use crate::v1::service::{answer, refused};
 use crate::v1::turns::Length;
@@ -157,17 +159,18 @@ impl Router for Service {
         let snapshot = self.control.mirror().await?.snapshot();
         let asked = AskedNeighbours::new(&request, snapshot)?;
         let judged = self.control.look(|thread| asked.judged(thread.router()));
-        let mut all = judged.await?.with_times().await?;
+        let mut all = judged.await?.with_times().await?.into_iter();
+        let pieces = std::iter::from_fn(|| {
+            let neighbours: Vec<_> = all.by_ref().take(PIECE).collect();
+            (!neighbours.is_empty()).then_some(v1::ListNeighboursResponse { neighbours })
+        });
+        let held = self.app.replies.begin(Some(&caller), REPLY_TENTHS);
+        let made = budget::collect(pieces, memory, held);
         drop(turn);
         let pieces = events::stream(self.app.clone(), |sender| async move {
-            while !all.is_empty() {
-                let rest = all.split_off(all.len().min(PIECE));
-                let neighbours = std::mem::replace(&mut all, rest);
-                let piece = v1::ListNeighboursResponse { neighbours };
-                sender.send(Ok(piece)).await.ok()?;
-            }
+            let told = events::tell(made, &sender).await;
             drop(share);
-            Some(())
+            told
         });
         Ok(Response::new(pieces.into()))
     }
@@ -200,6 +203,11 @@ impl Router for Service {
         let events = watch::watch(self.app.clone(), share, request)?;
         Ok(Response::new(events.into()))
     }
+}
+
+/// About what a piece takes.
+fn memory(piece: &v1::ListNeighboursResponse) -> usize {
+    piece.neighbours.len() * size_of::<v1::Neighbour>() + budget::memory(piece)
 }
 
 async fn route_to(control: &Control, ip: IpAddr) -> Result<v1::Route, Refusal> {

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use prost::Message;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::Status;
 
@@ -169,6 +170,11 @@ impl Drop for Held {
             drop(runtime.spawn_blocking(sys::trim_memory));
         }
     }
+}
+
+/// About what a message takes.
+pub fn memory<M: Message>(message: &M) -> usize {
+    size_of::<M>() + message.encoded_len()
 }
 
 /// All of them, and what they hold, counted as they are made.

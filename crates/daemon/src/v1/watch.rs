@@ -7,16 +7,13 @@ use api::v1;
 use api::v1::event::Kind;
 use control::model::NicId;
 use control::{Event, EventKind};
-use prost::Message;
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 use tokio::sync::mpsc;
-use tokio::sync::mpsc::error::SendTimeoutError;
 use tokio::task::block_in_place;
 use tonic::Status;
 
 use super::bounds::REPLY_TENTHS;
-use super::budget::{self, Held};
-use super::{render, reply};
+use super::{budget, render};
 use crate::access::{Caller, Permitted};
 use crate::app::App;
 use crate::events;
@@ -46,12 +43,12 @@ async fn forward(
 ) -> Option<()> {
     // One lock for both, so that no change falls between the snapshot and the events behind it.
     let held = app.replies.begin(Some(&caller), REPLY_TENTHS);
-    let (snapshot, mut events, mut seen) = block_in_place(|| {
+    let (snapshot, mut subscribed, mut seen) = block_in_place(|| {
         let mut control = app.control();
         control.count_request();
         let control = Permitted::new(&mut control, &caller);
         let snapshot = match request.snapshot {
-            true => budget::collect(snapshot(&control), memory, held),
+            true => budget::collect(snapshot(&control), budget::memory, held),
             false => Ok((vec![], held)),
         };
         // Who sees all needs no list of what it sees.
@@ -61,41 +58,12 @@ async fn forward(
         };
         (snapshot, control.subscribe(), seen)
     });
-    let (snapshot, held) = match snapshot {
-        Ok(made) => made,
-        Err(status) => return sender.send(Err(status)).await.ok(),
-    };
-    for event in snapshot {
-        if let Err(late) = sender.send_timeout(Ok(event), reply::PATIENCE).await {
-            return give_up(late, held, sender).await;
-        }
-    }
-    drop(held);
+    events::tell(snapshot, &sender).await?;
     loop {
-        if let Some(event) = next(&app, &caller, &mut seen, &mut events).await? {
+        if let Some(event) = next(&app, &caller, &mut seen, &mut subscribed).await? {
             sender.send(Ok(event)).await.ok()?;
         }
     }
-}
-
-/// About what an event takes.
-fn memory(event: &v1::Event) -> usize {
-    size_of::<v1::Event>() + event.encoded_len()
-}
-
-/// Who does not read what there is has nothing more kept for it.
-async fn give_up(
-    late: SendTimeoutError<Result<v1::Event, Status>>,
-    held: Held,
-    sender: Sender,
-) -> Option<()> {
-    drop(held);
-    if let SendTimeoutError::Timeout(_) = late {
-        let secs = reply::PATIENCE.as_secs();
-        let why = format!("what is there was not read for {secs} s");
-        let _ = sender.send(Err(Status::deadline_exceeded(why))).await;
-    }
-    None
 }
 
 fn snapshot(control: &Permitted) -> impl Iterator<Item = v1::Event> {
