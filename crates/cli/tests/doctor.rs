@@ -1,14 +1,25 @@
 //! `butterfly doctor` where something is wrong: each fault is made in a namespace, and named.
 
+mod common;
+
+use std::iter;
 use std::path::Path;
 use std::process::Command;
 
+use api::v1;
+use common::grpc::{GrpcStub, Messages};
+use prost::Message;
 use serde_json::Value;
 use testkit::netns::Namespace;
 use testkit::process;
 
-/// What it finds, by JSON, of an interface in the namespace.
+/// What it finds, by JSON, of an interface in the namespace, without a daemon.
 fn doctor(host: &Namespace, more: &str) -> (bool, Vec<Value>) {
+    doctor_of("unix:/nonexistent/api.sock", host, more)
+}
+
+/// The same with the daemon at an endpoint.
+fn doctor_of(endpoint: &str, host: &Namespace, more: &str) -> (bool, Vec<Value>) {
     let pid = host.pid().to_string();
     let mut words = vec![
         "nsenter",
@@ -18,7 +29,7 @@ fn doctor(host: &Namespace, more: &str) -> (bool, Vec<Value>) {
         "--",
         env!("CARGO_BIN_EXE_butterfly"),
     ];
-    words.extend(["-e", "unix:/nonexistent/api.sock", "--json", "doctor"]);
+    words.extend(["-e", endpoint, "--json", "doctor"]);
     words.extend(more.split_whitespace());
     let output = process::output(&words).expect("butterfly");
     let text = String::from_utf8_lossy(&output.stdout);
@@ -133,6 +144,86 @@ fn somebody_else_s_programs() {
         "warning",
         &["(program ", "tc ingress", "tc filter show dev eth0"],
     );
+}
+
+/// What the daemon says of itself is told as it is meant.
+#[test]
+fn a_daemon_that_is_not_well() {
+    let broken = |id: &str, kind: v1::NicKind, detail: &str| v1::NicStatus {
+        nic: Some(v1::Nic {
+            id: id.into(),
+            kind: kind.into(),
+            ..Default::default()
+        }),
+        state: v1::PortState::Broken.into(),
+        detail: detail.into(),
+        ..Default::default()
+    };
+    let answer = move |method: &str| -> Option<Messages> {
+        let message = match method {
+            "GetStatus" => v1::Status {
+                warnings: vec!["network 7 hears nobody".into()],
+                ..Default::default()
+            }
+            .encode_to_vec(),
+            "ListNics" => v1::ListNicsResponse {
+                nics: vec![
+                    broken("guest", v1::NicKind::VhostUser, "a ring is too long"),
+                    broken("container", v1::NicKind::Veth, "there is no namespace"),
+                ],
+                unmade: vec![],
+            }
+            .encode_to_vec(),
+            "ListRouterInterfaces" => v1::ListRouterInterfacesResponse {
+                interfaces: vec![v1::RouterInterface {
+                    name: "eth0".into(),
+                    mode: v1::XdpMode::Unspecified.into(),
+                    why: "another program is there".into(),
+                }],
+            }
+            .encode_to_vec(),
+            "ListBalancerInterfaces" => {
+                let interface =
+                    |name: &str, mode: v1::XdpMode, detail: &str| v1::BalancerInterface {
+                        name: name.into(),
+                        mode: mode.into(),
+                        detail: detail.into(),
+                    };
+                v1::ListBalancerInterfacesResponse {
+                    interfaces: vec![
+                        interface("eth0", v1::XdpMode::Native, "what is sent is lost"),
+                        interface("eth1", v1::XdpMode::Generic, ""),
+                    ],
+                }
+                .encode_to_vec()
+            }
+            _ => return None,
+        };
+        Some(Box::new(iter::once(message)))
+    };
+    let host = host();
+    let dir = tempfile::tempdir().expect("a folder");
+    let stub = GrpcStub::start_with(dir.path(), answer);
+    let (sound, findings) = doctor_of(&stub.endpoint, &host, "--all");
+    assert!(!sound);
+    names(&findings, "daemon", "ok", &["it answers"]);
+    names(&findings, "warning", "warning", &["network 7 hears nobody"]);
+    for words in [
+        ["its guest broke the protocol: a ring is too long", "guest"],
+        ["it is broken: there is no namespace", "mend"],
+    ] {
+        names(&findings, "nic_broken", "problem", &words);
+    }
+    for what in [
+        "the router's program is not attached: another program is there",
+        "the load balancer's program does not do all that it should: what is sent is lost",
+    ] {
+        names(&findings, "xdp_mode", "problem", &[what]);
+    }
+    let behind = found(&findings, "xdp_mode");
+    let behind: Vec<_> = behind.iter().filter(|one| one.0 == "warning").collect();
+    assert_eq!(behind.len(), 1, "{behind:?}");
+    assert!(behind[0].1.ends_with("(veth), not in it"), "{behind:?}");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::doctor::{self, Daemon, Finding, Level};
+use crate::doctor::{self, Daemon, Finding, Level, Program};
 use crate::error::Error;
 use crate::output::Table;
 use crate::session::Session;
@@ -84,14 +84,20 @@ pub async fn ask(session: &mut Session) -> Result<Daemon, Error> {
             daemon.workers = status.workers;
             daemon.uplinks = uplinks;
             daemon.nics = nics;
-            daemon.programs = router
-                .into_iter()
-                .map(|one| (one.name.clone(), one.mode(), one.why))
-                .collect();
-            let balanced = balancer.into_iter();
-            daemon
-                .programs
-                .extend(balanced.map(|one| (one.name.clone(), one.mode(), String::new())));
+            let routed = router.into_iter().map(|one| Program {
+                of: "router",
+                mode: one.mode(),
+                interface: one.name,
+                why: one.why,
+            });
+            let balanced = balancer.into_iter().map(|one| Program {
+                of: "load balancer",
+                mode: one.mode(),
+                interface: one.name,
+                why: one.detail,
+            });
+            daemon.programs = routed.chain(balanced).collect();
+            daemon.warnings = status.warnings;
         }
         Err(error @ Error::Usage(_)) => return Err(error),
         Err(error) => daemon.silent = Some(error.to_string()),

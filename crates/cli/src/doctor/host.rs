@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::Path;
 
+use api::v1;
+
 use super::{Daemon, Findings, Level};
 
 /// With it came what the uplinks' sockets and programs use together: loops, ring buffers, links of
@@ -84,15 +86,28 @@ fn asked(daemon: &Daemon, findings: &mut Findings) {
     }
     let broken = daemon.nics.iter().filter(|nic| !nic.detail.is_empty());
     for nic in broken {
-        let id = nic.nic.as_ref().map_or("", |nic| &nic.id);
+        let declared = nic.nic.clone().unwrap_or_default();
+        let (what, first) = match declared.kind() {
+            v1::NicKind::Unspecified | v1::NicKind::VhostUser => (
+                "its guest broke the protocol",
+                "restart the guest or its driver",
+            ),
+            v1::NicKind::Tap | v1::NicKind::Bench | v1::NicKind::Veth | v1::NicKind::VmTap => {
+                ("it is broken", "mend what is named")
+            }
+        };
         findings.add(
             "nic_broken",
             Level::Problem,
-            &format!("NIC {id}"),
-            format!("its guest broke the protocol: {}", nic.detail),
-            "restart the guest or its driver; if it comes back, `butterfly support-bundle` has \
-             what an issue needs",
+            &format!("NIC {}", declared.id),
+            format!("{what}: {}", nic.detail),
+            format!(
+                "{first}; if it comes back, `butterfly support-bundle` has what an issue needs"
+            ),
         );
+    }
+    for warning in &daemon.warnings {
+        findings.add("warning", Level::Warning, "daemon", warning.clone(), "");
     }
 }
 

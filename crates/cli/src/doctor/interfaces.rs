@@ -9,7 +9,7 @@ use sys::bpf::TcSide;
 use sys::ethtool;
 use xdp::occupants;
 
-use super::{Daemon, Findings, Level};
+use super::{Daemon, Findings, Level, Program};
 
 /// Outer IPv4 or IPv6, UDP, VXLAN and the inner Ethernet header (RFC 7348, section 5).
 const OVERHEAD_V4: u32 = 50;
@@ -85,7 +85,8 @@ pub async fn examine(
         state(link, findings);
         mtu(link, daemon, &snapshot, findings);
         offloads(link, findings);
-        programs(link, findings);
+        occupied(link, findings);
+        attached(link, daemon, findings);
         driver(link, daemon, findings);
         sysctls(link, daemon, findings);
     }
@@ -106,7 +107,7 @@ fn wanted(
         };
     }
     let used = daemon.uplinks.iter().map(|uplink| uplink.interface.clone());
-    let used = used.chain(daemon.programs.iter().map(|(name, ..)| name.clone()));
+    let used = used.chain(daemon.programs.iter().map(|one| one.interface.clone()));
     let mut all: BTreeSet<String> = used.collect();
     if daemon.silent.is_some() {
         let hardware = snapshot.links.values();
@@ -231,7 +232,7 @@ fn offloads(link: &Link, findings: &mut Findings) {
 }
 
 /// Who else looks at its frames.
-fn programs(link: &Link, findings: &mut Findings) {
+fn occupied(link: &Link, findings: &mut Findings) {
     let name = &link.name;
     let shown = shell::word(name);
     match link.xdp_program {
@@ -282,21 +283,48 @@ fn programs(link: &Link, findings: &mut Findings) {
     }
 }
 
+/// How our programs run on it.
+fn attached(link: &Link, daemon: &Daemon, findings: &mut Findings) {
+    let name = &link.name;
+    let ours = daemon.programs.iter().filter(|one| one.interface == *name);
+    for Program { of, mode, why, .. } in ours {
+        let is_attached = *mode != v1::XdpMode::Unspecified;
+        if !is_attached || !why.is_empty() {
+            let lacks = match is_attached {
+                true => "does not do all that it should",
+                false => "is not attached",
+            };
+            let why = match why.as_str() {
+                "" => String::new(),
+                why => format!(": {why}"),
+            };
+            findings.add(
+                "xdp_mode",
+                Level::Problem,
+                name,
+                format!("the {of}'s program {lacks}{why}"),
+                "mend what is named, and give it the interface anew; with --mode tc where the \
+                 driver is in the way",
+            );
+        }
+        if *mode == v1::XdpMode::Generic {
+            let driver = ethtool::driver(name).unwrap_or_default();
+            findings.add(
+                "xdp_mode",
+                Level::Warning,
+                name,
+                format!("the {of}'s program runs behind the driver ({driver}), not in it"),
+                "a driver with native XDP; ethtool -L fewer queues, or a smaller MTU, where it \
+                 asks for that",
+            );
+        }
+    }
+}
+
 /// How fast frames come to us.
 fn driver(link: &Link, daemon: &Daemon, findings: &mut Findings) {
     let name = &link.name;
     let driver = ethtool::driver(name).unwrap_or_default();
-    let told = daemon.programs.iter().find(|(other, ..)| other == name);
-    if let Some((_, v1::XdpMode::Generic, why)) = told {
-        findings.add(
-            "xdp_mode",
-            Level::Warning,
-            name,
-            format!("our program runs behind the driver ({driver}), not in it: {why}"),
-            "a driver with native XDP; ethtool -L fewer queues, or a smaller MTU, where it asks \
-             for that",
-        );
-    }
     if let Some(uplink) = daemon
         .uplinks
         .iter()
@@ -348,7 +376,7 @@ fn sysctls(link: &Link, daemon: &Daemon, findings: &mut Findings) {
     let shown = shell::word(name);
     let read = |path: String| fs::read_to_string(path).ok()?.trim().parse::<u32>().ok();
     // A dot in a name is a slash for sysctl(8).
-    let routed = daemon.programs.iter().any(|(other, ..)| other == name);
+    let routed = daemon.programs.iter().any(|one| one.interface == *name);
     for (family, key) in [("ipv4", "ipv4"), ("ipv6", "ipv6")] {
         let forwards = read(format!("/proc/sys/net/{family}/conf/{name}/forwarding"));
         if routed && forwards == Some(0) {

@@ -59,8 +59,22 @@ pub struct Daemon {
     pub workers: Vec<v1::WorkerStatus>,
     pub uplinks: Vec<v1::Uplink>,
     pub nics: Vec<v1::NicStatus>,
-    /// Interfaces of router and load balancer: how our program runs there, and why not better.
-    pub programs: Vec<(String, v1::XdpMode, String)>,
+    /// On interfaces of router and load balancer.
+    pub programs: Vec<Program>,
+    /// What keeps frames from passing, a sentence each.
+    pub warnings: Vec<String>,
+}
+
+/// A program of ours on an interface.
+#[derive(Debug)]
+pub struct Program {
+    /// The router's, or the load balancer's.
+    pub of: &'static str,
+    pub interface: String,
+    /// UNSPECIFIED: it is not attached.
+    pub mode: v1::XdpMode,
+    /// Why it or a part of it is not attached, or that frames are lost; empty where all is well.
+    pub why: String,
 }
 
 /// Where findings are collected.

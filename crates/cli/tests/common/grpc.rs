@@ -1,8 +1,10 @@
-//! A v1 daemon that writes down what it is asked and answers from a table: any method of any
-//! service, by the descriptors.
+//! A v1 daemon that writes down what it is asked and answers from a table, or what a test gives it:
+//! any method of any service, by the descriptors.
 
 use std::convert::Infallible;
+use std::iter;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::task::{Context, Poll};
 
@@ -11,11 +13,12 @@ use prost::Message;
 use prost::bytes::{Buf, BufMut};
 use prost_reflect::{DescriptorPool, DynamicMessage};
 use tokio::net::UnixListener;
+use tokio_stream::Iter;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::body::Body;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::codegen::{BoxFuture, Service, http};
-use tonic::server::{Grpc, NamedService, UnaryService};
+use tonic::server::{Grpc, NamedService, ServerStreamingService};
 use tonic::{Request, Response, Status};
 
 /// The daemon; it ends with the test's process.
@@ -27,6 +30,14 @@ pub struct GrpcStub {
 impl GrpcStub {
     /// Listens on `<dir>/v1.sock`.
     pub fn start(dir: &Path) -> GrpcStub {
+        GrpcStub::start_with(dir, |_| None)
+    }
+
+    /// The same; what methods answer is told first by this, a stream's messages or the one.
+    pub fn start_with(
+        dir: &Path,
+        own: impl Fn(&str) -> Option<Messages> + Send + Sync + 'static,
+    ) -> GrpcStub {
         let path = dir.join("v1.sock");
         let endpoint = format!("unix:{}", path.display());
         let (ready, bound) = channel();
@@ -39,10 +50,11 @@ impl GrpcStub {
             runtime.block_on(async move {
                 let listener = UnixListenerStream::new(UnixListener::bind(path).unwrap());
                 ready.send(()).unwrap();
-                let balancer = BalancerStub(Stub { log: log.clone() });
+                let own: Arc<Own> = Arc::new(own);
                 let served = tonic::transport::Server::builder()
-                    .add_service(Stub { log })
-                    .add_service(balancer);
+                    .add_service(Stub::<BUTTERFLY>::new(&log, &own))
+                    .add_service(Stub::<BALANCER>::new(&log, &own))
+                    .add_service(Stub::<ROUTER>::new(&log, &own));
                 served.serve_with_incoming(listener).await.unwrap();
             });
         });
@@ -136,38 +148,43 @@ fn answer(method: &str, request: &str) -> Result<Vec<u8>, Status> {
     })
 }
 
+/// Encoded messages, one after the other.
+pub type Messages = Box<dyn Iterator<Item = Vec<u8>> + Send>;
+
+/// What a test answers to a method.
+type Own = dyn Fn(&str) -> Option<Messages> + Send + Sync;
+
+/// The services, by their place.
+const SERVICES: [&str; 3] = [
+    "butterfly.v1.Butterfly",
+    "butterfly.v1.Balancer",
+    "butterfly.v1.Router",
+];
+const BUTTERFLY: usize = 0;
+const BALANCER: usize = 1;
+const ROUTER: usize = 2;
+
+/// The stub under the name of one of them.
 #[derive(Clone)]
-struct Stub {
+struct Stub<const SERVICE: usize> {
     log: Sender<String>,
+    own: Arc<Own>,
 }
 
-impl NamedService for Stub {
-    const NAME: &'static str = "butterfly.v1.Butterfly";
-}
-
-/// The stub under the name of the balancer's service.
-#[derive(Clone)]
-struct BalancerStub(Stub);
-
-impl NamedService for BalancerStub {
-    const NAME: &'static str = "butterfly.v1.Balancer";
-}
-
-impl Service<http::Request<Body>> for BalancerStub {
-    type Response = http::Response<Body>;
-    type Error = Infallible;
-    type Future = BoxFuture<Self::Response, Self::Error>;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        self.0.poll_ready(context)
-    }
-
-    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        self.0.call(request)
+impl<const SERVICE: usize> Stub<SERVICE> {
+    fn new(log: &Sender<String>, own: &Arc<Own>) -> Self {
+        Stub {
+            log: log.clone(),
+            own: own.clone(),
+        }
     }
 }
 
-impl Service<http::Request<Body>> for Stub {
+impl<const SERVICE: usize> NamedService for Stub<SERVICE> {
+    const NAME: &'static str = SERVICES[SERVICE];
+}
+
+impl<const SERVICE: usize> Service<http::Request<Body>> for Stub<SERVICE> {
     type Response = http::Response<Body>;
     type Error = Infallible;
     type Future = BoxFuture<Self::Response, Self::Error>;
@@ -187,19 +204,23 @@ impl Service<http::Request<Body>> for Stub {
         let method = Method {
             name: method,
             log: self.log.clone(),
+            own: self.own.clone(),
         };
-        Box::pin(async move { Ok(Grpc::new(Raw).unary(method, request).await) })
+        Box::pin(async move { Ok(Grpc::new(Raw).server_streaming(method, request).await) })
     }
 }
 
 struct Method {
     name: String,
     log: Sender<String>,
+    own: Arc<Own>,
 }
 
-impl UnaryService<Vec<u8>> for Method {
+/// A method with one answer is a stream of one message on the wire.
+impl ServerStreamingService<Vec<u8>> for Method {
     type Response = Vec<u8>;
-    type Future = BoxFuture<Response<Vec<u8>>, Status>;
+    type ResponseStream = Iter<Box<dyn Iterator<Item = Result<Vec<u8>, Status>> + Send>>;
+    type Future = BoxFuture<Response<Self::ResponseStream>, Status>;
 
     fn call(&mut self, request: Request<Vec<u8>>) -> Self::Future {
         let pool = DescriptorPool::decode(v1::DESCRIPTORS).unwrap();
@@ -215,8 +236,13 @@ impl UnaryService<Vec<u8>> for Method {
         let _ = self
             .log
             .send(format!("{} {text}", self.name).trim_end().to_owned());
-        let answer = answer(&self.name, &text);
-        Box::pin(async move { answer.map(Response::new) })
+        let answer: Result<Messages, Status> = match (self.own)(&self.name) {
+            Some(messages) => Ok(messages),
+            None => answer(&self.name, &text).map(|one| Box::new(iter::once(one)) as Messages),
+        };
+        let all: Result<Box<dyn Iterator<Item = _> + Send>, Status> =
+            answer.map(|messages| Box::new(messages.map(Ok)) as _);
+        Box::pin(async move { all.map(|all| Response::new(tokio_stream::iter(all))) })
     }
 }
 
