@@ -1,6 +1,7 @@
 //! What is installed beside the programs is what the programs take.
 
 use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use butterfly_tests::trials::run_each;
@@ -14,6 +15,9 @@ fn main() {
         a_domain_s_metadata_says_what_a_nic_is_and_nothing_else,
         a_guest_that_runs_does_not_end_by_its_hook,
         every_nic_of_a_domain_that_has_ended_is_deleted,
+        a_domain_has_no_nic_of_another_s,
+        a_nic_that_somebody_uses_becomes_no_domain_s,
+        whose_nics_are_is_root_s_alone_to_write,
     ])
 }
 
@@ -78,7 +82,7 @@ fn the_settings_file_is_understood() -> Result<()> {
 fn a_domain_s_metadata_says_what_a_nic_is_and_nothing_else() -> Result<()> {
     let start = |attributes: &str| -> Result<std::result::Result<String, String>> {
         let nic = format!("<b:nic vni='7' mac='52:54:00:00:00:11' {attributes}/>");
-        let hook = hook("prepare", "begin", &nic, 0)?;
+        let hook = Libvirt::new()?.hook(FIRST, "prepare", &nic, 0)?;
         Ok(match hook.is_well {
             true => Ok(hook.called),
             false if hook.called.is_empty() => Err(hook.why),
@@ -88,10 +92,9 @@ fn a_domain_s_metadata_says_what_a_nic_is_and_nothing_else() -> Result<()> {
     let made = start("id='vm1' ip='10.0.0.11 fd00::11' sg='friends web' mtu='1450'")?;
     assert_eq!(
         made.as_deref(),
-        Ok(
-            "nic\nadd\n--replace\n--vni=7\n--mac=52:54:00:00:00:11\n--id=vm1\n--ip=10.0.0.11\n\
-            --ip=fd00::11\n--sg=friends\n--sg=web\n--mtu=1450\n"
-        )
+        Ok("--json\nnic\ndetails\nvm1\n\
+            nic\nadd\n--replace\n--vni=7\n--mac=52:54:00:00:00:11\n--id=vm1\n--ip=10.0.0.11\n\
+            --ip=fd00::11\n--sg=friends\n--sg=web\n--mtu=1450\n")
     );
     let divides = "is an option on a command line, or divides it";
     for (attributes, why) in [
@@ -100,6 +103,7 @@ fn a_domain_s_metadata_says_what_a_nic_is_and_nothing_else() -> Result<()> {
         ("id='vm1' sg='friends --bypass-filtering'", divides),
         ("id='+'", divides),
         ("id='--help'", divides),
+        ("id='../vm1'", "cannot be part of a file's name"),
         (
             "id='vm1' endpoint='tcp://192.0.2.1'",
             "'endpoint' is no attribute of a nic",
@@ -120,9 +124,8 @@ fn a_domain_s_metadata_says_what_a_nic_is_and_nothing_else() -> Result<()> {
 /// libvirtd that has started ends a guest for which the hook fails; the daemon may just be away, or
 /// the metadata be of another version.
 fn a_guest_that_runs_does_not_end_by_its_hook() -> Result<()> {
-    let two = "<b:nic id='vm1' vni='7' mac='52:54:00:00:00:11'/>\
-               <b:nic id='vm2' vni='7' mac='52:54:00:00:00:12'/>";
-    let hook_of_two = hook("reconnect", "begin", two, 1)?;
+    let libvirt = Libvirt::new()?;
+    let hook_of_two = libvirt.hook(FIRST, "reconnect", TWO, 1)?;
     assert!(hook_of_two.is_well, "{}", hook_of_two.why);
     for nic in ["vm1", "vm2"] {
         let tried = format!("nic\nadd\n--replace\n--id={nic}\n");
@@ -132,7 +135,7 @@ fn a_guest_that_runs_does_not_end_by_its_hook() -> Result<()> {
             hook_of_two.called
         );
     }
-    let unknown = hook("reconnect", "begin", "<b:nic id='vm1' colour='red'/>", 0)?;
+    let unknown = libvirt.hook(FIRST, "reconnect", "<b:nic id='vm1' colour='red'/>", 0)?;
     assert!(
         unknown.is_well && unknown.called.is_empty(),
         "{}",
@@ -140,19 +143,152 @@ fn a_guest_that_runs_does_not_end_by_its_hook() -> Result<()> {
     );
     assert!(unknown.why.contains("has no vni, mac"), "{}", unknown.why);
     // One that is there is in use.
-    let there = hook("reconnect", "begin", two, 0)?;
-    assert_eq!(there.called, "nic\ndetails\nvm1\nnic\ndetails\nvm2\n");
+    libvirt.is_there(RUNS)?;
+    let there = libvirt.hook(FIRST, "reconnect", TWO, 0)?;
+    assert_eq!(
+        there.called,
+        "--json\nnic\ndetails\nvm1\n--json\nnic\ndetails\nvm2\n"
+    );
+    // Nor does it end where the NIC is another's, which stays so.
+    let other = libvirt.hook(SECOND, "reconnect", ONE, 0)?;
+    assert!(other.is_well && other.called.is_empty(), "{}", other.called);
+    assert!(other.why.contains(FIRST), "{}", other.why);
     Ok(())
 }
 
 fn every_nic_of_a_domain_that_has_ended_is_deleted() -> Result<()> {
-    let two = "<b:nic id='vm1' vni='7' mac='52:54:00:00:00:11'/>\
-               <b:nic id='vm2' vni='7' mac='52:54:00:00:00:12'/>";
-    let hook = hook("release", "end", two, 1)?;
-    assert_eq!(hook.called, "nic\ndel\nvm1\nnic\ndel\nvm2\n");
-    assert!(!hook.is_well);
+    let libvirt = Libvirt::new()?;
+    let made = libvirt.hook(FIRST, "prepare", TWO, 0)?;
+    assert!(made.is_well, "{}", made.why);
+    let failed = libvirt.hook(FIRST, "release", TWO, 1)?;
+    assert_eq!(failed.called, "nic\ndel\nvm1\nnic\ndel\nvm2\n");
+    assert!(!failed.is_well);
+    // What could not be deleted is still its own.
+    let ended = libvirt.hook(FIRST, "release", TWO, 0)?;
+    assert_eq!(ended.called, failed.called);
+    assert!(ended.is_well, "{}", ended.why);
+    let again = libvirt.hook(FIRST, "release", TWO, 0)?;
+    assert_eq!(again.called, "");
     Ok(())
 }
+
+/// Two domains with one id, as those of XML that was copied; libvirt says of a domain that was
+/// refused to start that it has ended.
+fn a_domain_has_no_nic_of_another_s() -> Result<()> {
+    let libvirt = Libvirt::new()?;
+    let first = libvirt.hook(FIRST, "prepare", ONE, 0)?;
+    assert!(first.is_well, "{}", first.why);
+    let second = libvirt.hook(SECOND, "prepare", ONE, 0)?;
+    assert!(
+        !second.is_well && second.called.is_empty(),
+        "{}",
+        second.called
+    );
+    for named in [FIRST, SECOND, "'vm1'"] {
+        assert!(second.why.contains(named), "{}", second.why);
+    }
+    let released = libvirt.hook(SECOND, "release", ONE, 0)?;
+    assert_eq!(released.called, "");
+    // What it had made before it was refused goes again, and is nobody's.
+    let own_first = format!("<b:nic id='vm2' vni='7' mac='52:54:00:00:00:12'/>{ONE}");
+    let second = libvirt.hook(SECOND, "prepare", &own_first, 0)?;
+    assert!(!second.is_well);
+    assert_eq!(
+        second.called,
+        "--json\nnic\ndetails\nvm2\n\
+         nic\nadd\n--replace\n--id=vm2\n--vni=7\n--mac=52:54:00:00:00:12\nnic\ndel\nvm2\n"
+    );
+    let released = libvirt.hook(SECOND, "release", &own_first, 0)?;
+    assert_eq!(released.called, "");
+    // Nor does one that the daemon has refused stay its own.
+    let refused = libvirt.hook(SECOND, "prepare", &own_first, 1)?;
+    assert!(!refused.is_well);
+    let released = libvirt.hook(SECOND, "release", &own_first, 0)?;
+    assert_eq!(released.called, "");
+    // The first comes by a move, starts, and ends; then the id is to be had.
+    for operation in ["migrate", "prepare"] {
+        let again = libvirt.hook(FIRST, operation, ONE, 0)?;
+        assert!(again.is_well, "{}", again.why);
+    }
+    let ended = libvirt.hook(FIRST, "release", ONE, 0)?;
+    assert_eq!(ended.called, "nic\ndel\nvm1\n");
+    let second = libvirt.hook(SECOND, "prepare", ONE, 0)?;
+    assert!(second.is_well, "{}", second.why);
+    Ok(())
+}
+
+/// A NIC may be there that no hook has made.
+fn a_nic_that_somebody_uses_becomes_no_domain_s() -> Result<()> {
+    let libvirt = Libvirt::new()?;
+    for (there, state) in [
+        (RUNS, "PORT_STATE_UP"),
+        (
+            r#"[{"nic":{"kind":"NIC_KIND_VETH"},"state":"PORT_STATE_DOWN"}]"#,
+            "NIC_KIND_VETH",
+        ),
+    ] {
+        libvirt.is_there(there)?;
+        let refused = libvirt.hook(FIRST, "prepare", ONE, 0)?;
+        assert!(!refused.is_well);
+        assert!(refused.why.contains(state), "{}", refused.why);
+        assert_eq!(refused.called, "--json\nnic\ndetails\nvm1\n");
+        let released = libvirt.hook(FIRST, "release", ONE, 0)?;
+        assert_eq!(released.called, "");
+    }
+    // The daemon has kept it over a start of the host.
+    libvirt.is_there(r#"[{"nic":{"kind":"NIC_KIND_VHOST_USER"},"state":"PORT_STATE_DOWN"}]"#)?;
+    let taken = libvirt.hook(FIRST, "prepare", ONE, 0)?;
+    assert!(taken.is_well, "{}", taken.why);
+    assert!(
+        taken.called.contains("nic\nadd\n--replace\n--id=vm1\n"),
+        "{}",
+        taken.called
+    );
+    // A guest runs that was started with a hook which wrote nothing down.
+    let libvirt = Libvirt::new()?;
+    libvirt.is_there(RUNS)?;
+    libvirt.hook(FIRST, "reconnect", ONE, 0)?;
+    let second = libvirt.hook(SECOND, "prepare", ONE, 0)?;
+    assert!(
+        !second.is_well && second.why.contains(FIRST),
+        "{}",
+        second.why
+    );
+    let ended = libvirt.hook(FIRST, "release", ONE, 0)?;
+    assert_eq!(ended.called, "nic\ndel\nvm1\n");
+    Ok(())
+}
+
+fn whose_nics_are_is_root_s_alone_to_write() -> Result<()> {
+    let libvirt = Libvirt::new()?;
+    let refused = |why: &str| -> Result<()> {
+        let hook = libvirt.hook(FIRST, "prepare", ONE, 0)?;
+        assert!(!hook.is_well && hook.called.is_empty(), "{}", hook.called);
+        assert!(hook.why.contains(why), "{}", hook.why);
+        Ok(())
+    };
+    let (folder, elsewhere) = (libvirt.holders(), libvirt.dir.path().join("elsewhere"));
+    std::fs::create_dir(&elsewhere).map_err(|e| e.to_string())?;
+    std::os::unix::fs::symlink(&elsewhere, &folder).map_err(|e| e.to_string())?;
+    refused("whose NICs are is not to be had")?;
+    std::fs::remove_file(&folder).map_err(|e| e.to_string())?;
+    std::fs::create_dir(&folder).map_err(|e| e.to_string())?;
+    std::fs::set_permissions(&folder, PermissionsExt::from_mode(0o770))
+        .map_err(|e| e.to_string())?;
+    refused("is not root's alone")
+}
+
+/// UUIDs of two domains.
+const FIRST: &str = "4dea22b3-1d52-d8f3-2516-782e98ab3fa0";
+const SECOND: &str = "c7a5fdbd-edaf-9455-926a-d65c16db1809";
+
+/// NICs of a domain's metadata.
+const ONE: &str = "<b:nic id='vm1' vni='7' mac='52:54:00:00:00:11'/>";
+const TWO: &str = "<b:nic id='vm1' vni='7' mac='52:54:00:00:00:11'/>\
+                   <b:nic id='vm2' vni='7' mac='52:54:00:00:00:12'/>";
+
+/// What `butterfly` says of a NIC whose guest runs.
+const RUNS: &str = r#"[{"nic":{"kind":"NIC_KIND_VHOST_USER"},"state":"PORT_STATE_UP"}]"#;
 
 /// What libvirt's hook has done.
 struct Hook {
@@ -162,38 +298,69 @@ struct Hook {
     why: String,
 }
 
-/// Runs the hook for a domain with these NICs. Its `butterfly` ends with that exit code.
-fn hook(operation: &str, part: &str, nics: &str, code: u8) -> Result<Hook> {
-    let dir = tempfile::tempdir().map_err(|e| format!("cannot make a folder: {e}"))?;
-    let [butterfly, called, xml] = ["butterfly", "called", "xml"].map(|name| dir.path().join(name));
-    let script = format!(
-        "#!/bin/sh\nprintf '%s\\n' \"$@\" >> {}\nexit {code}\n",
-        called.display()
-    );
-    let domain = format!(
-        "<domain><metadata><b:nics xmlns:b='https://butterfly/libvirt/1'>{nics}</b:nics>\
-         </metadata></domain>"
-    );
-    for (file, text) in [
-        (&butterfly, script.as_str()),
-        (&called, ""),
-        (&xml, &domain),
-    ] {
-        std::fs::write(file, text).map_err(|e| format!("{}: {e}", file.display()))?;
+/// A host whose libvirtd calls the hook.
+struct Libvirt {
+    dir: tempfile::TempDir,
+}
+
+impl Libvirt {
+    /// With a `butterfly` that has no NIC.
+    fn new() -> Result<Libvirt> {
+        let dir = tempfile::tempdir().map_err(|e| format!("cannot make a folder: {e}"))?;
+        Ok(Libvirt { dir })
     }
-    std::fs::set_permissions(&butterfly, PermissionsExt::from_mode(0o755))
-        .map_err(|e| e.to_string())?;
-    let xml = std::fs::File::open(&xml).map_err(|e| e.to_string())?;
-    let hook = Command::new("/usr/bin/python3")
-        .arg(repository().join("packaging/libvirt-hook"))
-        .args(["vm1", operation, part, "-"])
-        .env("BUTTERFLY", &butterfly)
-        .stdin(Stdio::from(xml))
-        .output()
-        .map_err(|e| format!("python3: {e}"))?;
-    Ok(Hook {
-        is_well: hook.status.success(),
-        called: std::fs::read_to_string(&called).map_err(|e| e.to_string())?,
-        why: String::from_utf8_lossy(&hook.stderr).into_owned(),
-    })
+
+    /// Where the hook writes down whose NICs are.
+    fn holders(&self) -> PathBuf {
+        self.dir.path().join("holders")
+    }
+
+    /// From now on `butterfly nic details` says this.
+    fn is_there(&self, details: &str) -> Result<()> {
+        self.write("details", details).map(drop)
+    }
+
+    fn write(&self, name: &str, text: &str) -> Result<PathBuf> {
+        let file = self.dir.path().join(name);
+        std::fs::write(&file, text).map_err(|e| format!("{}: {e}", file.display()))?;
+        Ok(file)
+    }
+
+    /// Runs the hook for a domain with these NICs. What its `butterfly` is to change ends with that
+    /// exit code.
+    fn hook(&self, uuid: &str, operation: &str, nics: &str, code: u8) -> Result<Hook> {
+        let script = format!(
+            "#!/bin/sh\ncd {}\nprintf '%s\\n' \"$@\" >> called\n\
+             [ \"$3\" != details ] || exec cat details\nexit {code}\n",
+            self.dir.path().display()
+        );
+        let domain = format!(
+            "<domain><uuid>{uuid}</uuid>\
+             <metadata><b:nics xmlns:b='https://butterfly/libvirt/1'>{nics}</b:nics></metadata>\
+             </domain>"
+        );
+        let butterfly = self.write("butterfly", &script)?;
+        let (called, xml) = (self.write("called", "")?, self.write("xml", &domain)?);
+        std::fs::set_permissions(&butterfly, PermissionsExt::from_mode(0o755))
+            .map_err(|e| e.to_string())?;
+        let xml = std::fs::File::open(&xml).map_err(|e| e.to_string())?;
+        let part = if operation == "release" {
+            "end"
+        } else {
+            "begin"
+        };
+        let hook = Command::new("/usr/bin/python3")
+            .arg(repository().join("packaging/libvirt-hook"))
+            .args(["vm1", operation, part, "-"])
+            .env("BUTTERFLY", &butterfly)
+            .env("BUTTERFLY_HOLDERS", self.holders())
+            .stdin(Stdio::from(xml))
+            .output()
+            .map_err(|e| format!("python3: {e}"))?;
+        Ok(Hook {
+            is_well: hook.status.success(),
+            called: std::fs::read_to_string(&called).map_err(|e| e.to_string())?,
+            why: String::from_utf8_lossy(&hook.stderr).into_owned(),
+        })
+    }
 }
