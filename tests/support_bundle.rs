@@ -61,7 +61,7 @@ fn with_a_daemon_and_without() -> Result<()> {
         ("butterflyd.ini", "v0-password =(left out)"),
         ("doctor.json", "kernel_version"),
         ("workers.json", "busy_ns"),
-        ("flows.json", "["),
+        ("flows.jsonl", ""),
         ("links", "lo:"),
         ("kernel", "Linux"),
     ] {

@@ -5,10 +5,10 @@
 //! go by a secret's name, arguments of check programs, queries of URLs and PEM blocks are replaced;
 //! in lines of the journal as well, and in the JSON of the audit log there.
 
-use std::fs::OpenOptions;
-use std::io::Write;
+use std::fs::{File, OpenOptions};
+use std::io::{BufWriter, Seek, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use api::json::LEFT_OUT;
@@ -18,6 +18,7 @@ use flate2::write::GzEncoder;
 use serde_json::{Value, json};
 
 use super::doctor;
+use crate::client::V1;
 use crate::error::Error;
 use crate::json;
 use crate::session::Session;
@@ -58,14 +59,21 @@ pub struct BundleArgs {
 /// What is collected.
 #[derive(Default)]
 struct Bundle {
-    files: Vec<(String, String)>,
+    files: Vec<(String, Content)>,
     missing: Vec<String>,
+}
+
+/// What is in a file of the bundle.
+enum Content {
+    Text(String),
+    /// What may not fit into memory. It has no name on the disk.
+    File(File),
 }
 
 impl Bundle {
     fn add(&mut self, name: &str, content: Result<String, String>) {
         match content {
-            Ok(text) => self.files.push((name.to_owned(), text)),
+            Ok(text) => self.files.push((name.to_owned(), Content::Text(text))),
             Err(why) => self.missing.push(format!("{name}: {why}")),
         }
     }
@@ -121,12 +129,12 @@ impl BundleArgs {
         let opened =
             opened.map_err(|e| Error::Usage(format!("{} cannot be made: {e}", file.display())))?;
         let mut bundle = Bundle::default();
-        self.of_daemon(session, &mut bundle).await?;
+        self.of_daemon(session, &file, &mut bundle).await?;
         self.of_host(&mut bundle);
         let missing = bundle.missing.join("\n");
-        bundle.files.push(("missing".into(), missing + "\n"));
+        bundle.add("missing", Ok(missing + "\n"));
         let names: Vec<String> = bundle.files.iter().map(|(name, _)| name.clone()).collect();
-        write(opened, &bundle.files, now)?;
+        write(opened, bundle.files, now)?;
         if session.out.json {
             let path = file.display().to_string();
             return session.out.value(&json!({
@@ -144,7 +152,12 @@ impl BundleArgs {
             .try_for_each(|line| session.out.text(&format!("  not there: {line}")))
     }
 
-    async fn of_daemon(&self, session: &mut Session, bundle: &mut Bundle) -> Result<(), Error> {
+    async fn of_daemon(
+        &self,
+        session: &mut Session,
+        file: &Path,
+        bundle: &mut Bundle,
+    ) -> Result<(), Error> {
         let asked = doctor::ask(session).await?;
         match crate::doctor::examine(&asked, &[]).await {
             Ok(findings) => {
@@ -209,15 +222,11 @@ impl BundleArgs {
             router.map(|one| json::full("RouterStatus", &one)),
         );
         if self.flows {
-            let flows = async {
-                let mut stream = v1.flows(api::v1::ListFlowsRequest::default()).await?;
-                let mut all = Vec::new();
-                while let Some(flow) = v1.next_in_time(&mut stream).await? {
-                    all.push(json::full("Flow", &flow));
-                }
-                Ok(Value::from(all))
-            };
-            bundle.json("flows.json", flows.await);
+            const NAME: &str = "flows.jsonl";
+            match flows(v1, file).await {
+                Ok(lines) => bundle.files.push((NAME.into(), Content::File(lines))),
+                Err(why) => bundle.missing.push(format!("{NAME}: {why}")),
+            }
         }
         Ok(())
     }
@@ -250,18 +259,41 @@ impl BundleArgs {
     }
 }
 
-fn write(file: std::fs::File, files: &[(String, String)], now: u64) -> Result<(), Error> {
+/// The connections, a line of JSON each, beside the bundle: a table of them does not fit into the
+/// memory of a command, and what is in /tmp may be in memory.
+async fn flows(v1: &mut V1, file: &Path) -> Result<File, Error> {
+    let folder = file
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty());
+    let lines = tempfile::tempfile_in(folder.unwrap_or(Path::new(".")))?;
+    let mut lines = BufWriter::new(lines);
+    let mut stream = v1.flows(api::v1::ListFlowsRequest::default()).await?;
+    while let Some(flow) = v1.next_in_time(&mut stream).await? {
+        let mut flow = json::full("Flow", &flow);
+        redact(&mut flow);
+        writeln!(lines, "{flow}")?;
+    }
+    Ok(lines.into_inner().map_err(|e| e.into_error())?)
+}
+
+fn write(file: File, files: Vec<(String, Content)>, now: u64) -> Result<(), Error> {
     let mut archive = tar::Builder::new(GzEncoder::new(file, Compression::default()));
-    for (name, text) in files {
+    for (name, content) in files {
         let mut header = tar::Header::new_gnu();
-        header.set_size(text.len() as u64);
         header.set_mode(0o600);
         header.set_mtime(now);
-        archive.append_data(
-            &mut header,
-            format!("butterfly-support/{name}"),
-            text.as_bytes(),
-        )?;
+        let path = format!("butterfly-support/{name}");
+        match content {
+            Content::Text(text) => {
+                header.set_size(text.len() as u64);
+                archive.append_data(&mut header, path, text.as_bytes())?;
+            }
+            Content::File(mut file) => {
+                header.set_size(file.stream_position()?);
+                file.rewind()?;
+                archive.append_data(&mut header, path, file)?;
+            }
+        }
     }
     archive.into_inner()?.finish()?.flush()?;
     Ok(())

@@ -53,7 +53,7 @@ pub fn command(args: &[String]) -> Command {
 }
 
 /// Waits for the end within the patience of a test.
-fn finish(mut command: Command) -> Output {
+pub fn finish(mut command: Command) -> Output {
     let child = command
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
