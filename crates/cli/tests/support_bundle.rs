@@ -5,12 +5,13 @@ mod common;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
 use api::v1;
-use common::finish;
 use common::grpc::{GrpcStub, Messages};
+use common::{command, finish};
 use flate2::read::GzDecoder;
 use prost::Message;
 
@@ -37,6 +38,32 @@ fn bundle(mut command: Command, dir: &Path, more: &str) -> BTreeMap<String, Stri
         (name.to_owned(), text)
     };
     archive.entries().unwrap().map(read).collect()
+}
+
+/// Arguments of a check's program may be secrets, whatever they are called; `systemctl status`
+/// lists them.
+#[test]
+fn the_service_is_told_of_without_its_processes() {
+    let dir = tempfile::tempdir().unwrap();
+    let systemctl = dir.path().join("systemctl");
+    let script = "#!/bin/sh\n\
+                  case \" $* \" in\n\
+                  *' status '*) echo 'CGroup: /system.slice/butterflyd.service'\n\
+                  echo '        77 /usr/lib/probe correct-horse';;\n\
+                  *' show '*) echo \"$@\"; echo ActiveState=active;;\n\
+                  esac\n";
+    std::fs::write(&systemctl, script).unwrap();
+    std::fs::set_permissions(&systemctl, PermissionsExt::from_mode(0o755)).unwrap();
+    let nobody = command(&["-e".into(), "unix:/nonexistent/api.sock".into()]);
+    let files = bundle(nobody, dir.path(), "");
+    let unit = &files["unit"];
+    assert!(
+        unit.ends_with(" butterflyd\nActiveState=active\n"),
+        "{unit}"
+    );
+    for (name, text) in &files {
+        assert!(!text.contains("correct-horse"), "{name}: {text}");
+    }
 }
 
 /// With `--flows` a table of a million connections is asked for, by root.

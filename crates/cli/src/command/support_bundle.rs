@@ -34,6 +34,10 @@ Examples:
   butterfly support-bundle
   butterfly support-bundle /tmp/case-17.tar.gz --flows";
 
+/// What is told of the service. `systemctl status` lists its processes with their arguments, and
+/// programs of checks are among them.
+const UNIT: &str = "ActiveState,SubState,Result,ExecMainCode,ExecMainStatus,NRestarts,MainPID,\
+                    MemoryCurrent,TasksCurrent";
 /// Lines of the journal.
 const JOURNAL_LINES: &str = "5000";
 
@@ -246,7 +250,7 @@ impl BundleArgs {
         bundle.program("routes", &["ip", "route", "show", "table", "all"]);
         bundle.program("rules", &["ip", "rule"]);
         bundle.program("neighbours", &["ip", "neighbour"]);
-        bundle.program("unit", &["systemctl", "status", "--no-pager", "butterflyd"]);
+        bundle.program("unit", &["systemctl", "show", "-p", UNIT, "butterflyd"]);
         let journal = [
             "journalctl",
             "-u",
