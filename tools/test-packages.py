@@ -679,10 +679,12 @@ def session(test):
         "enabled",
     )
     step(
-        "upgraded while it is stopped: it stays stopped",
-        "systemctl stop butterflyd\ndpkg -i /root/in/butterfly.deb\n"
-        "fails systemctl is-active butterflyd",
+        "both packages upgraded while it is stopped: it stays stopped, and none says that it runs",
+        "dpkg -i /root/in/butterfly-dpdk.deb\nsystemctl stop butterflyd\n"
+        "dpkg -i /root/in/butterfly.deb\ndpkg -i /root/in/butterfly-dpdk.deb\n"
+        "fails systemctl is-active butterflyd\ndpkg -P butterfly-dpdk",
         "inactive",
+        absent=("runs on",),
     )
     step(
         "purge: nothing stays but the user",
