@@ -41,6 +41,21 @@ const UNIT: &str = "ActiveState,SubState,Result,ExecMainCode,ExecMainStatus,NRes
 /// Lines of the journal.
 const JOURNAL_LINES: &str = "5000";
 
+/// How a block of PEM begins and ends, and what may be in it beside base64 (RFC 1421 and 9580).
+const PEM_BEGIN: &str = "-----BEGIN ";
+const PEM_END: &str = "-----END ";
+const PEM_HEADERS: [&str; 9] = [
+    "Proc-Type: ",
+    "Content-Domain: ",
+    "DEK-Info: ",
+    "Key-Info: ",
+    "Version: ",
+    "Comment: ",
+    "Hash: ",
+    "Charset: ",
+    "MessageID: ",
+];
+
 /// `support-bundle`.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
@@ -346,23 +361,34 @@ fn take_named(value: &mut Value) {
     }
 }
 
-/// Takes secrets out of lines: PEM blocks, and what is one in the JSON and the text of each.
+/// Takes secrets out of lines: PEM blocks, and what is one in the JSON and the text of each. Who
+/// may write a part of a line can begin a block there, so one goes on only as PEM does.
 fn clean(text: &str) -> String {
     let (mut cleaned, mut in_block) = (String::with_capacity(text.len()), false);
     for line in text.lines() {
-        let begins = line.contains("-----BEGIN ");
-        if begins {
-            cleaned.push_str(LEFT_OUT);
-            cleaned.push('\n');
-        }
-        in_block |= begins;
+        in_block &= goes_on(line);
         if !in_block {
             cleaned.push_str(&clean_line(line));
             cleaned.push('\n');
         }
-        in_block &= !line.contains("-----END ");
+        in_block = match line.rfind(PEM_BEGIN) {
+            Some(at) => !line[at..].contains(PEM_END),
+            None => in_block && !line.contains(PEM_END),
+        };
     }
     cleaned
+}
+
+/// Whether a line may be of a PEM block that has begun: its end, a header, base64 or nothing.
+fn goes_on(line: &str) -> bool {
+    // In the journal it is behind the process that wrote it, elsewhere perhaps in a comment or
+    // between quotes.
+    let text = line.split_once("]: ").map_or(line, |(_, text)| text);
+    let text = text.trim_matches(|c: char| c.is_whitespace() || ";#,\"'".contains(c));
+    let is_base64 = |byte: u8| byte.is_ascii_alphanumeric() || b"+/=\\".contains(&byte);
+    text.starts_with(PEM_END)
+        || PEM_HEADERS.iter().any(|header| text.starts_with(header))
+        || text.bytes().all(is_base64)
 }
 
 fn clean_line(line: &str) -> String {
@@ -387,10 +413,11 @@ fn clean_line(line: &str) -> String {
     cleaned + &clean_text(rest).0
 }
 
-/// Takes out what follows `name=`, `name:` or `--name ` of a secret, to the text's end, since where
-/// a secret ends nobody can tell; and queries of URLs. True: it was cut so.
+/// Takes out what follows `name=`, `name:` or `--name ` of a secret, and what a PEM block begins
+/// with, to the text's end, since where a secret ends nobody can tell; and queries of URLs. True:
+/// it was cut so.
 fn clean_text(text: &str) -> (String, bool) {
-    let begins = text.match_indices(['=', ':', ' ']).find(|(at, separator)| {
+    let named = text.match_indices(['=', ':', ' ']).find(|(at, separator)| {
         let before = match *separator {
             " " => &text[..*at],
             _ => text[..*at].trim_end(),
@@ -404,8 +431,9 @@ fn clean_text(text: &str) -> (String, bool) {
             _ => is_secret(name) || (name == "words" && bare.len() < before.len()),
         }
     });
-    match begins {
-        Some((at, _)) => (without_queries(&text[..=at]) + LEFT_OUT, true),
+    let named = named.map(|(at, _)| at + 1);
+    match named.into_iter().chain(text.find(PEM_BEGIN)).min() {
+        Some(at) => (without_queries(&text[..at]) + LEFT_OUT, true),
         None => (without_queries(text), false),
     }
 }
@@ -520,6 +548,36 @@ mod tests {
             assert!(!cleaned.contains("hunter2"), "{cleaned}");
             assert!(cleaned.starts_with(BEGIN), "{cleaned}");
             assert!(cleaned.contains(kept), "{kept} is in {cleaned}");
+        }
+        // A client has brought what a block of PEM begins with: it takes what is behind it in the
+        // same value or text, and no line that is not PEM.
+        let behind = format!("{BEGIN}the client is gone");
+        for line in [
+            format!(r#"{BEGIN}{{"nic":"-----BEGIN x hunter2","request":"PutNic"}} "PutNic""#),
+            format!(r#"{BEGIN}"PutNic" of -----BEGIN x hunter2"#),
+        ] {
+            let cleaned = clean(&format!("{line}\n{behind}\n"));
+            assert!(!cleaned.contains("hunter2"), "{cleaned}");
+            assert!(cleaned.starts_with(BEGIN), "{cleaned}");
+            assert!(cleaned.contains(r#""PutNic""#), "{cleaned}");
+            assert!(cleaned.ends_with(&format!("\n{behind}\n")), "{cleaned}");
+        }
+        // One that is there goes whole, as one entry of several lines, as an entry for each, and as
+        // a comment.
+        for start in [BEGIN, "       ", ";"] {
+            let block = [
+                "-----BEGIN RSA PRIVATE KEY-----",
+                "Proc-Type: 4,ENCRYPTED",
+                "DEK-Info: AES-128-CBC,hunter2",
+                "",
+                "hunter2/+",
+                "hunter2=",
+                "-----END RSA PRIVATE KEY-----",
+            ];
+            let block: String = block.map(|line| format!("{start}{line}\n")).concat();
+            let cleaned = clean(&format!("{BEGIN}a key\n{block}{behind}\n"));
+            let left_out = format!("{BEGIN}a key\n{start}{LEFT_OUT}\n{behind}\n");
+            assert_eq!(cleaned, left_out);
         }
     }
 }
