@@ -367,6 +367,7 @@ class Session:
         a.start_libvirtd()
         self.tutorial(a)
         self.one_host(a)
+        self.a_copy(a)
         self.second_nic(a)
         self.moved(a, b, c)
         self.moved_by_virsh(a, b)
@@ -461,6 +462,17 @@ class Session:
         )
         wait_for("the guest after a reset", lambda: a.state("vm1") == "up")
         self.said("reset: the same NIC, up again")
+
+    def a_copy(self, a):
+        """A domain whose metadata names the NIC of one that runs."""
+        copy = DOMAIN.format(name="copy", vni="7", root=ROOT).replace("id='copy'", "id='vm1'")
+        a.write("/run/copy.xml", copy)
+        a.virsh("define", "/run/copy.xml")
+        why = a.refused("start", "copy")
+        check("'vm1' is of domain" in why, f"the refusal names whose it is: {why}")
+        check(a.state("vm1") == "up", "the NIC is untouched")
+        a.virsh("undefine", "copy")
+        self.said("a copy of a running domain does not start, and leaves it its NIC")
 
     def second_nic(self, a):
         a.butterfly(
