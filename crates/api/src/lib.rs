@@ -1,10 +1,10 @@
 //! The two protocols that Butterfly speaks, as Rust types.
 //!
 //! [`v1`] is gRPC, client and server; [`v0`] is protobuf over ZeroMQ as clients of the original
-//! speak it, with its [strict decoding](strict), its [encryption](encrypted) and its [text
-//! format](text_format), which the `dump` and `request` commands read and write; [`json`] shows
-//! messages of both in logs, [`decoded`] tells what a v1 message takes before it is decoded, and
-//! [`shell`] quotes ids in command lines that are shown.
+//! speak it, with [ZeroMQ's frames](zmtp), its [strict decoding](strict), its
+//! [encryption](encrypted) and its [text format](text_format), which the `dump` and `request`
+//! commands read and write; [`json`] shows messages of both in logs, [`decoded`] tells what a v1
+//! message takes before it is decoded, and [`shell`] quotes ids in command lines that are shown.
 //! The types are generated from `proto/`, and the comments there are the reference manual. Called
 //! by the daemon and the command line; knows nothing of either.
 
@@ -17,6 +17,7 @@ pub mod json;
 pub mod shell;
 pub mod strict;
 pub mod text_format;
+pub mod zmtp;
 
 pub mod v0 {
     //! The v0 protocol. The envelope ([`Messages`], [`Message`], [`Error`]) is in the package
@@ -33,6 +34,13 @@ pub mod v0 {
     /// The protocol's revision in all that we send, as the last release of the original has it. No
     /// program is known to read it.
     pub const REVISION: u32 = 6;
+
+    /// Bytes of an answer at most, and of all answers in a reply before the last one: as soon as
+    /// they are more, a daemon carries out no further request of the frame.
+    pub const REPLY_MAX: usize = 32 << 20;
+
+    /// Bytes of a whole reply at most, before it is encrypted.
+    pub const WHOLE_REPLY_MAX: usize = 2 * REPLY_MAX;
 
     /// The descriptor set of the v0 files.
     pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/v0.desc"));

@@ -1,18 +1,20 @@
-//! Target `zmtp`: what reaches the v0 API's port, before any key was looked at.
+//! Target `zmtp`: what reaches the v0 API's port before any key was looked at, and what reaches who
+//! asks there.
 //!
 //! Promises: a conversation ends when its client has hung up, and means the same in whatever pieces
 //! its bytes come; a request's frames are what the client has said, whole and in order; each has
 //! one answer, in frames that parse; and what is received takes no more memory than twice what has
-//! come of it.
+//! come of it. So it is with the answer to a client's question.
 //!
-//! Input: a byte (odd: without the greeting of a good client before the rest; with 2: the daemon
-//! has a key), the length of pieces, and what the client says.
+//! Input: a byte (odd: without the greeting of a good other end before the rest; with 2: the daemon
+//! has a key), the length of pieces, and what the client, or the server, says.
 
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use api::encrypted::Key;
+use api::zmtp::{Req, WireError};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::input::Input;
@@ -25,6 +27,8 @@ const COMMAND: u8 = 4;
 const GREETING: usize = 64;
 /// What a server asks its socket for at once.
 const PIECE: usize = 64 << 10;
+/// The longest answer that who asks takes, with its frames.
+const ANSWER_MAX: usize = 1 << 20;
 
 /// What a connection has come to.
 #[derive(PartialEq, Eq, Debug)]
@@ -39,15 +43,21 @@ struct Heard {
 pub fn zmtp(data: &[u8]) {
     let mut input = Input::new(data);
     let (kind, piece) = (input.u8(), usize::from(input.u8()).max(1));
-    let mut bytes = match kind & 1 {
-        0 => greeting(),
-        _ => Vec::new(),
+    let said = input.take(data.len());
+    let behind_greeting = |greeting: Vec<u8>| match kind & 1 {
+        0 => [&greeting, said].concat(),
+        _ => said.to_vec(),
     };
-    bytes.extend(input.take(data.len()));
     let key = (kind & 2 != 0).then(|| Key::from([7; 32]));
-    let heard = converse(&bytes, bytes.len(), key.clone());
-    assert_eq!(converse(&bytes, piece, key), heard, "in pieces of {piece}");
-    let mut rest = &bytes[..];
+    serves(&behind_greeting(greeting()), piece, key);
+    asks(&behind_greeting(server_greeting()), piece);
+}
+
+/// What a daemon makes of what a client says.
+fn serves(bytes: &[u8], piece: usize, key: Option<Key>) {
+    let heard = converse(bytes, bytes.len(), key.clone());
+    assert_eq!(converse(bytes, piece, key), heard, "in pieces of {piece}");
+    let mut rest = bytes;
     for frame in heard.requests.iter().flatten() {
         rest = behind(rest, frame).expect("a frame that the client has said");
     }
@@ -72,18 +82,42 @@ pub fn greeting() -> Vec<u8> {
     bytes
 }
 
-fn converse(bytes: &[u8], piece: usize, key: Option<Key>) -> Heard {
-    let mut client = Client {
-        left: bytes,
-        piece,
-        ends: 0,
-        said: Vec::new(),
-    };
-    let mut requests = Vec::new();
+/// A server that answers (REP).
+fn server_greeting() -> Vec<u8> {
+    [&api::zmtp::greeting()[..], &api::zmtp::ready("REP")].concat()
+}
+
+/// What a client takes for the answer to its question.
+fn asks(bytes: &[u8], piece: usize) {
+    let answer = ask(bytes, bytes.len());
+    assert_eq!(ask(bytes, piece), answer, "in pieces of {piece}");
+    if let Ok(answer) = answer {
+        assert!(answer.len() <= ANSWER_MAX, "{} bytes", answer.len());
+        behind(bytes, &answer).expect("an answer that the server has said");
+    }
+}
+
+fn ask(bytes: &[u8], piece: usize) -> Result<Vec<u8>, String> {
+    let server = Talker::new(bytes, piece);
+    let answer = runtime().block_on(async {
+        let mut req = Req::greet(server, ANSWER_MAX).await?;
+        req.ask(b"question").await
+    });
+    let answer = answer.map_err(|why: WireError| why.to_string())?;
+    assert!(answer.capacity() <= 2 * answer.len() + 64, "more than came");
+    Ok(answer)
+}
+
+fn runtime() -> tokio::runtime::Runtime {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .build();
-    let runtime = runtime.expect("a runtime without threads");
+    runtime.expect("a runtime without threads")
+}
+
+fn converse(bytes: &[u8], piece: usize, key: Option<Key>) -> Heard {
+    let mut client = Talker::new(bytes, piece);
+    let mut requests = Vec::new();
     let asked = |frames: Vec<Vec<u8>>| {
         for frame in &frames {
             assert!(frame.capacity() <= 2 * frame.len() + 64, "more than came");
@@ -92,10 +126,10 @@ fn converse(bytes: &[u8], piece: usize, key: Option<Key>) -> Heard {
         requests.push(frames);
         answer
     };
-    let end = runtime.block_on(daemon::decoders::zmtp(&mut client, key, asked));
+    let end = runtime().block_on(daemon::decoders::zmtp(&mut client, key, asked));
     Heard {
         requests,
-        said: client.said,
+        said: client.heard,
         end,
     }
 }
@@ -144,15 +178,27 @@ fn take<'a>(rest: &mut &'a [u8], len: usize) -> &'a [u8] {
 }
 
 /// Says its bytes in pieces, and hangs up.
-struct Client<'a> {
+struct Talker<'a> {
     left: &'a [u8],
     piece: usize,
     /// How often it was read from when it had hung up.
     ends: usize,
-    said: Vec<u8>,
+    /// What it was told.
+    heard: Vec<u8>,
 }
 
-impl AsyncRead for Client<'_> {
+impl<'a> Talker<'a> {
+    fn new(left: &'a [u8], piece: usize) -> Talker<'a> {
+        Talker {
+            left,
+            piece,
+            ends: 0,
+            heard: Vec::new(),
+        }
+    }
+}
+
+impl AsyncRead for Talker<'_> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         _: &mut Context<'_>,
@@ -169,13 +215,13 @@ impl AsyncRead for Client<'_> {
     }
 }
 
-impl AsyncWrite for Client<'_> {
+impl AsyncWrite for Talker<'_> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         _: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.said.extend(bytes);
+        self.heard.extend(bytes);
         Poll::Ready(Ok(bytes.len()))
     }
 

@@ -3,16 +3,13 @@
 
 use std::io;
 
+use api::v0::WHOLE_REPLY_MAX;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use tokio::net::UnixStream;
 
 use super::envelope::{Envelope, Opened};
-use super::handler::REPLY_MAX;
 use super::zmtp::{Connection, Room, SMALL, ZmtpError};
 use crate::reader::words::{Kind, body, head, send};
-
-/// What the daemon has to say is bounded by the daemon: a reply, and one message more.
-const ANSWER_MAX: usize = 2 * REPLY_MAX;
 
 /// Speaks with a client until it has hung up, or the daemon has.
 pub async fn converse<S>(client: S, mut daemon: UnixStream, envelope: Envelope, room: Room)
@@ -98,7 +95,7 @@ where
 /// The daemon's answer; `None` when it failed by a defect of ours.
 async fn ask(daemon: &mut UnixStream) -> io::Result<Option<Vec<u8>>> {
     let (kind, len) = head(daemon).await?.ok_or(io::ErrorKind::UnexpectedEof)?;
-    let answer = body(daemon, len, ANSWER_MAX).await?;
+    let answer = body(daemon, len, WHOLE_REPLY_MAX).await?;
     Ok((kind == Kind::Answer).then_some(answer))
 }
 
@@ -131,7 +128,7 @@ mod tests {
         client.write_all(&said).await.unwrap();
         let (kind, len) = head(&mut daemon).await.unwrap().unwrap();
         assert_eq!(kind, Kind::Request);
-        body(&mut daemon, len, ANSWER_MAX).await.unwrap();
+        body(&mut daemon, len, WHOLE_REPLY_MAX).await.unwrap();
         drop(client);
         let mut byte = [0];
         let heard = timeout(Duration::from_secs(20), daemon.read(&mut byte)).await;

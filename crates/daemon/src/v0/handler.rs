@@ -8,17 +8,13 @@ use std::time::{Duration, Instant};
 
 use api::strict;
 use api::v0::proto::error::ErrorCode;
-use api::v0::{Message, MessageV0, Messages};
+use api::v0::{Message, MessageV0, Messages, REPLY_MAX};
 use prost::Message as _;
 
 use super::envelope::{failure, respond, unreadable};
 use super::requests::{self, Frame};
 use crate::access::{Caller, Gate, Peer};
 use crate::app::{Changing, Operations};
-
-/// Bytes of a reply at most: as soon as the answers are longer, no further request of the frame is
-/// carried out.
-pub const REPLY_MAX: usize = 32 << 20;
 
 /// Changes that wait for the disk together: their records are in memory meanwhile.
 const TOGETHER_MAX: usize = 256;

@@ -1,28 +1,29 @@
-//! ZeroMQ on the wire (ZMTP 3.1: RFC 37/ZMTP), as far as a server of REQ clients needs it.
+//! The v0 API's end of a ZeroMQ connection: a server of REQ clients. The bytes are
+//! [`api::zmtp`]'s.
 //!
-//! The framing is ours because this port faces clients before any key was checked: the `zeromq`
-//! crate (0.7) reserves whatever length a frame claims: one claiming 2^48 bytes was tried, and
-//! aborted the process, every guest's network with it. Here a message has a stated maximum, takes
-//! memory as its bytes arrive, and must be complete in a stated time. Each client has its own
-//! connection and its own turn: one that is stuck waits alone. Large messages share a [`Room`] that
-//! holds few of them; small ones need none, and are not kept waiting by large ones.
+//! This port faces clients before any key was checked. A message has a stated maximum, takes memory
+//! as its bytes arrive, and must be complete in a stated time. Each client has its own connection
+//! and its own turn: one that is stuck waits alone. Large messages share a [`Room`] that holds few
+//! of them; small ones need none, and are not kept waiting by large ones.
 //!
-//! The mechanism is NULL. A message is the envelope, which a reply repeats (nothing for REQ,
-//! routing frames for DEALER), an empty frame, and the request.
+//! A message is the envelope, which a reply repeats (nothing for REQ, routing frames for DEALER),
+//! an empty frame, and the request.
 
 use std::io;
 use std::time::Duration;
 
 use api::encrypted::{BEGINNING, Key, begins_sealed};
-use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
+use api::zmtp::{
+    Allowance, COMMAND, Frame, MORE, PIECE, READY_MAX, WireError, greeting, pong, push_frame,
+    read_greeting, read_head, read_some, ready, socket_type,
+};
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::few::{Few, Taken};
 
 /// The largest message, all frames together, in bytes: some 200,000 rules.
 pub const MESSAGE_MAX: usize = 16 << 20;
-/// What a frame costs of that beside its bytes, so that empty ones are bounded too.
-const FRAME_COST: usize = 64;
 /// What a message takes, requests and replies alike, without asking for room: a few hundred rules.
 pub const SMALL: usize = 64 << 10;
 /// For the greetings, for the rest of a message that has begun, for room, and for a reply to be
@@ -35,35 +36,23 @@ const LARGE_AT_ONCE: usize = 4;
 const GRACE: Duration = Duration::from_secs(3);
 const LARGE_RATE: u64 = 512 << 10;
 
-/// Bytes that are read at once.
-const PIECE: u64 = 64 << 10;
-
-/// The largest READY.
-const READY_MAX: usize = 4096;
-
-const MORE: u8 = 1;
-const LONG: u8 = 2;
-const COMMAND: u8 = 4;
-
 /// Why a connection ends.
 #[derive(Debug, thiserror::Error)]
 pub enum ZmtpError {
     #[error("{0}")]
-    Io(#[from] io::Error),
-    #[error("it does not speak ZMTP 3 with the NULL mechanism")]
-    Greeting,
-    #[error("its socket is not REQ or DEALER")]
-    SocketType,
-    #[error("a frame breaks the protocol")]
-    Frame,
-    #[error("a message is larger than {MESSAGE_MAX} bytes")]
-    TooLarge,
+    Wire(#[from] WireError),
     #[error("it took more than {} s", PATIENCE.as_secs())]
     Slow,
     #[error("others' large messages have taken all room for {} s", PATIENCE.as_secs())]
     NoRoom,
     #[error("a large message was not sealed with the key")]
     NotSealed,
+}
+
+impl From<io::Error> for ZmtpError {
+    fn from(error: io::Error) -> ZmtpError {
+        WireError::Io(error).into()
+    }
 }
 
 /// Room for large messages, shared by all clients. Cheap to clone.
@@ -89,11 +78,9 @@ impl Room {
     }
 }
 
-/// What a message may still take.
+/// What a message may still take, and how long.
 struct Budget {
-    /// Bytes and frames' costs, of `most`.
-    left: usize,
-    most: usize,
+    allowance: Allowance,
     deadline: Instant,
     /// The room that it has, once it has turned out to be large.
     room: Option<Taken>,
@@ -105,8 +92,7 @@ struct Budget {
 impl Budget {
     fn new(most: usize) -> Budget {
         Budget {
-            left: most,
-            most,
+            allowance: Allowance::new(most),
             deadline: Instant::now() + PATIENCE,
             room: None,
             since: Instant::now(),
@@ -115,7 +101,7 @@ impl Budget {
     }
 
     fn large(&self) -> bool {
-        self.most - self.left > SMALL
+        self.allowance.taken() > SMALL
     }
 
     /// By when the next byte has to be there.
@@ -151,11 +137,6 @@ pub struct Request {
     pub room: Option<Taken>,
 }
 
-struct Frame {
-    flags: u8,
-    body: Vec<u8>,
-}
-
 impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     /// Greets a client that has just connected.
     pub async fn greet(
@@ -175,39 +156,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     }
 
     async fn handshake(&mut self) -> Result<(), ZmtpError> {
-        // Signature, version, mechanism, as-server, filler (RFC 37, "The Greeting").
-        let mut ours = [0u8; 64];
-        (ours[0], ours[9], ours[10], ours[11]) = (0xff, 0x7f, 3, 1);
-        ours[12..16].copy_from_slice(b"NULL");
-        self.write(&ours).await?;
-        let mut theirs = [0u8; 64];
-        self.stream.read_exact(&mut theirs[..10]).await?;
-        if theirs[0] != 0xff || theirs[9] & 1 == 0 {
-            return Err(ZmtpError::Greeting);
-        }
-        self.stream.read_exact(&mut theirs[10..]).await?;
-        if theirs[10] < 3 || theirs[12..32] != ours[12..32] {
-            return Err(ZmtpError::Greeting);
-        }
-        let mut ready = b"\x05READY".to_vec();
-        for (name, value) in [(&b"Socket-Type"[..], &b"REP"[..]), (b"Identity", b"")] {
-            ready.push(name.len() as u8);
-            ready.extend_from_slice(name);
-            ready.extend_from_slice(&(value.len() as u32).to_be_bytes());
-            ready.extend_from_slice(value);
-        }
-        let mut bytes = Vec::new();
-        push_frame(&mut bytes, COMMAND, &ready);
-        self.write(&bytes).await?;
+        self.write(&greeting()).await?;
+        read_greeting(&mut self.stream).await?;
+        self.write(&ready("REP")).await?;
         let mut budget = Budget::new(READY_MAX);
         let frame = self.frame(&mut budget).await?;
-        let properties = frame
-            .body
-            .strip_prefix(b"\x05READY")
-            .filter(|_| frame.flags & COMMAND != 0);
-        match property(properties.ok_or(ZmtpError::Frame)?, b"Socket-Type") {
-            Some(b"REQ" | b"DEALER") => Ok(()),
-            _ => Err(ZmtpError::SocketType),
+        match socket_type(&frame)? {
+            b"REQ" | b"DEALER" => Ok(()),
+            _ => Err(WireError::SocketType("REQ or DEALER").into()),
         }
     }
 
@@ -248,9 +204,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             let frame = self.frame(budget).await?;
             if frame.flags & COMMAND != 0 {
                 if frame.flags & MORE != 0 || !frames.is_empty() {
-                    return Err(ZmtpError::Frame);
+                    return Err(WireError::Frame.into());
                 }
-                self.command(&frame.body).await?;
+                if let Some(pong) = pong(&frame.body) {
+                    self.write(&pong).await?;
+                }
                 return Ok(frames);
             }
             frames.push(frame.body);
@@ -260,33 +218,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         }
     }
 
-    /// A PING (RFC 37, "Connection Heartbeating") is answered with its context, other commands are
-    /// none of ours.
-    async fn command(&mut self, body: &[u8]) -> Result<(), ZmtpError> {
-        const TTL: usize = 2;
-        const CONTEXT_MAX: usize = 16;
-        if let Some(context) = body
-            .strip_prefix(b"\x04PING")
-            .and_then(|rest| rest.get(TTL..))
-        {
-            let mut pong = b"\x04PONG".to_vec();
-            pong.extend_from_slice(&context[..context.len().min(CONTEXT_MAX)]);
-            let mut bytes = Vec::new();
-            push_frame(&mut bytes, COMMAND, &pong);
-            self.write(&bytes).await?;
-        }
-        Ok(())
-    }
-
     async fn frame(&mut self, budget: &mut Budget) -> Result<Frame, ZmtpError> {
-        let head = timeout_at(budget.deadline, self.head()).await;
+        let head = timeout_at(budget.deadline, read_head(&mut self.stream)).await;
         let (flags, length) = head.map_err(|_| ZmtpError::Slow)??;
-        let cost = usize::try_from(length)
-            .ok()
-            .and_then(|length| length.checked_add(FRAME_COST));
-        budget.left = cost
-            .and_then(|cost| budget.left.checked_sub(cost))
-            .ok_or(ZmtpError::TooLarge)?;
+        budget.allowance.charge(length)?;
         // Grows as bytes come: a length alone reserves nothing.
         let mut body = Vec::new();
         if budget.room.is_none() && budget.large() {
@@ -316,28 +251,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         budget: &mut Budget,
     ) -> Result<(), ZmtpError> {
         while (body.len() as u64) < length {
-            let rest = (length - body.len() as u64).min(PIECE);
-            let mut rest = (&mut self.stream).take(rest);
-            let read = timeout_at(budget.next(), rest.read_buf(body)).await;
+            let some = read_some(&mut self.stream, body, length);
+            let read = timeout_at(budget.next(), some).await;
             match read.map_err(|_| ZmtpError::Slow)?? {
                 0 => return Ok(()),
                 bytes => budget.come += bytes as u64,
             }
         }
         Ok(())
-    }
-
-    /// Flags and length of a frame.
-    async fn head(&mut self) -> Result<(u8, u64), ZmtpError> {
-        let flags = self.stream.read_u8().await?;
-        if flags & !(MORE | LONG | COMMAND) != 0 {
-            return Err(ZmtpError::Frame);
-        }
-        let length = match flags & LONG {
-            0 => u64::from(self.stream.read_u8().await?),
-            _ => self.stream.read_u64().await?,
-        };
-        Ok((flags, length))
     }
 
     /// Answers a request.
@@ -367,36 +288,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     }
 }
 
-fn push_frame(out: &mut Vec<u8>, flags: u8, body: &[u8]) {
-    match u8::try_from(body.len()) {
-        Ok(length) => out.extend_from_slice(&[flags, length]),
-        Err(_) => {
-            out.push(flags | LONG);
-            out.extend_from_slice(&(body.len() as u64).to_be_bytes());
-        }
-    }
-    out.extend_from_slice(body);
-}
-
-/// A property of a READY command: name and value, each behind its length.
-fn property<'a>(mut rest: &'a [u8], wanted: &[u8]) -> Option<&'a [u8]> {
-    loop {
-        let (&length, tail) = rest.split_first()?;
-        let (name, tail) = tail.split_at_checked(usize::from(length))?;
-        let (length, tail) = tail.split_first_chunk::<4>()?;
-        let (value, tail) = tail.split_at_checked(u32::from_be_bytes(*length) as usize)?;
-        if name.eq_ignore_ascii_case(wanted) {
-            return Some(value);
-        }
-        rest = tail;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tokio::io::{DuplexStream, duplex};
+    use tokio::io::{AsyncReadExt, DuplexStream, duplex};
 
+    /// Of a client that speaks ZMTP 3.0.
     fn greeting() -> Vec<u8> {
         let mut bytes = vec![0; 64];
         (bytes[0], bytes[9], bytes[10], bytes[11]) = (0xff, 0x7f, 3, 0);
@@ -404,6 +301,7 @@ mod tests {
         bytes
     }
 
+    /// Its READY, with the one property that it has to have.
     fn ready(socket: &[u8]) -> Vec<u8> {
         let mut body = b"\x05READY\x0bSocket-Type".to_vec();
         body.extend_from_slice(&(socket.len() as u32).to_be_bytes());
@@ -497,20 +395,29 @@ mod tests {
     #[tokio::test]
     async fn hostile_bytes_end_the_connection() {
         let (refused, _) = after(b"GET / HTTP/1.1\r\nHost: butterfly\r\n\r\n").await;
-        assert!(matches!(refused, Err(ZmtpError::Greeting)));
+        assert!(matches!(refused, Err(ZmtpError::Wire(WireError::Greeting))));
         let mut old = greeting();
         old[10] = 1;
-        assert!(matches!(after(&old).await.0, Err(ZmtpError::Greeting)));
+        assert!(matches!(
+            after(&old).await.0,
+            Err(ZmtpError::Wire(WireError::Greeting))
+        ));
         let mut curve = greeting();
         curve[12..17].copy_from_slice(b"CURVE");
-        assert!(matches!(after(&curve).await.0, Err(ZmtpError::Greeting)));
+        assert!(matches!(
+            after(&curve).await.0,
+            Err(ZmtpError::Wire(WireError::Greeting))
+        ));
         let publisher = [greeting(), ready(b"PUB")].concat();
         assert!(matches!(
             after(&publisher).await.0,
-            Err(ZmtpError::SocketType)
+            Err(ZmtpError::Wire(WireError::SocketType(_)))
         ));
         let cut = [greeting(), b"\x04\x0c\x05READY\x0bSocke".to_vec()].concat();
-        assert!(matches!(after(&cut).await.0, Err(ZmtpError::SocketType)));
+        assert!(matches!(
+            after(&cut).await.0,
+            Err(ZmtpError::Wire(WireError::SocketType(_)))
+        ));
 
         for (bytes, large) in [
             (&b"\x02\x00\x00\x01\x00\x00\x00\x00\x00"[..], true), // a terabyte
@@ -522,8 +429,16 @@ mod tests {
             let (mut server, mut client) = connected().await;
             client.write_all(bytes).await.unwrap();
             let error = server.receive().await.unwrap_err();
-            assert_eq!(matches!(error, ZmtpError::TooLarge), large, "{error}");
-            assert_eq!(matches!(error, ZmtpError::Frame), !large, "{error}");
+            assert_eq!(
+                matches!(error, ZmtpError::Wire(WireError::TooLarge(_))),
+                large,
+                "{error}"
+            );
+            assert_eq!(
+                matches!(error, ZmtpError::Wire(WireError::Frame)),
+                !large,
+                "{error}"
+            );
         }
     }
 
@@ -535,16 +450,18 @@ mod tests {
             tokio::spawn(
                 async move { while write.write_all(&[MORE, 0].repeat(512)).await.is_ok() {} },
             );
-        assert!(matches!(server.receive().await, Err(ZmtpError::TooLarge)));
+        assert!(matches!(
+            server.receive().await,
+            Err(ZmtpError::Wire(WireError::TooLarge(_)))
+        ));
         drop(server);
         flood.await.unwrap();
     }
 
     /// A request of so many bytes.
     fn large(bytes: usize) -> Vec<u8> {
-        let mut message = vec![MORE, 0, LONG];
-        message.extend_from_slice(&(bytes as u64).to_be_bytes());
-        message.resize(message.len() + bytes, 7);
+        let mut message = vec![MORE, 0];
+        push_frame(&mut message, 0, &vec![7; bytes]);
         message
     }
 
