@@ -278,7 +278,8 @@ mod tests {
             let Some(name) = name.strip_suffix(".aes.hex") else {
                 continue;
             };
-            let frame = crate::strict::decode(&vector(&format!("{name}.aes.hex"))).unwrap();
+            let frame =
+                crate::strict::decode_reply(&vector(&format!("{name}.aes.hex")), 1).unwrap();
             let bytes = frame.encrypted.unwrap().aes256cbc_sha512.unwrap();
             let clear = vector(&format!("{name}.clear.hex"));
             assert_eq!(decrypt(&key, &bytes), Ok(clear.clone()), "{name}");

@@ -4,8 +4,8 @@
 //! proto2 knows required fields, and a message without one does not parse. prost fills them in
 //! instead. And two bytes of an empty message become hundreds in memory. So the bytes are walked
 //! once before anything is decoded, through the descriptors and without allocating: every required
-//! field must be there, and of a request there is a [maximum](decode_request) of messages and
-//! values.
+//! field must be there, and there is a maximum of messages and values, of a
+//! [request](decode_request) as of a [reply](decode_reply).
 
 use std::sync::LazyLock;
 
@@ -14,13 +14,15 @@ use prost_reflect::{
     Cardinality, DescriptorPool, DynamicMessage, Kind, MessageDescriptor, ReflectMessage, Value,
 };
 
-use crate::v0::{DESCRIPTORS, Encrypted, Messages};
+use crate::v0::{DESCRIPTORS, Encrypted, Error, Messages};
 
 /// Requests in one frame at most.
 pub const MESSAGES_MAX: usize = 16_384;
 /// Texts, byte strings and messages inside messages, all together, in one frame at most: some
 /// 150,000 rules.
 pub const VALUES_MAX: usize = 500_000;
+/// The same of a reply: the million rules that a daemon holds have some three million.
+pub const REPLY_VALUES_MAX: usize = 4_000_000;
 
 /// The v0 files' descriptors.
 static POOL: LazyLock<DescriptorPool> = LazyLock::new(|| {
@@ -56,13 +58,13 @@ pub(crate) fn descriptor(name: &str) -> MessageDescriptor {
         .expect("a message of the v0 files")
 }
 
-/// Parses a reply frame; refuses one that lacks a required field anywhere.
-pub fn decode(bytes: &[u8]) -> Result<Messages, MalformedMessage> {
-    decode_within(bytes, usize::MAX, usize::MAX)
+/// Parses the reply to so many requests: refuses one that lacks a required field anywhere, and
+/// before it takes memory one with more messages than that, or more than [`REPLY_VALUES_MAX`].
+pub fn decode_reply(bytes: &[u8], requests: usize) -> Result<Messages, MalformedMessage> {
+    decode_within(bytes, requests, REPLY_VALUES_MAX)
 }
 
-/// Parses a request frame: as [`decode`], and refuses what is above [`MESSAGES_MAX`] or
-/// [`VALUES_MAX`] before it takes memory.
+/// Parses a request frame: as [`decode_reply`], with at most [`MESSAGES_MAX`] and [`VALUES_MAX`].
 pub fn decode_request(bytes: &[u8]) -> Result<Messages, MalformedMessage> {
     decode_within(bytes, MESSAGES_MAX, VALUES_MAX)
 }
@@ -72,13 +74,15 @@ fn decode_within(
     messages: usize,
     values: usize,
 ) -> Result<Messages, MalformedMessage> {
-    let mut walk = Walk { messages, values };
+    let mut walk = Walk {
+        messages: Left::of("messages", messages),
+        values: Left::of("values", values),
+    };
     walk.message(&MESSAGES, bytes)?;
     Messages::decode(bytes).map_err(wire)
 }
 
-/// The `encrypted` field of a request frame, and nothing else of it: what else is there takes no
-/// memory.
+/// The `encrypted` field of a frame, and nothing else of it: what else is there takes no memory.
 pub fn decode_encrypted(bytes: &[u8]) -> Result<Option<Encrypted>, MalformedMessage> {
     #[derive(Clone, PartialEq, prost::Message)]
     struct Outline {
@@ -88,14 +92,47 @@ pub fn decode_encrypted(bytes: &[u8]) -> Result<Option<Encrypted>, MalformedMess
     Ok(Outline::decode(bytes).map_err(wire)?.encrypted)
 }
 
+/// The error of a bare `Message`, and nothing else of it.
+pub fn decode_error(bytes: &[u8]) -> Result<Option<Error>, MalformedMessage> {
+    #[derive(Clone, PartialEq, prost::Message)]
+    struct Outline {
+        #[prost(message, optional, tag = "2")]
+        error: Option<Error>,
+    }
+    Ok(Outline::decode(bytes).map_err(wire)?.error)
+}
+
 fn wire(error: prost::DecodeError) -> MalformedMessage {
     MalformedMessage::Wire(error.to_string())
 }
 
 /// What is still allowed on a walk over the wire format of a message (protobuf.dev, "Encoding").
 struct Walk {
-    messages: usize,
-    values: usize,
+    messages: Left,
+    values: Left,
+}
+
+/// What is left of a maximum.
+struct Left {
+    what: &'static str,
+    limit: usize,
+    left: usize,
+}
+
+impl Left {
+    fn of(what: &'static str, limit: usize) -> Left {
+        let left = limit;
+        Left { what, limit, left }
+    }
+
+    fn charge(&mut self) -> Result<(), MalformedMessage> {
+        let (what, limit) = (self.what, self.limit);
+        self.left = self
+            .left
+            .checked_sub(1)
+            .ok_or(MalformedMessage::TooMany { what, limit })?;
+        Ok(())
+    }
 }
 
 impl Walk {
@@ -129,14 +166,14 @@ impl Walk {
             let known = match (field.kind(), &value) {
                 (Kind::Message(inner), Found::Bytes(inside)) => {
                     match inner.full_name() {
-                        "proto.Message" => charge(&mut self.messages, "messages", MESSAGES_MAX)?,
-                        _ => charge(&mut self.values, "values", VALUES_MAX)?,
+                        "proto.Message" => self.messages.charge()?,
+                        _ => self.values.charge()?,
                     }
                     self.message(&inner, inside)?;
                     true
                 }
                 (Kind::String | Kind::Bytes, Found::Bytes(_)) => {
-                    charge(&mut self.values, "values", VALUES_MAX)?;
+                    self.values.charge()?;
                     true
                 }
                 // A closed enum's unknown number counts as absent (protobuf language guide, "Enum
@@ -167,13 +204,6 @@ impl Walk {
 enum Found<'a> {
     Number(u64),
     Bytes(&'a [u8]),
-}
-
-fn charge(left: &mut usize, what: &'static str, limit: usize) -> Result<(), MalformedMessage> {
-    *left = left
-        .checked_sub(1)
-        .ok_or(MalformedMessage::TooMany { what, limit })?;
-    Ok(())
 }
 
 fn varint(bytes: &mut &[u8]) -> Result<u64, MalformedMessage> {
@@ -237,6 +267,10 @@ mod tests {
     use super::*;
     use crate::v0::message_v0::{Request, SgRuleDelReq};
     use crate::v0::{Message, MessageV0};
+
+    fn decode(bytes: &[u8]) -> Result<Messages, MalformedMessage> {
+        decode_reply(bytes, MESSAGES_MAX)
+    }
 
     #[test]
     fn what_prost_writes_is_accepted() {
@@ -369,12 +403,21 @@ mod tests {
             decode_request(&request(&inside(1, &nic))),
             refused("values", VALUES_MAX)
         );
-        // A reply may have as many as there are.
-        assert!(decode(&request(&inside(1, &nic))).is_ok());
+        // A reply has no more messages than were asked for, and may have more values.
+        assert_eq!(decode_reply(&messages, 7), refused("messages", 7));
+        assert!(decode_reply(&request(&inside(1, &nic)), 1).is_ok());
+        let more = [&nic[..], &[0x22, 0].repeat(2_000_000)].concat();
+        assert_eq!(
+            decode_reply(&request(&inside(1, &more)), 1),
+            refused("values", REPLY_VALUES_MAX)
+        );
         // What is not the encrypted part is not looked at.
         let sealed = [messages, inside(2, &inside(2, b"secret"))].concat();
         let part = decode_encrypted(&sealed).unwrap().unwrap();
         assert_eq!(part.aes256cbc_sha512(), b"secret");
+        let bare = [request(&inside(1, &nic)), inside(2, &[0x08, 3])].concat();
+        let error = decode_error(&bare).unwrap().unwrap();
+        assert_eq!(error.code, Some(3));
     }
 
     #[test]

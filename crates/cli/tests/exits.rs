@@ -4,13 +4,16 @@ mod common;
 
 use std::io::Read;
 use std::os::unix::net::UnixListener;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use api::encrypted::Key;
+use api::text_format;
+use api::zmtp::{MORE, greeting, push_frame, ready};
 use common::grpc::GrpcStub;
 use common::zmq::{self, ZmqStub};
-use common::{Ran, butterfly, command, run, words};
+use common::{Ran, butterfly, command, ran, run, words};
+use prost::Message;
 
 /// Nothing on stdout, this code, this sentence on stderr.
 #[track_caller]
@@ -136,6 +139,82 @@ fn no_answer_in_time_is_3() {
         3,
         &format!("butterflyd at {endpoint} gave no answer to DeleteNic within 100 ms"),
     );
+}
+
+/// What a server of v0 says to each client.
+fn hello() -> Vec<u8> {
+    [&greeting()[..], &ready("REP")].concat()
+}
+
+/// An answer, in the frames of a reply.
+fn framed(answer: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![MORE, 0];
+    push_frame(&mut bytes, 0, answer);
+    bytes
+}
+
+/// Who has bound the port before the daemon says that much is to come, or as much as becomes very
+/// much in memory: the program ends by itself.
+#[test]
+fn a_stranger_s_answer_is_3_and_takes_little_memory() {
+    const MEMORY_KIB: usize = 2 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let key = dir.path().join("key");
+    std::fs::write(&key, "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\n").unwrap();
+    let claim = (1u64 << 48).to_be_bytes();
+    let ready_claim = [&greeting()[..], b"\x06", &claim].concat();
+    let answer_claim = [&hello()[..], &[MORE, 0, 2], &claim].concat();
+    // Four million answers to one request: each takes hundreds of times its bytes, once decoded.
+    let empty = [0x0a, 2, 0x08, 6].repeat(4 << 20);
+    let answers = [&hello()[..], &framed(&empty)].concat();
+    for (said, before, why) in [
+        (ready_claim, true, "a message is larger than 4096 bytes"),
+        (
+            answer_claim,
+            false,
+            "a message is larger than 67112960 bytes",
+        ),
+        (answers, false, "its answer has more than 1 messages"),
+    ] {
+        for with_key in [false, true] {
+            let dir = tempfile::tempdir().unwrap();
+            let endpoint = zmq::stranger(dir.path(), vec![(said.clone(), u64::MAX)]);
+            let mut limited = Command::new("sh");
+            let limit = format!("ulimit -v {MEMORY_KIB} && exec \"$@\"");
+            limited.args(["-c", &limit, "sh", env!("CARGO_BIN_EXE_butterfly")]);
+            limited
+                .args(["-e", &endpoint, "nic", "list"])
+                .stdin(Stdio::null());
+            if with_key {
+                limited.arg("-k").arg(&key);
+            }
+            let sentence = match before {
+                true => format!("cannot reach butterflyd at {endpoint}: {why}"),
+                false => format!("{endpoint} does not speak Butterfly's API v0: {why}"),
+            };
+            fails(ran(limited), 3, &sentence);
+        }
+    }
+}
+
+/// The first connection is of no more use: its daemon hangs, or was restarted behind the connect.
+#[test]
+fn who_waits_for_the_daemon_asks_on_another_connection() {
+    let status = "messages { revision: 6 message_0 { request { app_status: true } } }";
+    let status = text_format::parse(status).unwrap().encode_to_vec();
+    let answer = framed(&zmq::reply(&status, None, zmq::answer).encode_to_vec());
+    // `status --wait` asks once more for what it shows.
+    let works = [&hello()[..], &answer, &answer].concat();
+    let question_begun = (greeting().len() + ready("REQ").len() + 1) as u64;
+    for command in ["health --wait -t 2000", "status --wait -t 2000"] {
+        for (why, heard) in [("it hangs", u64::MAX), ("it hangs up", question_begun)] {
+            let dir = tempfile::tempdir().unwrap();
+            let clients = vec![(hello(), heard), (works.clone(), u64::MAX)];
+            let endpoint = zmq::stranger(dir.path(), clients);
+            let ran = butterfly(&endpoint, command);
+            assert_eq!(ran.code, 0, "{command}, {why}: {ran:?}");
+        }
+    }
 }
 
 #[test]

@@ -68,7 +68,7 @@ fn encrypted_it_holds_the_same() {
         let ran = run(&args);
         assert_eq!(ran.code, 0, "{command}: {}", ran.stderr);
         let open = |frame: &Vec<u8>| {
-            let messages = api::strict::decode(frame).unwrap();
+            let messages = api::strict::decode_request(frame).unwrap();
             let bytes = messages.encrypted.unwrap().aes256cbc_sha512.unwrap();
             hex(&decrypt(&Key::from(key), &bytes).unwrap())
         };

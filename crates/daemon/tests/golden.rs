@@ -60,7 +60,7 @@ impl Exchange<'_> {
                 let expected = api::text_format::parse(&self.expect);
                 let expected =
                     expected.unwrap_or_else(|e| panic!("{name}:{}: the answer: {e}", self.line));
-                let answer = api::strict::decode(&reply)
+                let answer = api::strict::decode_reply(&reply, api::strict::MESSAGES_MAX)
                     .expect("an answer is a Messages with every required field");
                 (
                     api::text_format::print(&answer),

@@ -95,7 +95,8 @@ fn sealed(handler: &V0, key: &Key, bytes: &[u8]) {
             encrypted: Some(encrypted),
         };
         let answer = handler.answer(&request.encode_to_vec()).bytes;
-        let answer = strict::decode(&answer).expect("an answer that parses");
+        let answer =
+            strict::decode_reply(&answer, strict::MESSAGES_MAX).expect("an answer that parses");
         let envelope = answer.encrypted.expect("an answer in an envelope");
         if let Some(inner) = envelope.aes256cbc_sha512 {
             decrypt(key, &inner).expect("an answer under the same key");

@@ -1,16 +1,19 @@
 //! API v0's connection: a ZeroMQ REQ socket, one frame out, one frame back. [`super::envelope`]
 //! says what is in a frame, [`super::v0`] has the operations.
+//!
+//! Who answers need not be a daemon: the port is of whoever has bound it.
 
 use std::time::Duration;
 
 use api::encrypted::Key;
 use api::text_format;
 use api::v0::message_v0::{Request, Response};
-use api::v0::{Message, Messages};
+use api::v0::{Message, Messages, WHOLE_REPLY_MAX};
+use api::zmtp::{Req, WireError};
 use prost::Message as _;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
-use zeromq::{ReqSocket, Socket, SocketRecv, SocketSend};
 
 use super::envelope::{self, OpenError, message_error, refusal};
 use crate::endpoint::Endpoint;
@@ -24,9 +27,13 @@ use crate::translate::{Untranslatable, requests};
 const FRAME_MESSAGES: usize = 1000;
 const FRAME_BYTES: usize = 4 << 20;
 
+/// Bytes of an answer at most: the longest reply, and what encrypts it and frames it.
+const ANSWER_MAX: usize = WHOLE_REPLY_MAX + 4096;
+
 /// A ZeroMQ connection.
 pub struct V0 {
-    socket: ReqSocket,
+    /// None behind a question without an answer: the next question connects anew.
+    socket: Option<Req<Box<dyn Transport>>>,
     key: Option<Key>,
     endpoint: Endpoint,
     timeout: Duration,
@@ -35,9 +42,13 @@ pub struct V0 {
     verbose: bool,
 }
 
+/// TCP or a unix socket.
+trait Transport: AsyncRead + AsyncWrite + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> Transport for T {}
+
 impl V0 {
-    /// Connects within the timeout. ZeroMQ itself waits for a listener to appear; a plain
-    /// connection tried first tells that there is none.
+    /// Connects within the timeout.
     pub async fn connect(endpoint: Endpoint, options: &Global) -> Result<V0, Error> {
         let key = options
             .key
@@ -45,28 +56,30 @@ impl V0 {
             .map(Key::load)
             .transpose()
             .map_err(|error| Error::Usage(error.to_string()))?;
-        let name = endpoint.to_string();
-        let wait = options.timeout();
-        let unreachable =
-            |why: String| Error::Unreachable(format!("cannot reach butterflyd at {name}: {why}"));
-        let late = || unreachable(format!("no connection within {} ms", wait.as_millis()));
-        timeout(wait, probe(&name))
-            .await
-            .map_err(|_| late())?
-            .map_err(|error| unreachable(error.to_string()))?;
-        let mut socket = ReqSocket::new();
-        let connected = timeout(wait, socket.connect(&name))
-            .await
-            .map_err(|_| late())?;
-        connected.map_err(|error| unreachable(error.to_string()))?;
-        Ok(V0 {
-            socket,
+        let mut v0 = V0 {
+            socket: None,
             key,
             endpoint,
-            timeout: wait,
+            timeout: options.timeout(),
             change_timeout: options.change_timeout(),
             verbose: options.verbose,
-        })
+        };
+        v0.socket = Some(v0.open().await?);
+        Ok(v0)
+    }
+
+    async fn open(&self) -> Result<Req<Box<dyn Transport>>, Error> {
+        let name = self.endpoint.to_string();
+        let unreachable =
+            |why: String| Error::Unreachable(format!("cannot reach butterflyd at {name}: {why}"));
+        let greeted = timeout(self.timeout, async {
+            Req::greet(transport(&name).await?, ANSWER_MAX).await
+        });
+        let ms = self.timeout.as_millis();
+        greeted
+            .await
+            .map_err(|_| unreachable(format!("no connection within {ms} ms")))?
+            .map_err(|error| unreachable(error.to_string()))
     }
 
     /// The error for what this API cannot do.
@@ -106,7 +119,11 @@ impl V0 {
             true => self.change_timeout,
             false => self.timeout,
         };
-        let answer = timeout(wait, self.round_trip(frame)).await;
+        let mut socket = match self.socket.take() {
+            Some(socket) => socket,
+            None => self.open().await?,
+        };
+        let answer = timeout(wait, socket.ask(&frame)).await;
         let ms = wait.as_millis();
         let late = || {
             Error::Unreachable(format!(
@@ -114,8 +131,15 @@ impl V0 {
                 self.endpoint
             ))
         };
-        let answer = answer.map_err(|_| late())??;
-        let answer = envelope::open(&answer, self.key.as_ref()).map_err(|error| match error {
+        let answer = answer.map_err(|_| late())?.map_err(|error| match error {
+            WireError::Io(error) => {
+                Error::Unreachable(format!("lost butterflyd at {}: {error}", self.endpoint))
+            }
+            error => self.garbled(&error.to_string()),
+        })?;
+        self.socket = Some(socket);
+        let opened = envelope::open(&answer, self.key.as_ref(), request.messages.len());
+        let answer = opened.map_err(|error| match error {
             OpenError::Refused(reason) => Error::Refused(reason),
             OpenError::Garbled(what) => self.garbled(&what),
         })?;
@@ -130,14 +154,6 @@ impl V0 {
                 .unwrap_or_else(|| self.garbled(&format!("{got} answers to {sent} requests"))));
         }
         Ok(answer)
-    }
-
-    async fn round_trip(&mut self, frame: Vec<u8>) -> Result<Vec<u8>, Error> {
-        let lost =
-            |error| Error::Unreachable(format!("lost butterflyd at {}: {error}", self.endpoint));
-        self.socket.send(frame.into()).await.map_err(lost)?;
-        let answer = self.socket.recv().await.map_err(lost)?;
-        Ok(answer.into_vec().concat())
     }
 
     /// One request; a refusal is an error.
@@ -192,17 +208,15 @@ fn changes(message: &Message) -> bool {
     })
 }
 
-/// Opens and closes a plain connection.
-async fn probe(endpoint: &str) -> std::io::Result<()> {
-    match (
-        endpoint.strip_prefix("tcp://"),
-        endpoint.strip_prefix("ipc://"),
-    ) {
-        (Some(address), _) => TcpStream::connect(address).await.map(drop),
-        // An abstract socket: no file to try.
-        (_, Some(name)) if name.starts_with('@') => Ok(()),
-        (_, Some(path)) => UnixStream::connect(path).await.map(drop),
-        _ => Ok(()),
+/// A connection to an endpoint in ZeroMQ's spelling.
+async fn transport(endpoint: &str) -> std::io::Result<Box<dyn Transport>> {
+    match endpoint.strip_prefix("ipc://") {
+        Some(path) => Ok(Box::new(UnixStream::connect(path).await?)),
+        None => {
+            let stream = TcpStream::connect(endpoint.trim_start_matches("tcp://")).await?;
+            stream.set_nodelay(true)?;
+            Ok(Box::new(stream))
+        }
     }
 }
 

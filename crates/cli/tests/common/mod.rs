@@ -29,11 +29,16 @@ pub fn butterfly(endpoint: &str, line: &str) -> Ran {
 
 /// Runs the program with these arguments, without an endpoint from the environment.
 pub fn run(args: &[String]) -> Ran {
+    ran(command(args))
+}
+
+/// What a run of this command gave.
+pub fn ran(command: Command) -> Ran {
     let Output {
         status,
         stdout,
         stderr,
-    } = finish(command(args));
+    } = finish(command);
     let text = |bytes| String::from_utf8(bytes).expect("the program prints UTF-8");
     Ran {
         code: status.code().expect("no signal ended it"),

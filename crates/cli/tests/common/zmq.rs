@@ -1,5 +1,7 @@
 //! A v0 daemon that writes down what it is asked and answers from a table.
 
+use std::io::{Read, Write};
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, channel};
 
@@ -74,7 +76,26 @@ impl ZmqStub {
     }
 }
 
-fn reply(
+/// Listens on `<dir>/v0.ipc` as somebody who need not be a daemon: for one client after another,
+/// the bytes that are said to it, and how many of its own are heard before it is hung up on. The
+/// endpoint.
+pub fn stranger(dir: &Path, clients: Vec<(Vec<u8>, u64)>) -> String {
+    let path = dir.join("v0.ipc");
+    let listener = UnixListener::bind(&path).unwrap();
+    std::thread::spawn(move || {
+        for (said, heard) in clients {
+            let (mut client, _) = listener.accept().unwrap();
+            // A client that does not like it hangs up.
+            if client.write_all(&said).is_ok() {
+                let _ = std::io::copy(&mut client.take(heard), &mut std::io::sink());
+            }
+        }
+    });
+    format!("ipc://{}", path.display())
+}
+
+/// What is replied to a request frame; with a key, to encrypted ones alone.
+pub fn reply(
     frame: &[u8],
     key: Option<&Key>,
     mut answer: impl FnMut(&Request) -> Response,
