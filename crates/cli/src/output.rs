@@ -74,7 +74,12 @@ impl Output {
 
 /// Says something on stderr. That nobody reads it is no reason to stop.
 pub fn say(text: &str) {
-    let _ = io::stderr().write_all(text.as_bytes());
+    let _ = io::stderr().write_all(without_controls(text).as_bytes());
+}
+
+/// What a server has said may be in a text: a terminal is to obey none of it but the ends of lines.
+fn without_controls(text: &str) -> String {
+    text.replace(|c: char| c.is_control() && c != '\n', "\u{fffd}")
 }
 
 /// Rows under headings, columns two blanks apart; columns of numbers align right.
@@ -197,6 +202,13 @@ mod tests {
             screen.text(),
             "ID       BYTES  NOTE\nvnic_1       7  short\nv       123456  -\n"
         );
+    }
+
+    #[test]
+    fn what_a_terminal_would_obey_is_replaced() {
+        let said = "no \x1b[2J\x1b]0;title\x07NIC\r\u{9b}2J\nä\n";
+        let shown = "no \u{fffd}[2J\u{fffd}]0;title\u{fffd}NIC\u{fffd}\u{fffd}2J\nä\n";
+        assert_eq!(without_controls(said), shown);
     }
 
     #[test]

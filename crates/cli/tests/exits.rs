@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use api::encrypted::Key;
 use api::text_format;
+use api::v0::message_v0::{Error, Response, Status};
 use api::zmtp::{MORE, greeting, push_frame, ready};
 use common::grpc::GrpcStub;
 use common::zmq::{self, ZmqStub};
@@ -215,6 +216,31 @@ fn who_waits_for_the_daemon_asks_on_another_connection() {
             assert_eq!(ran.code, 0, "{command}, {why}: {ran:?}");
         }
     }
+}
+
+#[test]
+fn a_terminal_obeys_nothing_that_a_daemon_says() {
+    fn refuse(_: &api::v0::message_v0::Request) -> Response {
+        let error = Some(Error {
+            description: Some("no\x1b]0;title\x07 NIC\r".into()),
+            ..Default::default()
+        });
+        let status = Status {
+            status: false,
+            error,
+        };
+        Response {
+            status,
+            ..Default::default()
+        }
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let stub = ZmqStub::start_with(dir.path(), None, refuse);
+    fails(
+        butterfly(&stub.endpoint, "nic list"),
+        1,
+        "no\u{fffd}]0;title\u{fffd} NIC\u{fffd}",
+    );
 }
 
 #[test]
