@@ -1,6 +1,7 @@
 //! `butterfly top` as somebody at a terminal sees it: tmux is the terminal, bench NICs in the
 //! daemon make what moves.
 
+use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 
 use butterfly_tests::Daemon;
@@ -11,7 +12,12 @@ use testkit::image::repository;
 use testkit::{PATIENCE, Result, process, wait_for};
 
 fn main() {
-    run_each(trials![a_terminal, once_for_scripts, without_a_terminal])
+    run_each(trials![
+        a_terminal,
+        a_daemon_that_hangs,
+        once_for_scripts,
+        without_a_terminal
+    ])
 }
 
 /// A daemon with two NICs, one of which sends to the other.
@@ -34,7 +40,7 @@ struct Terminal {
 }
 
 impl Terminal {
-    fn open(daemon: &Daemon, words: &str) -> Result<Terminal> {
+    fn open(endpoint: &str, words: &str) -> Result<Terminal> {
         let dir = tempfile::tempdir().map_err(|e| format!("cannot make a folder: {e}"))?;
         let terminal = Terminal { dir };
         let program = repository().join("target/debug/butterfly");
@@ -47,11 +53,8 @@ impl Terminal {
             Err(_) => program,
         };
         // The shell notes how it ended: tmux forgets it now and then.
-        let (program, endpoint, status) = (
-            program.display(),
-            daemon.endpoint(),
-            terminal.status().display().to_string(),
-        );
+        let (program, status) = (program.display(), terminal.status());
+        let status = status.display();
         let command = format!("sh -c '{program} -e {endpoint} {words}; echo $? >{status}'");
         terminal.tmux(&[
             "-f",
@@ -84,6 +87,18 @@ impl Terminal {
         self.tmux(&["send-keys", "-t", "t", key]).map(drop)
     }
 
+    /// Waits until the program has ended well.
+    fn ends(&self) -> Result<()> {
+        wait_for("the end", PATIENCE, || {
+            let status = std::fs::read_to_string(self.status()).unwrap_or_default();
+            match status.trim() {
+                "" => Ok(None),
+                "0" => Ok(Some(())),
+                status => Err(format!("it ended with {status}")),
+            }
+        })
+    }
+
     /// Waits until the screen is as it is to be.
     fn shows(&self, what: &str, fits: impl Fn(&str) -> bool) -> Result<String> {
         let mut last = String::new();
@@ -111,7 +126,7 @@ fn rate(screen: &str, nic: &str) -> Option<f64> {
 
 fn a_terminal() -> Result<()> {
     let daemon = busy()?;
-    let top = Terminal::open(&daemon, "top --interval 0.2")?;
+    let top = Terminal::open(&daemon.endpoint(), "top --interval 0.2")?;
     top.shows("rates of both NICs", |screen| {
         screen.contains("[1 nics]")
             && screen.contains("2 rows")
@@ -138,14 +153,25 @@ fn a_terminal() -> Result<()> {
     top.key("2")?;
     top.shows("flows", |screen| screen.contains("[2 flows]"))?;
     top.key("q")?;
-    wait_for("the end", PATIENCE, || {
-        let status = std::fs::read_to_string(top.status()).unwrap_or_default();
-        match status.trim() {
-            "" => Ok(None),
-            "0" => Ok(Some(())),
-            status => Err(format!("it ended with {status}")),
-        }
-    })
+    top.ends()
+}
+
+/// It takes connections and says nothing: keys are heard all the same, long before it would be
+/// given up.
+fn a_daemon_that_hangs() -> Result<()> {
+    let dir = tempfile::tempdir().map_err(|e| format!("cannot make a folder: {e}"))?;
+    let path = dir.path().join("v1.sock");
+    let listener = UnixListener::bind(&path);
+    let _listener = listener.map_err(|e| format!("cannot listen: {e}"))?;
+    let endpoint = format!("unix:{}", path.display());
+    let top = Terminal::open(&endpoint, "top --interval 0.2 --timeout 3600000")?;
+    top.shows("the first view", |screen| screen.contains("[1 nics]"))?;
+    top.key("5")?;
+    top.shows("another one", |screen| screen.contains("[5 workers]"))?;
+    top.key("p")?;
+    top.shows("that it stops", |screen| screen.contains("paused"))?;
+    top.key("q")?;
+    top.ends()
 }
 
 fn once_for_scripts() -> Result<()> {

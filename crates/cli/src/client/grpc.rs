@@ -256,6 +256,16 @@ impl V1 {
             .map_err(late)?
     }
 
+    /// How long all parts of an answer may take together, and what it means when they take longer.
+    pub fn patience(&self) -> (Duration, Error) {
+        let ms = self.timeout.as_millis();
+        let late = format!(
+            "butterflyd at {} has not answered whole within {ms} ms",
+            self.endpoint
+        );
+        (self.timeout, Error::Unreachable(late))
+    }
+
     /// What a status means to a script: the daemon's own refusal, or no daemon.
     fn failure(&self, status: Status) -> Error {
         let gone = matches!(

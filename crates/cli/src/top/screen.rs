@@ -72,20 +72,43 @@ async fn show(
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         terminal.draw(|frame| screen.draw(frame))?;
-        let next = tokio::select! {
+        let mut next = tokio::select! {
             // A key is not to wait for the daemon.
             biased;
-            event = events.recv() => match event {
-                None => return Ok(()),
-                Some(Event::Key(key)) if key.kind != KeyEventKind::Release => screen.key(key),
-                Some(_) => Next::Draw,
-            },
+            event = events.recv() => screen.event(event),
             _ = ticks.tick() => if screen.paused { Next::Draw } else { Next::Sample },
         };
-        match next {
-            Next::Quit => return Ok(()),
-            Next::Draw => {}
-            Next::Sample => screen.sample(client).await?,
+        while next == Next::Sample {
+            let sample = Sample::take(client, screen.view);
+            next = sampled(terminal, &mut events, &mut screen, sample).await?;
+        }
+        if next == Next::Quit {
+            return Ok(());
+        }
+    }
+}
+
+/// Waits for a sample and shows it; what a key asks for meanwhile, if that is more than to draw.
+async fn sampled(
+    terminal: &mut DefaultTerminal,
+    events: &mut mpsc::Receiver<Event>,
+    screen: &mut Screen,
+    sample: impl Future<Output = Result<Sample, Error>>,
+) -> Result<Next, Error> {
+    let mut sample = std::pin::pin!(sample);
+    loop {
+        // A key may have turned to another view, which begins to be measured.
+        terminal.draw(|frame| screen.draw(frame))?;
+        let next = tokio::select! {
+            biased;
+            event = events.recv() => screen.event(event),
+            sample = &mut sample => {
+                screen.take(sample)?;
+                return Ok(Next::Draw);
+            }
+        };
+        if next != Next::Draw {
+            return Ok(next);
         }
     }
 }
@@ -120,8 +143,8 @@ impl Screen {
     }
 
     /// A daemon that goes is waited for; what it showed last stays.
-    async fn sample(&mut self, client: &mut Client) -> Result<(), Error> {
-        match Sample::take(client, self.view).await {
+    fn take(&mut self, sample: Result<Sample, Error>) -> Result<(), Error> {
+        match sample {
             Ok(sample) => {
                 self.before = self.now.replace((sample, Instant::now()));
                 self.failure.clear();
@@ -130,6 +153,15 @@ impl Screen {
             Err(error) => self.failure = error.to_string(),
         }
         Ok(())
+    }
+
+    /// None: nobody hears keys any more.
+    fn event(&mut self, event: Option<Event>) -> Next {
+        match event {
+            None => Next::Quit,
+            Some(Event::Key(key)) if key.kind != KeyEventKind::Release => self.key(key),
+            Some(_) => Next::Draw,
+        }
     }
 
     fn turn_to(&mut self, view: View) -> Next {

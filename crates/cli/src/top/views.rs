@@ -222,8 +222,14 @@ pub enum Sample {
 }
 
 impl Sample {
-    /// Asks for it.
+    /// Asks for it: all of it has to come within the timeout of one answer.
     pub async fn take(client: &mut Client, view: View) -> Result<Sample, Error> {
+        let (timeout, late) = client.only_v1("top")?.patience();
+        let asked = tokio::time::timeout(timeout, Sample::ask(client, view));
+        asked.await.unwrap_or(Err(late))
+    }
+
+    async fn ask(client: &mut Client, view: View) -> Result<Sample, Error> {
         let nics = match view {
             View::Nics => Some(client.nics_stats(&[]).await?),
             _ => None,
@@ -237,7 +243,7 @@ impl Sample {
                 let mut stream = client.flows(v1::ListFlowsRequest::default()).await?;
                 let mut flows = Vec::new();
                 while flows.len() < FLOWS_MAX
-                    && let Some(flow) = client.next_in_time(&mut stream).await?
+                    && let Some(flow) = client.next(&mut stream).await?
                 {
                     flows.push(flow);
                 }
