@@ -155,7 +155,7 @@ async fn tcp_is_for_clients_with_a_certificate_by_our_authority() {
         );
     }
     let turned_away = [
-        "UnknownIssuer",
+        "BadSignature",
         "expired",
         "peer sent no certificates",
         "corrupt message",

@@ -630,7 +630,7 @@ async fn empty_connections_of_a_nic_are_refused_before_they_take_memory() {
     assert!(more < 64 << 20, "{} MiB more", more >> 20);
 }
 
-/// The half of what may be decoded for one request.
+/// Most of what may be decoded for one request.
 #[tokio::test]
 async fn connections_of_a_nic_are_decoded_while_others_are_answered() {
     let daemon = Daemon::start(&[]);
@@ -638,7 +638,7 @@ async fn connections_of_a_nic_are_decoded_while_others_are_answered() {
     client.put_nic(to_create("vm1")).await.unwrap();
     let import = v1::ImportNicRequest {
         id: "vm1".into(),
-        state: [0x22, 0].repeat(2 << 20),
+        state: [0x22, 0].repeat(1 << 20),
     };
     let mut bystander = daemon.v1().await;
     let begun = Instant::now();

@@ -393,8 +393,8 @@ mod tests {
             ),
             format!("| a v1 reply, and each message of a stream | {reply} MiB |"),
             format!(
-                "| v1 requests in work, as they came and decoded, bytes above 64 KiB each, of one \
-                 socket's clients | {in_work} MiB |"
+                "| v1 requests in work, as long as they say they are and decoded, bytes above \
+                 64 KiB each, of one socket's clients | {in_work} MiB |"
             ),
             format!(
                 "| v1 requests at one time on one connection, streams among them | {STREAMS_MAX} |"
