@@ -2,6 +2,7 @@
 //! Everything goes through [`Output`], so that a closed pipe ends the command quietly and tests can
 //! read it.
 
+use std::borrow::Cow;
 use std::io::{self, Write};
 
 use serde_json::Value;
@@ -24,9 +25,10 @@ impl Output {
         }
     }
 
-    /// Prints text as it is, a newline added when it has none.
+    /// Prints text [without control characters](without_controls), a newline added when it has
+    /// none.
     pub fn text(&mut self, text: &str) -> Result<(), Error> {
-        self.sink.write_all(text.as_bytes())?;
+        self.sink.write_all(without_controls(text).as_bytes())?;
         if !text.is_empty() && !text.ends_with('\n') {
             self.sink.write_all(b"\n")?;
         }
@@ -77,9 +79,14 @@ pub fn say(text: &str) {
     let _ = io::stderr().write_all(without_controls(text).as_bytes());
 }
 
-/// What a server has said may be in a text: a terminal is to obey none of it but the ends of lines.
-fn without_controls(text: &str) -> String {
-    text.replace(|c: char| c.is_control() && c != '\n', "\u{fffd}")
+/// What a server has said may be in a text: a terminal is to obey none of it but the ends of lines
+/// and tabulators.
+fn without_controls(text: &str) -> Cow<'_, str> {
+    let obeyed = |c: char| c.is_control() && !['\n', '\t'].contains(&c);
+    match text.contains(obeyed) {
+        true => text.replace(obeyed, "\u{fffd}").into(),
+        false => text.into(),
+    }
 }
 
 /// Rows under headings, columns two blanks apart; columns of numbers align right.
@@ -206,9 +213,12 @@ mod tests {
 
     #[test]
     fn what_a_terminal_would_obey_is_replaced() {
-        let said = "no \x1b[2J\x1b]0;title\x07NIC\r\u{9b}2J\nä\n";
-        let shown = "no \u{fffd}[2J\u{fffd}]0;title\u{fffd}NIC\u{fffd}\u{fffd}2J\nä\n";
+        let said = "no \x1b[2J\x1b]0;title\x07NIC\r\u{9b}2J\n\tä\n";
+        let shown = "no \u{fffd}[2J\u{fffd}]0;title\u{fffd}NIC\u{fffd}\u{fffd}2J\n\tä\n";
         assert_eq!(without_controls(said), shown);
+        let screen = Screen::default();
+        screen.output(false).text(said).unwrap();
+        assert_eq!(screen.text(), shown);
     }
 
     #[test]

@@ -33,7 +33,7 @@ pub fn seal(request: &Messages, key: Option<&Key>) -> Vec<u8> {
 }
 
 /// The messages of the frame that answers so many requests. With a key what is in the clear may be
-/// anybody's, and is not decoded but for a refusal's code.
+/// anybody's, and nothing of it is believed but a refusal's code.
 pub fn open(bytes: &[u8], key: Option<&Key>, requests: usize) -> Result<Messages, OpenError> {
     let refused = |what: &str| Err(OpenError::Refused(what.into()));
     match (strict::decode_encrypted(bytes), key) {
