@@ -4,8 +4,8 @@
 //! The framing is ours because at either end there may be a stranger: no key was checked yet when a
 //! client speaks to the daemon, and an unprivileged port is of whoever has bound it first. The
 //! `zeromq` crate (0.7) reserves whatever length a frame claims: one that claims 2^48 bytes was
-//! tried, and aborted the process. Here a message has a stated maximum and takes memory as its bytes
-//! arrive. How long it may take is up to the caller.
+//! tried, and aborted the process. Here a message has a stated maximum and takes memory as its
+//! bytes arrive. How long it may take is up to the caller.
 //!
 //! [`Req`] is the end that asks. The other one is the daemon's (`daemon/src/v0/zmtp.rs`).
 
@@ -28,7 +28,8 @@ pub const COMMAND: u8 = 4;
 pub const PIECE: u64 = 64 << 10;
 /// The largest READY.
 pub const READY_MAX: usize = 4096;
-/// What a frame takes of its message's maximum beside its bytes, so that empty ones are bounded too.
+/// What a frame takes of its message's maximum beside its bytes, so that empty ones are bounded
+/// too.
 const FRAME_COST: usize = 64;
 const GREETING: usize = 64;
 
