@@ -3,15 +3,17 @@
 mod common;
 
 use std::io::Read;
+use std::iter;
 use std::os::unix::net::UnixListener;
 use std::process::{Command, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use api::encrypted::Key;
 use api::text_format;
 use api::v0::message_v0::{Error, Response, Status};
 use api::zmtp::{MORE, greeting, push_frame, ready};
-use common::grpc::GrpcStub;
+use common::grpc::{GrpcStub, Messages};
 use common::zmq::{self, ZmqStub};
 use common::{Ran, butterfly, command, ran, run, words};
 use prost::Message;
@@ -139,6 +141,29 @@ fn no_answer_in_time_is_3() {
         butterfly(&endpoint, "nic del vm1 -t 100"),
         3,
         &format!("butterflyd at {endpoint} gave no answer to DeleteNic within 100 ms"),
+    );
+}
+
+/// Each connection of the list comes in time.
+#[test]
+fn a_look_of_top_that_does_not_end_is_3() {
+    let dir = tempfile::tempdir().unwrap();
+    // Of which some are on their way at a time.
+    let endless = |method: &str| -> Option<Messages> {
+        let flows = iter::repeat_with(|| {
+            thread::sleep(Duration::from_millis(5));
+            Vec::new()
+        });
+        (method == "ListFlows").then(|| Box::new(flows) as _)
+    };
+    let stub = GrpcStub::start_with(dir.path(), endless);
+    fails(
+        butterfly(&stub.endpoint, "top --once --view flows -t 1000"),
+        3,
+        &format!(
+            "butterflyd at {} has not answered whole within 1000 ms",
+            stub.endpoint
+        ),
     );
 }
 
