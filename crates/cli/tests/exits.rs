@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use api::encrypted::Key;
 use api::text_format;
 use api::v0::message_v0::{Error, Response, Status};
+use api::v1;
 use api::zmtp::{MORE, greeting, push_frame, ready};
 use common::grpc::{GrpcStub, Messages};
 use common::zmq::{self, ZmqStub};
@@ -148,11 +149,15 @@ fn no_answer_in_time_is_3() {
 #[test]
 fn a_look_of_top_that_does_not_end_is_3() {
     let dir = tempfile::tempdir().unwrap();
-    // Of which some are on their way at a time.
+    // So large that a few fill what may be on its way.
     let endless = |method: &str| -> Option<Messages> {
-        let flows = iter::repeat_with(|| {
-            thread::sleep(Duration::from_millis(5));
-            Vec::new()
+        let flow = v1::Flow {
+            nic: "x".repeat(20_000),
+            ..Default::default()
+        };
+        let flows = iter::repeat_with(move || {
+            thread::sleep(Duration::from_millis(20));
+            flow.encode_to_vec()
         });
         (method == "ListFlows").then(|| Box::new(flows) as _)
     };
