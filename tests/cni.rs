@@ -727,9 +727,12 @@ fn what_could_not_be_made_is_collected_too() -> Result<()> {
     std::fs::write(&trace, "no trace of ours").map_err(|e| e.to_string())?;
     host.daemon.restart()?;
     assert_eq!(host.nics()?, ["pods:one:eth0"]);
+    let unmade = || host.daemon.json("nic list --unmade");
+    assert_eq!(unmade()?, json!(["pods:two:eth0"]));
     let mut gc = config.clone();
     gc["cni.dev/valid-attachments"] = json!([{"containerID": "one", "ifname": "eth0"}]);
     told(call("GC", "", "", "", &[], &gc))?;
+    assert_eq!(unmade()?, json!([]));
     assert_eq!(host.leases("pods")?, 2, "one's two addresses");
     std::fs::remove_file(&trace).map_err(|e| e.to_string())?;
     host.daemon.kill_and_restart()?;

@@ -8,13 +8,20 @@ use crate::error::Error;
 
 impl V1 {
     pub async fn nics(&mut self) -> Result<Vec<proto::NicStatus>, Error> {
+        Ok(self.list_nics().await?.nics)
+    }
+
+    /// Those that are stored and could not be made.
+    pub async fn unmade_nics(&mut self) -> Result<Vec<proto::Nic>, Error> {
+        Ok(self.list_nics().await?.unmade)
+    }
+
+    async fn list_nics(&mut self) -> Result<proto::ListNicsResponse, Error> {
         let request = proto::ListNicsRequest {};
-        Ok(self
-            .ask("ListNics", request, async |grpc, request| {
-                grpc.list_nics(request).await
-            })
-            .await?
-            .nics)
+        self.ask("ListNics", request, async |grpc, request| {
+            grpc.list_nics(request).await
+        })
+        .await
     }
 
     pub async fn nic(&mut self, id: &str) -> Result<proto::NicStatus, Error> {

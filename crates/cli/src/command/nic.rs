@@ -70,6 +70,9 @@ pub struct ListArgs {
     /// A table of NICs instead of ids
     #[arg(short, long)]
     long: bool,
+    /// Those that are stored and could not be made when the daemon started, instead
+    #[arg(long, conflicts_with = "long")]
+    unmade: bool,
 }
 
 impl NicCommand {
@@ -114,6 +117,13 @@ async fn add(args: NicAdd, session: &mut Session) -> Result<(), Error> {
 }
 
 async fn list(args: ListArgs, session: &mut Session) -> Result<(), Error> {
+    if args.unmade {
+        let client = session.client().await?.only_v1("nic list --unmade")?;
+        let nics = client.unmade_nics().await?.into_iter();
+        return session
+            .out
+            .names(&nics.map(|nic| nic.id).collect::<Vec<_>>());
+    }
     if !args.long {
         let ids = session.client().await?.nic_ids().await?;
         return session.out.names(&ids);
