@@ -1,13 +1,14 @@
 //! What is installed beside the programs is what the programs take.
 
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use butterfly_tests::trials::run_each;
-use butterfly_tests::{Daemon, trials};
-use testkit::Result;
+use butterfly_tests::{Daemon, program, trials};
 use testkit::image::repository;
+use testkit::{PATIENCE, Result, wait_for};
 
 fn main() {
     run_each(trials![
@@ -15,9 +16,10 @@ fn main() {
         a_domain_s_metadata_says_what_a_nic_is_and_nothing_else,
         a_guest_that_runs_does_not_end_by_its_hook,
         every_nic_of_a_domain_that_has_ended_is_deleted,
-        a_nic_that_is_gone_already_is_of_nobody,
         a_domain_has_no_nic_of_another_s,
         a_nic_that_somebody_uses_becomes_no_domain_s,
+        what_is_not_known_to_be_free_becomes_no_domain_s,
+        a_daemon_says_which_nics_are_to_be_had,
         whose_nics_are_is_root_s_alone_to_write,
     ])
 }
@@ -93,7 +95,7 @@ fn a_domain_s_metadata_says_what_a_nic_is_and_nothing_else() -> Result<()> {
     let made = start("id='vm1' ip='10.0.0.11 fd00::11' sg='friends web' mtu='1450'")?;
     assert_eq!(
         made.as_deref(),
-        Ok("--json\nnic\ndetails\nvm1\n\
+        Ok("--json\nnic\nlist\n--unmade\n--json\nnic\nlist\n\
             nic\nadd\n--replace\n--vni=7\n--mac=52:54:00:00:00:11\n--id=vm1\n--ip=10.0.0.11\n\
             --ip=fd00::11\n--sg=friends\n--sg=web\n--mtu=1450\n")
     );
@@ -144,12 +146,9 @@ fn a_guest_that_runs_does_not_end_by_its_hook() -> Result<()> {
     );
     assert!(unknown.why.contains("has no vni, mac"), "{}", unknown.why);
     // One that is there is in use.
-    libvirt.is_there(RUNS)?;
+    libvirt.is_there(&runs())?;
     let there = libvirt.hook(FIRST, "reconnect", TWO, 0)?;
-    assert_eq!(
-        there.called,
-        "--json\nnic\ndetails\nvm1\n--json\nnic\ndetails\nvm2\n"
-    );
+    assert_eq!(there.called, "--json\nnic\nlist\n".repeat(2));
     // Nor does it end where the NIC is another's, which stays so.
     let other = libvirt.hook(SECOND, "reconnect", ONE, 0)?;
     assert!(other.is_well && other.called.is_empty(), "{}", other.called);
@@ -161,32 +160,15 @@ fn every_nic_of_a_domain_that_has_ended_is_deleted() -> Result<()> {
     let libvirt = Libvirt::new()?;
     let made = libvirt.hook(FIRST, "prepare", TWO, 0)?;
     assert!(made.is_well, "{}", made.why);
-    libvirt.is_there("[{}]")?;
     let failed = libvirt.hook(FIRST, "release", TWO, 1)?;
-    for nic in ["vm1", "vm2"] {
-        let tried = format!("nic\ndel\n{nic}\n");
-        assert!(failed.called.contains(&tried), "{}", failed.called);
-    }
+    assert_eq!(failed.called, "nic\ndel\nvm1\nnic\ndel\nvm2\n");
     assert!(!failed.is_well);
     // What could not be deleted is still its own.
     let ended = libvirt.hook(FIRST, "release", TWO, 0)?;
-    assert_eq!(ended.called, "nic\ndel\nvm1\nnic\ndel\nvm2\n");
+    assert_eq!(ended.called, failed.called);
     assert!(ended.is_well, "{}", ended.why);
     let again = libvirt.hook(FIRST, "release", TWO, 0)?;
     assert_eq!(again.called, "");
-    Ok(())
-}
-
-/// What somebody else has deleted keeps nobody from the next NIC of that id.
-fn a_nic_that_is_gone_already_is_of_nobody() -> Result<()> {
-    let libvirt = Libvirt::new()?;
-    let made = libvirt.hook(FIRST, "prepare", ONE, 0)?;
-    assert!(made.is_well, "{}", made.why);
-    // The daemon has none of that id, and says so.
-    let ended = libvirt.hook(FIRST, "release", ONE, 1)?;
-    assert!(ended.is_well, "{}", ended.why);
-    let other = libvirt.hook(SECOND, "prepare", ONE, 0)?;
-    assert!(other.is_well, "{}", other.why);
     Ok(())
 }
 
@@ -213,7 +195,7 @@ fn a_domain_has_no_nic_of_another_s() -> Result<()> {
     assert!(!second.is_well);
     assert_eq!(
         second.called,
-        "--json\nnic\ndetails\nvm2\n\
+        "--json\nnic\nlist\n--unmade\n--json\nnic\nlist\n\
          nic\nadd\n--replace\n--id=vm2\n--vni=7\n--mac=52:54:00:00:00:12\nnic\ndel\nvm2\n"
     );
     let released = libvirt.hook(SECOND, "release", &own_first, 0)?;
@@ -238,33 +220,31 @@ fn a_domain_has_no_nic_of_another_s() -> Result<()> {
 /// A NIC may be there that no hook has made.
 fn a_nic_that_somebody_uses_becomes_no_domain_s() -> Result<()> {
     let libvirt = Libvirt::new()?;
-    for (there, state) in [
-        (RUNS, "PORT_STATE_UP"),
-        (
-            r#"[{"nic":{"kind":"NIC_KIND_VETH"},"state":"PORT_STATE_DOWN"}]"#,
-            "NIC_KIND_VETH",
-        ),
+    let firmware = shown("NIC_KIND_VHOST_USER", "PORT_STATE_DOWN", "{\"rings\":[]}");
+    let container = shown("NIC_KIND_VETH", "PORT_STATE_DOWN", "null");
+    for (there, why) in [
+        (runs(), "PORT_STATE_UP"),
+        (firmware, "a VMM is connected"),
+        (container, "NIC_KIND_VETH"),
     ] {
-        libvirt.is_there(there)?;
+        libvirt.is_there(&there)?;
         let refused = libvirt.hook(FIRST, "prepare", ONE, 0)?;
         assert!(!refused.is_well);
-        assert!(refused.why.contains(state), "{}", refused.why);
-        assert_eq!(refused.called, "--json\nnic\ndetails\nvm1\n");
+        assert!(refused.why.contains(why), "{}", refused.why);
+        assert_eq!(
+            refused.called,
+            "--json\nnic\nlist\n--unmade\n--json\nnic\nlist\n--json\nnic\nshow\nvm1\n"
+        );
         let released = libvirt.hook(FIRST, "release", ONE, 0)?;
         assert_eq!(released.called, "");
     }
-    // The daemon has kept it over a start of the host.
-    libvirt.is_there(r#"[{"nic":{"kind":"NIC_KIND_VHOST_USER"},"state":"PORT_STATE_DOWN"}]"#)?;
+    libvirt.is_there(&shown("NIC_KIND_VHOST_USER", "PORT_STATE_DOWN", "null"))?;
     let taken = libvirt.hook(FIRST, "prepare", ONE, 0)?;
     assert!(taken.is_well, "{}", taken.why);
-    assert!(
-        taken.called.contains("nic\nadd\n--replace\n--id=vm1\n"),
-        "{}",
-        taken.called
-    );
+    assert!(taken.called.contains(ADDED), "{}", taken.called);
     // A guest runs that was started with a hook which wrote nothing down.
     let libvirt = Libvirt::new()?;
-    libvirt.is_there(RUNS)?;
+    libvirt.is_there(&runs())?;
     libvirt.hook(FIRST, "reconnect", ONE, 0)?;
     let second = libvirt.hook(SECOND, "prepare", ONE, 0)?;
     assert!(
@@ -274,6 +254,100 @@ fn a_nic_that_somebody_uses_becomes_no_domain_s() -> Result<()> {
     );
     let ended = libvirt.hook(FIRST, "release", ONE, 0)?;
     assert_eq!(ended.called, "nic\ndel\nvm1\n");
+    Ok(())
+}
+
+/// A question that the daemon refuses is no answer, and what it could not make is somebody's.
+fn what_is_not_known_to_be_free_becomes_no_domain_s() -> Result<()> {
+    let libvirt = Libvirt::new()?;
+    let is_nobody_s = |operation: &str, why: &str| -> Result<()> {
+        let hook = libvirt.hook(FIRST, operation, ONE, 0)?;
+        // A guest that runs does not end by it.
+        assert_eq!(hook.is_well, operation == "reconnect");
+        assert!(hook.why.contains(why), "{}", hook.why);
+        assert!(!hook.called.contains(ADDED), "{}", hook.called);
+        let released = libvirt.hook(FIRST, "release", ONE, 0)?;
+        assert_eq!(released.called, "");
+        Ok(())
+    };
+    libvirt.write("unmade", r#"["vm1"]"#)?;
+    for operation in ["prepare", "restore", "migrate", "reconnect"] {
+        is_nobody_s(operation, "butterfly nic del vm1")?;
+    }
+    libvirt.write("unmade", "[]")?;
+    for of_another_version in ["", "null", "{\"nics\":[]}"] {
+        libvirt.write("list", of_another_version)?;
+        is_nobody_s("prepare", "nic list: ")?;
+    }
+    // What the daemon says is read from files here: so it refuses to say it.
+    let refuses = libvirt.dir.path().join("list");
+    std::fs::remove_file(&refuses).map_err(|e| e.to_string())?;
+    is_nobody_s("prepare", "nic list: ")?;
+    libvirt.write("list", "[]")?;
+    // Its own a domain gets anew.
+    let made = libvirt.hook(FIRST, "prepare", ONE, 0)?;
+    assert!(made.is_well, "{}", made.why);
+    libvirt.write("unmade", r#"["vm1"]"#)?;
+    for operation in ["prepare", "reconnect"] {
+        let again = libvirt.hook(FIRST, operation, ONE, 0)?;
+        assert!(again.is_well, "{}", again.why);
+        assert!(again.called.contains(ADDED), "{}", again.called);
+    }
+    Ok(())
+}
+
+/// The hook reads what a daemon says of NICs that were made by hand.
+fn a_daemon_says_which_nics_are_to_be_had() -> Result<()> {
+    let mut daemon = Daemon::start(&["--store", "{dir}/store", "--trace-dir", "{dir}"])?;
+    let libvirt = Libvirt::new()?;
+    let butterfly = format!(
+        "#!/bin/sh\nexec {} -e {} \"$@\"\n",
+        program("butterfly"),
+        daemon.endpoint()
+    );
+    let hook = |operation: &str| libvirt.hook_by(&butterfly, FIRST, operation, ONE);
+    let by_hand = "nic add --id vm1 --vni 8 --mac 52:54:00:00:00:99";
+    daemon.cli(by_hand)?;
+    let is_connected = |is: bool| {
+        wait_for("the daemon to see its VMM", PATIENCE, || {
+            let shown = daemon.json("nic show vm1")?;
+            Ok((shown[0]["queues"]["session"].is_object() == is).then_some(()))
+        })
+    };
+    // It says nothing yet.
+    let vmm = UnixStream::connect(daemon.socket("vm1")).map_err(|e| e.to_string())?;
+    is_connected(true)?;
+    let refused = hook("prepare")?;
+    assert!(!refused.is_well);
+    assert!(
+        refused.why.contains("a VMM is connected"),
+        "{}",
+        refused.why
+    );
+    drop(vmm);
+    is_connected(false)?;
+    let taken = hook("prepare")?;
+    assert!(taken.is_well, "{}", taken.why);
+    assert_eq!(daemon.json("nic details vm1")?[0]["nic"]["vni"], 7);
+    let ended = hook("release")?;
+    assert!(ended.is_well, "{}", ended.why);
+    assert_eq!(daemon.cli("nic list")?, "");
+
+    daemon.cli(by_hand)?;
+    let trace = daemon.dir().join("vm1.pcap");
+    daemon.cli(&format!(
+        "nic update vm1 --packet-trace true --trace-path {}",
+        trace.display()
+    ))?;
+    daemon.kill()?;
+    std::fs::write(&trace, "no trace of ours").map_err(|e| e.to_string())?;
+    daemon.restart()?;
+    assert_eq!(daemon.cli("nic list")?, "");
+    let refused = hook("prepare")?;
+    assert!(!refused.is_well);
+    let why = "could not be made when the daemon started";
+    assert!(refused.why.contains(why), "{}", refused.why);
+    assert_eq!(daemon.cli("nic list --unmade")?.trim(), "vm1");
     Ok(())
 }
 
@@ -305,8 +379,20 @@ const ONE: &str = "<b:nic id='vm1' vni='7' mac='52:54:00:00:00:11'/>";
 const TWO: &str = "<b:nic id='vm1' vni='7' mac='52:54:00:00:00:11'/>\
                    <b:nic id='vm2' vni='7' mac='52:54:00:00:00:12'/>";
 
-/// What `butterfly` says of a NIC whose guest runs.
-const RUNS: &str = r#"[{"nic":{"kind":"NIC_KIND_VHOST_USER"},"state":"PORT_STATE_UP"}]"#;
+/// How the first of them is made, in lines.
+const ADDED: &str = "nic\nadd\n--replace\n--id=vm1\n";
+
+/// What `butterfly nic show` says of a NIC.
+fn shown(kind: &str, state: &str, session: &str) -> String {
+    format!(
+        r#"[{{"nic":{{"nic":{{"kind":"{kind}"}},"state":"{state}"}},"queues":{{"session":{session}}}}}]"#
+    )
+}
+
+/// And of one whose guest runs.
+fn runs() -> String {
+    shown("NIC_KIND_VHOST_USER", "PORT_STATE_UP", r#"{"rings":[]}"#)
+}
 
 /// What libvirt's hook has done.
 struct Hook {
@@ -325,7 +411,11 @@ impl Libvirt {
     /// With a `butterfly` that has no NIC.
     fn new() -> Result<Libvirt> {
         let dir = tempfile::tempdir().map_err(|e| format!("cannot make a folder: {e}"))?;
-        Ok(Libvirt { dir })
+        let libvirt = Libvirt { dir };
+        for list in ["list", "unmade"] {
+            libvirt.write(list, "[]")?;
+        }
+        Ok(libvirt)
     }
 
     /// Where the hook writes down whose NICs are.
@@ -333,9 +423,10 @@ impl Libvirt {
         self.dir.path().join("holders")
     }
 
-    /// From now on `butterfly nic details` says this.
-    fn is_there(&self, details: &str) -> Result<()> {
-        self.write("details", details).map(drop)
+    /// From now on both NICs are there, of which `butterfly nic show` says this.
+    fn is_there(&self, shown: &str) -> Result<()> {
+        self.write("list", r#"["vm1","vm2"]"#)?;
+        self.write("shown", shown).map(drop)
     }
 
     fn write(&self, name: &str, text: &str) -> Result<PathBuf> {
@@ -347,17 +438,24 @@ impl Libvirt {
     /// Runs the hook for a domain with these NICs. What its `butterfly` is to change ends with that
     /// exit code.
     fn hook(&self, uuid: &str, operation: &str, nics: &str, code: u8) -> Result<Hook> {
-        let script = format!(
-            "#!/bin/sh\ncd {}\nprintf '%s\\n' \"$@\" >> called\n\
-             [ \"$3\" != details ] || exec cat details\nexit {code}\n",
+        let butterfly = format!(
+            "#!/bin/sh\ncd {}\nprintf '%s\\n' \"$@\" >> called\ncase \"$*\" in\n\
+             '--json nic list') exec cat list ;;\n\
+             '--json nic list --unmade') exec cat unmade ;;\n\
+             '--json nic show '*) exec cat shown ;;\nesac\nexit {code}\n",
             self.dir.path().display()
         );
+        self.hook_by(&butterfly, uuid, operation, nics)
+    }
+
+    /// Runs it with this script for its `butterfly`.
+    fn hook_by(&self, script: &str, uuid: &str, operation: &str, nics: &str) -> Result<Hook> {
         let domain = format!(
             "<domain><uuid>{uuid}</uuid>\
              <metadata><b:nics xmlns:b='https://butterfly/libvirt/1'>{nics}</b:nics></metadata>\
              </domain>"
         );
-        let butterfly = self.write("butterfly", &script)?;
+        let butterfly = self.write("butterfly", script)?;
         let (called, xml) = (self.write("called", "")?, self.write("xml", &domain)?);
         std::fs::set_permissions(&butterfly, PermissionsExt::from_mode(0o755))
             .map_err(|e| e.to_string())?;
