@@ -16,6 +16,7 @@ fn main() {
         a_domain_s_metadata_says_what_a_nic_is_and_nothing_else,
         a_guest_that_runs_does_not_end_by_its_hook,
         every_nic_of_a_domain_that_has_ended_is_deleted,
+        what_the_daemon_may_make_yet_stays_a_domain_s,
         a_domain_has_no_nic_of_another_s,
         a_nic_that_somebody_uses_becomes_no_domain_s,
         what_is_not_known_to_be_free_becomes_no_domain_s,
@@ -160,15 +161,48 @@ fn every_nic_of_a_domain_that_has_ended_is_deleted() -> Result<()> {
     let libvirt = Libvirt::new()?;
     let made = libvirt.hook(FIRST, "prepare", TWO, 0)?;
     assert!(made.is_well, "{}", made.why);
-    let failed = libvirt.hook(FIRST, "release", TWO, 1)?;
+    // The daemon is away.
+    let failed = libvirt.hook(FIRST, "release", TWO, 3)?;
     assert_eq!(failed.called, "nic\ndel\nvm1\nnic\ndel\nvm2\n");
     assert!(!failed.is_well);
-    // What could not be deleted is still its own.
+    // What could not be deleted is still its own, and nobody else's: it starts with it.
+    let other = libvirt.hook(SECOND, "prepare", ONE, 0)?;
+    assert!(
+        !other.is_well && other.called.is_empty(),
+        "{}",
+        other.called
+    );
+    libvirt.is_there(&runs())?;
+    let again = libvirt.hook(FIRST, "prepare", TWO, 0)?;
+    assert!(again.is_well, "{}", again.why);
+    assert!(again.called.starts_with(ADDED), "{}", again.called);
+    let failed = libvirt.hook(FIRST, "release", TWO, 3)?;
+    assert!(!failed.is_well);
     let ended = libvirt.hook(FIRST, "release", TWO, 0)?;
     assert_eq!(ended.called, failed.called);
     assert!(ended.is_well, "{}", ended.why);
     let again = libvirt.hook(FIRST, "release", TWO, 0)?;
     assert_eq!(again.called, "");
+    Ok(())
+}
+
+/// What the daemon has not answered in time it may make yet, when the domain was refused to start.
+fn what_the_daemon_may_make_yet_stays_a_domain_s() -> Result<()> {
+    let libvirt = Libvirt::new()?;
+    let late = libvirt.hook_by(&libvirt.butterfly(3, 0), FIRST, "prepare", ONE)?;
+    assert!(!late.is_well);
+    assert!(late.called.contains(ADDED), "{}", late.called);
+    assert!(!late.called.contains("nic\ndel\n"), "{}", late.called);
+    let other = libvirt.hook(SECOND, "prepare", ONE, 0)?;
+    assert!(
+        !other.is_well && other.called.is_empty(),
+        "{}",
+        other.called
+    );
+    let ended = libvirt.hook(FIRST, "release", ONE, 0)?;
+    assert_eq!(ended.called, "nic\ndel\nvm1\n");
+    let other = libvirt.hook(SECOND, "prepare", ONE, 0)?;
+    assert!(other.is_well, "{}", other.why);
     Ok(())
 }
 
@@ -201,8 +235,13 @@ fn a_domain_has_no_nic_of_another_s() -> Result<()> {
     let released = libvirt.hook(SECOND, "release", &own_first, 0)?;
     assert_eq!(released.called, "");
     // Nor does one that the daemon has refused stay its own.
-    let refused = libvirt.hook(SECOND, "prepare", &own_first, 1)?;
+    let refused = libvirt.hook_by(&libvirt.butterfly(1, 0), SECOND, "prepare", &own_first)?;
     assert!(!refused.is_well);
+    assert!(
+        refused.called.ends_with("nic\ndel\nvm2\n"),
+        "{}",
+        refused.called
+    );
     let released = libvirt.hook(SECOND, "release", &own_first, 0)?;
     assert_eq!(released.called, "");
     // The first comes by a move, starts, and ends; then the id is to be had.
@@ -435,17 +474,23 @@ impl Libvirt {
         Ok(file)
     }
 
-    /// Runs the hook for a domain with these NICs. What its `butterfly` is to change ends with that
-    /// exit code.
-    fn hook(&self, uuid: &str, operation: &str, nics: &str, code: u8) -> Result<Hook> {
-        let butterfly = format!(
+    /// A `butterfly` that adds and deletes with these exit codes.
+    fn butterfly(&self, add: u8, del: u8) -> String {
+        format!(
             "#!/bin/sh\ncd {}\nprintf '%s\\n' \"$@\" >> called\ncase \"$*\" in\n\
              '--json nic list') exec cat list ;;\n\
              '--json nic list --unmade') exec cat unmade ;;\n\
-             '--json nic show '*) exec cat shown ;;\nesac\nexit {code}\n",
+             '--json nic show '*) exec cat shown ;;\n\
+             'nic add '*) exit {add} ;;\n\
+             'nic del '*) exit {del} ;;\nesac\nexit 2\n",
             self.dir.path().display()
-        );
-        self.hook_by(&butterfly, uuid, operation, nics)
+        )
+    }
+
+    /// Runs the hook for a domain with these NICs. What its `butterfly` is to change ends with that
+    /// exit code.
+    fn hook(&self, uuid: &str, operation: &str, nics: &str, code: u8) -> Result<Hook> {
+        self.hook_by(&self.butterfly(code, code), uuid, operation, nics)
     }
 
     /// Runs it with this script for its `butterfly`.
