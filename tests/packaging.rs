@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use butterfly_tests::trials::run_each;
 use butterfly_tests::{Daemon, program, trials};
 use testkit::image::repository;
-use testkit::{PATIENCE, Result, wait_for};
+use testkit::{PATIENCE, Result, other_program, wait_for};
 
 fn main() {
     run_each(trials![
@@ -22,6 +22,7 @@ fn main() {
         what_is_not_known_to_be_free_becomes_no_domain_s,
         a_daemon_says_which_nics_are_to_be_had,
         whose_nics_are_is_root_s_alone_to_write,
+        whose_nics_are_is_known_when_the_host_has_started_again,
     ])
 }
 
@@ -413,6 +414,40 @@ fn whose_nics_are_is_root_s_alone_to_write() -> Result<()> {
     refused("is not root's alone")
 }
 
+/// NICs in the daemon's store outlive a start of the host, and no guest runs with them then.
+fn whose_nics_are_is_known_when_the_host_has_started_again() -> Result<()> {
+    let libvirt = Libvirt::new()?;
+    for domain in [FIRST, SECOND] {
+        libvirt.domain(domain, ONE)?;
+    }
+    let folder = libvirt.dir.path();
+    other_program::write(folder, "butterfly", &libvirt.butterfly(0, 0))?;
+    // Each start has an empty /run.
+    let starts = format!(
+        "cd {}\nmount -t tmpfs tmpfs /var/lib || exit 9\n\
+         start() {{\n\
+         mount -t tmpfs tmpfs /run || exit 9\n\
+         /usr/bin/python3 {} vm1 prepare begin - < $1\n\
+         code=$?\n\
+         umount /run || exit 9\n\
+         return $code\n\
+         }}\n\
+         start {FIRST} || exit 9\nstart {SECOND}",
+        folder.display(),
+        repository().join("packaging/libvirt-hook").display()
+    );
+    let said = Command::new("unshare")
+        .args(["--mount", "sh", "-c", &starts])
+        .env("BUTTERFLY", folder.join("butterfly"))
+        .env_remove("BUTTERFLY_HOLDERS")
+        .output()
+        .map_err(|e| format!("unshare: {e}"))?;
+    let why = String::from_utf8_lossy(&said.stderr);
+    assert_eq!(said.status.code(), Some(1), "{why}");
+    assert!(why.contains(&format!("is of domain {FIRST}")), "{why}");
+    Ok(())
+}
+
 /// UUIDs of two domains.
 const FIRST: &str = "4dea22b3-1d52-d8f3-2516-782e98ab3fa0";
 const SECOND: &str = "c7a5fdbd-edaf-9455-926a-d65c16db1809";
@@ -478,6 +513,16 @@ impl Libvirt {
         Ok(file)
     }
 
+    /// The XML of a domain with these NICs, in a file that is named by its UUID.
+    fn domain(&self, uuid: &str, nics: &str) -> Result<PathBuf> {
+        let xml = format!(
+            "<domain><uuid>{uuid}</uuid>\
+             <metadata><b:nics xmlns:b='https://butterfly/libvirt/1'>{nics}</b:nics></metadata>\
+             </domain>"
+        );
+        self.write(uuid, &xml)
+    }
+
     /// A `butterfly` that adds and deletes with these exit codes.
     fn butterfly(&self, add: u8, del: u8) -> String {
         format!(
@@ -499,15 +544,9 @@ impl Libvirt {
 
     /// Runs it with this script for its `butterfly`.
     fn hook_by(&self, script: &str, uuid: &str, operation: &str, nics: &str) -> Result<Hook> {
-        let domain = format!(
-            "<domain><uuid>{uuid}</uuid>\
-             <metadata><b:nics xmlns:b='https://butterfly/libvirt/1'>{nics}</b:nics></metadata>\
-             </domain>"
-        );
-        let butterfly = self.write("butterfly", script)?;
-        let (called, xml) = (self.write("called", "")?, self.write("xml", &domain)?);
-        std::fs::set_permissions(&butterfly, PermissionsExt::from_mode(0o755))
-            .map_err(|e| e.to_string())?;
+        let butterfly = other_program::write(self.dir.path(), "butterfly", script)?;
+        let called = self.write("called", "")?;
+        let xml = self.domain(uuid, nics)?;
         let xml = std::fs::File::open(&xml).map_err(|e| e.to_string())?;
         let part = if operation == "release" {
             "end"

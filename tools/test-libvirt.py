@@ -116,6 +116,8 @@ READS = 900
 
 # What a host has and this machine's own libvirt must not see.
 FOLDERS = ("/run", "/etc/libvirt", "/var/lib/libvirt", "/var/cache/libvirt", "/var/log/libvirt")
+# Where the hook writes down whose NICs are: root's alone.
+HOLDERS = "/var/lib/butterfly-libvirt"
 QEMU_CONF = """
 user = "root"
 group = "root"
@@ -190,8 +192,8 @@ def check(right, why):
 
 
 class Host:
-    """A host: its network, its name, folders of libvirt and /run of its own; butterflyd and
-    libvirtd in it."""
+    """A host: its network, its name, folders of libvirt, of its hook and /run of its own;
+    butterflyd and libvirtd in it."""
 
     def __init__(self, name, address):
         self.name, self.address = name, address
@@ -210,6 +212,8 @@ class Host:
         for folder in FOLDERS:
             self.run("mkdir", "-p", folder)
             self.run("mount", "-t", "tmpfs", "tmpfs", folder)
+        self.run("mkdir", "-p", "-m", "700", HOLDERS)
+        self.run("mount", "-t", "tmpfs", "-o", "mode=700", "tmpfs", HOLDERS)
         self.run("mkdir", "-p", "/run/netns", "/etc/libvirt/hooks/qemu.d")
         self.run("mount", "-t", "sysfs", "sysfs", "/sys")
         self.run("mount", "-t", "bpf", "bpf", "/sys/fs/bpf")
