@@ -89,6 +89,9 @@ const GRACE: Duration = Duration::from_millis(300);
 /// How long they may when another program has taken over. Nobody waits for this end: but who has
 /// asked for the upgrade is to hear that it went well, on a busy host too.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
+/// How long clients wait for a new daemon that reads its files again: the one before ends both
+/// where it is not served in time.
+const READ_WITHIN: Duration = Duration::from_secs(20);
 
 /// Runs until a signal or an API says stop, or another program has taken over. With a predecessor
 /// this one takes over from it. The error is a sentence for the user.
@@ -586,6 +589,9 @@ async fn serve(
     }
     begun(app.router.settle().await.map_err(|e| e.to_string()))?;
     starting.store(false, Ordering::Relaxed);
+    if predecessor.is_some() {
+        read_again(app.clone()).await;
+    }
 
     // Those that serve clients end when the daemon stops; others go on for as long as they may.
     let (mut tasks, mut clients) = (JoinSet::new(), JoinSet::new());
@@ -721,6 +727,21 @@ async fn serve(
     take_down(app, &workers, held, leave, settings.socket_dir.clone()).await;
     tracing::info!("stopped");
     Ok(())
+}
+
+/// Reads all files again, behind the last word of the daemon before: since this process has read
+/// them, that one may have read newer ones, and said that they are in force. What it was asked to
+/// read by its last word is no newer than what is read here.
+async fn read_again(app: Arc<App>) {
+    let reading = tokio::task::spawn_blocking(move || app.reload.now());
+    // What the files say is in the log.
+    if tokio::time::timeout(READ_WITHIN, reading).await.is_err() {
+        tracing::error!(
+            "the files of the daemon before are not read again in {} s: until they are, what was \
+             read before is in force",
+            READ_WITHIN.as_secs()
+        );
+    }
 }
 
 /// Starts DPDK and takes the device that was asked for.

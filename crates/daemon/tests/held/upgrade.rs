@@ -1,5 +1,7 @@
 //! Another program takes the daemon's place under load, or fails to in every way there is.
 
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
 use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 
@@ -825,6 +827,73 @@ async fn changes_wait_and_none_that_was_answered_is_lost() {
             "{id} was answered, and is lost"
         );
     }
+}
+
+/// Files are replaced when the next program has read them, and the daemon reads them again: the
+/// next one does so too, before anybody can come to it with what was in them before.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_read_again_beside_an_upgrade_is_in_force_behind_it() {
+    const BEFORE: &str = "the-token-of-before";
+    const ANOTHER: &str = "the-token-of-another";
+    let folder = tempfile::tempdir().unwrap();
+    let [key, token] = ["key", "token"].map(|name| folder.path().join(name));
+    common::private(&key, "QkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkI=\n");
+    common::private(&token, BEFORE);
+    let port = common::free_port();
+    let page = format!("tcp:127.0.0.1:{port}");
+    let options = [
+        "-k",
+        key.to_str().unwrap(),
+        "--page",
+        &page,
+        "--page-token",
+        token.to_str().unwrap(),
+    ];
+    let mut guests = Guests::with(common::FEATURES, &options).await;
+    let program = other_program::held_up(common::PROGRAM, folder.path());
+    let program = other_program::write(guests.store.path(), "held-up", &program).unwrap();
+    let daemon = guests.daemon.as_mut().unwrap();
+    let code = |token: &str| {
+        let mut page = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        page.set_read_timeout(Some(PATIENCE)).unwrap();
+        let request = format!(
+            "GET /history HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n\
+             Connection: close\r\n\r\n"
+        );
+        page.write_all(request.as_bytes()).unwrap();
+        let mut line = String::new();
+        BufReader::new(page).read_line(&mut line).unwrap();
+        line.split(' ').nth(1).unwrap_or_default().to_owned()
+    };
+    assert_eq!((code(BEFORE), code(ANOTHER)), ("200".into(), "401".into()));
+    let mut client = daemon.v1().await;
+    let asked = tokio::spawn(async move {
+        let request = v1::UpgradeRequest { program };
+        within(client.upgrade(request)).await
+    });
+    wait_for("the next program has read its files", PATIENCE, || {
+        Ok(folder.path().join("prepared").exists().then_some(()))
+    })
+    .unwrap();
+    common::private(&key, "Q0NDQ0NDQ0NDQ0NDQ0NDQ0NDQ0NDQ0NDQ0NDQ0NDQ0M=\n");
+    common::private(&token, ANOTHER);
+    let another = "key: another key, clients have to connect again";
+    daemon.signal(Signal::HUP);
+    wait_for("the daemon reads another key", PATIENCE, || {
+        Ok(daemon.log().contains(another).then_some(()))
+    })
+    .unwrap();
+    wait_for("the daemon reads another token", PATIENCE, || {
+        Ok((code(BEFORE) == "401").then_some(()))
+    })
+    .unwrap();
+    assert_eq!(daemon.log().matches(another).count(), 1);
+    std::fs::write(folder.path().join("go"), "").unwrap();
+    let done = asked.await.unwrap().unwrap().into_inner();
+    daemon.upgraded(done.pid);
+    assert_eq!((code(BEFORE), code(ANOTHER)), ("401".into(), "200".into()));
+    let log = daemon.log();
+    assert_eq!(log.matches(another).count(), 2, "{log}");
 }
 
 /// What the daemon tells of NIC `a` (frames and bytes) and `b` (drops), of the one rule (frames,
