@@ -247,6 +247,19 @@ async fn changes(watched: &mut Option<watch::Receiver<()>>) {
     }
 }
 
+/// Waits for a turn to be answered, however long: what is asked is not carried out where the key
+/// that it was sealed with is not the daemon's any more by then.
+async fn take_turn(
+    turns: &Few,
+    another_key: &mut Option<watch::Receiver<()>>,
+) -> Result<Taken, Ended> {
+    tokio::select! {
+        biased;
+        () = changes(another_key) => Err(Ended::AnotherKey),
+        turn = turns.take() => Ok(turn),
+    }
+}
+
 /// Why a connection ends before the client hangs up.
 #[derive(Debug, thiserror::Error)]
 enum Ended {
@@ -304,7 +317,7 @@ impl<'a> Client<'a> {
                 return Ok(());
             };
             match kind {
-                Kind::Request => self.answer(&mut reader, len).await?,
+                Kind::Request => self.answer(&mut reader, len, &mut another_key).await?,
                 // It was answered by the reader.
                 Kind::Sent if len == 0 => match self.place.begin() {
                     true => self.place.end(),
@@ -324,7 +337,12 @@ impl<'a> Client<'a> {
     }
 
     /// Answers a request of so many bytes; returns when the client has the answer.
-    async fn answer(&self, reader: &mut UnixStream, len: usize) -> Result<(), Ended> {
+    async fn answer(
+        &self,
+        reader: &mut UnixStream,
+        len: usize,
+        another_key: &mut Option<watch::Receiver<()>>,
+    ) -> Result<(), Ended> {
         // What the reader has taken is here a second time.
         let mut room = match len > SMALL {
             true => Some(self.take_room().await?),
@@ -335,7 +353,7 @@ impl<'a> Client<'a> {
         if !self.place.begin() {
             return Err(Ended::Displaced);
         }
-        let turn = self.turns.take().await;
+        let turn = take_turn(&self.turns, another_key).await?;
         let (handler, peer) = (self.desk.handler.clone(), self.peer.clone());
         let client_gone = Arc::new(AtomicBool::new(false));
         let gone = client_gone.clone();
@@ -454,6 +472,32 @@ mod tests {
         ] {
             assert!(parse(bad).await.is_err(), "{bad}");
         }
+    }
+
+    #[tokio::test]
+    async fn who_waits_for_a_turn_by_a_key_of_before_gets_none() {
+        let turns = Few::new(1);
+        let key = watch::Sender::new(());
+        let (mut none, mut by_it) = (None, Some(key.subscribe()));
+        drop(take_turn(&turns, &mut by_it).await.unwrap());
+        let first = take_turn(&turns, &mut none).await.unwrap();
+        let waiting = {
+            let (turns, mut by_it) = (turns.clone(), by_it.clone());
+            tokio::spawn(async move { take_turn(&turns, &mut by_it).await })
+        };
+        tokio::task::yield_now().await;
+        assert!(!waiting.is_finished());
+        // Both at one time.
+        key.send_replace(());
+        drop(first);
+        let ended = waiting.await.unwrap();
+        assert!(matches!(ended, Err(Ended::AnotherKey)), "{ended:?}");
+        let ended = take_turn(&turns, &mut by_it).await;
+        assert!(matches!(ended, Err(Ended::AnotherKey)), "{ended:?}");
+        // Others, and who came by the new one, do.
+        drop(take_turn(&turns, &mut none).await.unwrap());
+        let mut by_new = Some(key.subscribe());
+        drop(take_turn(&turns, &mut by_new).await.unwrap());
     }
 
     #[tokio::test]
