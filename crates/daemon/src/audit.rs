@@ -7,6 +7,7 @@
 //! arguments: what cuts a long line off takes those.
 
 use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -42,6 +43,9 @@ const REQUEST_MAX: usize = 256;
 const REFUSED_MAX: u32 = 120;
 /// Peers that are told apart by that in one window; the others are counted as one.
 const PEERS_MAX: usize = 1024;
+/// The same of hosts that nobody is known of: who has many addresses must neither fill the disk nor
+/// take the room of peers that are known.
+const STRANGERS_MAX: usize = 64;
 /// Bytes of a refused request's arguments that are recorded.
 const REFUSED_ARGUMENTS_MAX: usize = 4 << 10;
 const WINDOW: Duration = Duration::from_secs(60);
@@ -62,8 +66,9 @@ struct State {
     lost: u64,
     lost_unsaid: u64,
     window: Option<Instant>,
-    /// What each peer was refused in it; the empty name is all others.
+    /// What each peer was refused in it, and each host of strangers; the empty name is all others.
     refused: BTreeMap<String, u32>,
+    strangers: BTreeMap<String, u32>,
     refused_unsaid: u64,
 }
 
@@ -72,13 +77,18 @@ impl State {
     fn records_refusal(&mut self, peer: &Peer) -> Option<u64> {
         let now = Instant::now();
         if self.window.is_none_or(|begun| now - begun >= WINDOW) {
-            (self.window, self.refused) = (Some(now), BTreeMap::new());
+            self.window = Some(now);
+            self.refused.clear();
+            self.strangers.clear();
         }
-        let mut name = peer.shown();
-        if self.refused.len() >= PEERS_MAX && !self.refused.contains_key(&name) {
+        let (counts, mut name, most) = match stranger(peer) {
+            Some(host) => (&mut self.strangers, host, STRANGERS_MAX),
+            None => (&mut self.refused, peer.shown(), PEERS_MAX),
+        };
+        if counts.len() >= most && !counts.contains_key(&name) {
             name = String::new();
         }
-        let count = self.refused.entry(name).or_default();
+        let count = counts.entry(name).or_default();
         if *count >= REFUSED_MAX {
             self.refused_unsaid += 1;
             return None;
@@ -86,6 +96,21 @@ impl State {
         *count += 1;
         Some(std::mem::take(&mut self.refused_unsaid))
     }
+}
+
+/// The host of who is known by no name: nobody is to keep strangers elsewhere out of the log. Of
+/// IPv6 it is the network, of which one host may have all addresses.
+fn stranger(peer: &Peer) -> Option<String> {
+    if !matches!(peer.who, Who::Unknown | Who::V0Tcp) {
+        return None;
+    }
+    let address = peer.address.as_deref();
+    let address = address.and_then(|address| address.parse::<SocketAddr>().ok());
+    let host = address.map(|address| match address.ip().to_canonical() {
+        IpAddr::V4(ip) => ip.to_string(),
+        IpAddr::V6(ip) => format!("{:x}/64", ip.to_bits() >> 64),
+    });
+    Some(host.unwrap_or_default())
 }
 
 impl Audit {
@@ -482,6 +507,46 @@ mod tests {
             (&last["unsaid"], &last["result"]),
             (&json!(50), &json!("refused"))
         );
+    }
+
+    #[test]
+    fn strangers_of_one_host_keep_no_others_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("audit.json");
+        let audit = Audit::open(Some(path.clone())).unwrap();
+        let refuse = |peer: &Peer| {
+            let size = || std::fs::metadata(&path).unwrap().len();
+            let before = size();
+            audit.refused("v1", peer, "connect", "no certificate");
+            size() > before
+        };
+        let from = |address: String| Peer {
+            address: Some(address),
+            ..Peer::unknown()
+        };
+        for port in 1..=REFUSED_MAX {
+            assert!(refuse(&from(format!("192.0.2.1:{port}"))));
+        }
+        assert!(!refuse(&from("192.0.2.1:999".into())));
+        // As a socket of both families has it.
+        assert!(!refuse(&from("[::ffff:192.0.2.1]:7".into())));
+        assert!(refuse(&from("[::ffff:192.0.2.2]:7".into())));
+        let by_key = Peer {
+            who: Who::V0Tcp,
+            ..from("192.0.2.3:7".into())
+        };
+        assert!(refuse(&by_key));
+        for host in 1..=REFUSED_MAX {
+            assert!(refuse(&from(format!("[2001:db8::{host:x}]:7"))));
+        }
+        assert!(!refuse(&from("[2001:db8::ffff:1]:7".into())));
+        assert!(refuse(&from("[2001:db8:0:1::1]:7".into())));
+        // However many addresses somebody has, it is so many lines, and not those of who is known.
+        for network in 2..STRANGERS_MAX + REFUSED_MAX as usize {
+            refuse(&from(format!("[2001:db8:0:{network:x}::1]:7")));
+        }
+        assert!(!refuse(&from("198.51.100.1:7".into())));
+        assert!(refuse(&peer()));
     }
 
     /// One who is let in, and asks for what cannot be or is not his.

@@ -98,9 +98,8 @@ pub async fn relay(client: TcpStream, mut daemon: UnixStream, config: Arc<Server
     };
     let (client, names) = match handshake {
         Ok(done) => done,
-        // Who connects and says nothing is a probe: it has gone, and was not turned away.
         Err(e) => {
-            if matches!(e.kind(), ErrorKind::InvalidData | ErrorKind::Other) {
+            if is_refused(&e) {
                 let _ = send(&mut daemon, Kind::Failed, e.to_string().as_bytes()).await;
             }
             return;
@@ -109,6 +108,15 @@ pub async fn relay(client: TcpStream, mut daemon: UnixStream, config: Arc<Server
     let names = serde_json::to_vec(&names).unwrap_or_default();
     if send(&mut daemon, Kind::Names, &names).await.is_ok() {
         pass_on(client, daemon).await;
+    }
+}
+
+/// A client was turned away by this error. Who connects and says nothing is a probe, and who sends
+/// an alert has refused us: both have gone.
+fn is_refused(why: &io::Error) -> bool {
+    match why.get_ref().and_then(|inner| inner.downcast_ref()) {
+        Some(rustls::Error::AlertReceived(_)) => false,
+        _ => matches!(why.kind(), ErrorKind::InvalidData | ErrorKind::Other),
     }
 }
 
@@ -192,10 +200,44 @@ async fn hung_up(daemon: &UnixStream) {
 
 #[cfg(test)]
 mod tests {
+    use rustls::version::{TLS12, TLS13};
     use tokio::io::duplex;
+    use tokio::net::TcpListener;
     use tokio::time::Instant;
+    use tokio_rustls::TlsConnector;
 
     use super::*;
+    use crate::v1::tls::tests::{NAME, pair};
+
+    /// Two ends of a connection over TCP.
+    async fn connected() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let connecting = TcpStream::connect(listener.local_addr().unwrap());
+        let (near, far) = tokio::join!(connecting, listener.accept());
+        (near.unwrap(), far.unwrap().0)
+    }
+
+    #[tokio::test]
+    async fn a_client_that_refuses_us_was_not_turned_away() {
+        for version in [&TLS13, &TLS12] {
+            let ((server, _), (_, another)) = (pair(version), pair(version));
+            let (near, far) = connected().await;
+            let (mut daemon, reader) = UnixStream::pair().unwrap();
+            let relaying = tokio::spawn(relay(far, reader, server.clone()));
+            let connecting = TlsConnector::from(another).connect(NAME.try_into().unwrap(), near);
+            connecting.await.unwrap_err();
+            relaying.await.unwrap();
+            assert!(receive(&mut daemon, SENTENCE_MAX).await.unwrap().is_none());
+
+            let (mut near, far) = connected().await;
+            let (mut daemon, reader) = UnixStream::pair().unwrap();
+            let relaying = tokio::spawn(relay(far, reader, server));
+            near.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
+            relaying.await.unwrap();
+            let (kind, why) = receive(&mut daemon, SENTENCE_MAX).await.unwrap().unwrap();
+            assert_eq!(kind, Kind::Failed, "{}", sentence(&why));
+        }
+    }
 
     /// The client's end, and the daemon's, of what is passed on.
     fn between() -> (

@@ -218,7 +218,7 @@ impl Pem {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
     use rustls::version::{TLS12, TLS13};
     use rustls::{
@@ -228,10 +228,12 @@ mod tests {
 
     use super::*;
 
-    const NAME: &str = "butterfly.test";
+    pub const NAME: &str = "butterfly.test";
 
     /// A server and a client with certificates by one authority.
-    fn pair(version: &'static SupportedProtocolVersion) -> (Arc<ServerConfig>, Arc<ClientConfig>) {
+    pub fn pair(
+        version: &'static SupportedProtocolVersion,
+    ) -> (Arc<ServerConfig>, Arc<ClientConfig>) {
         let mut params = CertificateParams::new(vec![]).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let key = KeyPair::generate().unwrap();
