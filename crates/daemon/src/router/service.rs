@@ -200,7 +200,7 @@ impl Router for Service {
     ) -> Answer<Self::WatchRouterStream> {
         let (caller, request) = taken(request)?;
         let share = self.app.watching.take(&caller)?;
-        let events = watch::watch(self.app.clone(), share, request)?;
+        let events = watch::watch(self.app.clone(), &caller, share, request)?;
         Ok(Response::new(events.into()))
     }
 }

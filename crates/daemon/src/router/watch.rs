@@ -17,13 +17,17 @@ use super::control::Control;
 use super::event::{Event, EventKind};
 use super::render;
 use super::service::status;
+use crate::access::Caller;
 use crate::app::App;
 use crate::events;
 use crate::shares::Share;
+use crate::v1::bounds::REPLY_TENTHS;
+use crate::v1::budget::{self, Held};
 
 /// Ends with the daemon and with the client.
 pub fn watch(
     app: Arc<App>,
+    caller: &Caller,
     share: Share,
     request: v1::WatchRouterRequest,
 ) -> Result<Receiver<Result<v1::RouterEvent, Status>>, Refusal> {
@@ -36,8 +40,9 @@ pub fn watch(
         }
     };
     let control = app.router.clone();
+    let held = app.replies.begin(Some(caller), REPLY_TENTHS);
     Ok(events::stream(app, move |sender| async move {
-        let told = forward(control, request.snapshot, every, sender).await;
+        let told = forward(control, request.snapshot, held, every, sender).await;
         drop(share);
         told
     }))
@@ -47,27 +52,24 @@ pub fn watch(
 async fn forward(
     control: Arc<Control>,
     snapshot: bool,
+    held: Held,
     every: Option<Duration>,
     sender: Sender<Result<v1::RouterEvent, Status>>,
 ) -> Option<()> {
     // In one look, so that no change falls between the snapshot and the events behind it.
     let begin = control.look(move |thread| {
-        let members = thread.members().into_iter().map(EventKind::Interface);
-        let notes = thread.notes().iter().cloned().map(EventKind::NoteAdded);
-        let now: Vec<EventKind> = members.chain(notes).filter(|_| snapshot).collect();
-        (now, thread.events.subscribe())
+        let members = thread.members().into_iter();
+        let members = members.map(|member| Kind::Interface(render::member(member)));
+        let notes = thread.notes().iter().cloned().map(Kind::NoteAdded);
+        let all = members.chain(notes).chain([Kind::SnapshotEnd(true)]);
+        let made = match snapshot {
+            true => budget::collect(all.map(|kind| event(0, kind)), budget::memory, held),
+            false => Ok((vec![], held)),
+        };
+        (made, thread.events.subscribe())
     });
-    let (now, mut subscription) = begin.await.ok()?;
-    for kind in now {
-        let kind = self::kind(&control, kind).await?;
-        sender.send(Ok(event(0, kind))).await.ok()?;
-    }
-    if snapshot {
-        sender
-            .send(Ok(event(0, Kind::SnapshotEnd(true))))
-            .await
-            .ok()?;
-    }
+    let (made, mut subscription) = begin.await.ok()?;
+    events::tell(made, &sender).await?;
     let mut ticks = every.map(|every| {
         let mut ticks = interval(every);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -131,5 +133,45 @@ fn event(sequence: u64, kind: Kind) -> v1::RouterEvent {
         time_unix_nanos: events::unix_nanos(),
         sequence,
         kind: Some(kind),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use router::Options;
+    use tokio::runtime::Handle;
+    use tokio::sync::mpsc::channel;
+    use tonic::Code;
+
+    use super::*;
+    use crate::kernel::Kernel;
+    use crate::states::InterfaceStates;
+    use crate::v1::budget::Budget;
+
+    /// Of a router without interfaces that is its end alone.
+    #[tokio::test]
+    async fn what_it_begins_with_is_held_among_answers() {
+        let control = Control::start(
+            Options::default(),
+            None,
+            Arc::default(),
+            Arc::new(Kernel::new(Handle::current())),
+            InterfaceStates::default(),
+            None,
+        );
+        let control = Arc::new(control.unwrap());
+        let watch = |bytes| {
+            let (sender, receiver) = channel(1);
+            let held = Budget::of("answers", bytes, 0).begin(None, 10);
+            tokio::spawn(forward(control.clone(), true, held, None, sender));
+            receiver
+        };
+        let mut refused = watch(0);
+        let why = refused.recv().await.unwrap().unwrap_err();
+        assert_eq!(why.code(), Code::ResourceExhausted, "{why}");
+        assert!(refused.recv().await.is_none());
+        let mut told = watch(1 << 20);
+        let first = told.recv().await.unwrap().unwrap();
+        assert_eq!(first.kind, Some(Kind::SnapshotEnd(true)));
     }
 }
