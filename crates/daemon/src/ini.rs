@@ -14,17 +14,6 @@ use crate::cores::{Cores, count};
 use crate::logging::Level;
 use crate::options::{DSCP_MAX, OuterChecksum, UplinkMode, mode, mtu, sflow_rate, size};
 
-/// Keys whose values are separated by commas.
-const LISTS: [&str; 7] = [
-    "uplink",
-    "metrics",
-    "page",
-    "ipfix",
-    "sflow",
-    "balance-interfaces",
-    "router-interfaces",
-];
-
 /// What the file says; `None` where it says nothing.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Ini {
@@ -106,7 +95,7 @@ fn parse(text: &str) -> Result<Ini, String> {
             if let Some(before) = given.insert((section, key), value)
                 && before != value
             {
-                let several = match LISTS.contains(&key) {
+                let several = match list_of(&mut ini, section, key).is_some() {
                     true => ": several are separated by commas",
                     false => "",
                 };
@@ -129,6 +118,12 @@ fn without_comment(value: &str) -> &str {
 
 fn set(ini: &mut Ini, section: &str, key: &str, value: &str) -> Result<(), String> {
     let name = format!("[{section}] {key}");
+    if !value.is_empty()
+        && let Some(list) = list_of(ini, section, key)
+    {
+        *list = names(value);
+        return Ok(());
+    }
     match (section, key) {
         // An empty value is no value: the original's packages ship the file with keys to be filled
         // in.
@@ -162,7 +157,6 @@ fn set(ini: &mut Ini, section: &str, key: &str, value: &str) -> Result<(), Strin
             ini.nic_mtu = Some(mtu(value).map_err(|e| format!("{name}: {e}"))?)
         }
         ("general", "dpdk-port") => ini.dpdk_port = Some(parsed(&name, value)?),
-        ("general", "uplink") => ini.uplink = Some(list(value)),
         ("general", "uplink-mode") => {
             ini.uplink_mode =
                 Some(UplinkMode::from_str(value, false).map_err(|e| format!("{name}: {e}"))?);
@@ -176,18 +170,12 @@ fn set(ini: &mut Ini, section: &str, key: &str, value: &str) -> Result<(), Strin
             ini.vxlan_checksum =
                 Some(OuterChecksum::from_str(value, false).map_err(|e| format!("{name}: {e}"))?);
         }
-        ("general", "balance-interfaces") => ini.balance_interfaces = list(value),
-        ("general", "router-interfaces") => ini.router_interfaces = list(value),
         ("general", "router-acl") => ini.router_acl = Some(value.into()),
         ("general", "balance-hook") => ini.balance_hook = Some(value.into()),
         ("general", "balance-bgp") => ini.balance_bgp = Some(value.into()),
         ("general", "check-programs") => ini.check_programs = Some(value.into()),
-        ("general", "metrics") => ini.metrics = list(value),
-        ("general", "page") => ini.page = list(value),
         ("security", "page-token") => ini.page_token = Some(value.into()),
         ("general", "flow-log") => ini.flow_log = Some(value.into()),
-        ("general", "ipfix") => ini.ipfix = list(value),
-        ("general", "sflow") => ini.sflow = list(value),
         ("general", "sflow-rate") => {
             ini.sflow_rate = Some(sflow_rate(value).map_err(|e| format!("{name}: {e}"))?)
         }
@@ -216,8 +204,22 @@ fn yes(name: &str, value: &str) -> Result<bool, String> {
     }
 }
 
+/// Where the values of a key go that are separated by commas; `None` of another key.
+fn list_of<'a>(ini: &'a mut Ini, section: &str, key: &str) -> Option<&'a mut Vec<String>> {
+    Some(match (section, key) {
+        ("general", "uplink") => ini.uplink.get_or_insert_default(),
+        ("general", "balance-interfaces") => &mut ini.balance_interfaces,
+        ("general", "router-interfaces") => &mut ini.router_interfaces,
+        ("general", "metrics") => &mut ini.metrics,
+        ("general", "page") => &mut ini.page,
+        ("general", "ipfix") => &mut ini.ipfix,
+        ("general", "sflow") => &mut ini.sflow,
+        _ => return None,
+    })
+}
+
 /// Names that commas separate.
-fn list(value: &str) -> Vec<String> {
+fn names(value: &str) -> Vec<String> {
     value
         .split(',')
         .map(|name| name.trim().to_owned())
@@ -481,6 +483,11 @@ audit = /var/log/butterfly/audit.json
                 "[general]\nuplink = eth1\nuplink = eth2",
                 "[general] uplink is given twice, as 'eth1' and as 'eth2': several are separated \
                  by commas",
+            ),
+            (
+                "[general]\nsflow = a\n[general]\nsflow = b, c",
+                "[general] sflow is given twice, as 'a' and as 'b, c': several are separated by \
+                 commas",
             ),
             (
                 "[security]\ninsecure-api = false\n[general]\nip = ::1\n[security]\n\
