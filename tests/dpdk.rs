@@ -304,7 +304,8 @@ fn speak_with_the_kernel(host: &Host, far: &Namespace, device: &str) -> Result<(
     let near = &host.namespace;
     far.ok(&format!(
         "set -e; sysctl -qw net.ipv6.conf.{device}.accept_dad=0; ip link set {device} up
-         ip addr add 192.0.2.2/24 dev {device}; ip addr add fd0c::2/64 dev {device} nodad"
+         ip addr replace 192.0.2.2/24 dev {device}
+         ip addr replace fd0c::2/64 dev {device} nodad"
     ))?;
     for to in ["192.0.2.2", "fd0c::2"] {
         answers(near, to)?;
@@ -332,23 +333,11 @@ fn speak_with_the_kernel(host: &Host, far: &Namespace, device: &str) -> Result<(
     )
 }
 
-/// A host whose DPDK has a TAP device, `wire0`, that was taken to `far`.
-fn start_with_its_tap_in(far: &Namespace) -> Result<Host> {
-    let device = ["net_tap0,iface=wire0"];
-    let host = start_with(Namespace::new()?, 1, Family::V4, &device, &[])?;
-    // Its own MAC is the device's.
-    host.namespace.ok(&format!(
-        "ip link set wire0 address 02:00:00:00:00:02 && ip link set wire0 netns {}",
-        far.pid()
-    ))?;
-    Ok(host)
-}
-
-/// DPDK's TAP device, whose other end is the kernel's of another host.
+/// DPDK's TAP device, whose other end is a cable's to the kernel of another host.
 fn one_host_by_tap_beside_the_kernel() -> Result<()> {
-    let far = Namespace::new()?;
-    let host = start_with_its_tap_in(&far)?;
-    speak_with_the_kernel(&host, &far, "wire0").map_err(|e| format!("{e}\n{}", host.daemon.dump()))
+    let (near, far) = cable(1500)?;
+    let host = start_by_tap(near, 1, Family::V4, &[])?;
+    speak_with_the_kernel(&host, &far, UPLINK).map_err(|e| format!("{e}\n{}", host.daemon.dump()))
 }
 
 /// A ring brings back whatever is sent by it, as a wire with a hub does. So the other host, which
@@ -689,29 +678,24 @@ fn the_link_is_followed() -> Result<()> {
     Ok(())
 }
 
-/// A host whose device was taken to `far`, which set it down. Its driver has not seen that, as it
-/// does if it looks amid the move.
-fn start_where_it_is_not_seen_down(far: &Namespace) -> Result<Host> {
-    for _ in 0..5 {
-        let host = start_with_its_tap_in(far)?;
-        // The link is looked at once a second.
-        std::thread::sleep(std::time::Duration::from_millis(1500));
-        if !host.daemon.cli("status")?.contains("link down") {
-            return Ok(host);
-        }
-        far.ok("ip link del wire0")?;
-    }
-    Err("the driver has seen each time that its device is down".into())
-}
-
-/// A TAP device refuses what is sent while the kernel's end is down, for as long as that is. It is
-/// not tried for ever: the worker sleeps, and what comes later passes.
+/// A TAP device refuses what is sent while the kernel's end is down, and its driver is asked for the
+/// link once a second. It is not tried for ever: the worker sleeps, and what comes later passes.
 fn what_a_device_does_not_take_is_lost() -> Result<()> {
-    let far = Namespace::new()?;
-    let host = start_where_it_is_not_seen_down(&far)?;
+    let (near, _far) = cable(1500)?;
+    let host = start_by_tap(near, 1, Family::V4, &[])?;
     let near = &host.namespace;
-    near.ok("ip neigh replace 192.0.2.2 lladdr 02:00:00:00:00:02 dev dpdk0")?;
-    near.succeeds("ping -q -c 50 -i 0.01 -W 1 192.0.2.2")?;
+    answers(near, "192.0.2.2")?;
+    wait_for("frames that were lost", PATIENCE, || {
+        near.ok("ip link set wire0 up")?;
+        wait_for("a carrier", PATIENCE, || {
+            let now = near.ok("ip link show dpdk0")?;
+            Ok((!now.contains("NO-CARRIER")).then_some(()))
+        })?;
+        near.ok("ip link set wire0 down")?;
+        near.succeeds("ping -q -c 50 -i 0.005 -W 1 192.0.2.2")?;
+        let lost = number(&uplink(&host.daemon)?["lost_by_kernel"]);
+        Ok((lost > Some(0)).then_some(()))
+    })?;
     let asleep = || -> Result<(u64, u64)> {
         let all = host.daemon.json("worker list")?;
         let worker = &all["workers"][0];
@@ -725,9 +709,7 @@ fn what_a_device_does_not_take_is_lost() -> Result<()> {
         // Of half of the time it would be awake that polls a queue without end.
         Ok((2 * (now.0 - before.0) > now.1 - before.1).then_some(()))
     })?;
-    let lost = number(&uplink(&host.daemon)?["lost_by_kernel"]);
-    check(lost > Some(0), &format!("they are counted: {lost:?}"))?;
-    far.ok("ip link set wire0 up; ip addr add 192.0.2.2/24 dev wire0")?;
+    near.ok("ip link set wire0 up")?;
     answers(near, "192.0.2.2").map_err(|e| format!("{e}\n{}", host.daemon.dump()))
 }
 
