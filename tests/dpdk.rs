@@ -678,8 +678,9 @@ fn the_link_is_followed() -> Result<()> {
     Ok(())
 }
 
-/// A TAP device refuses what is sent while the kernel's end is down, and its driver is asked for the
-/// link once a second. It is not tried for ever: the worker sleeps, and what comes later passes.
+/// A TAP device refuses what is sent while the kernel's end is down, and its driver is asked for
+/// the link once a second. It is not tried for ever: the worker sleeps, and what comes later
+/// passes.
 fn what_a_device_does_not_take_is_lost() -> Result<()> {
     let (near, _far) = cable(1500)?;
     let host = start_by_tap(near, 1, Family::V4, &[])?;
