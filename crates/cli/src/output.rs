@@ -53,14 +53,19 @@ impl Output {
         names.iter().try_for_each(|name| self.text(name))
     }
 
+    /// Goes up over so many lines of a terminal, and clears what is there.
+    pub fn over(&mut self, lines: usize) -> Result<(), Error> {
+        Ok(write!(self.sink, "\x1b[{lines}F\x1b[J")?)
+    }
+
     /// Prints a JSON value, indented.
     pub fn value(&mut self, value: &Value) -> Result<(), Error> {
-        self.text(&format!("{value:#}"))
+        self.text(&escaped(&format!("{value:#}")))
     }
 
     /// Prints a JSON value on one line: for streams.
     pub fn value_line(&mut self, value: &Value) -> Result<(), Error> {
-        self.text(&value.to_string())
+        self.text(&escaped(&value.to_string()))
     }
 
     /// Prints a table; an empty one prints nothing, so that `wc -l` minus the heading stays honest.
@@ -87,6 +92,23 @@ fn without_controls(text: &str) -> Cow<'_, str> {
         true => text.replace(obeyed, "\u{fffd}").into(),
         false => text.into(),
     }
+}
+
+/// JSON with all control characters in strings as escapes (RFC 8259, section 7), where those beyond
+/// ASCII's first 32 may be as they are: so none of a value is lost.
+fn escaped(json: &str) -> Cow<'_, str> {
+    let raw = |c: char| c.is_control() && c >= '\u{7f}';
+    if !json.contains(raw) {
+        return json.into();
+    }
+    let mut text = String::with_capacity(json.len());
+    for c in json.chars() {
+        match raw(c) {
+            true => text += &format!("\\u{:04x}", u32::from(c)),
+            false => text.push(c),
+        }
+    }
+    text.into()
 }
 
 /// Rows under headings, columns two blanks apart; columns of numbers align right.
@@ -219,6 +241,20 @@ mod tests {
         let screen = Screen::default();
         screen.output(false).text(said).unwrap();
         assert_eq!(screen.text(), shown);
+        // But for what is our own.
+        let screen = Screen::default();
+        screen.output(false).over(3).unwrap();
+        assert_eq!(screen.text(), "\x1b[3F\x1b[J");
+    }
+
+    #[test]
+    fn a_value_has_all_that_it_has_in_json() {
+        let value = Value::from("a\u{85}\u{7f}\n\"\u{1b}\u{e4}");
+        let screen = Screen::default();
+        screen.output(true).value(&value).unwrap();
+        assert_eq!(screen.text(), "\"a\\u0085\\u007f\\n\\\"\\u001b\u{e4}\"\n");
+        let read: Value = serde_json::from_str(&screen.text()).unwrap();
+        assert_eq!(read, value);
     }
 
     #[test]

@@ -306,8 +306,7 @@ impl BalanceArgs {
             } else {
                 let text = balance_table::text(&before, &now);
                 if terminal && lines > 0 {
-                    // Up to the table's first line, and clear what was there.
-                    out.text(&format!("\x1b[{lines}F\x1b[J"))?;
+                    out.over(lines)?;
                 }
                 out.text(&text)?;
                 lines = text.lines().count();
