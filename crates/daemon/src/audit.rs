@@ -43,8 +43,9 @@ const REQUEST_MAX: usize = 256;
 const REFUSED_MAX: u32 = 120;
 /// Peers that are told apart by that in one window; the others are counted as one.
 const PEERS_MAX: usize = 1024;
-/// The same of hosts that nobody is known of: who has many addresses must neither fill the disk nor
-/// take the room of peers that are known.
+/// The same of hosts of which nobody is let in, and such hosts: who has many addresses must neither
+/// fill the disk nor take the room of others.
+const STRANGER_REFUSED_MAX: u32 = 20;
 const STRANGERS_MAX: usize = 64;
 /// Bytes of a refused request's arguments that are recorded.
 const REFUSED_ARGUMENTS_MAX: usize = 4 << 10;
@@ -66,7 +67,8 @@ struct State {
     lost: u64,
     lost_unsaid: u64,
     window: Option<Instant>,
-    /// What each peer was refused in it, and each host of strangers; the empty name is all others.
+    /// What each peer that is let in was refused in it, and each host of strangers; the empty name
+    /// is all others.
     refused: BTreeMap<String, u32>,
     strangers: BTreeMap<String, u32>,
     refused_unsaid: u64,
@@ -74,22 +76,26 @@ struct State {
 
 impl State {
     /// Whether another refusal of a peer's is recorded; how many were not, before it.
-    fn records_refusal(&mut self, peer: &Peer) -> Option<u64> {
+    fn records_refusal(&mut self, peer: &Peer, is_let_in: bool) -> Option<u64> {
         let now = Instant::now();
         if self.window.is_none_or(|begun| now - begun >= WINDOW) {
             self.window = Some(now);
             self.refused.clear();
             self.strangers.clear();
         }
-        let (counts, mut name, most) = match stranger(peer) {
-            Some(host) => (&mut self.strangers, host, STRANGERS_MAX),
-            None => (&mut self.refused, peer.shown(), PEERS_MAX),
+        let (is_known, mut name) = match host_of_nameless(peer) {
+            Some(host) => (is_let_in, host),
+            None => (true, peer.shown()),
         };
-        if counts.len() >= most && !counts.contains_key(&name) {
+        let (counts, names_max, most) = match is_known {
+            true => (&mut self.refused, PEERS_MAX, REFUSED_MAX),
+            false => (&mut self.strangers, STRANGERS_MAX, STRANGER_REFUSED_MAX),
+        };
+        if counts.len() >= names_max && !counts.contains_key(&name) {
             name = String::new();
         }
         let count = counts.entry(name).or_default();
-        if *count >= REFUSED_MAX {
+        if *count >= most {
             self.refused_unsaid += 1;
             return None;
         }
@@ -98,9 +104,9 @@ impl State {
     }
 }
 
-/// The host of who is known by no name: nobody is to keep strangers elsewhere out of the log. Of
-/// IPv6 it is the network, of which one host may have all addresses.
-fn stranger(peer: &Peer) -> Option<String> {
+/// The host of who is known by no name: nobody is to keep those elsewhere out of the log. Of IPv6
+/// it is the network, of which one host may have all addresses.
+fn host_of_nameless(peer: &Peer) -> Option<String> {
     if !matches!(peer.who, Who::Unknown | Who::V0Tcp) {
         return None;
     }
@@ -166,7 +172,7 @@ impl Audit {
 
     /// An attempt that was refused by who asked.
     pub fn refused(&self, api: &'static str, peer: &Peer, request: &str, why: &str) {
-        let Some(unsaid) = self.lock().records_refusal(peer) else {
+        let Some(unsaid) = self.lock().records_refusal(peer, false) else {
             return;
         };
         self.write(&Line {
@@ -313,7 +319,7 @@ impl Drop for Record {
         let line = self.line.get_mut();
         let line = line.unwrap_or_else(PoisonError::into_inner);
         if line.is_refusal() {
-            let Some(unsaid) = self.audit.lock().records_refusal(&line.peer) else {
+            let Some(unsaid) = self.audit.lock().records_refusal(&line.peer, true) else {
                 return;
             };
             line.unsaid = unsaid;
@@ -524,29 +530,36 @@ mod tests {
             address: Some(address),
             ..Peer::unknown()
         };
-        for port in 1..=REFUSED_MAX {
+        for port in 1..=STRANGER_REFUSED_MAX {
             assert!(refuse(&from(format!("192.0.2.1:{port}"))));
         }
         assert!(!refuse(&from("192.0.2.1:999".into())));
         // As a socket of both families has it.
         assert!(!refuse(&from("[::ffff:192.0.2.1]:7".into())));
         assert!(refuse(&from("[::ffff:192.0.2.2]:7".into())));
-        let by_key = Peer {
+        let by_key = |address: &str| Peer {
             who: Who::V0Tcp,
-            ..from("192.0.2.3:7".into())
+            ..from(address.into())
         };
-        assert!(refuse(&by_key));
-        for host in 1..=REFUSED_MAX {
+        assert!(refuse(&by_key("192.0.2.3:7")));
+        for host in 1..=STRANGER_REFUSED_MAX {
             assert!(refuse(&from(format!("[2001:db8::{host:x}]:7"))));
         }
         assert!(!refuse(&from("[2001:db8::ffff:1]:7".into())));
         assert!(refuse(&from("[2001:db8:0:1::1]:7".into())));
         // However many addresses somebody has, it is so many lines, and not those of who is known.
-        for network in 2..STRANGERS_MAX + REFUSED_MAX as usize {
+        for network in 2..STRANGERS_MAX + STRANGER_REFUSED_MAX as usize {
             refuse(&from(format!("[2001:db8:0:{network:x}::1]:7")));
         }
         assert!(!refuse(&from("198.51.100.1:7".into())));
         assert!(refuse(&peer()));
+        // Nor those of who is let in by the key alone.
+        assert!(!refuse(&by_key("198.51.100.1:7")));
+        let before = lines(&path).len();
+        let record = audit.begin("v0", &by_key("198.51.100.1:7"), "nic_add");
+        record.ended("PERMISSION_DENIED", "not yours");
+        drop(record);
+        assert_eq!(lines(&path).len(), before + 1);
     }
 
     /// One who is let in, and asks for what cannot be or is not his.
