@@ -99,6 +99,7 @@ async fn sampled(
     loop {
         // A key may have turned to another view, which begins to be measured.
         terminal.draw(|frame| screen.draw(frame))?;
+        let was_paused = screen.paused;
         let next = tokio::select! {
             biased;
             event = events.recv() => screen.event(event),
@@ -107,7 +108,9 @@ async fn sampled(
                 return Ok(Next::Draw);
             }
         };
-        if next != Next::Draw {
+        // What was shown when it was paused stays.
+        let pauses = screen.paused && !was_paused;
+        if next != Next::Draw || pauses {
             return Ok(next);
         }
     }
