@@ -667,8 +667,8 @@ async fn serve(
     }
 
     let again = app.clone();
-    let read_again = move || {
-        // What they say is in the log.
+    let on_hangup = move || {
+        // What the files say is in the log.
         let _ = again.reload.now();
         if upgrade::was_replaced() {
             let _ = again.upgrade.run(&again, None, || ());
@@ -676,7 +676,7 @@ async fn serve(
     };
     // Who stops it by its API wants it gone; a signal may come from a restart.
     let for_good = tokio::select! {
-        name = signals.stop(read_again) => {
+        name = signals.stop(on_hangup) => {
             tracing::info!("stopping: {name}");
             false
         }
