@@ -16,6 +16,7 @@ fn main() {
         a_domain_s_metadata_says_what_a_nic_is_and_nothing_else,
         a_guest_that_runs_does_not_end_by_its_hook,
         every_nic_of_a_domain_that_has_ended_is_deleted,
+        a_nic_that_is_somebody_else_s_by_now_is_left_alone,
         what_the_daemon_may_make_yet_stays_a_domain_s,
         a_domain_has_no_nic_of_another_s,
         a_nic_that_somebody_uses_becomes_no_domain_s,
@@ -174,10 +175,10 @@ fn every_nic_of_a_domain_that_has_ended_is_deleted() -> Result<()> {
         "{}",
         other.called
     );
-    libvirt.is_there(&runs())?;
+    libvirt.is_there(&shown("NIC_KIND_VHOST_USER", "PORT_STATE_DOWN", "null"))?;
     let again = libvirt.hook(FIRST, "prepare", TWO, 0)?;
     assert!(again.is_well, "{}", again.why);
-    assert!(again.called.starts_with(ADDED), "{}", again.called);
+    assert!(again.called.contains(ADDED), "{}", again.called);
     let failed = libvirt.hook(FIRST, "release", TWO, 3)?;
     assert!(!failed.is_well);
     let ended = libvirt.hook(FIRST, "release", TWO, 0)?;
@@ -185,6 +186,25 @@ fn every_nic_of_a_domain_that_has_ended_is_deleted() -> Result<()> {
     assert!(ended.is_well, "{}", ended.why);
     let again = libvirt.hook(FIRST, "release", TWO, 0)?;
     assert_eq!(again.called, "");
+    Ok(())
+}
+
+/// A host has stopped amid a guest, somebody has deleted its NIC, and made one of that id since.
+fn a_nic_that_is_somebody_else_s_by_now_is_left_alone() -> Result<()> {
+    let libvirt = Libvirt::new()?;
+    let made = libvirt.hook(FIRST, "prepare", ONE, 0)?;
+    assert!(made.is_well, "{}", made.why);
+    libvirt.is_there(&runs())?;
+    let again = libvirt.hook(FIRST, "prepare", ONE, 0)?;
+    assert!(
+        !again.is_well && again.why.contains("PORT_STATE_UP"),
+        "{}",
+        again.why
+    );
+    assert!(!again.called.contains("nic\nadd\n"), "{}", again.called);
+    // libvirt says that the domain has ended.
+    let ended = libvirt.hook(FIRST, "release", ONE, 0)?;
+    assert!(ended.is_well && ended.called.is_empty(), "{}", ended.called);
     Ok(())
 }
 
