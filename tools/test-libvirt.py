@@ -138,7 +138,12 @@ def main():
         # An init that takes in the guests that a killed libvirtd leaves behind.
         apart += ["bash", "-c", '"$@" & wait $!', "init"]
         environment = dict(os.environ, BUTTERFLY_APART="1")
-        sys.exit(subprocess.run(apart + [sys.executable] + sys.argv, env=environment).returncode)
+        # Where hosts have their own, this machine has to have a folder.
+        is_made = not os.path.exists(HOLDERS)
+        code = subprocess.run(apart + [sys.executable] + sys.argv, env=environment).returncode
+        if is_made and os.path.exists(HOLDERS):
+            os.rmdir(HOLDERS)
+        sys.exit(code)
     programs = os.path.abspath(sys.argv[1] if len(sys.argv) > 1 else f"{ROOT}/target/debug")
     os.environ["PATH"] = f"{programs}:{os.environ['PATH']}"
     os.environ.pop("BUTTERFLY_ENDPOINT", None)

@@ -88,7 +88,8 @@ fn it_takes_over_and_gives_back_under_load() {
         assert!(log.contains("  forwarded  "), "{log}");
     });
     under_load(&hosts, || {
-        let mut second = forward(&hosts, "");
+        // What is killed leaves its socket.
+        let mut second = forward(&hosts, "--socket none");
         more_arrive(&hosts);
         second.kill();
     });
@@ -155,7 +156,7 @@ fn it_goes_on_where_another_ended() {
     // A list that lets IPv6 pass alone.
     let acl = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(acl.path(), "deny ipv4 proto icmp\ndefault allow\n").expect("a file");
-    let options = format!("--stay --acl {}", acl.path().display());
+    let options = format!("--stay --socket none --acl {}", acl.path().display());
     let mut last = forward(&hosts, &options);
     last.kill();
     // The kernel forwards by then.
@@ -206,7 +207,7 @@ fn it_counts_what_the_far_host_counts() {
 #[test]
 fn hanging_it_leaves_packets_to_the_kernel() {
     let hosts = RoutedHosts::new().expect("the kernel forwards");
-    let mut process = begin(&hosts, "--json --watch", "\"notes\"");
+    let mut process = begin(&hosts, "--json --watch --socket none", "\"notes\"");
     let counted = |process: &Process, name: &str| -> [u64; 2] {
         let log = process.log();
         let mut reports = log.lines().rev();
@@ -270,7 +271,7 @@ fn what_it_cannot_do_it_says() {
         "butterfly: interface nothing0: there is no such interface"
     );
     hosts.west.ok("ethtool -K eth0 gro off").expect("ethtool");
-    let forward = forward(&hosts, "--mode=native");
+    let forward = forward(&hosts, "--mode=native --socket none");
     assert!(
         forward
             .log()
