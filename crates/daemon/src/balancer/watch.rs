@@ -65,10 +65,8 @@ fn begin(app: &App, snapshot: bool, held: Held) -> (Made, Subscription<Event>) {
             .map(move |service| Kind::ServiceChanged(status::service(controller, service, facts)))
     });
     let all = services.chain([Kind::SnapshotEnd(true)]);
-    let made = match snapshot {
-        true => budget::collect(all.map(|kind| event(0, kind)), budget::memory, held),
-        false => Ok((vec![], held)),
-    };
+    let wanted = snapshot.then_some(all).into_iter().flatten();
+    let made = budget::collect(wanted.map(|kind| event(0, kind)), budget::memory, held);
     (made, control.subscribe())
 }
 

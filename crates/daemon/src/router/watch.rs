@@ -62,10 +62,8 @@ async fn forward(
         let members = members.map(|member| Kind::Interface(render::member(member)));
         let notes = thread.notes().iter().cloned().map(Kind::NoteAdded);
         let all = members.chain(notes).chain([Kind::SnapshotEnd(true)]);
-        let made = match snapshot {
-            true => budget::collect(all.map(|kind| event(0, kind)), budget::memory, held),
-            false => Ok((vec![], held)),
-        };
+        let wanted = snapshot.then_some(all).into_iter().flatten();
+        let made = budget::collect(wanted.map(|kind| event(0, kind)), budget::memory, held);
         (made, thread.events.subscribe())
     });
     let (made, mut subscription) = begin.await.ok()?;

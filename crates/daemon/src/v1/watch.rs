@@ -47,10 +47,8 @@ async fn forward(
         let mut control = app.control();
         control.count_request();
         let control = Permitted::new(&mut control, &caller);
-        let snapshot = match request.snapshot {
-            true => budget::collect(snapshot(&control), budget::memory, held),
-            false => Ok((vec![], held)),
-        };
+        let wanted = request.snapshot.then(|| snapshot(&control));
+        let snapshot = budget::collect(wanted.into_iter().flatten(), budget::memory, held);
         // Who sees all needs no list of what it sees.
         let seen = match control.sees_all() {
             true => BTreeSet::new(),
