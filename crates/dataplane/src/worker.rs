@@ -109,12 +109,9 @@ impl Worker {
     pub(crate) fn new(config: WorkerConfig, parts: Parts) -> std::io::Result<Worker> {
         let polling = Polling::new(&parts.wake.bell)?;
         let counters = parts.handles[parts.number].counters.clone();
-        let mut path = Path::new(
-            &config,
-            counters,
-            Flows::new(parts.flows, parts.number),
-            parts.wanted,
-        );
+        let mut flows = Flows::new(parts.flows, parts.number);
+        flows.look_at(parts.routes.clone());
+        let mut path = Path::new(&config, counters, flows, parts.wanted);
         path.tables
             .learned
             .share_with_others(parts.handles.len() > 1);

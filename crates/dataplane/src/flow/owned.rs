@@ -5,8 +5,9 @@
 //! flows are in two lists: the transient ones (half-open, unanswered, closing) and the settled
 //! ones. A NIC whose share is full loses its oldest transient flow for a new one, or else a settled
 //! one that has been idle for long; never a flow of another NIC. In a table that is nearly full
-//! shares shrink with what is left. Flows that are over by time are gone for a lookup at that
-//! moment, and their entries are swept up bit by bit.
+//! shares shrink with what is left, and the last of it is for NICs that have [few](FEW): however
+//! many others have filled their shares, a NIC can begin so many. Flows that are over by time are
+//! gone for a lookup at that moment, and their entries are swept up bit by bit.
 //!
 //! Shares count the flows of all workers, and a NIC's oldest flow goes whichever worker has made
 //! it: a worker sees where the others' lists begin, and changes only its own. Who changes the state
@@ -27,7 +28,7 @@ use super::memory::before_what_follows;
 use super::table::{FlowTable, LISTS};
 use crate::drop_reason::DropReason;
 use crate::ids::{PortSlot, PortUid};
-use crate::queue::MAX_WORKERS;
+use crate::queue::{MAX_WORKERS, Routes};
 use crate::time::Now;
 
 /// A settled flow can be given up for a new one of the same NIC when it was idle for this long.
@@ -44,6 +45,21 @@ const LONG: usize = BATCH;
 
 /// Free entries that a worker keeps at most, of a large table.
 const KEEP: usize = 1024;
+
+/// The one in so many of the table that all workers together keep at most: a quarter of what is
+/// reserved, so that what one keeps is not what another one's NIC is to find there.
+const KEPT_BY_ALL: usize = 4 * RESERVED as usize;
+
+/// In the last one in so many of the table shares shrink.
+const NEARLY_FULL: u32 = 8;
+
+/// The last one in so many of it is for NICs that have few flows.
+const RESERVED: u32 = 16;
+
+/// How many flows a NIC finds room for there, in a table of 16,384 or more. In a smaller one there
+/// is room for 32 such NICs, in one of 1,048,576 for 2,048.
+const FEW: u32 = 32;
+const FEW_OF: u32 = 512;
 
 /// `Entry::listed`: in no list, or in the first or second of a share's.
 const UNLISTED: u8 = 0;
@@ -72,6 +88,8 @@ pub(crate) struct Flows {
     sweep_at: u32,
     evicted: u64,
     turns: u64,
+    /// Which NICs something is attached to; `None`: to all.
+    routes: Option<Arc<Routes>>,
     /// Who is told of what begins and ends.
     pub log: Option<Box<Log>>,
     /// What the kernel is told of, where it forwards flows itself.
@@ -138,7 +156,7 @@ impl std::ops::Deref for Flows {
 impl Flows {
     /// The part of worker `me`.
     pub(crate) fn new(table: Arc<FlowTable>, me: usize) -> Flows {
-        let keep = KEEP.min(table.max() as usize / (4 * table.turns.workers()));
+        let keep = KEEP.min(table.max() as usize / (KEPT_BY_ALL * table.turns.workers()));
         Flows {
             table,
             me: me as u8,
@@ -153,9 +171,23 @@ impl Flows {
             sweep_at: 0,
             evicted: 0,
             turns: 0,
+            routes: None,
             log: None,
             kernel: None,
         }
+    }
+
+    /// Looks there whether something is attached to a NIC.
+    pub(crate) fn look_at(&mut self, routes: Arc<Routes>) {
+        self.routes = Some(routes);
+    }
+
+    /// Frames can be delivered to a NIC of this host: something is attached to it, and ready.
+    #[inline]
+    pub(crate) fn is_attached(&self, nic: PortSlot) -> bool {
+        self.routes
+            .as_ref()
+            .is_none_or(|routes| routes.on(nic) != 0)
     }
 
     /// Flows given up for new ones since the beginning.
@@ -542,17 +574,19 @@ impl Flows {
         }
     }
 
-    /// How many flows a NIC with this share may have now. The last eighth of the table is for those
-    /// that have few, so that no number of NICs that fill their shares keeps the others from any
-    /// flow at all; unless one NIC was given the whole table.
+    /// How many flows a NIC with this share may have now. Of the last eighth of the table who has
+    /// many gets less and less, and the last half of that is for who has [few](FEW), so that no
+    /// number of NICs that fill their shares keeps the others from any flow at all; unless one NIC
+    /// was given the whole table.
     #[inline]
     fn part(&self, share: u32) -> u32 {
         let max = self.table.max();
         let free = max.saturating_sub(self.table.len());
-        if share >= max || free > max / 8 {
+        if share >= max || free > max / NEARLY_FULL {
             return share;
         }
-        share.min((free / 16).max(1))
+        let few = (max / FEW_OF).clamp(1, FEW);
+        share.min((free.saturating_sub(max / RESERVED) / 16).max(few))
     }
 
     /// Makes room at the cost of the NIC that asks for it: where its share is full, for each flow.

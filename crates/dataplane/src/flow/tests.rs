@@ -435,6 +435,38 @@ fn workers_that_give_up_one_flow_at_once_begin_no_more_than_the_share() {
     assert_eq!(table.begun(0).load(Ordering::Relaxed), table.len());
 }
 
+/// However many NICs have all that they can get, by one worker, others find room for a few flows
+/// each, by another one.
+#[test]
+fn the_last_of_a_table_is_for_nics_that_have_few() {
+    const MAX: u32 = 65_536;
+    const SHARE: u32 = MAX / 4;
+    const FEW: u32 = 32;
+    let table = FlowTable::shared(MAX, 1, 2);
+    let [mut first, mut second] = [0, 1].map(|me| Flows::new(table.clone(), me));
+    let mut number = 0;
+    let mut begin = |flows: &mut Flows, nic| {
+        number += 1;
+        let new = NewFlow {
+            owner: PortSlot(nic),
+            ..new_flow(flows, number, SHARE)
+        };
+        flows.insert(&new).map(Option::unwrap)
+    };
+    for greedy in 100..200 {
+        while begin(&mut first, greedy).is_ok() {}
+    }
+    assert!(table.len() > MAX - MAX / 16, "{} flows", table.len());
+    for nic in [1, 2, 3] {
+        for flow in 0..FEW {
+            let room = second.would_take(PortSlot(nic), PortSlot(7), SHARE, 0);
+            assert_eq!(room, Ok(()), "flow {flow} of NIC {nic}");
+            begin(&mut second, nic).unwrap();
+        }
+        assert_eq!(begin(&mut second, nic), Err(DropReason::FlowTableFull));
+    }
+}
+
 /// A NIC that keeps all of its share in use has what is looked at for one to give up counted.
 #[test]
 fn what_is_looked_at_in_vain_is_counted() {

@@ -4,6 +4,7 @@
 use wire::dhcp;
 
 use crate::counters::Counters;
+use crate::drop_reason::DropReason;
 use crate::flow::{Entry, FlowId, Side};
 use crate::flow::{Flows, Key, NONE, NewFlow, Seen, first_state, timeout_secs};
 use crate::judge::{self, Grant};
@@ -33,8 +34,8 @@ impl First<'_> {
 }
 
 /// Makes the entry and counts the packet in it. `Ok(None)`: another worker has made it at this
-/// moment. `Err`: it begins no flow, or is one more than a NIC's limits allow. A trial takes
-/// nothing from those.
+/// moment. `Err`: it begins no flow, is one more than a NIC's limits allow, or has come from
+/// another host for a NIC that nothing is attached to. A trial takes nothing from the limits.
 #[inline]
 pub(crate) fn begin(
     view: &View,
@@ -62,6 +63,12 @@ pub(crate) fn begin(
         }
     });
     let state = state.map_err(Verdict::DropFrom)?;
+    // It would be lost at its target all the same, and what another host begins is charged to that:
+    // NICs that are only declared take no room of the table. Flows of a NIC that is away for a
+    // moment stay.
+    if from.slot.remote_of().is_some() && !flows.is_attached(to.slot) {
+        return Err(Verdict::DropTo(DropReason::TargetDown));
+    }
     within_limits(from, to, now, is_trial)?;
     let new = NewFlow {
         key: *key,

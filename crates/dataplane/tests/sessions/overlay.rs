@@ -407,6 +407,31 @@ fn flows_from_outside_are_at_the_cost_of_the_nic_that_they_reach() {
     assert_eq!(host.lab.flows(), 1);
 }
 
+/// What strangers send to NICs that are only declared takes no room of the table.
+#[test]
+fn what_is_for_a_nic_that_nothing_is_attached_to_begins_no_flow() {
+    for family in FAMILIES {
+        let mut host = Host::new();
+        let a = host.lab.nic();
+        host.lab.group_of(a, vec![allow_all_in(Some(UDP))]);
+        let b = host.far(20, 2);
+        let sent = |sport| udp(b.nic, a, family, sport, 53);
+        host.enters(b.at, a, sent(1));
+        assert!(host.lab.sim.detach(a.slot));
+        for sport in 1..5 {
+            host.refuses(inbound(b.at, &sent(sport)), TargetDown);
+        }
+        assert_eq!(host.lab.flows(), 1, "the one of before stays");
+        let guest = host.lab.sim.attach(a.slot);
+        for sport in [1, 2] {
+            host.arrive(inbound(b.at, &sent(sport)));
+            let arrived = guest.receive().map(|(frame, _)| frame);
+            assert_eq!(arrived, Some(sent(sport)));
+        }
+        assert_eq!(host.lab.flows(), 2);
+    }
+}
+
 /// By one worker strangers send a NIC more connections that they never complete than it may have,
 /// and do not stop; by another one it begins its own.
 #[test]
