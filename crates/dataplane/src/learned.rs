@@ -2,10 +2,12 @@
 //! hosts on other hosts, where the network allows that.
 //!
 //! Bounded: of one network a quarter for one NIC or host at most, and for one network three times
-//! as many as are free, so that each other network finds room whatever is in one. What was not
-//! heard of for 300 s is forgotten. When there is no room nothing is learnt: frames for such a MAC
-//! go to all learners of the network, as for any unknown one. One that is known may always move,
-//! since that takes no room, and it is not where it was.
+//! as many as are free, so that each other network finds room whatever is in one. For one host it
+//! is half of all, in whatever networks, and the last eighth is for networks that have few, so that
+//! they find room however many others somebody fills (`shares.rs`). What was not heard of for 300 s
+//! is forgotten. When there is no room nothing is learnt: frames for such a MAC go to all learners
+//! of the network, as for any unknown one. One that is known may always move, since that takes no
+//! room, and it is not where it was.
 //!
 //! A network is known by its VNI here: its index is another network's when it is gone.
 //!
@@ -19,8 +21,9 @@
 //!
 //! A worker whose memory outlives the process [notes](MacRecords) there what it hears itself.
 
+mod shares;
+
 use std::collections::VecDeque;
-use std::hash::Hash;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -32,6 +35,7 @@ use wire::{Mac, Vni};
 
 use crate::flow::memory::before_what_follows;
 use crate::ids::{PortSlot, PortUid};
+use shares::Shares;
 
 /// How long a MAC is remembered, as IEEE 802.1D bridges do.
 pub(crate) const AGING_SECS: u32 = 300;
@@ -87,7 +91,6 @@ pub enum Location {
 }
 
 pub(crate) struct LearnedMacs {
-    max: usize,
     /// There are other workers.
     has_peers: bool,
     news: Vec<News>,
@@ -96,10 +99,7 @@ pub(crate) struct LearnedMacs {
     macs: HashMap<(Vni, Mac), Learned, SeedableRandomState>,
     /// In the order in which they are to be looked at for their age.
     queue: VecDeque<(Vni, Mac, u32)>,
-    /// How many of a network are at each location, and how many are in each network. Networks share
-    /// a host, and not its part of the room.
-    shares: HashMap<(Vni, Location), usize, SeedableRandomState>,
-    networks: HashMap<Vni, usize, SeedableRandomState>,
+    shares: Shares,
     /// One is somewhere else than it was: what was concluded from it is void.
     moved: bool,
     /// Where it is noted for the next process.
@@ -247,14 +247,12 @@ impl LearnedMacs {
     pub(crate) fn new(max: u32, seed: u64) -> Self {
         let hasher = SeedableRandomState::with_seed(seed, SharedSeed::global_random());
         LearnedMacs {
-            max: max as usize,
             has_peers: false,
             news: Vec::new(),
             told: (0, 0),
             macs: HashMap::with_hasher(hasher.clone()),
             queue: VecDeque::new(),
-            shares: HashMap::with_hasher(hasher.clone()),
-            networks: HashMap::with_hasher(hasher),
+            shares: Shares::new(max as usize, hasher),
             moved: false,
             records: None,
         }
@@ -386,8 +384,8 @@ impl LearnedMacs {
         let (mut is_new, notes) = (true, self.records.is_some());
         if let Some(known) = self.macs.get_mut(&(vni, mac)) {
             if known.location != location {
-                leave(&mut self.shares, &(vni, known.location));
-                *self.shares.entry((vni, location)).or_default() += 1;
+                self.shares.leave(vni, known.location);
+                self.shares.enter(vni, location);
                 self.moved = true;
             } else {
                 learned.told_secs = known.told_secs;
@@ -402,16 +400,12 @@ impl LearnedMacs {
                 is_due: notes && (is_new || learned.noted.is_none_or(old)),
             });
         }
-        let share = self.shares.get(&(vni, location)).copied().unwrap_or(0);
-        let free = self.max.saturating_sub(self.macs.len());
-        let in_network = self.networks.get(&vni).copied().unwrap_or(0);
-        if share >= self.max.div_ceil(4) || in_network >= 3 * free {
+        if !self.shares.has_room(vni, location, self.macs.len()) {
             return None;
         }
         self.macs.insert((vni, mac), learned);
         self.queue.push_back((vni, mac, now_secs));
-        *self.shares.entry((vni, location)).or_default() += 1;
-        *self.networks.entry(vni).or_default() += 1;
+        self.shares.enter(vni, location);
         Some(Noted {
             told_secs: learned.told_secs,
             is_new,
@@ -423,8 +417,7 @@ impl LearnedMacs {
     pub(crate) fn copy_in(&mut self, of: &LearnedMacs, vni: Vni, mac: Mac) {
         if let Some(learned) = of.macs.get(&(vni, mac)) {
             self.macs.insert((vni, mac), *learned);
-            *self.shares.entry((vni, learned.location)).or_default() += 1;
-            *self.networks.entry(vni).or_default() += 1;
+            self.shares.enter(vni, learned.location);
         }
     }
 
@@ -474,21 +467,11 @@ impl LearnedMacs {
                 self.queue.push_back((vni, mac, learned.heard_secs));
             } else {
                 self.macs.remove(&(vni, mac));
-                leave(&mut self.shares, &(vni, learned.location));
-                leave(&mut self.networks, &vni);
+                self.shares.leave(vni, learned.location);
                 if let (Some(records), Some((at, _))) = (&mut self.records, learned.noted) {
                     records.clear(at);
                 }
             }
-        }
-    }
-}
-
-fn leave<K: Eq + Hash>(shares: &mut HashMap<K, usize, SeedableRandomState>, of: &K) {
-    if let Some(share) = shares.get_mut(of) {
-        *share -= 1;
-        if *share == 0 {
-            shares.remove(of);
         }
     }
 }
@@ -538,7 +521,7 @@ mod tests {
         assert_eq!(macs.find(here(), mac(1), 500), None);
         macs.age(10, 500);
         assert_eq!((macs.len(), macs.queue.len(), macs.shares.len()), (0, 0, 0));
-        assert!(macs.networks.is_empty());
+        assert!(macs.shares.are_free());
     }
 
     #[test]
@@ -624,13 +607,68 @@ mod tests {
         for n in 0..16 {
             macs.learn(here(), mac(n), nic(u32::from(n) % 4), 0);
         }
-        assert_eq!(macs.len(), 12);
+        assert_eq!(
+            macs.len(),
+            11,
+            "three quarters, and two are for who has few"
+        );
         for n in 0..16 {
             macs.learn(other, mac(n), nic(4 + u32::from(n) % 4), 0);
         }
-        assert_eq!(macs.len(), 15, "three quarters of what was left");
+        assert_eq!(macs.len(), 14, "three quarters of what was left");
         macs.age(16, AGING_SECS);
         assert!(macs.learn(other, mac(1), nic(9), AGING_SECS));
+    }
+
+    /// A MAC of a network, as many as are asked for.
+    fn nth(n: u32) -> Mac {
+        let [a, b, c, d] = n.to_be_bytes();
+        Mac([2, 1, a, b, c, d])
+    }
+
+    /// Somebody has a learning NIC in each of many networks, and has all that they can get. A
+    /// network that comes then has some room all the same.
+    #[test]
+    fn many_networks_that_are_full_leave_room_for_those_that_have_few() {
+        const MAX: u32 = 65_536;
+        let mut macs = LearnedMacs::new(MAX, 1);
+        for full in 100..140 {
+            let mut n = 0;
+            while macs.learn(net(full), nth(n), nic(full), 0) {
+                n += 1;
+            }
+        }
+        assert!(macs.len() > 49_152, "{}", macs.len());
+        for network in 1..100 {
+            for n in 0..16 {
+                let is_new = macs.learn(net(network), nth(n), nic(1000 + network), 0);
+                assert!(is_new, "network {network}, {n}");
+            }
+            assert!(!macs.learn(net(network), nth(16), nic(1000 + network), 0));
+        }
+    }
+
+    /// A host takes part in many networks, and lets them all believe in machines.
+    #[test]
+    fn one_host_leaves_room_to_others_in_whatever_networks_it_is() {
+        let mut macs = LearnedMacs::new(65_536, 1);
+        let (greedy, other) = (host("192.0.2.7"), host("192.0.2.8"));
+        for network in 1..2000 {
+            let mut n = 0;
+            while macs.learn(net(network), nth(n), greedy, 0) {
+                n += 1;
+            }
+        }
+        assert_eq!(
+            macs.len(),
+            49_152,
+            "half, and a quarter by sixteen a network"
+        );
+        // In a network of its own, and in one of the first that the other has filled.
+        for n in 0..1000 {
+            assert!(macs.learn(net(5000), nth(n), other, 0), "{n}");
+        }
+        assert!(macs.learn(net(1), mac(1), other, 0));
     }
 
     /// What the next process would read.

@@ -42,7 +42,7 @@
 //! | messages from worker to worker | 1,024 a pair of workers; for a NIC that has some out, as many as are free besides | `handoff_full` |
 //! | batches handed over | 32 of a worker; 8 for a NIC or an uplink's queue, and for a NIC a third of what is free; one of each in any case | the NIC is not received from until one is back |
 //! | batches of copies handed over: of frames that were held back | 16 of a worker | `handoff_full` |
-//! | learnt MACs | `max_learned_macs`; of a network a quarter for a NIC or host, and for one three times what is free; 300 s | not learnt: flooded |
+//! | learnt MACs | `max_learned_macs`; of a network a quarter for a NIC or host, and for one three times what is free; half for one host; the last eighth for networks with fewer than 16; 300 s | not learnt: flooded |
 //! | hosts that nobody knows a way to | 1,024 between two looks | told with a later frame |
 //! | ICMP errors about too large frames | 100 a second for a NIC, of a worker | not told |
 //! | frames handed over for an uplink | 1,024 of a batch, copies counted each | `handoff_full` |
