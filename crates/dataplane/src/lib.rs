@@ -37,7 +37,7 @@
 //! | table | bound | when full |
 //! |---|---|---|
 //! | flows | `max_flows`; `flow_share` for a NIC, less in the last eighth; the last sixteenth for NICs with fewer than 32 | the NIC's own oldest half-open or long idle flow goes, or the new one is refused: `flow_share_full`, `flow_table_full` |
-//! | datagrams in reassembly | `max_fragments`; an eighth for a NIC, and a quarter of what is free; 8 gaps in one | `fragment_table_full` |
+//! | datagrams in reassembly | `max_fragments`; an eighth for a NIC, and a quarter of what is free; a quarter for another host; the last eighth for who has fewer than 4; 8 gaps in one | `fragment_table_full` |
 //! | fragments held back | 64 and 1 MiB, 32 for a NIC, 1 s | the oldest of the NIC with most: `fragment_without_first` |
 //! | messages from worker to worker | 1,024 a pair of workers; for a NIC that has some out, as many as are free besides | `handoff_full` |
 //! | batches handed over | 32 of a worker; 8 for a NIC or an uplink's queue, and for a NIC a third of what is free; one of each in any case | the NIC is not received from until one is back |

@@ -1,5 +1,7 @@
 //! One datagram on its way: which of its bytes were seen, and what its first fragment said.
 
+use std::net::IpAddr;
+
 use wire::parse::{L4, Quoted};
 
 use crate::drop_reason::DropReason;
@@ -34,6 +36,8 @@ pub(super) struct Begun {
 #[derive(Clone, Copy)]
 pub(super) struct Datagram {
     pub begun: Begun,
+    /// The host that has sent its first fragment, of what comes from the wire.
+    pub host: Option<IpAddr>,
     /// What the first fragment said: a datagram is remembered from then on.
     pub first: Lent,
     /// Why the rest of it is dropped.
@@ -47,9 +51,10 @@ pub(super) struct Datagram {
 
 impl Datagram {
     /// Begins with the first fragment.
-    pub(super) fn new(begun: Begun, first: Lent, piece: Piece) -> Self {
+    pub(super) fn new(begun: Begun, host: Option<IpAddr>, first: Lent, piece: Piece) -> Self {
         let mut datagram = Datagram {
             begun,
+            host,
             first,
             fate: None,
             pieces: [(0, 0); PIECES],
@@ -120,6 +125,7 @@ mod tests {
                 at_ms: 0,
                 number: 0,
             },
+            host: None,
             first: Lent {
                 protocol: 17,
                 l4: L4::Other,

@@ -3,13 +3,16 @@
 //! Nothing is put together. What the first fragment says of layer 4 is remembered for 30 s and lent
 //! to the later ones, which are then judged like it: same ports, same flow, same rules. Fragments
 //! that come before their first one are held back as copies for a second. All of it is bounded, an
-//! eighth for one NIC, or one network's other hosts, at most, and less the more of it is taken.
+//! eighth for one NIC, or one network's other hosts, at most, and less the more of it is taken; a
+//! quarter for one other host, in whatever networks; and the last eighth is for who has [few](FEW).
 //! Bytes may be sent once: a datagram with overlapping fragments is lost with all that is yet to
 //! come of it (RFC 5722; here for IPv4 as well).
 
 mod datagram;
 
 use std::collections::VecDeque;
+use std::hash::Hash;
+use std::net::IpAddr;
 
 use foldhash::SharedSeed;
 use foldhash::quality::SeedableRandomState;
@@ -26,6 +29,11 @@ use crate::overlay::TunnelSource;
 
 /// How long a first fragment is remembered.
 const REMEMBER_MS: u32 = 30_000;
+/// The last one in so many of the datagrams is for senders that have few.
+const RESERVED: usize = 8;
+/// So many are few where 4,096 are remembered, which is room for 128 such senders.
+const FEW: usize = 4;
+const FEW_OF: usize = 1024;
 /// How long a fragment is held back for its first one.
 const HOLD_MS: u32 = 1_000;
 /// Fragments and bytes held back at most by a worker, and for one sender.
@@ -80,6 +88,8 @@ pub(crate) struct Fragments {
     /// How many have begun; wraps.
     begun: u32,
     shares: HashMap<PortUid, usize, SeedableRandomState>,
+    /// How many have come from each other host, in all networks.
+    hosts: HashMap<IpAddr, usize, SeedableRandomState>,
     held: VecDeque<Held>,
     held_bytes: usize,
 }
@@ -92,7 +102,8 @@ impl Fragments {
             datagrams: HashMap::with_hasher(hasher.clone()),
             queue: VecDeque::new(),
             begun: 0,
-            shares: HashMap::with_hasher(hasher),
+            shares: HashMap::with_hasher(hasher.clone()),
+            hosts: HashMap::with_hasher(hasher),
             held: VecDeque::new(),
             held_bytes: 0,
         }
@@ -106,10 +117,12 @@ impl Fragments {
         self.held.len()
     }
 
-    /// Says what a fragment is. `first` is what it says of layer 4, when it is the first one.
+    /// Says what a fragment is. `first` is what it says of layer 4, when it is the first one, and
+    /// `host` whom it has come from, of what comes from the wire.
     pub(crate) fn place(
         &mut self,
         key: &DatagramKey,
+        host: Option<IpAddr>,
         piece: Piece,
         first: Option<Lent>,
         now_ms: u32,
@@ -118,7 +131,10 @@ impl Fragments {
         let Some(datagram) = self.datagrams.get_mut(key) else {
             return match first {
                 None => Disposition::Early,
-                Some(lent) => self.begin(key, piece, lent, now_ms),
+                Some(_) if !self.has_room(key.sender, host) => {
+                    Disposition::Drop(DropReason::FragmentTableFull)
+                }
+                Some(lent) => self.begin(key, host, piece, lent, now_ms),
             };
         };
         if let Some(reason) = datagram.fate {
@@ -136,22 +152,45 @@ impl Fragments {
         Disposition::Later(lent)
     }
 
-    fn begin(&mut self, key: &DatagramKey, piece: Piece, lent: Lent, now_ms: u32) -> Disposition {
-        let share = self.shares.get(&key.sender).copied().unwrap_or(0);
-        // An eighth, and a quarter of what is free: several NICs together leave room for others.
+    /// Another datagram of this sender can be remembered.
+    fn has_room(&self, sender: PortUid, host: Option<IpAddr>) -> bool {
+        let share = self.shares.get(&sender).copied().unwrap_or(0);
+        let at_host = host.and_then(|host| self.hosts.get(&host)).copied();
         let free = self.max.saturating_sub(self.datagrams.len());
-        if share >= self.max.div_ceil(8).min(free.div_ceil(4)) {
-            return Disposition::Drop(DropReason::FragmentTableFull);
-        }
+        let is_few = share < (self.max / FEW_OF).clamp(1, FEW);
+        let (has_room, of_host) = if is_few {
+            // Other networks' machines may be at the same host.
+            (free > 0, self.max.div_ceil(2))
+        } else {
+            // An eighth, and a quarter of what is free: several NICs together leave room for
+            // others.
+            let free = free.saturating_sub(self.max / RESERVED);
+            let part = self.max.div_ceil(8).min(free.div_ceil(4));
+            (share < part, self.max.div_ceil(4))
+        };
+        has_room && at_host.is_none_or(|count| count < of_host)
+    }
+
+    fn begin(
+        &mut self,
+        key: &DatagramKey,
+        host: Option<IpAddr>,
+        piece: Piece,
+        lent: Lent,
+        now_ms: u32,
+    ) -> Disposition {
         self.begun = self.begun.wrapping_add(1);
         let begun = Begun {
             at_ms: now_ms,
             number: self.begun,
         };
         self.datagrams
-            .insert(*key, Datagram::new(begun, lent, piece));
+            .insert(*key, Datagram::new(begun, host, lent, piece));
         self.queue.push_back((*key, begun));
         *self.shares.entry(key.sender).or_default() += 1;
+        if let Some(host) = host {
+            *self.hosts.entry(host).or_default() += 1;
+        }
         Disposition::First
     }
 
@@ -272,12 +311,10 @@ impl Fragments {
     }
 
     fn end(&mut self, key: &DatagramKey) {
-        if self.datagrams.remove(key).is_some()
-            && let Some(share) = self.shares.get_mut(&key.sender)
-        {
-            *share -= 1;
-            if *share == 0 {
-                self.shares.remove(&key.sender);
+        if let Some(datagram) = self.datagrams.remove(key) {
+            take_one(&mut self.shares, &key.sender);
+            if let Some(host) = datagram.host {
+                take_one(&mut self.hosts, &host);
             }
         }
         // Those that were whole before their time stay in the queue: they must not make it grow.
@@ -289,41 +326,101 @@ impl Fragments {
     }
 }
 
+fn take_one<K: Eq + Hash>(counts: &mut HashMap<K, usize, SeedableRandomState>, of: &K) {
+    if let Some(count) = counts.get_mut(of) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(of);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use wire::parse::L4;
+
+    const LENT: Lent = Lent {
+        protocol: 17,
+        l4: L4::Other,
+        quoted: None,
+    };
+
+    fn key(sender: u32, id: u32) -> DatagramKey {
+        DatagramKey {
+            sender: PortUid(sender),
+            to: Mac([2; 6]),
+            src: 1,
+            dst: 2,
+            protocol: 17,
+            v6: false,
+            id,
+        }
+    }
+
+    /// Sends first fragments until there is no room, and gives how many there was room for.
+    fn fill(fragments: &mut Fragments, sender: u32, host: Option<IpAddr>) -> u32 {
+        let piece = Piece {
+            start: 0,
+            end: 8,
+            more: true,
+        };
+        // Each key once, whoever has begun which before.
+        let first = fragments.begun;
+        let begins = |id: &u32| {
+            let said = fragments.place(&key(sender, first + id), host, piece, Some(LENT), 5);
+            said == Disposition::First
+        };
+        (0..).take_while(begins).count() as u32
+    }
+
+    #[test]
+    fn senders_that_are_full_leave_room_for_those_that_have_few() {
+        let mut fragments = Fragments::new(4096, 1);
+        for nic in 100..160 {
+            fill(&mut fragments, nic, None);
+        }
+        assert!(fragments.len() > 4096 - 512, "{}", fragments.len());
+        for nic in 1..50 {
+            assert_eq!(fill(&mut fragments, nic, None), 4, "NIC {nic}");
+        }
+        fragments.forget_old(5 + REMEMBER_MS);
+        assert!(fragments.shares.is_empty());
+    }
+
+    /// A host takes part in many networks, each of which is a sender.
+    #[test]
+    fn one_host_leaves_room_to_others_in_whatever_networks_it_is() {
+        let mut fragments = Fragments::new(4096, 1);
+        let host = |text: &str| Some(text.parse::<IpAddr>().unwrap());
+        for network in 1..1000 {
+            fill(&mut fragments, network, host("192.0.2.7"));
+        }
+        assert_eq!(fragments.len(), 2048);
+        // In a network of its own, and in one of the first one's.
+        assert!(fill(&mut fragments, 2000, host("192.0.2.8")) >= 256);
+        assert!(fill(&mut fragments, 999, host("192.0.2.8")) >= 128);
+        fragments.forget_old(5 + REMEMBER_MS);
+        assert!(fragments.shares.is_empty() && fragments.hosts.is_empty());
+    }
 
     /// A guest ends datagrams and begins them anew in the same millisecond, and leaves them
     /// unfinished: what is kept to forget them by is bounded all the same.
     #[test]
     fn datagrams_begun_over_and_over_leave_nothing_behind() {
         let mut fragments = Fragments::new(64, 1);
-        let lent = Lent {
-            protocol: 17,
-            l4: L4::Other,
-            quoted: None,
-        };
         let piece = |start, end, more| Piece { start, end, more };
         for id in 0..8 {
-            let key = DatagramKey {
-                sender: PortUid(1),
-                to: Mac([2; 6]),
-                src: 1,
-                dst: 2,
-                protocol: 17,
-                v6: false,
-                id,
-            };
+            let key = key(1, id);
             for _ in 0..1000 {
                 assert_eq!(
-                    fragments.place(&key, piece(0, 8, true), Some(lent), 5),
+                    fragments.place(&key, None, piece(0, 8, true), Some(LENT), 5),
                     Disposition::First
                 );
-                let last = fragments.place(&key, piece(8, 16, false), None, 5);
-                assert_eq!(last, Disposition::Later(lent));
+                let last = fragments.place(&key, None, piece(8, 16, false), None, 5);
+                assert_eq!(last, Disposition::Later(LENT));
             }
-            fragments.place(&key, piece(0, 8, true), Some(lent), 5);
+            fragments.place(&key, None, piece(0, 8, true), Some(LENT), 5);
         }
         assert!(fragments.queue.len() <= 2 * 64 + 1);
         assert_eq!(fragments.len(), 8);

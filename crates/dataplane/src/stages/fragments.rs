@@ -24,6 +24,7 @@ pub(crate) fn run(round: &mut Round) {
 fn judge_like_first(round: &mut Round, index: usize, fragment: Fragment) {
     // A NIC that is not filtered; other hosts' machines are, on their side, by whole packets.
     let unfiltered = round.nic.bypass && !round.is_from_wire();
+    let host = round.host(round.items[index].frame);
     let item = &mut round.items[index];
     let Some(Packet {
         dst,
@@ -58,7 +59,7 @@ fn judge_like_first(round: &mut Round, index: usize, fragment: Fragment) {
     let (fragments, counters) = (&mut round.tables.fragments, round.counters);
     let given_up =
         |held: Held| counters.dropped_from(held.source, DropReason::FragmentWithoutFirst);
-    match fragments.place(&key, piece, first, millis) {
+    match fragments.place(&key, host, piece, first, millis) {
         Disposition::First => item.first_of = Some(key),
         Disposition::Later(lent) => item.borrow_of(&lent),
         // Not filtered: it goes as it is, where its receiver is not filtered either.

@@ -4,13 +4,15 @@
 use std::net::IpAddr;
 
 use dataplane::DropReason::*;
+use dataplane::overlay::Overlay;
 use dataplane::underlay::{Encapsulation, Hop, Underlay};
-use dataplane::{PortSlot, QueueId, Simulation};
+use dataplane::{PortSlot, PortUid, QueueId, Simulation, WorkerConfig};
 use io::port::Accepts;
 use wire::Mac;
 use wire::offload::Offload;
 use wire::vxlan::{self, Ends, UdpChecksum};
 
+use crate::contract::fragments::datagram;
 use crate::lab::*;
 use crate::wire_lab::*;
 
@@ -385,6 +387,48 @@ fn fragments_from_the_wire_wait_for_their_first_one() {
     let pieces = wire::build::fragments(&whole, 1000, 6);
     host.refuses(inbound(b.at, &pieces[0]), NoIngressRule);
     host.refuses(inbound(b.at, &pieces[1]), FragmentOfDropped);
+}
+
+/// A host that takes part in several networks has its part of the room for fragments once.
+#[test]
+fn a_host_s_fragments_leave_room_to_other_hosts_in_whatever_networks_they_are() {
+    let mut host = Host::on(Simulation::new(WorkerConfig {
+        max_flows: 4096,
+        max_fragments: 32,
+        max_learned_macs: 64,
+        seed: 1,
+        on_broken: Box::new(|_, _| {}),
+    }));
+    for (overlay, uid) in host.lab.overlays.iter_mut().zip(50..) {
+        *overlay = Some(Overlay {
+            learn: true,
+            any_host: true,
+            ..Overlay::new(PortUid(uid))
+        });
+    }
+    let nics = [0, 1, 2].map(|network| {
+        let nic = host.lab.nic_in(network);
+        host.lab.group_of(nic, vec![allow_in(UDP, 53)]);
+        nic
+    });
+    let sent = |network: u32, at: u8, id| {
+        let (from, to) = (machine(20 + at, host_ip(at)), nics[network as usize]);
+        let first = datagram(from.nic, to, Family::V4, 53, id).remove(0);
+        let ends = Ends::new(from.at, HERE).unwrap();
+        (arriving(ends, network, &first, 0), first)
+    };
+    // An eighth for one network, a quarter in all, and one more where there is none.
+    for (network, room) in [(0, 4), (1, 4), (2, 1)] {
+        for id in 0..room {
+            let (frame, first) = sent(network, 2, id);
+            host.arrive(frame);
+            assert_eq!(host.lab.received(nics[network as usize]), [first]);
+        }
+        host.refuses(sent(network, 2, 99).0, FragmentTableFull);
+    }
+    let (frame, first) = sent(2, 3, 1);
+    host.arrive(frame);
+    assert_eq!(host.lab.received(nics[2]), [first]);
 }
 
 #[test]
