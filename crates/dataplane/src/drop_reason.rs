@@ -95,6 +95,9 @@ drop_reasons! {
     BitLimit = "bit_limit",
     /// More packets a second than the NIC may be sent, and its queue is full.
     PacketLimit = "packet_limit",
+    /// To judge it more would have to be looked for in rules than is the part of its network's
+    /// frames from the wire, or too many frames of its NIC wait to be judged.
+    RuleLookups = "rule_lookups",
     /// A later fragment whose first fragment did not arrive in time, or more of them than are held
     /// back.
     FragmentWithoutFirst = "fragment_without_first",

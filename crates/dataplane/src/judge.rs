@@ -9,6 +9,7 @@ use wire::Mac;
 
 use crate::ids::{GroupIdx, RuleSlot};
 use crate::ruleset::{Asked, Direction};
+use crate::searches::Searches;
 use crate::snapshot::{AddressPair, PortConfig, UnknownTcp};
 use crate::view::View;
 
@@ -70,16 +71,38 @@ impl<F: FnMut(GroupIdx, GroupAnswer)> Look for F {}
 fn unseen(_: GroupIdx, _: GroupAnswer) {}
 
 /// May the packet leave `nic`? `owned` says whether its source address is the NIC's. In how many
-/// places of the rules is looked is added to `looked`, here and below.
+/// places of the rules is looked is noted in `searches`, here and below.
 #[inline]
 pub(crate) fn egress(
     view: &View,
     nic: &PortConfig,
     question: &Question,
     owned: bool,
-    looked: &mut u64,
+    searches: &mut Searches,
 ) -> Option<Grant> {
-    egress_seen(view, nic, question, owned, unseen, looked)
+    egress_seen(view, nic, question, owned, unseen, searches)
+}
+
+/// Whether [`egress`] asks any rule.
+#[inline]
+pub(crate) fn is_egress_asked(view: &View, nic: &PortConfig, owned: bool) -> bool {
+    !nic.bypass && (!owned || view.open_to(nic.slot).needs_egress)
+}
+
+/// Whether [`ingress`] asks any rule.
+#[inline]
+pub(crate) fn is_ingress_asked(nic: &PortConfig) -> bool {
+    !nic.bypass
+}
+
+/// In how many places a question to a NIC's rules of this direction looks at the most.
+pub(crate) fn most_looks(view: &View, nic: &PortConfig, direction: Direction) -> u64 {
+    if nic.bypass {
+        return 0;
+    }
+    let groups = nic.groups.iter();
+    let groups = groups.filter_map(|group| view.groups().get(*group));
+    groups.map(|group| group.rules.most_looks(direction)).sum()
 }
 
 /// What [`egress`] says; `look` is told which groups were asked.
@@ -89,17 +112,16 @@ pub(crate) fn egress_seen(
     question: &Question,
     owned: bool,
     look: impl Look,
-    looked: &mut u64,
+    searches: &mut Searches,
 ) -> Option<Grant> {
-    let open = view.open_to(nic.slot);
-    if nic.bypass || (!open.needs_egress && owned) {
+    if !is_egress_asked(view, nic, owned) {
         return Some(Grant {
-            unknown_tcp: open.unknown_tcp,
+            unknown_tcp: view.open_to(nic.slot).unknown_tcp,
             ..Grant::default()
         });
     }
     let asked = question.to_rules(Direction::Egress);
-    by_groups(view, nic, &asked, question.midstream, look, looked)
+    by_groups(view, nic, &asked, question.midstream, look, searches)
 }
 
 /// May the packet enter `nic`?
@@ -108,9 +130,9 @@ pub(crate) fn ingress(
     view: &View,
     nic: &PortConfig,
     question: &Question,
-    looked: &mut u64,
+    searches: &mut Searches,
 ) -> Option<Grant> {
-    ingress_seen(view, nic, question, unseen, looked)
+    ingress_seen(view, nic, question, unseen, searches)
 }
 
 /// What [`ingress`] says; `look` is told which groups were asked.
@@ -119,13 +141,13 @@ pub(crate) fn ingress_seen(
     nic: &PortConfig,
     question: &Question,
     look: impl Look,
-    looked: &mut u64,
+    searches: &mut Searches,
 ) -> Option<Grant> {
-    if nic.bypass {
+    if !is_ingress_asked(nic) {
         return Some(Grant::default());
     }
     let asked = question.to_rules(Direction::Ingress);
-    by_groups(view, nic, &asked, question.midstream, look, looked)
+    by_groups(view, nic, &asked, question.midstream, look, searches)
 }
 
 /// Asks the NIC's groups one after the other. A group that does not exist allows nothing.
@@ -135,9 +157,10 @@ fn by_groups(
     asked: &Asked,
     midstream: bool,
     mut look: impl Look,
-    looked: &mut u64,
+    searches: &mut Searches,
 ) -> Option<Grant> {
     let mut granted: Option<Grant> = None;
+    let before = searches.looked;
     for index in &nic.groups {
         let Some(group) = view.groups().get(*index) else {
             look(*index, GroupAnswer::Missing);
@@ -146,7 +169,7 @@ fn by_groups(
         if granted.is_some_and(|granted| granted.unknown_tcp >= group.unknown_tcp) {
             continue;
         }
-        let rule = group.rules.find(asked, view.groups(), looked);
+        let rule = searches.find((*index, group), asked, view.groups());
         look(
             *index,
             rule.map_or(GroupAnswer::Silent, GroupAnswer::Allows),
@@ -162,6 +185,7 @@ fn by_groups(
             }
         }
     }
+    searches.note_question(before);
     granted
 }
 

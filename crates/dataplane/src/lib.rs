@@ -43,6 +43,8 @@
 //! | batches handed over | 32 of a worker; 8 for a NIC or an uplink's queue, and for a NIC a third of what is free; one of each in any case | the NIC is not received from until one is back |
 //! | batches of copies handed over: of frames that were held back | 16 of a worker | `handoff_full` |
 //! | learnt MACs | `max_learned_macs`; of a network a quarter for a NIC or host, and for one three times what is free; half for one host; the last eighth for networks with fewer than 16; 300 s | not learnt: flooded |
+//! | look-ups in rules in a turn | 65,536, and the frame that uses them up; of a network from the wire, that much owed | frames of NICs wait for the next turns, others: `rule_lookups` |
+//! | frames that wait for that | 4,096 or 16 MiB of a worker; 128 or 1 MiB for a NIC | `rule_lookups` |
 //! | hosts that nobody knows a way to | 1,024 between two looks | told with a later frame |
 //! | ICMP errors about too large frames | 100 a second for a NIC, of a worker | not told |
 //! | frames handed over for an uplink | 1,024 of a batch, copies counted each | `handoff_full` |
@@ -84,6 +86,7 @@ mod handoff;
 mod hold;
 mod ids;
 mod judge;
+mod late;
 mod learned;
 mod left;
 mod left_flows;
@@ -101,6 +104,7 @@ pub mod report;
 mod round;
 pub mod ruleset;
 pub mod sampling;
+mod searches;
 mod shaper;
 pub mod simulation;
 mod sleep_flag;

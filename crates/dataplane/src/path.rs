@@ -2,6 +2,8 @@
 //! `judge` at the end. What comes from the wire (`run_arriving`) is taken out of its outer headers
 //! first, and then goes the same way.
 
+mod late_frames;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -16,6 +18,7 @@ use crate::floods::Floods;
 use crate::flow::Flows;
 use crate::fragments::{Fragments, Held};
 use crate::ids::{NetworkIdx, PortSlot, PortUid};
+use crate::late::{Late, LateFrame};
 use crate::learned::LearnedMacs;
 use crate::limits::Meter;
 use crate::overlay::TunnelSource;
@@ -25,11 +28,12 @@ use crate::replies::Replies;
 use crate::round::Wait;
 use crate::round::{Case, Fate, Item, Job, NO_CASE, Round, Tables, Verdict};
 use crate::sampling::{self, Sampler};
+use crate::searches::Searches;
 use crate::shaper::{Shaper, Taken};
 use crate::stages::fast_path::FastPath;
 use crate::stages::{
-    always, deliver, destination, encapsulate, fragments, known, log, merge, neighbours, outer,
-    parse, put_off, remember, rules, spoof, wait,
+    always, deliver, destination, encapsulate, fragments, known, late, log, merge, neighbours,
+    outer, parse, put_off, remember, rules, spoof, wait,
 };
 use crate::time::Now;
 use crate::trial::live::{Live, Outcome, Passed};
@@ -143,7 +147,8 @@ impl Path {
                 shaper: Shaper::default(),
                 floods: Floods::default(),
                 wide_searches: WideSearches::default(),
-                looked: 0,
+                late: Late::default(),
+                searches: Searches::default(),
                 delivered: 0,
             },
             counters,
@@ -182,6 +187,7 @@ impl Path {
     ) -> Arc<View> {
         self.begin_generation(generation);
         self.fast_path.forget();
+        self.tables.searches.forget_answers();
         let before = std::mem::replace(&mut self.view, view);
         self.tables.shaper.note_change();
         if !self.flows_are_left {
@@ -439,7 +445,7 @@ impl Path {
             .received(source, batch.len() as u64, bytes as u64);
         let from = QueueId { slot: source, pair };
         (self.judged, self.copied) = (0, 0);
-        (self.tables.looked, self.tables.flows.looked) = (0, 0);
+        (self.tables.searches.looked, self.tables.flows.looked) = (0, 0);
         self.tables.delivered = 0;
         self.round(from, batch, ports, now, true);
         if self.sampler.is_some() {
@@ -450,7 +456,7 @@ impl Path {
             self.round(from, &spare, ports, now, false);
             self.spare = spare;
         }
-        let looked = self.tables.looked + self.tables.flows.looked;
+        let looked = self.tables.searches.looked + self.tables.flows.looked;
         let searched = work::cost_of_search(batch.len(), looked);
         let carried = ports.pace.rates().cost(batch.len(), bytes, 0) + self.copied;
         Cost {
@@ -476,6 +482,7 @@ impl Path {
             self.sample(from.slot, batch, false);
         }
         self.tables.delivered = 0;
+        self.tables.searches.looked = 0;
         let mut sources = NOBODY;
         let counters = &self.counters;
         let raw = self.view.uplink_taps().arrived(from.slot, batch);
@@ -559,7 +566,8 @@ impl Path {
         };
         Cost {
             carried: carried + std::mem::take(&mut self.tables.floods.cost),
-            // It would be for those to pay whose frames these are, on other hosts.
+            // It would be for those to pay whose frames these are, on other hosts. What was looked
+            // for in rules their network owes, and not the uplink.
             judged: 0,
         }
     }
@@ -737,6 +745,9 @@ impl Path {
                 return;
             }
             judge(round, left, &mut nobody); // 2 to 12  below
+            if round.tables.searches.denied {
+                late::hold(round); //           in turns, what is dear to judge
+            }
             round.jobs.sort_unstable_by_key(|job| job.frame);
         }
         watch.mark(Step::Judge);
@@ -790,6 +801,9 @@ impl Path {
                 return;
             };
             judge(&mut round, 1 << index, &mut nobody);
+            if round.tables.searches.denied {
+                late::hold(&mut round);
+            }
             let target = round.jobs.first().filter(|_| round.jobs.len() == 1);
             let target = target.map(|job| {
                 let hop = job.target.as_hop().and_then(|hop| round.underlay.hop(hop));
@@ -866,6 +880,7 @@ impl Path {
         if passed_ms >= HOUSEKEEPING_MS {
             self.kept_house_ms = now_ms;
             self.tables.wide_searches.renew();
+            self.tables.searches.keep_house();
             self.tables.fragments.forget_old(now_ms);
             let macs = self.tables.learned.len() / 8 + 8;
             self.tables.learned.age(macs, now.secs());
@@ -894,6 +909,7 @@ impl Path {
         let sweeps = self.sweep_due > 0 || self.tables.flows.has_to_fold();
         sweeps
             || !self.tables.floods.is_empty()
+            || !self.tables.late.is_empty()
             || !self.gone.is_empty()
             || log.is_some_and(|log| log.has_work())
     }
@@ -962,6 +978,35 @@ fn decide(round: &mut Round, frames: Bits, waited: Option<&[Released]>, after: &
     after(Stage::Neighbours, round);
     destination::run(round); //          7  where to
     after(Stage::Destination, round);
+    ask(round, after);
+}
+
+/// A frame that was put off, as far as it was not judged.
+fn decide_late(round: &mut Round, frame: &LateFrame) {
+    let is_new = frame.epoch != round.view.epoch_mark();
+    parse::run(round, 1);
+    if is_new {
+        spoof::run(round);
+    }
+    late::lend(round, frame);
+    if is_new {
+        always::run(round);
+        neighbours::run(round);
+        destination::run(round);
+        late::forget_judged(round, frame);
+    } else {
+        late::jobs(round, frame);
+    }
+    late::note_delivered(round, frame);
+    ask(round, &mut nobody);
+}
+
+/// Its steps that ask whether what has targets may go there.
+#[inline]
+fn ask(round: &mut Round, after: &mut impl Observer) {
+    let asker = round.asker();
+    round.tables.searches.begin_round(asker);
+    round.tables.searches.remembers = is_for_many(round.cases, round.jobs);
     known::run(round); //                8  a known flow under this epoch? the same again
     after(Stage::Known, round);
     rules::egress(round); //             9  may it leave its sender?
@@ -970,6 +1015,9 @@ fn decide(round: &mut Round, frames: Bits, waited: Option<&[Released]>, after: &
     after(Stage::Ingress, round);
     remember::run(round); //            11  remember both directions
     after(Stage::Remember, round);
+    if round.tables.searches.denied && round.is_from_wire() {
+        late::refuse(round);
+    }
     if round.tables.flows.log.is_some() {
         log::denied(round);
     }

@@ -12,13 +12,15 @@ use crate::drop_reason::DropReason;
 use crate::floods::{Floods, Origin};
 use crate::flow::{Entry, FlowId, Flows, Key, Side};
 use crate::fragments::{DatagramKey, Fragments, Lent};
-use crate::ids::PortSlot;
+use crate::ids::{NetworkIdx, PortSlot};
 use crate::judge::{self, Grant, Question};
+use crate::late::Late;
 use crate::learned::LearnedMacs;
 use crate::left_flows::LeftFlows;
 use crate::overlay::TunnelSource;
 use crate::queue::QueueId;
 use crate::replies::Replies;
+use crate::searches::Searches;
 use crate::shaper::Shaper;
 use crate::snapshot::PortConfig;
 use crate::time::Now;
@@ -40,8 +42,9 @@ pub(crate) struct Tables {
     pub floods: Floods,
     /// Which ICMP errors may still look for their flow in the whole network.
     pub wide_searches: WideSearches,
-    /// In how many places of rules was looked for those that allow a packet of the batch.
-    pub looked: u64,
+    pub late: Late,
+    /// What was looked for in rules, and what still may be.
+    pub searches: Searches,
     /// How many frames of the batch were delivered by this worker with nothing to be said of any.
     pub delivered: usize,
 }
@@ -130,6 +133,8 @@ pub(crate) enum Track {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Verdict {
     Open,
+    /// The rules cannot be asked in this turn.
+    Late,
     Pass,
     /// Refused on the sender's side: counted once for the frame.
     DropFrom(DropReason),
@@ -244,6 +249,19 @@ impl Round<'_> {
     #[inline]
     pub(crate) fn host(&self, frame: usize) -> Option<IpAddr> {
         Some(self.sources?.get(frame)?.host)
+    }
+
+    /// Whom the rules are asked for: see [`Searches`].
+    #[inline]
+    pub(crate) fn asker(&self) -> Option<NetworkIdx> {
+        self.nic.slot.remote_of()
+    }
+
+    /// The next step begins that asks the rules.
+    #[inline]
+    pub(crate) fn begin_step(&mut self) {
+        let asker = self.asker();
+        self.tables.searches.begin_step(asker);
     }
 
     /// The frame of an item.

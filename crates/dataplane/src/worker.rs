@@ -148,6 +148,7 @@ impl Worker {
     pub fn turn(&mut self, now: Now) -> Turn {
         let mut turn = Turn::default();
         self.path.tables.flows.begin_turn();
+        self.path.tables.searches.begin_turn();
         self.path.tables.flows.log_turn(now);
         if let Some(slept_at) = self.slept_at.take() {
             self.load.asleep_ns += now.mono_ns.saturating_sub(slept_at);
@@ -167,6 +168,7 @@ impl Worker {
             self.show_written();
         }
         self.senders_before = std::mem::take(&mut self.senders);
+        let judged = self.judge_late(now);
         let mut index = 0;
         while let Some(&queue) = self.polling.active.get(index) {
             let frames = match self.ports.takes_turns(queue.slot) {
@@ -187,7 +189,7 @@ impl Worker {
         }
         self.ports.outbox.wake();
         self.load.turns += 1;
-        let moved = turn.frames > 0 || turn.messages > 0 || flooded;
+        let moved = turn.frames > 0 || turn.messages > 0 || flooded || judged;
         self.load.busy_turns += u64::from(moved);
         self.load.frames += turn.frames as u64;
         self.busy_since = moved.then_some(now.mono_ns);
@@ -262,7 +264,8 @@ impl Worker {
         // worker and not of the frames. Who has too much out at other workers is a sender too, if
         // it has more to send.
         let has_to_pay = debt.waits(turn, self.senders_before);
-        let waits = has_to_pay || self.path.tables.floods.has(queue);
+        let tables = &self.path.tables;
+        let waits = has_to_pay || tables.floods.has(queue) || tables.late.has(queue);
         if waits || !outbox.has_batch_for(queue, *lent) {
             if waits || attached.port.may_have_frames() {
                 self.senders += usize::from(debt.is_another_sender());
@@ -358,6 +361,21 @@ impl Worker {
             self.ports.pace.note_batch(frames, cost, cycles);
         }
         frames
+    }
+
+    /// Goes on with frames that the rules could not be asked about in the turns before. True: some
+    /// were judged.
+    fn judge_late(&mut self, now: Now) -> bool {
+        if self.path.tables.late.is_empty() || self.paused {
+            return false;
+        }
+        let turn = (self.load.turns + 1, self.senders_before);
+        let (judged, senders) = self.path.judge_late(&mut self.ports, now, turn);
+        self.senders += senders;
+        if judged {
+            self.show_written();
+        }
+        judged
     }
 
     /// Makes visible what was written outside a port's turn, to our ports and to others.

@@ -82,7 +82,8 @@ pub struct Asked {
 pub struct RuleSet {
     ingress: Side,
     egress: Side,
-    /// How many are for egress.
+    /// How many are for ingress, and for egress.
+    ingress_rules: usize,
     egress_rules: usize,
 }
 
@@ -118,16 +119,23 @@ impl RuleSet {
 
     /// Adds a rule. Of rules that mean the same the first one counts.
     pub fn add(&mut self, rule: &RuleSpec) {
-        self.egress_rules += usize::from(rule.direction == Direction::Egress);
+        *self.count(rule.direction) += 1;
         self.side(rule.direction)
             .alter(rule, |peers| peers.add(&rule.peer, rule.slot));
     }
 
     /// Takes a rule out that was added.
     pub fn remove(&mut self, rule: &RuleSpec) {
-        self.egress_rules -= usize::from(rule.direction == Direction::Egress);
+        *self.count(rule.direction) -= 1;
         self.side(rule.direction)
             .alter(rule, |peers| peers.remove(&rule.peer, rule.slot));
+    }
+
+    fn count(&mut self, direction: Direction) -> &mut usize {
+        match direction {
+            Direction::Ingress => &mut self.ingress_rules,
+            Direction::Egress => &mut self.egress_rules,
+        }
     }
 
     fn side(&mut self, direction: Direction) -> &mut Side {
@@ -163,6 +171,16 @@ impl RuleSet {
             Direction::Ingress => self.ingress.find(asked, groups, looked),
             Direction::Egress => self.egress.find(asked, groups, looked),
         }
+    }
+
+    /// In how many places is looked for a rule of this direction at the most: each is in one range,
+    /// and there by the length of its prefix or by its group.
+    pub(crate) fn most_looks(&self, direction: Direction) -> u64 {
+        let rules = match direction {
+            Direction::Ingress => self.ingress_rules,
+            Direction::Egress => self.egress_rules,
+        };
+        2 * rules as u64
     }
 
     /// A rule that allows every protocol, port and address of a family (security-groups.md 12).

@@ -39,6 +39,8 @@ pub(crate) fn run(round: &mut Round, ports: &mut Ports) {
             Verdict::DropFrom(reason) => drop_sent(round, item, reason),
             // Not an IP packet and not decided: no step leaves such a job.
             Verdict::Open => drop_sent(round, item, DropReason::Ethertype),
+            // Was put off, and could not wait.
+            Verdict::Late => drop_sent(round, item, DropReason::RuleLookups),
             // For a next hop: looked after below. For its target's limits: it is copied.
             Verdict::Wait => {}
         }
@@ -453,7 +455,7 @@ fn finish(round: &mut Round) {
                 .find(|job| usize::from(job.frame) == item.frame)?;
             match job.verdict {
                 Verdict::DropTo(reason) | Verdict::DropFrom(reason) => Some(reason.name()),
-                Verdict::Open | Verdict::Pass | Verdict::Wait => None,
+                Verdict::Open | Verdict::Late | Verdict::Pass | Verdict::Wait => None,
             }
         };
         let dropped = match item.fate {

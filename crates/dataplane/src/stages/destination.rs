@@ -238,7 +238,7 @@ fn floods(round: &Round) -> bool {
 
 /// Adds a job. `None` when the slot is nobody's, or a sniffer's, which gets copies alone.
 #[inline]
-fn add(
+pub(crate) fn add(
     round: &mut Round,
     index: usize,
     slot: PortSlot,

@@ -34,6 +34,7 @@ pub(crate) fn run(round: &mut Round) {
         }
         Verdict::Open
     });
+    round.begin_step();
     round.each_open(|round, job, case| match round.cases[case].track {
         Track::Flow(key, hash, side) => same_again(round, job, case, &key, hash, side),
         Track::No => related::judge(round, round.cases[case].item, round.jobs[job].target),
@@ -97,15 +98,18 @@ fn follow(
         return Verdict::Open;
     };
     let now_ms = round.now.millis();
-    let (flows, looked) = (&mut round.tables.flows, &mut round.tables.looked);
+    let (flows, searches) = (&mut round.tables.flows, &mut round.tables.searches);
     let entry = flows.entry(id);
     if flows.is_expired(entry, now_ms) {
         flows.remove(id, FlowEnd::Idle);
         return Verdict::Open;
     }
-    if entry.epoch.get() != round.view.epoch_mark()
-        && !redecide::redecide(round.view, flows, round.counters, id, looked)
-    {
+    let is_old = entry.epoch.get() != round.view.epoch_mark();
+    let most = || redecide::most_looks(round.view, entry);
+    if is_old && !searches.may_ask(round.cases[case].item, most) {
+        return Verdict::Late;
+    }
+    if is_old && !redecide::redecide(round.view, flows, round.counters, id, searches) {
         let begins = matches!(ip.l4_info, L4::Tcp { flags, .. } if flags.contains(TcpFlags::SYN));
         let waits = redecide::waits(round.view, flows.entry(id), side);
         if let Some(reason) = waits.filter(|_| !begins) {

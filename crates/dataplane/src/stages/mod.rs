@@ -9,6 +9,7 @@ pub(crate) mod encapsulate;
 pub(crate) mod fast_path;
 pub(crate) mod fragments;
 pub(crate) mod known;
+pub(crate) mod late;
 pub(crate) mod log;
 pub(crate) mod merge;
 pub(crate) mod neighbours;

@@ -9,6 +9,9 @@ use crate::flow::{
     DRAIN_EGRESS, DRAIN_INGRESS, Entry, FlowId, FlowTable, Key, NONE, Side, timeout_secs,
 };
 use crate::judge::{self, Grant, Question};
+use crate::ruleset::Direction;
+use crate::searches::Searches;
+use crate::snapshot::PortConfig;
 use crate::stages::terms::between;
 use crate::view::View;
 
@@ -19,7 +22,7 @@ pub(crate) fn redecide(
     flows: &FlowTable,
     counters: &Counters,
     id: FlowId,
-    looked: &mut u64,
+    searches: &mut Searches,
 ) -> bool {
     let entry = flows.entry(id);
     let key = entry.key();
@@ -35,8 +38,8 @@ pub(crate) fn redecide(
     }
     let question = question(&key, initiator);
     let owned = judge::owns(from, None, question.src);
-    let egress = judge::egress(view, from, &question, owned, looked);
-    let ingress = judge::ingress(view, to, &question, looked);
+    let egress = judge::egress(view, from, &question, owned, searches);
+    let ingress = judge::ingress(view, to, &question, searches);
     let drains = |flag| entry.flags.get() & flag != 0;
     if (egress.is_none() && !drains(DRAIN_EGRESS)) || (ingress.is_none() && !drains(DRAIN_INGRESS))
     {
@@ -49,6 +52,16 @@ pub(crate) fn redecide(
     admit(entry, egress, ingress, counters);
     entry.epoch.set(view.epoch_mark());
     true
+}
+
+/// In how many places [`redecide`] looks at the most.
+pub(crate) fn most_looks(view: &View, entry: &Entry) -> u64 {
+    let (owner, peer) = entry.slots();
+    let of = |slot, direction| {
+        let look = |nic: &PortConfig| judge::most_looks(view, nic, direction);
+        view.port(slot).map_or(0, look)
+    };
+    of(owner, Direction::Egress) + of(peer, Direction::Ingress)
 }
 
 /// TCP that no rule allows now waits where a NIC names a group that is not there, so that it goes

@@ -11,7 +11,7 @@ use crate::judge;
 use crate::overlay::TunnelSource;
 use crate::round::{Item, Round, Verdict};
 use crate::snapshot::PortConfig;
-use crate::stages::redecide::{redecide, waits};
+use crate::stages::redecide::{most_looks, redecide, waits};
 use crate::stages::spoof;
 use crate::view::View;
 
@@ -22,6 +22,15 @@ pub(crate) const WIDE_SEARCH_MAX: usize = 1024;
 /// Passes an error that quotes a packet which its receiver has sent in a tracked flow. It does not
 /// keep the flow alive. Anything else is left to the rules.
 pub(crate) fn judge(round: &mut Round, item: usize, target: PortSlot) -> Verdict {
+    let mut is_late = false;
+    match look(round, item, target, &mut is_late) {
+        Verdict::Open if is_late => Verdict::Late,
+        verdict => verdict,
+    }
+}
+
+/// `is_late`: whether a flow is still allowed cannot be asked in this turn.
+fn look(round: &mut Round, item: usize, target: PortSlot, is_late: &mut bool) -> Verdict {
     let Some(ip) = round.items[item].ip().copied() else {
         return Verdict::Open;
     };
@@ -44,7 +53,7 @@ pub(crate) fn judge(round: &mut Round, item: usize, target: PortSlot) -> Verdict
         return Verdict::Open;
     }
     // What was left is looked at for the two ends alone: of a whole network it would cost too much.
-    let find = |round: &mut Round, to: &PortConfig, left: bool| {
+    let mut find = |round: &mut Round, to: &PortConfig, left: bool| {
         let (key, side) = Key::of_quoted(&quoted, receiver.uid, to.uid)?;
         let hash = round.tables.flows.hash(&key);
         let id = match round.tables.flows.find(&key, hash) {
@@ -53,7 +62,7 @@ pub(crate) fn judge(round: &mut Round, item: usize, target: PortSlot) -> Verdict
         }?;
         // The receiver has sent in it: what it never sent nobody can report.
         let has_sent = round.tables.flows.entry(id).sides[side].frames.get() > 0;
-        (has_sent && is_alive(round, id)).then_some(id)
+        (has_sent && is_alive(round, item, id, is_late)).then_some(id)
     };
     let sender = round.nic;
     if find(round, sender, true).is_some() {
@@ -69,6 +78,8 @@ pub(crate) fn judge(round: &mut Round, item: usize, target: PortSlot) -> Verdict
     if network.ports.len() > WIDE_SEARCH_MAX || !round.tables.wide_searches.take(sender.slot) {
         return Verdict::Open;
     }
+    // The question is the same about all of these flows.
+    round.tables.searches.remembers = true;
     for slot in &network.ports {
         // What a NIC of this host got at an address of its own went no further, so that a stranger
         // has nothing to say of it. Where such an address is had by turns (VRRP), the flow says who
@@ -155,15 +166,20 @@ fn is_error(ip: &IpPacket) -> bool {
 }
 
 /// The flow is not over, and still allowed.
-fn is_alive(round: &mut Round, id: FlowId) -> bool {
-    let (flows, looked) = (&mut round.tables.flows, &mut round.tables.looked);
+fn is_alive(round: &mut Round, item: usize, id: FlowId, is_late: &mut bool) -> bool {
+    let (flows, searches) = (&mut round.tables.flows, &mut round.tables.searches);
     let entry = flows.entry(id);
     if flows.is_expired(entry, round.now.millis()) {
         return false;
     }
-    if entry.epoch.get() == round.view.epoch_mark()
-        || redecide(round.view, flows, round.counters, id, looked)
-    {
+    if entry.epoch.get() == round.view.epoch_mark() {
+        return true;
+    }
+    if !searches.may_ask(item, || most_looks(round.view, entry)) {
+        *is_late = true;
+        return false;
+    }
+    if redecide(round.view, flows, round.counters, id, searches) {
         return true;
     }
     if waits(round.view, round.tables.flows.entry(id), 0).is_none() {

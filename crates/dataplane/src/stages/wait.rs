@@ -71,7 +71,8 @@ fn hold_one(round: &mut Round, waits: &[Wait]) {
     waiting.hold(judged, traced, towards, round.now.millis());
 }
 
-fn lent_to(item: &Item) -> Option<Lent> {
+/// What a later fragment has borrowed.
+pub(crate) fn lent_to(item: &Item) -> Option<Lent> {
     let later = item.ip().filter(|ip| ip.is_later_fragment());
     later.map(|ip| Lent {
         protocol: ip.protocol,

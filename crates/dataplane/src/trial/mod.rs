@@ -28,10 +28,12 @@ use crate::flow::{FlowInfo, FlowTable, Flows};
 use crate::fragments::Fragments;
 use crate::ids::{Epoch, GroupIdx, MAX_PORTS, NetworkIdx, PortSlot, RuleSlot};
 use crate::judge::GroupAnswer;
+use crate::late::Late;
 use crate::learned::{LearnedMacs, Location};
 use crate::replies::Replies;
 use crate::round::Tables;
 use crate::ruleset::Asked as Question;
+use crate::searches::Searches;
 use crate::shaper::Shaper;
 use crate::waiting::Waiting;
 use crate::wanted::Wanted;
@@ -261,7 +263,8 @@ impl Trial {
                 shaper: Shaper::default(),
                 floods: Floods::default(),
                 wide_searches: WideSearches::default(),
-                looked: 0,
+                late: Late::default(),
+                searches: Searches::default(),
                 delivered: 0,
             },
             replies: Replies::default(),

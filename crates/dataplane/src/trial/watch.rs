@@ -15,6 +15,7 @@ use crate::round::{
     Case, Fate, Job, Round, Tables, Towards, Track, Verdict, owns_source, question,
 };
 use crate::ruleset::Direction;
+use crate::searches::Searches;
 use crate::stages::terms::share;
 use crate::stages::{deliver, related};
 
@@ -247,12 +248,15 @@ impl<'a> Watcher<'a> {
                 answer,
             };
             let look = |group, answer| asked.push(one(Some(group), answer));
+            let unbound = &mut Searches::default();
             let granted = match direction {
                 Direction::Egress => {
                     let owned = owns_source(round.nic, packet, ip);
-                    judge::egress_seen(round.view, nic, &question, owned, look, &mut 0)
+                    judge::egress_seen(round.view, nic, &question, owned, look, unbound)
                 }
-                Direction::Ingress => judge::ingress_seen(round.view, nic, &question, look, &mut 0),
+                Direction::Ingress => {
+                    judge::ingress_seen(round.view, nic, &question, look, unbound)
+                }
             };
             if asked.len() == before && granted.is_none() {
                 asked.push(one(None, GroupAnswer::Silent));
@@ -353,7 +357,8 @@ impl<'a> Watcher<'a> {
                 Verdict::DropFrom(reason) => self.set(index, dropped(stage, reason, false)),
                 Verdict::DropTo(reason) => self.set(index, dropped(stage, reason, true)),
                 Verdict::Wait => self.set(index, Outcome::Waits),
-                Verdict::Open | Verdict::Pass => {}
+                // The only frame of a round is asked about at once.
+                Verdict::Open | Verdict::Late | Verdict::Pass => {}
             }
         }
     }

@@ -291,6 +291,13 @@ impl Worker {
                 self.arrive(arrival, now);
                 let _ = answer.send(before);
             }
+            // Its next frames would overtake those that are still to be judged here.
+            Then::Over(_, answer) if self.path.tables.late.has(queue) => {
+                if let Some(attached) = self.ports.find(queue) {
+                    attached.leaving = false;
+                }
+                let _ = answer.send(false);
+            }
             Then::Over(to, answer) => {
                 // The frames behind those of which copies are to be made come to another worker.
                 self.finish_floods(now);

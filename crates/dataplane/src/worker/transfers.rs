@@ -7,6 +7,7 @@ use io::trace::Direction;
 use super::Worker;
 use crate::drop_reason::DropReason;
 use crate::handoff::{Lent, Message, Put, RING, Transfer};
+use crate::path::Path;
 use crate::ports::refusal;
 use crate::stages::deliver;
 use crate::time::Now;
@@ -257,10 +258,18 @@ impl Worker {
 }
 
 impl Drop for Worker {
-    /// What was handed over and not delivered is lost. Nobody waits for this worker to let go of a
-    /// flow.
+    /// What was handed over and not delivered is lost, and what was not judged. Nobody waits for
+    /// this worker to let go of a flow.
     fn drop(&mut self) {
         self.path.tables.flows.sleep();
+        let Path {
+            tables, counters, ..
+        } = &mut self.path;
+        while let Some(mut sender) = tables.late.take() {
+            while tables.late.next_of(&mut sender).is_some() {
+                counters.dropped_from(sender.from.slot, DropReason::RuleLookups);
+            }
+        }
         for ring in 0..self.inbox.rings() {
             while let Some(message) = self.inbox.next(ring) {
                 if let Message::Frames(transfer) = message {

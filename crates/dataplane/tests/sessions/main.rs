@@ -31,6 +31,7 @@ mod overlay_mtu;
 mod rates;
 mod resets;
 mod rings;
+mod rule_lookups;
 mod rules;
 mod sampling;
 mod seen;

@@ -19,12 +19,15 @@ use crate::drop_reason::DropReason;
 use crate::flow::{FlowEnd, FlowId, Seen, Tracked, What};
 use crate::judge;
 use crate::round::{Job, Round, Verdict};
+use crate::ruleset::Direction;
+use crate::searches::Searches;
 use crate::snapshot::PortConfig;
 use crate::stages::begin::{self, First, may_send_from, speaks_dhcp};
 use crate::stages::log;
 use crate::stages::redecide::question;
 use crate::stages::reset;
 use crate::stages::rules::may_leave;
+use crate::view::View;
 
 /// What became of the packets of flows that nobody knew.
 #[derive(Clone, Copy, Default)]
@@ -55,10 +58,13 @@ impl Runs {
             return all;
         }
         let terms = Terms::of(round, self.transports(), 0);
+        let asker = round.asker();
+        round.tables.searches.begin_round(asker);
         for run in self.unknown() {
             let Some((from, to)) = ends(run).filter(|ends| can_begin(run, ends.0)) else {
                 break;
             };
+            round.tables.searches.go_on_for(from.slot.remote_of());
             // Two runs may be of one flow: the second finds what the first has begun.
             let bit = 1 << (run.hash % 64);
             let known = match begun & bit {
@@ -152,11 +158,16 @@ impl Beginning<'_, '_> {
                 }
             }
         }
+        let (view, searches) = (round.view, &mut round.tables.searches);
+        let most = || {
+            let egress = judge::most_looks(view, self.from, Direction::Egress);
+            egress + judge::most_looks(view, self.to, Direction::Ingress)
+        };
+        if !searches.may_ask(frame.into(), most) {
+            return None;
+        }
         self.asked += 1;
-        let mut looked = 0;
-        let first = self.judge(round, seen, &mut looked);
-        round.tables.looked += looked;
-        let first = match first {
+        let first = match self.judge(view, seen, searches) {
             Ok(first) => first,
             Err(refused) => return Some(refused),
         };
@@ -184,7 +195,12 @@ impl Beginning<'_, '_> {
     }
 
     /// What the rules of both ends say.
-    fn judge(&self, round: &Round, seen: &Seen, looked: &mut u64) -> Result<First<'_>, Verdict> {
+    fn judge(
+        &self,
+        view: &View,
+        seen: &Seen,
+        searches: &mut Searches,
+    ) -> Result<First<'_>, Verdict> {
         let mut question = question(&self.run.key, seen.side);
         question.midstream = match seen.what {
             What::Tcp(segment) => !segment.flags.contains(TcpFlags::SYN),
@@ -192,9 +208,9 @@ impl Beginning<'_, '_> {
         };
         let mac = (!self.from.learn_macs).then_some(self.from.mac);
         let owned = judge::owns(self.from, mac, question.src);
-        let egress = may_leave(round.view, self.from, &question, owned, looked);
+        let egress = may_leave(view, self.from, &question, owned, searches);
         let egress = egress.map_err(Verdict::DropFrom)?;
-        let ingress = judge::ingress(round.view, self.to, &question, looked);
+        let ingress = judge::ingress(view, self.to, &question, searches);
         Ok(First {
             key: self.run.key,
             hash: self.run.hash,
