@@ -88,7 +88,7 @@ drop_reasons! {
     FlowTableFull = "flow_table_full",
     /// More new connections a second than the NIC may begin, or others with it.
     ConnectionLimit = "connection_limit",
-    /// More broadcast, multicast and unknown-unicast frames a second than the NIC may send or be
+    /// More broadcast, multicast and unknown-unicast packets a second than the NIC may send or be
     /// sent.
     FloodLimit = "flood_limit",
     /// More bits a second than the NIC may be sent, and its queue is full.

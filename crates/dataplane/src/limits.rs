@@ -40,7 +40,8 @@ pub struct Limits {
     pub packets: Option<Limit>,
     /// New tracked flows. Egress: that the NIC begins. Ingress: that others begin with it.
     pub connections: Option<Limit>,
-    /// Broadcast, multicast and unknown-unicast frames.
+    /// Broadcast, multicast and unknown-unicast packets; a frame that is to be cut into segments is
+    /// as many.
     pub floods: Option<Limit>,
 }
 
@@ -302,17 +303,22 @@ impl Meter {
 
     /// One more connection. A trial takes nothing.
     pub(crate) fn admit_connection(&self, now: Now, is_trial: bool) -> Result<(), DropReason> {
-        one(&self.connections, now, is_trial).ok_or(DropReason::ConnectionLimit)
+        some(&self.connections, 1, now, is_trial).ok_or(DropReason::ConnectionLimit)
     }
 
-    /// One more frame for many. A trial takes nothing.
-    pub(crate) fn admit_flood(&self, now: Now, is_trial: bool) -> Result<(), DropReason> {
-        one(&self.floods, now, is_trial).ok_or(DropReason::FloodLimit)
+    /// One more frame for many, that is so many packets. A trial takes nothing.
+    pub(crate) fn admit_flood(
+        &self,
+        packets: u64,
+        now: Now,
+        is_trial: bool,
+    ) -> Result<(), DropReason> {
+        some(&self.floods, packets, now, is_trial).ok_or(DropReason::FloodLimit)
     }
 }
 
-/// Takes one if there is one; a trial only looks.
-fn one(bucket: &Option<Bucket>, now: Now, is_trial: bool) -> Option<()> {
+/// Takes so many if there is one; a trial only looks.
+fn some(bucket: &Option<Bucket>, count: u64, now: Now, is_trial: bool) -> Option<()> {
     let Some(bucket) = bucket else {
         return Some(());
     };
@@ -320,7 +326,7 @@ fn one(bucket: &Option<Bucket>, now: Now, is_trial: bool) -> Option<()> {
         return None;
     }
     if !is_trial {
-        bucket.take(1, now);
+        bucket.take(count, now);
     }
     Some(())
 }

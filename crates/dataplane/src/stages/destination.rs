@@ -11,6 +11,7 @@ use crate::flow::Key;
 use crate::ids::PortSlot;
 use crate::judge::{Grant, owns_mac};
 use crate::learned::Location;
+use crate::limits::Charge;
 use crate::overlay::Flood;
 use crate::round::{Case, Job, NO_CASE, Round, Towards, Track, Verdict};
 use crate::snapshot::{Network, PortConfig};
@@ -185,13 +186,16 @@ fn flood(
     far: bool,
 ) -> Result<(), DropReason> {
     if let Some(meters) = &round.nic.meters {
-        meters.egress.admit_flood(round.now, round.is_trial)?;
+        let packets = packets_of(round, index);
+        meters
+            .egress
+            .admit_flood(packets, round.now, round.is_trial)?;
     }
     let before = round.jobs.len();
     let mut refused = None;
     for slot in targets.iter().filter(|slot| **slot != round.nic.slot) {
         match add(round, index, *slot, Towards::Here) {
-            Some(Ok(())) => limit_flood(round, *slot),
+            Some(Ok(())) => limit_flood(round, index, *slot),
             Some(Err(reason)) => refused = Some(reason),
             None => {}
         }
@@ -211,18 +215,27 @@ fn flood(
 }
 
 /// Refuses the last job if its target is sent more floods than it may be.
-fn limit_flood(round: &mut Round, target: PortSlot) {
+fn limit_flood(round: &mut Round, index: usize, target: PortSlot) {
     let meters = round
         .view
         .port(target)
         .and_then(|nic| nic.meters.as_deref());
-    if let Some(meters) = meters
-        && let Some(job) = round.jobs.last_mut()
+    let Some(meters) = meters else { return };
+    let packets = packets_of(round, index);
+    if let Some(job) = round.jobs.last_mut()
         && matches!(job.verdict, Verdict::Open | Verdict::Pass)
-        && let Err(reason) = meters.ingress.admit_flood(round.now, round.is_trial)
+        && let Err(reason) = meters
+            .ingress
+            .admit_flood(packets, round.now, round.is_trial)
     {
         job.verdict = Verdict::DropTo(reason);
     }
+}
+
+/// How many packets an item's frame is to be cut into.
+fn packets_of(round: &Round, index: usize) -> u64 {
+    let frame = &round.batch.frames()[round.items[index].frame];
+    Charge::of(frame).packets
 }
 
 /// Frames for all of the network go to other hosts too.

@@ -524,6 +524,34 @@ fn floods_a_second_are_limited_where_they_begin_and_where_they_end() {
     lab.passes(a, c, udp(a, c, Family::V4, 1, 2));
 }
 
+#[test]
+fn a_flood_that_is_to_be_cut_is_as_many_packets() {
+    let (mut lab, a, b) = open();
+    let c = lab.nic();
+    let group = lab.group(vec![allow_all_in(None)]);
+    lab.configure(c, |config| config.groups.push(group));
+    let frame = build::frame(a.mac, Mac::BROADCAST).ip(a.v4, b.v4).udp(1, 2);
+    let (frame, offload) = frame.payload(&[7; 2500]).gso(1000).build_with_offload();
+    let arrived = |lab: &mut Lab| {
+        for _ in 0..3 {
+            lab.send_with(a, frame.clone(), offload);
+        }
+        [b, c].map(|nic| lab.received(nic).len())
+    };
+    // A frame takes three, and the second one more than there are.
+    let limits = Limits {
+        floods: limit(1, 4),
+        ..Limits::default()
+    };
+    lab.configure(a, egress(limits));
+    assert_eq!(arrived(&mut lab), [6, 6]);
+    assert_eq!(lab.sim.port(a.slot).drops(FloodLimit), (1, 0));
+    lab.configure(a, |config| config.meters = None);
+    lab.configure(c, ingress(limits));
+    assert_eq!(arrived(&mut lab), [9, 6]);
+    assert_eq!(lab.sim.port(c.slot).drops(FloodLimit), (0, 1));
+}
+
 /// One bucket for all queues, whichever workers have them; and frames that another worker writes
 /// are charged as well.
 #[test]
