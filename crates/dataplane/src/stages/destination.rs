@@ -12,7 +12,7 @@ use crate::ids::PortSlot;
 use crate::judge::{Grant, owns_mac};
 use crate::learned::Location;
 use crate::limits::Charge;
-use crate::overlay::Flood;
+use crate::overlay::{Flood, Trust};
 use crate::round::{Case, Job, NO_CASE, Round, Towards, Track, Verdict};
 use crate::snapshot::{Network, PortConfig};
 
@@ -263,7 +263,9 @@ pub(crate) fn add(
     let unfiltered = round.nic.bypass && target.bypass;
     let (verdict, track) = match &packet.net {
         _ if target.link_down => (Verdict::DropTo(DropReason::LinkDown), Track::No),
-        _ if unfiltered || (item.always && concerns(packet, target)) => (Verdict::Pass, Track::No),
+        _ if unfiltered || (item.always && concerns(round, packet, target, towards)) => {
+            (Verdict::Pass, Track::No)
+        }
         Net::Ip(ip) => match Key::of(ip, round.nic.uid, target.uid) {
             Some((key, side)) => (Verdict::Open, Track::Flow(key, 0, side)),
             None => (Verdict::Open, Track::No),
@@ -288,12 +290,23 @@ pub(crate) fn add(
     Some(Ok(()))
 }
 
-/// False for what passes whatever the rules say, but not to this NIC: a DHCP client's unicast
-/// request is only for a NIC that may answer it. To others it would be a way around all rules.
-fn concerns(packet: &Packet, target: &PortConfig) -> bool {
+/// False for what passes whatever the rules say, but not to this NIC or these hosts: a DHCP
+/// client's unicast request is only for who may answer it. To others it would be a way around all
+/// rules.
+fn concerns(round: &Round, packet: &Packet, target: &PortConfig, towards: Towards) -> bool {
     let Some(ip) = packet.ip().filter(|ip| dhcp::is_client_request(ip)) else {
         return true;
     };
-    let to_all = packet.dst.is_multicast() && dhcp::is_to_all_servers(ip);
-    to_all || target.allow_dhcp_server || target.bypass
+    if packet.dst.is_multicast() && dhcp::is_to_all_servers(ip) {
+        return true;
+    }
+    let network = round.view.network(round.nic.network);
+    let servers = network
+        .and_then(|network| network.overlay.as_deref())
+        .map(|overlay| &overlay.dhcp_servers);
+    match towards {
+        Towards::Here => target.allow_dhcp_server || target.bypass,
+        Towards::Host(host) => servers.is_some_and(|servers| servers.includes(host)),
+        Towards::All => servers == Some(&Trust::Anybody),
+    }
 }

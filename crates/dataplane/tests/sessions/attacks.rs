@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use dataplane::DropReason::*;
+use dataplane::overlay::Trust;
 use dataplane::ruleset::{Direction, Peer};
 use dataplane::{AddressPair, GroupIdx, NetworkIdx, QueueId, Simulation, WorkerConfig};
 use io::frame::BATCH;
@@ -100,6 +101,53 @@ fn requests_of_dhcp_clients_are_no_tunnel_to_other_guests() {
         lab.configure(c, |config| config.allow_dhcp_server = true);
         lab.set_rules(group, vec![allow_out(TCP, 1)]);
         lab.passes(a, c, to(c.mac, c.ip(family)));
+    }
+}
+
+#[test]
+fn requests_of_dhcp_clients_are_no_tunnel_to_other_hosts() {
+    for (family, everybody) in EVERYBODY {
+        let mut host = Host::new();
+        let a = host.lab.nic();
+        let group = host.lab.group_of(a, vec![allow_out(TCP, 1)]);
+        let (b, c) = (host.far(20, 2), host.far(21, 3));
+        host.configure(|overlay| overlay.dhcp_servers = Trust::Only([b.at].into()));
+        let (client, server) = dhcp_ports(family);
+        let to = |mac, ip: IpAddr| {
+            let frame = build::frame(a.mac, mac).ip(a.ip(family), ip);
+            frame.udp(client, server).payload(b"smuggled").build()
+        };
+        // A machine elsewhere, or what is behind it if it is a gateway.
+        let beyond = address(match family {
+            Family::V4 => "203.0.113.9",
+            Family::V6 => "2001:db8:ffff::9",
+        });
+        for ip in [c.nic.ip(family), beyond] {
+            host.lab.refuses(a, to(c.nic.mac, ip), NoEgressRule);
+            assert_eq!(host.sent(), [[0u8; 0]; 0]);
+        }
+        // A lease is renewed where the network has its servers, and all of them are asked for one.
+        host.leaves(a, b.at, to(b.nic.mac, b.nic.ip(family)));
+        host.learn();
+        let all = match family {
+            Family::V4 => Mac::BROADCAST,
+            Family::V6 => Mac::of_group(address(everybody)),
+        };
+        host.leaves_to(a, &[b.at, c.at], to(all, address(everybody)));
+        // Where a machine is not known every host would get it.
+        let unknown = Mac([2, 0xcc, 0, 0, 0, 1]);
+        for mac in [unknown, Mac::BROADCAST] {
+            host.lab.refuses(a, to(mac, beyond), NoEgressRule);
+            assert_eq!(host.sent(), [[0u8; 0]; 0]);
+        }
+        // What the rules allow is no DHCP server's alone.
+        host.lab.set_rules(group, vec![]);
+        host.leaves(a, c.at, to(c.nic.mac, beyond));
+        // Nothing is declared: any machine may be a server.
+        host.lab.set_rules(group, vec![allow_out(TCP, 1)]);
+        host.configure(|overlay| overlay.dhcp_servers = Trust::Anybody);
+        host.leaves(a, c.at, to(c.nic.mac, c.nic.ip(family)));
+        host.leaves_to(a, &[b.at, c.at], to(unknown, c.nic.ip(family)));
     }
 }
 
