@@ -51,7 +51,7 @@ struct Slot {
 
 /// A pair of a NIC, whose port may be here. What it has cost stays when that goes: a VMM may take
 /// its rings away and give them back as often as it likes. A NIC that is given the slot of one that
-/// is deleted begins with what that one owed.
+/// is deleted owes nothing of what that one did ([`Debt::is_of`]).
 #[derive(Default)]
 struct Place {
     attached: Option<Attached>,

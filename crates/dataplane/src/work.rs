@@ -11,7 +11,7 @@
 //! included. One of the two may be another worker's. One alone may be who acknowledges a stream,
 //! which is to have whole batches.
 
-use crate::ids::PortSlot;
+use crate::ids::{PortSlot, PortUid};
 use crate::time::Now;
 
 /// To receive, judge and hand out one frame.
@@ -47,6 +47,11 @@ pub(crate) const TURN: u64 = 64 * (FRAME + 64);
 /// A sender that has had so much of a turn has no other queue's batch in it: a full one of the
 /// smallest frames costs a little less than a turn.
 const ENOUGH: u64 = TURN / 8 * 7;
+
+/// No sender owes more: beside a few others it has waited for that in a second. A batch that
+/// becomes more copies than this pays for is received once: then its sender's frames come one by
+/// one.
+const OWED_MAX: u64 = 8192 * TURN;
 
 /// No turn of a sender is to cost more, by what its frames have cost before; and in a hurry none of
 /// what another worker hands over, unless all senders here together have more of a turn.
@@ -192,11 +197,13 @@ impl FewSenders {
 }
 
 /// What one who sends has cost, by all of its queues here: see [`QueueId::payer`]. It stays when
-/// they go and come again.
+/// they go and come again, as long as it is the same NIC.
 ///
 /// [`QueueId::payer`]: crate::queue::QueueId::payer
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Debt {
+    /// Which NIC that is; an uplink's queue is none.
+    nic: Option<PortUid>,
     /// What it has not waited for yet.
     owed: u64,
     /// The turn that what follows is of.
@@ -207,6 +214,17 @@ pub(crate) struct Debt {
 }
 
 impl Debt {
+    /// The queues are this NIC's. What one owes that had their slot before is not its to pay.
+    #[inline]
+    pub(crate) fn is_of(&mut self, nic: PortUid) {
+        if self.nic != Some(nic) {
+            *self = Debt {
+                nic: Some(nic),
+                ..Debt::default()
+            };
+        }
+    }
+
     /// The sender has to wait in this turn, or has had its part of it. `senders`: how many there
     /// were in the turn before. Who was not one of them waits for those, too: it may send in every
     /// second turn, or take its rings away in between.
@@ -215,6 +233,7 @@ impl Debt {
         if self.turn != turn {
             let was_one = self.counted && self.turn + 1 == turn;
             *self = Debt {
+                nic: self.nic,
                 owed: self.owed,
                 turn,
                 ..Debt::default()
@@ -250,12 +269,13 @@ impl Debt {
     pub(crate) fn charge(&mut self, cost: Cost) {
         let before = self.spent.saturating_sub(TURN);
         self.spent += cost.carried + cost.judged;
-        self.owed += self.spent.saturating_sub(TURN) - before;
+        self.charge_more(self.spent.saturating_sub(TURN) - before);
     }
 
     /// Charges what was found out late.
+    #[inline]
     pub(crate) fn charge_more(&mut self, cost: u64) {
-        self.owed += cost;
+        self.owed = (self.owed + cost).min(OWED_MAX);
     }
 }
 
@@ -382,6 +402,37 @@ mod tests {
         price.note(flood, 64, false, at(0));
         assert_eq!(price.room(64, false, at(999)), 1);
         assert_eq!(price.room(64, false, at(1000)), 64);
+    }
+
+    /// Frames whose cost is found out late come while it waits.
+    #[test]
+    fn nobody_owes_without_end() {
+        let mut debt = Debt::default();
+        for _ in 0..1000 {
+            debt.charge_more(OWED_MAX / 10);
+        }
+        debt.charge(carried(1_000_000, 0, 0));
+        let turns = waits_from(&mut debt, 1) as u64;
+        assert_eq!(turns, OWED_MAX / TURN);
+    }
+
+    #[test]
+    fn a_nic_pays_for_itself_and_for_nobody_who_had_its_slot() {
+        let (before, nic) = (PortUid(1), PortUid(2));
+        let mut debt = Debt::default();
+        debt.is_of(before);
+        debt.charge_more(10 * TURN);
+        assert!(waits(&mut debt, 1, TWO));
+        debt.is_of(nic);
+        assert!(!waits(&mut debt, 2, TWO));
+        debt.charge_more(10 * TURN);
+        // It may take its rings away and give them back, which makes no other NIC of it.
+        for turn in 3..13 {
+            debt.is_of(nic);
+            assert!(waits(&mut debt, turn, TWO), "{turn}");
+        }
+        debt.is_of(nic);
+        assert!(!waits(&mut debt, 13, TWO));
     }
 
     /// Who sends in every second turn, or is away in between, is not alone beside who has sent

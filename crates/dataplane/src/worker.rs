@@ -239,6 +239,7 @@ impl Worker {
         let nic = self.path.view.port(queue.slot);
         let is_served = nic.is_some() || queue.slot.is_uplink();
         let meters = nic.and_then(|nic| nic.meters.as_deref());
+        let uid = nic.map(|nic| nic.uid);
         let turn = self.load.turns + 1;
         let rates = self.ports.pace.rates();
         let Some(mut sending) = self.ports.sending(queue) else {
@@ -257,6 +258,9 @@ impl Worker {
         } = sending;
         if !is_served || attached.broken || attached.leaving || self.paused {
             return 0;
+        }
+        if let Some(uid) = uid {
+            debt.is_of(uid);
         }
         // A broadcast costs as much as the frames that it becomes, a large frame more than a small
         // one, and one of which nothing is known as much as several of known flows. Who costs much

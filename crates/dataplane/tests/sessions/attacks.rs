@@ -807,6 +807,38 @@ fn a_ring_that_goes_and_comes_again_owes_what_it_owed() {
     assert_eq!(lab.sim.port(c.slot).rx_frames, many);
 }
 
+/// The next one in its slot is another tenant's.
+#[test]
+fn a_nic_does_not_owe_what_the_one_before_it_in_its_slot_did() {
+    let (mut lab, c, d) = Lab::pair(vec![allow_all_in(None)]);
+    let flooder = lab.nic();
+    let _crowd: Vec<Nic> = (0..60).map(|_| lab.nic()).collect();
+    let shout = build::frame(flooder.mac, Mac::BROADCAST);
+    let shout = shout.ip(flooder.v4, d.v4).udp(1, 2).build();
+    let many = 12 * BATCH as u64;
+    for _ in 0..BATCH {
+        lab.queue(flooder, shout.clone(), Offload::default());
+    }
+    for _ in 0..many {
+        lab.queue(c, udp(c, d, Family::V4, 1, 2), Offload::default());
+    }
+    let heard = |lab: &Lab, nic: Nic| lab.sim.port(nic.slot).rx_frames;
+    lab.sim.turn();
+    assert_eq!(heard(&lab, flooder), BATCH as u64);
+    // It waits, also with its rings given back.
+    let one = udp(flooder, d, Family::V4, 1, 2);
+    lab.queue(flooder, one, Offload::default());
+    for _ in 0..3 {
+        replug(&mut lab, flooder);
+        lab.sim.turn();
+        assert_eq!(heard(&lab, flooder), BATCH as u64);
+    }
+    let next = lab.replace(flooder);
+    lab.sim.turn();
+    assert_eq!(heard(&lab, next), BATCH as u64 + 1);
+    assert!(heard(&lab, c) < many, "it is not alone");
+}
+
 /// A frame of `nic` that stands for 320 packets of a byte each.
 fn of_tiny_segments(nic: Nic, to: (Mac, IpAddr), family: Family) -> (Vec<u8>, Offload) {
     let frame = build::frame(nic.mac, to.0).ip(nic.ip(family), to.1);
