@@ -322,7 +322,7 @@ pub fn underlay_to(hosts: impl Iterator<Item = IpAddr>) -> Result<Underlay, Peer
     };
     Underlay::new(
         Encapsulation::default(),
-        [HERE],
+        [(HERE, 0)],
         hosts.map(|host| (host, vec![hop.clone()])),
     )
     .map_err(|error| PeerError(error.to_string()))

@@ -46,8 +46,8 @@ use wire::Mac;
 use crate::app::App;
 use crate::uplinks::Uplinks;
 use groups::Groups;
-pub use paths::inner_mtu;
 use paths::{Asked, NextHop};
+pub use paths::{inner_mtu, vlan_of};
 use sought::Sought;
 
 /// How often the workers are asked for addresses that they have no way to, should none of them have
@@ -99,8 +99,8 @@ pub struct NextHopTask {
 /// What the workers were told.
 #[derive(PartialEq, Eq)]
 struct Known {
-    /// Our own addresses.
-    addresses: BTreeSet<IpAddr>,
+    /// Our own addresses, each with the VLANs that it is reached in; 0: none.
+    endpoints: BTreeSet<(IpAddr, u16)>,
     /// The next hops to each endpoint and group; none to those that cannot be reached now. Those
     /// that are looked for are left out.
     paths: BTreeMap<IpAddr, Vec<Hop>>,
@@ -283,7 +283,7 @@ impl NextHopTask {
         let (kernel, facts) = (self.kernel.snapshot(), self.facts.borrow().clone());
         self.renewed = Instant::now();
         let homes = paths::homes(&self.settings.addresses, &facts, &kernel);
-        let mut addresses: BTreeSet<IpAddr> = homes.iter().map(|home| home.address).collect();
+        let mut endpoints = paths::endpoints(&homes, &facts, &kernel);
         let mut found = BTreeMap::new();
         let crowded_before = std::mem::take(&mut self.crowded);
         let targets = self.sought.targets(&self.reach);
@@ -301,7 +301,7 @@ impl NextHopTask {
                 let hop = paths::over_tap(*group, Mac::of_group(*group), tap);
                 found.insert(*group, hop.into_iter().collect());
             }
-            addresses.extend(&tap.addresses);
+            endpoints.extend(tap.addresses.iter().map(|address| (*address, 0)));
             join(&self.station, &self.reach.groups);
         } else {
             for target in targets {
@@ -328,7 +328,7 @@ impl NextHopTask {
         let is_found = |host: &IpAddr| found.get(host).is_some_and(|hops| !hops.is_empty());
         self.sought.forget_missing(is_found, self.renewed);
         let now = Some(Known {
-            addresses,
+            endpoints,
             paths: found,
         });
         if now != self.published {
@@ -413,12 +413,12 @@ impl NextHopTask {
     }
 
     fn publish(&self) {
-        let Some(Known { addresses, paths }) = &self.published else {
+        let Some(Known { endpoints, paths }) = &self.published else {
             return;
         };
         let encapsulation = self.settings.encapsulation.clone();
         let hops = paths.iter().map(|(target, hops)| (*target, hops.clone()));
-        match Underlay::new(encapsulation, addresses.iter().copied(), hops) {
+        match Underlay::new(encapsulation, endpoints.iter().copied(), hops) {
             // A worker that is gone needs no next hops: the daemon is stopping.
             Ok(underlay) => drop(block_in_place(|| {
                 self.switch.set_underlay(Arc::new(underlay))

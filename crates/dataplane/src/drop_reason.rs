@@ -113,7 +113,8 @@ drop_reasons! {
     OuterChecksum = "outer_checksum",
     /// A fragment of an outer packet: tunnel endpoints must not fragment (RFC 7348).
     OuterFragment = "outer_fragment",
-    /// The frame from the wire is not VXLAN to an address or multicast group of this host.
+    /// The frame from the wire is not VXLAN to an address or multicast group of this host, or in
+    /// another VLAN than that address.
     NotOurs = "not_ours",
     /// The frame from the wire is from a host that is not declared.
     UnknownHost = "unknown_endpoint",

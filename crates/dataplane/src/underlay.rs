@@ -130,6 +130,10 @@ struct Path {
 pub struct Underlay {
     encapsulation: Encapsulation,
     addresses: HashSet<IpAddr>,
+    /// Each of them with the VLANs that it is reached in; 0: none.
+    endpoints: HashSet<(IpAddr, u16)>,
+    /// The same without the addresses: what groups come in, of IPv4 and of IPv6.
+    group_vlans: [HashSet<u16>; 2],
     by_host: HashMap<IpAddr, PathIdx, RandomState>,
     /// Hosts that no route leads to.
     unreachable: HashSet<IpAddr>,
@@ -138,21 +142,26 @@ pub struct Underlay {
 }
 
 impl Underlay {
-    /// `addresses` are our own: what outer packets have to be sent to, besides multicast groups.
-    /// `paths` has the next hops of each host (or multicast group). For a host with an
-    /// empty list nothing is to be waited for: it cannot be reached now. One that is not in the
-    /// list may be any moment, and frames for it [wait](crate::waiting). Of two paths to one
-    /// host the last one counts.
+    /// `endpoints` are our own addresses, each with the ID of a VLAN that outer packets to it come
+    /// in, 0 for none: as the program at XDP has them (`bpf/uplink.bpf.c`). Multicast groups come
+    /// in the VLANs of the addresses of their family. `paths` has the next hops of each host (or
+    /// multicast group). For a host with an empty list nothing is to be waited for: it cannot be
+    /// reached now. One that is not in the list may be any moment, and frames for it
+    /// [wait](crate::waiting). Of two paths to one host the last one counts.
     pub fn new(
         encapsulation: Encapsulation,
-        addresses: impl IntoIterator<Item = IpAddr>,
+        endpoints: impl IntoIterator<Item = (IpAddr, u16)>,
         paths: impl IntoIterator<Item = (IpAddr, Vec<Hop>)>,
     ) -> Result<Underlay, UnderlayError> {
         let mut underlay = Underlay {
             encapsulation,
-            addresses: addresses.into_iter().collect(),
             ..Underlay::default()
         };
+        for (address, vlan) in endpoints {
+            underlay.addresses.insert(address);
+            underlay.endpoints.insert((address, vlan));
+            underlay.group_vlans[usize::from(address.is_ipv6())].insert(vlan);
+        }
         for (host, hops) in paths {
             let path = underlay
                 .path(host, &hops)
@@ -265,6 +274,16 @@ impl Underlay {
         self.addresses.contains(&address)
     }
 
+    /// What comes to this address of ours, or to a group, in this VLAN (0: none) is for us.
+    /// Somebody in another VLAN of the same cable may know our address.
+    #[inline]
+    pub(crate) fn takes(&self, dst: IpAddr, vlan: u16) -> bool {
+        match dst.is_multicast() {
+            true => self.group_vlans[usize::from(dst.is_ipv6())].contains(&vlan),
+            false => self.endpoints.contains(&(dst, vlan)),
+        }
+    }
+
     #[inline]
     pub(crate) fn find(&self, host: IpAddr) -> Option<PathIdx> {
         self.by_host.get(&host).copied()
@@ -334,7 +353,7 @@ mod tests {
     }
 
     fn underlay(paths: Vec<(IpAddr, Vec<Hop>)>) -> Result<Underlay, UnderlayError> {
-        Underlay::new(Encapsulation::default(), [host(1)], paths)
+        Underlay::new(Encapsulation::default(), [(host(1), 0)], paths)
     }
 
     #[test]
@@ -430,6 +449,28 @@ mod tests {
                 .what
                 .contains("65 next hops are more than 64")
         );
+    }
+
+    #[test]
+    fn what_is_for_us_comes_in_the_vlan_of_its_address() {
+        let (v6, group): (IpAddr, IpAddr) = ("fd00::1".parse().unwrap(), [230, 0, 0, 1].into());
+        let group_v6 = "ff05::1".parse().unwrap();
+        let endpoints = [(host(1), 0), (host(1), 7), (host(2), 100), (v6, 200)];
+        let underlay = Underlay::new(Encapsulation::default(), endpoints, []).unwrap();
+        for (dst, vlans) in [
+            (host(1), &[0, 7][..]),
+            (host(2), &[100]),
+            (host(3), &[]),
+            (v6, &[200]),
+            (group, &[0, 7, 100]),
+            (group_v6, &[200]),
+        ] {
+            let taken: Vec<u16> = (0..4096)
+                .filter(|vlan| underlay.takes(dst, *vlan))
+                .collect();
+            assert_eq!(taken, vlans, "{dst}");
+        }
+        assert!(underlay.is_ours(host(2)) && underlay.is_ours(v6) && !underlay.is_ours(group));
     }
 
     #[test]

@@ -87,6 +87,9 @@ pub fn v6(host: u8) -> Ipv6Addr {
     Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, host.into())
 }
 
+/// The VLAN that our address is in besides none.
+pub const VLAN: u16 = 5;
+
 /// A NIC with these addresses that may send in its own name alone.
 pub fn port(slot: u32, host: u8, vni: Vni, network: NetworkIdx, group: GroupIdx) -> PortConfig {
     let (slot, uid) = (PortSlot(slot), PortUid(100 + slot));
@@ -100,7 +103,8 @@ pub fn port(slot: u32, host: u8, vni: Vni, network: NetworkIdx, group: GroupIdx)
     }
 }
 
-/// All those hosts are behind the router, over a wire with this MTU.
+/// All those hosts are behind the router, and reach us untagged and in this VLAN, over a wire with
+/// this MTU.
 pub fn underlay(hosts: impl IntoIterator<Item = Ipv4Addr>, mtu: u16) -> Underlay {
     let hop = Hop {
         uplink: PortSlot::uplink(0),
@@ -114,7 +118,8 @@ pub fn underlay(hosts: impl IntoIterator<Item = Ipv4Addr>, mtu: u16) -> Underlay
     };
     let hosts = hosts.into_iter();
     let paths = hosts.map(|host| (host.into(), vec![hop.clone()]));
-    Underlay::new(Encapsulation::default(), [HERE.into()], paths).expect("a path to each")
+    let endpoints = [0, VLAN].map(|vlan| (HERE.into(), vlan));
+    Underlay::new(Encapsulation::default(), endpoints, paths).expect("a path to each")
 }
 
 /// What the switch answers to TCP amid a connection that nobody knows.

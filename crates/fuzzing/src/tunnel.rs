@@ -295,7 +295,7 @@ fn outer(inner: &[u8], input: &mut Input) -> Vec<u8> {
     } else {
         UdpChecksum::Full
     };
-    let vlan = (choice & 0x30 == 0x30).then_some(5);
+    let vlan = (choice & 0x30 == 0x30).then_some(fixture::VLAN);
     let mut outer = Outer::new(
         (ROUTER_MAC, HERE_MAC),
         vlan,

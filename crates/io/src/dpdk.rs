@@ -276,7 +276,7 @@ fn left_sum(frame: &Frame, outer: Option<&Outer>) -> Option<LeftSum> {
     })
 }
 
-/// VXLAN to us, or to a group.
+/// VXLAN to us, or to a group. Of which of our addresses in which VLAN is looked at behind it.
 fn is_ours(frame: &[u8], mac: Mac, port: u16) -> bool {
     let to = frame.get(..6);
     let here = to.is_some_and(|to| to == mac.0 || to[0] & 1 != 0);

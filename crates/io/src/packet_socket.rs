@@ -3,8 +3,8 @@
 //!
 //! Slower: each frame is a system call in each direction, is copied twice on its way in, and the
 //! kernel handles what is ours as well before it throws it away (a UDP socket on the port has to be
-//! there, or it answers "port unreachable"). A filter in the kernel passes us VXLAN only. One queue
-//! an interface: the port of one worker.
+//! there, or it answers "port unreachable"). A filter in the kernel passes us VXLAN only, and of
+//! that what the kernel would take itself. One queue an interface: the port of one worker.
 //!
 //! What the kernel left undone in a frame that never was on a wire (from a veth, a bridge) it tells
 //! in a virtio-net header, and that goes on with the frame: a checksum that is only begun, the
@@ -122,7 +122,9 @@ impl PacketPort {
             return Err(refused(options, Errno::NOTSOCK));
         }
         // What that process had come in by it may be something else.
-        bind(&socket, options).map_err(|errno| refused(options, errno))?;
+        let done = filter::attach(socket.as_fd(), options.port, options.ifindex)
+            .and_then(|()| bind(&socket, options));
+        done.map_err(|errno| refused(options, errno))?;
         Ok(PacketPort::over(options, socket))
     }
 
@@ -276,7 +278,7 @@ fn open(options: &PacketOptions) -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     // Protocol 0: nothing comes before the filter is in force.
     let socket = socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?;
-    filter::attach(socket.as_fd(), options.port)?;
+    filter::attach(socket.as_fd(), options.port, options.ifindex)?;
     for option in [
         libc::PACKET_VNET_HDR,
         libc::PACKET_AUXDATA,

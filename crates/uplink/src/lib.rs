@@ -27,6 +27,6 @@ pub use dpdk_uplink::DpdkUplink;
 pub use engine::{Arrivals, Engine, Options, Ports, is_tap_name};
 pub use facts::Fact;
 pub use interface::{JoinError, JoinRequest, Joined, Mode, join, join_packet, join_xdp, leave};
-pub use plan::UplinkSettings;
+pub use plan::{UplinkSettings, vlans_of};
 pub use program::{Groups, Program, ProgramError};
 pub use station::Station;

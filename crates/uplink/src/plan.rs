@@ -118,16 +118,10 @@ impl Plan {
     }
 
     fn add_endpoint(&mut self, kernel: &Snapshot, owner: &Arc<Link>, ip: IpAddr) {
-        let (below, vlan) = below(kernel, owner);
+        let (below, _) = below(kernel, owner);
         let here = |wanted: &Wanted| below.is_some_and(|below| below.name == wanted.name);
-        // One that is on a loopback, as of hosts with several interfaces to the outside, comes in
-        // by any of them.
-        let anywhere = below.is_none_or(|below| below.loopback);
-        let mut vlans = vec![vlan];
-        if anywhere {
-            vlans.extend(self.vlans_on_uplinks(kernel));
-        }
-        for vlan in vlans {
+        let anywhere = is_anywhere(below);
+        for vlan in vlans_of(kernel, owner, |index| self.is_uplink(index)) {
             if !self.endpoints.contains(&(ip, vlan)) {
                 self.endpoints.push((ip, vlan));
             }
@@ -139,20 +133,34 @@ impl Plan {
         }
     }
 
-    /// The VLANs that the kernel has on the uplinks.
-    fn vlans_on_uplinks<'a>(&'a self, kernel: &'a Snapshot) -> impl Iterator<Item = u16> + 'a {
-        let is_uplink = |index| {
-            let joined = self
-                .uplinks
-                .iter()
-                .filter_map(|wanted| wanted.link.as_ref().ok());
-            joined.into_iter().any(|link| link.index == index)
-        };
-        let vlans = kernel.links.values().filter_map(|link| link.vlan);
-        vlans
-            .filter(move |vlan| is_uplink(vlan.parent))
-            .map(|vlan| vlan.id)
+    fn is_uplink(&self, index: u32) -> bool {
+        let mut links = self
+            .uplinks
+            .iter()
+            .filter_map(|wanted| wanted.link.as_ref().ok());
+        links.any(|link| link.index == index)
     }
+}
+
+/// The VLANs that packets to an address of this interface come in; 0: none. `is_uplink` knows the
+/// uplinks by their indices.
+pub fn vlans_of(kernel: &Snapshot, owner: &Arc<Link>, is_uplink: impl Fn(u32) -> bool) -> Vec<u16> {
+    let (below, vlan) = below(kernel, owner);
+    let mut vlans = vec![vlan];
+    if is_anywhere(below) {
+        let all = kernel.links.values().filter_map(|link| link.vlan);
+        vlans.extend(
+            all.filter(|vlan| is_uplink(vlan.parent))
+                .map(|vlan| vlan.id),
+        );
+    }
+    vlans
+}
+
+/// An address on a loopback, as of hosts with several interfaces to the outside, comes in by any of
+/// them, and in the VLANs that the kernel has on them.
+fn is_anywhere(below: Option<&Arc<Link>>) -> bool {
+    below.is_none_or(|below| below.loopback)
 }
 
 /// Sockets of these are reached in generic mode alone: in native mode packets belong to the queues

@@ -2,6 +2,7 @@
 //! no clock.
 
 use std::cmp::Reverse;
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use dataplane::PortSlot;
@@ -55,6 +56,25 @@ pub fn homes(named: &[IpAddr], facts: &[Fact], kernel: &Snapshot) -> Vec<Home> {
         ifindex: *ifindex,
     })
     .collect()
+}
+
+/// Our addresses, each with the VLANs that packets to it come in; 0: none. As the uplinks' program
+/// is told them.
+pub fn endpoints(homes: &[Home], facts: &[Fact], kernel: &Snapshot) -> BTreeSet<(IpAddr, u16)> {
+    let is_uplink = |index| facts.iter().any(|fact| fact.ifindex == index);
+    let each = homes.iter().filter_map(|home| {
+        let link = kernel.links.get(&home.ifindex)?;
+        let vlans = uplink::vlans_of(kernel, link, is_uplink);
+        Some(vlans.into_iter().map(move |vlan| (home.address, vlan)))
+    });
+    each.flatten().collect()
+}
+
+/// A VLAN that packets to an address of ours come in, none where they may come in none.
+pub fn vlan_of(address: IpAddr, facts: &[Fact], kernel: &Snapshot) -> Option<u16> {
+    let homes = homes(&[address], facts, kernel);
+    let least = endpoints(&homes, facts, kernel).into_iter().next()?;
+    (least.1 != 0).then_some(least.1)
 }
 
 /// The next hops to a host. Those over interfaces that are no uplink are left out, and there

@@ -10,7 +10,7 @@ use dataplane::{
 use netlink::{Hop as KernelHop, Link, Mirror, Neighbour, Resolution, RouteKind, Snapshot, Vlan};
 use wire::{Mac, Vni, build};
 
-use super::paths::{Asked, homes, keep_heaviest, next_hops, to_group};
+use super::paths::{Asked, endpoints, homes, keep_heaviest, next_hops, to_group};
 use super::*;
 use crate::start_gate::StartGate;
 
@@ -71,6 +71,28 @@ fn kernel() -> Snapshot {
         };
         kernel.neighbours.insert((ifindex, ip), neighbour);
     }
+    kernel
+}
+
+/// The same, where our address is on this interface; 5 is a loopback.
+fn kernel_with_ours_on(ifindex: u32) -> Snapshot {
+    let mut kernel = kernel();
+    let loopback = Link {
+        loopback: true,
+        ..(*link(5, None)).clone()
+    };
+    kernel.links.insert(5, Arc::new(loopback));
+    let address = netlink::Address {
+        ifindex,
+        ip: OURS,
+        prefix_len: 24,
+        peer: None,
+        broadcast: None,
+        scope: 0,
+        flags: 0,
+        label: String::new(),
+    };
+    kernel.addresses.insert((ifindex, OURS), Arc::new(address));
     kernel
 }
 
@@ -187,7 +209,8 @@ fn of_too_many_gateways_those_of_the_largest_weight_are_taken() {
     let heavy: Vec<Hop> = all.iter().filter(|hop| hop.weight == 2).cloned().collect();
     assert_eq!(kept, heavy);
     let paths = [(ip("192.0.2.2"), kept.clone()), (ip("192.0.2.3"), all)];
-    let published = |(host, hops)| Underlay::new(Encapsulation::default(), [OURS], [(host, hops)]);
+    let published =
+        |(host, hops)| Underlay::new(Encapsulation::default(), [(OURS, 0)], [(host, hops)]);
     assert_eq!(paths.map(|path| published(path).is_ok()), [true, false]);
     assert!(!keep_heaviest(&mut kept));
     assert_eq!(kept, heavy);
@@ -245,18 +268,7 @@ fn there_is_no_way_to_ourselves_or_by_a_link_that_is_down() {
 
 #[test]
 fn a_group_goes_by_the_interface_of_our_address() {
-    let mut kernel = kernel();
-    let address = netlink::Address {
-        ifindex: 7,
-        ip: OURS,
-        prefix_len: 24,
-        peer: None,
-        broadcast: None,
-        scope: 0,
-        flags: 0,
-        label: String::new(),
-    };
-    kernel.addresses.insert((7, OURS), Arc::new(address));
+    let kernel = kernel_with_ours_on(7);
     let homes = homes(&[OURS], &[fact()], &kernel);
     let expected = Hop {
         src_mac: mac(7),
@@ -272,6 +284,23 @@ fn a_group_goes_by_the_interface_of_our_address() {
         None,
         "we have no address of IPv6"
     );
+}
+
+#[test]
+fn our_address_is_reached_in_the_vlans_of_its_interface() {
+    for (ifindex, vlans, traced) in [
+        (1, &[0][..], None),
+        (7, &[100], Some(100)),
+        (9, &[0], None),
+        // It comes in by all uplinks, and in the VLANs on them.
+        (5, &[0, 100], None),
+    ] {
+        let kernel = kernel_with_ours_on(ifindex);
+        let homes = homes(&[OURS], &[fact()], &kernel);
+        let expected: BTreeSet<_> = vlans.iter().map(|vlan| (OURS, *vlan)).collect();
+        assert_eq!(endpoints(&homes, &[fact()], &kernel), expected);
+        assert_eq!(vlan_of(OURS, &[fact()], &kernel), traced);
+    }
 }
 
 #[test]
@@ -350,7 +379,7 @@ async fn whom_workers_ask_for_is_looked_for_whatever_woke_us() {
     let mut task = NextHopTask::new(settings, sim.switch(), &uplinks).unwrap();
     // Nothing is to be published: no thread runs the worker.
     task.published = Some(Known {
-        addresses: BTreeSet::new(),
+        endpoints: BTreeSet::new(),
         paths: BTreeMap::new(),
     });
     task.renew().await;

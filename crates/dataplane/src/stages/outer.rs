@@ -1,10 +1,11 @@
-//! What comes before all else for frames from the wire: the outer headers, who has sent them, which
-//! network they are for, and what happened to them on the way (ECN). What is left of a frame is the
-//! inner one; the whole batch goes on as that.
+//! What comes before all else for frames from the wire: the outer headers, who has sent them, in
+//! which VLAN, however the uplink is joined, which network they are for, and what happened to them
+//! on the way (ECN). What is left of a frame is the inner one; the whole batch goes on as that.
 
 use std::net::IpAddr;
 
 use io::frame::{BATCH, Batch, Bits};
+use wire::Vni;
 use wire::vxlan::{self, OuterError, Received, ecn};
 
 use crate::drop_reason::DropReason;
@@ -31,8 +32,8 @@ pub(crate) fn run(
 ) -> Bits {
     let mut going = 0;
     let port = underlay.encapsulation().port;
-    // Frames that follow each other are mostly of one pair of hosts and one network.
-    let mut before: Option<(IpAddr, IpAddr, wire::Vni, NetworkIdx)> = None;
+    // Frames that follow each other are mostly of one pair of hosts, one VLAN and one network.
+    let mut before: Option<((IpAddr, IpAddr, u16, Vni), NetworkIdx)> = None;
     for (index, source) in sources.iter_mut().enumerate().take(batch.len()) {
         let frame = &mut batch.frames_mut()[index];
         let received = match vxlan::parse(frame.head(), frame.len(), port) {
@@ -42,12 +43,9 @@ pub(crate) fn run(
                 continue;
             }
         };
+        let way = (received.src, received.dst, received.vlan, received.vni);
         let network = match before {
-            Some((src, dst, vni, network))
-                if (src, dst, vni) == (received.src, received.dst, received.vni) =>
-            {
-                network
-            }
+            Some((known, network)) if known == way => network,
             _ => match network_of(view, underlay, &received) {
                 Ok(network) => network,
                 Err(reason) => {
@@ -56,7 +54,7 @@ pub(crate) fn run(
                 }
             },
         };
-        before = Some((received.src, received.dst, received.vni, network));
+        before = Some((way, network));
         let front = usize::from(received.inner);
         // In a packet that was on no wire something may be left to do, and no damage is to be
         // found.
@@ -93,8 +91,7 @@ fn network_of(
     underlay: &Underlay,
     received: &Received,
 ) -> Result<NetworkIdx, DropReason> {
-    let to_group = received.dst.is_multicast();
-    if !to_group && !underlay.is_ours(received.dst) {
+    if !underlay.takes(received.dst, received.vlan) {
         return Err(DropReason::NotOurs);
     }
     let network = view.by_vni(received.vni).ok_or(DropReason::UnknownVni)?;
@@ -102,7 +99,7 @@ fn network_of(
         .network(network)
         .and_then(|network| network.overlay.as_ref())
         .ok_or(DropReason::UnknownVni)?;
-    if to_group && overlay.flood != Flood::Group(received.dst) {
+    if received.dst.is_multicast() && overlay.flood != Flood::Group(received.dst) {
         return Err(DropReason::NotOurs);
     }
     // Our own frame, come back.

@@ -169,7 +169,7 @@ fn hosts_over_ipv6_behind_a_vlan_with_checksums() {
         vlan: Some(7),
         ..hop()
     };
-    let underlay = Underlay::new(encapsulation, [here], [(there, vec![way])]);
+    let underlay = Underlay::new(encapsulation, [(here, 7)], [(there, vec![way])]);
     host.lab.sim.set_underlay(underlay.unwrap());
     let b = machine(20, there);
     host.configure(|overlay| {

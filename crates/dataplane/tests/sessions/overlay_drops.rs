@@ -3,6 +3,8 @@
 use std::net::IpAddr;
 
 use dataplane::DropReason::*;
+use dataplane::overlay::Flood;
+use wire::offload::Offload;
 use wire::vxlan::{Ends, UdpChecksum};
 use wire::{Mac, build, checksum};
 
@@ -44,11 +46,60 @@ fn what_is_not_vxlan_to_us() {
     host.refuses(spoilt, OuterChecksum);
     let group = Ends::new(b.at, IpAddr::from([230, 0, 0, 0])).unwrap();
     host.refuses(arriving(group, 0, &inner, 0), NotOurs);
-    // The good frame, unspoilt, and behind a VLAN tag that the interface has left on.
-    host.enters(b.at, a, inner.clone());
-    let tagged = [&good[..12], &[0x81, 0, 0, 5], &good[12..]].concat();
-    host.arrive(tagged);
-    assert_eq!(host.lab.received(a), [inner]);
+    // The good frame, unspoilt.
+    host.enters(b.at, a, inner);
+}
+
+/// The frame in a VLAN, or with a priority alone.
+fn tagged(frame: &[u8], tci: u16) -> Vec<u8> {
+    let [high, low] = tci.to_be_bytes();
+    [&frame[..12], &[0x81, 0, high, low], &frame[12..]].concat()
+}
+
+/// Who reaches the port in another VLAN knows our address, and a host's that is declared.
+#[test]
+fn what_comes_in_another_vlan_than_the_address_is_not_for_us() {
+    for ours in [0, 100] {
+        let (mut host, a, b) = open_host();
+        host.configure(|overlay| overlay.flood = Flood::Group([230, 0, 0, 0].into()));
+        host.set_underlay(&[(HERE, ours)], vec![(b.at, vec![hop()])]);
+        let inner = udp(b.nic, a, Family::V4, 1, 2);
+        let group = Ends::new(b.at, [230, 0, 0, 0].into()).unwrap();
+        for good in [inbound(b.at, &inner), arriving(group, 0, &inner, 0)] {
+            let mut own = vec![tagged(&good, ours), tagged(&good, 0xe000 | ours)];
+            if ours == 0 {
+                own.push(good.clone());
+            } else {
+                host.refuses(good.clone(), NotOurs);
+                host.refuses(tagged(&good, 0), NotOurs);
+            }
+            for frame in own {
+                // A good one before it is of the same hosts and the same network.
+                for other in [200, 0xe0c8, 4095] {
+                    let before = host.lab.drops();
+                    assert!(host.wire.send(frame.clone(), Offload::default()));
+                    host.arrive(tagged(&good, other));
+                    assert_eq!(difference(&before, &host.lab.drops()), [(NotOurs, 1)]);
+                    assert_eq!(host.lab.received(a), std::slice::from_ref(&inner));
+                    host.refuses(tagged(&good, other), NotOurs);
+                }
+            }
+        }
+    }
+}
+
+/// An address on a loopback may come in several.
+#[test]
+fn an_address_may_be_in_several_vlans() {
+    let (mut host, a, b) = open_host();
+    host.set_underlay(&[(HERE, 0), (HERE, 7)], vec![(b.at, vec![hop()])]);
+    let inner = udp(b.nic, a, Family::V4, 1, 2);
+    let good = inbound(b.at, &inner);
+    for frame in [good.clone(), tagged(&good, 7)] {
+        host.arrive(frame);
+        assert_eq!(host.lab.received(a), std::slice::from_ref(&inner));
+    }
+    host.refuses(tagged(&good, 8), NotOurs);
 }
 
 #[test]

@@ -58,7 +58,13 @@ impl Host {
     }
 
     pub fn set_paths(&mut self, paths: Vec<(IpAddr, Vec<Hop>)>) {
-        let underlay = Underlay::new(Encapsulation::default(), [HERE], paths);
+        self.set_underlay(&[(HERE, 0)], paths);
+    }
+
+    /// Our addresses, each with the VLAN that it is in; 0: none.
+    pub fn set_underlay(&mut self, endpoints: &[(IpAddr, u16)], paths: Vec<(IpAddr, Vec<Hop>)>) {
+        let endpoints = endpoints.iter().copied();
+        let underlay = Underlay::new(Encapsulation::default(), endpoints, paths);
         self.lab.sim.set_underlay(underlay.unwrap());
     }
 

@@ -8,6 +8,9 @@ use crate::Vni;
 use crate::checksum;
 use crate::parse::{ETHERNET_LEN, ethertype, protocol};
 
+/// The ID in a tag beside the priority (IEEE 802.1Q).
+const VLAN_ID: u16 = 0x0fff;
+
 /// What a frame from the wire carries, and between whom.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Received {
@@ -15,6 +18,8 @@ pub struct Received {
     pub src: IpAddr,
     /// The endpoint, or group of endpoints, that it is for.
     pub dst: IpAddr,
+    /// The ID of the VLAN tag in front; 0: there is none, or it tells a priority alone.
+    pub vlan: u16,
     /// The inner frame's network.
     pub vni: Vni,
     /// TOS or traffic class: DSCP and ECN.
@@ -71,14 +76,16 @@ impl std::error::Error for OuterError {}
 /// Looks through the headers in front of an inner frame: Ethernet, at most one 802.1Q tag, IPv4
 /// (options are skipped) or IPv6 (without extension headers: endpoints send none), UDP to `port`,
 /// VXLAN. `head` holds the first bytes of a frame of `frame_len` bytes. Reserved fields are not
-/// looked at (RFC 7348, section 5). Addresses are not judged, and the UDP checksum is left to
-/// [`Received::verify`].
+/// looked at (RFC 7348, section 5). Addresses and VLAN are not judged, and the UDP checksum is left
+/// to [`Received::verify`].
 #[inline]
 pub fn parse(head: &[u8], frame_len: usize, port: u16) -> Result<Received, OuterError> {
     let head = head.get(..frame_len).unwrap_or(head);
     let mut l3 = ETHERNET_LEN;
     let mut kind = word(head, l3 - 2)?;
+    let mut vlan = 0;
     if kind == ethertype::VLAN {
+        vlan = word(head, l3)? & VLAN_ID;
         kind = word(head, l3 + 2)?;
         l3 += 4;
     }
@@ -108,6 +115,7 @@ pub fn parse(head: &[u8], frame_len: usize, port: u16) -> Result<Received, Outer
     Ok(Received {
         src: ip.src,
         dst: ip.dst,
+        vlan,
         vni,
         tos: ip.tos,
         sport: u16::from_be_bytes([udp[0], udp[1]]),

@@ -107,6 +107,8 @@ fn what_was_written_is_found_again() {
                 ),
                 (src, dst, vni(77), 0xba, 0xdf23)
             );
+            // Without the priority.
+            assert_eq!(received.vlan, if vlan.is_some() { 5 } else { 0 });
             assert_eq!(
                 (usize::from(received.inner), received.end as usize),
                 (outer.len(), written)

@@ -16,6 +16,7 @@ use wire::{Mac, Vni, checksum};
 
 use crate::access::Permitted;
 use crate::app::App;
+use crate::underlay::vlan_of;
 
 /// The longest frame: 65,535 bytes of IP packet behind Ethernet.
 const FRAME_MAX: usize = 65_535 + 14;
@@ -81,7 +82,8 @@ fn from_host(
     host: &v1::TraceFromHost,
     what: What,
 ) -> Result<Made, Status> {
-    let facts = app.uplinks.running().map(|uplinks| uplinks.facts());
+    let uplinks = app.uplinks.running();
+    let facts = uplinks.map(|uplinks| uplinks.facts());
     let facts = facts.as_deref().unwrap_or_default();
     // An uplink is the whole host's.
     control.whole().map_err(Status::from)?;
@@ -131,7 +133,9 @@ fn from_host(
             by_headers(control, &sender, &headers)?
         }
     };
-    let frame = wrap(fact, peer, vni, &inner)?;
+    let kernel = uplinks.map(|uplinks| uplinks.kernel().snapshot());
+    let vlan = |ours| vlan_of(ours, facts, kernel.as_deref()?);
+    let frame = wrap(fact, peer, vni, &inner, vlan)?;
     Ok(Made {
         from,
         nic: None,
@@ -140,18 +144,26 @@ fn from_host(
     })
 }
 
-/// The packet in which the other host would send it to us.
-fn wrap(fact: &Fact, peer: IpAddr, vni: Vni, inner: &[u8]) -> Result<Vec<u8>, Status> {
+/// The packet in which the other host would send it to us, in the VLAN of our address.
+fn wrap(
+    fact: &Fact,
+    peer: IpAddr,
+    vni: Vni,
+    inner: &[u8],
+    vlan: impl Fn(IpAddr) -> Option<u16>,
+) -> Result<Vec<u8>, Status> {
     let ours = fact.addresses.iter();
-    let ends = ours.filter_map(|ours| Ends::new(peer, *ours)).next();
-    let ends = ends.ok_or_else(|| {
+    let ends = ours
+        .filter_map(|ours| Some((Ends::new(peer, *ours)?, *ours)))
+        .next();
+    let (ends, ours) = ends.ok_or_else(|| {
         Status::failed_precondition(format!(
             "uplink {} has no address of the family of {peer}",
             fact.interface
         ))
     })?;
     let macs = (Mac([2, 0, 0, 0, 0, 1]), fact.mac.unwrap_or_default());
-    let mut outer = Outer::new(macs, None, ends, 64, PORT, UdpChecksum::Zero);
+    let mut outer = Outer::new(macs, vlan(ours), ends, 64, PORT, UdpChecksum::Zero);
     outer.set_flow(vni, SOURCE_PORT, 0);
     let mut frame = vec![0; outer.len()];
     outer.write(&mut frame, inner.len(), checksum::sum(inner));
