@@ -1,6 +1,8 @@
 //! Who may do what, and the audit log: a viewer, a tenant and the operators of a host, each trying
 //! what is not theirs, over both APIs.
 
+#[path = "roles/beyond.rs"]
+mod beyond;
 mod common;
 
 use std::path::{Path, PathBuf};

@@ -4,14 +4,16 @@
 //!
 //! What a change does to the audit log's record is done here, too.
 
+mod nics;
+
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::IpAddr;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use control::model::{
-    Binding, BindingKey, Flood, Group, GroupId, Limits, NetworkOptions, Nic, NicId, NicKind,
-    NicUpdate, Peer as RulePeer, Removal, Rule,
+    Binding, BindingKey, Flood, Group, GroupId, NetworkOptions, Nic, NicId, NicUpdate,
+    Peer as RulePeer, Removal, Rule,
 };
 use control::{
     Controller, Diff, Error, Explained, GroupStats, GroupVerdict, HostSettings, NetworkStatus,
@@ -76,55 +78,6 @@ const OPEN: &str = "no host is declared any more, and nothing of any network: al
                     VXLAN from anybody again, who may be DHCP server and router there \
                     (docs/security.md); butterfly network set VNI --from hosts, of any network, \
                     ends that";
-
-/// What a NIC is limited to; none where nothing is said.
-fn limits(limits: Limits) -> Option<String> {
-    (limits != Limits::default()).then(|| format!("{limits:?}"))
-}
-
-fn of_host_s(field: &str, id: &NicId) -> String {
-    format!("the {field} of NIC '{id}', which is the whole host's")
-}
-
-/// What a NIC has of a field, `None` where that is what NICs have when nothing is said.
-type Field = fn(&Nic) -> Option<String>;
-
-/// These reach files, interfaces and NICs beyond the network, or are what the host's operators hold
-/// a NIC to.
-const BEYOND: [(&str, Field); 14] = [
-    ("path", |nic| nic.path.clone()),
-    ("netns", |nic| match &nic.kind {
-        NicKind::Veth(veth) => Some(format!("{} {}", veth.netns, veth.ifname)),
-        _ => None,
-    }),
-    ("socket_owner", |nic| nic.socket.owner.clone()),
-    ("socket_group", |nic| nic.socket.group.clone()),
-    ("socket_mode", |nic| nic.socket.mode_text()),
-    ("vm_tap", |nic| match &nic.kind {
-        NicKind::VmTap(tap) => Some(tap.to_string()),
-        _ => None,
-    }),
-    ("packet_trace_path", |nic| nic.packet_trace_path.clone()),
-    ("mirror", |nic| nic.mirror.as_ref().map(ToString::to_string)),
-    ("sflow_rate", |nic| {
-        nic.sflow_rate.map(|rate| rate.to_string())
-    }),
-    ("sniff_target", |nic| {
-        nic.sniff_target.as_ref().map(NicId::to_string)
-    }),
-    // A TAP device is the host's own, and a bench sends as much as a core can.
-    ("type", |nic| match &nic.kind {
-        NicKind::Tap => Some("tap".to_owned()),
-        NicKind::Bench(bench) => Some(format!("{bench:?}")),
-        NicKind::VhostUser | NicKind::Veth(_) | NicKind::VmTap(_) => None,
-    }),
-    ("limit_in", |nic| limits(nic.limit_in)),
-    ("limit_out", |nic| limits(nic.limit_out)),
-    // With it no group says anything any more.
-    ("bypass_filtering", |nic| {
-        nic.bypass_filtering.then(|| "true".to_owned())
-    }),
-];
 
 /// The controller, for one operation of one caller.
 pub struct Permitted<'a> {
@@ -325,69 +278,6 @@ impl<'a> Permitted<'a> {
         match made.or_else(unmade) {
             Some(nic) if !self.reach().has_nic(&nic) => Err(self.not_ours(&format!("NIC '{id}'"))),
             nic => Ok(nic),
-        }
-    }
-
-    /// Whether a NIC may be deleted. One that has what its tenant may not take off it may not: it
-    /// could be made anew without.
-    fn may_delete(&self, nic: &Nic) -> Done<()> {
-        if self.is_whole() {
-            return Ok(());
-        }
-        let id = &nic.id;
-        let mut groups = nic.security_groups.iter();
-        if let Some(group) = groups.find(|group| !self.sees_group(group)) {
-            let what = format!("group '{group}', which NIC '{id}' would leave");
-            return Err(self.not_ours(&what));
-        }
-        let traced = nic.packet_trace && !self.settings().trace_default;
-        let of_host = BEYOND.iter().filter(|(_, of)| of(nic).is_some());
-        let mut of_host = of_host.map(|(field, _)| *field);
-        match of_host.next().or(traced.then_some("packet_trace")) {
-            Some(field) => Err(self.not_ours(&of_host_s(field, id))),
-            None => Ok(()),
-        }
-    }
-
-    /// Whether a NIC may be made so: in a network of the caller's, and nothing about it reaches
-    /// beyond that.
-    fn may_put(&self, new: &Nic) -> Done<()> {
-        if self.is_whole() {
-            return Ok(());
-        }
-        let reach = self.reach();
-        let (id, vni) = (&new.id, new.vni);
-        if !reach.has_network(vni) {
-            return Err(self.not_ours(&format!("VNI {vni}, which NIC '{id}' would be in")));
-        }
-        let old = self.declared_nic(id)?;
-        let old = old.as_deref();
-        let before: BTreeSet<&GroupId> = old
-            .into_iter()
-            .flat_map(|nic| &nic.security_groups)
-            .collect();
-        let after: BTreeSet<&GroupId> = new.security_groups.iter().collect();
-        // Who joins a group is let in wherever that group is; who leaves one is rid of its rules.
-        let mut moved = before.symmetric_difference(&after);
-        if let Some(group) = moved.find(|group| !reach.has_group(group)) {
-            let what = format!("group '{group}', which NIC '{id}' would join or leave");
-            return Err(self.not_ours(&what));
-        }
-        let same = |of: Field| match old {
-            Some(old) => of(old) == of(new),
-            None => of(new).is_none(),
-        };
-        // A trace is a file of the host's that grows without end.
-        let is_other = match old {
-            Some(old) => new.packet_trace != old.packet_trace,
-            None => new.packet_trace && !self.settings().trace_default,
-        };
-        if is_other {
-            return Err(self.not_ours(&of_host_s("packet_trace", id)));
-        }
-        match BEYOND.iter().find(|(_, of)| !same(*of)) {
-            Some((field, _)) => Err(self.not_ours(&of_host_s(field, id))),
-            None => Ok(()),
         }
     }
 
