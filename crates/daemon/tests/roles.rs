@@ -4,6 +4,8 @@
 #[path = "roles/beyond.rs"]
 mod beyond;
 mod common;
+#[path = "roles/underlay.rs"]
+mod underlay;
 
 use std::path::{Path, PathBuf};
 

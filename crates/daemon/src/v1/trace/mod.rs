@@ -14,7 +14,7 @@ use api::v1;
 use control::Explained;
 use control::model::NicId;
 use dataplane::ruleset::Direction;
-use dataplane::trial::{Asked, By, End, Outcome, Report, Stage, Target, To};
+use dataplane::trial::{Asked, By, End, Hop, Outcome, Report, Stage, Target, To};
 use dataplane::{DropReason, GroupAnswer, Location, PortSlot, PortUid, RuleSlot};
 use tonic::Status;
 
@@ -245,6 +245,7 @@ impl TraceBuilder<'_, '_> {
             remedies::of_target(reason, sender, nic.as_ref(), self.control, self.report)
         });
         let flow = target.flow.as_ref();
+        let hop = target.hop.as_ref().filter(|_| self.control.sees_all());
         v1::TraceTarget {
             nic: nic.as_ref().map(NicId::to_string).unwrap_or_default(),
             endpoint: match target.to {
@@ -254,16 +255,8 @@ impl TraceBuilder<'_, '_> {
             all_hosts: target.to == To::AllHosts,
             steps: self.target_steps(target, nic.as_ref()),
             flow: flow.map(|(flow, _)| observe::flow(flow, None, &self.names)),
-            uplink: target
-                .hop
-                .as_ref()
-                .map(|hop| self.uplink(hop.uplink))
-                .unwrap_or_default(),
-            packet: target
-                .hop
-                .as_ref()
-                .map(|hop| hop.packet.clone())
-                .unwrap_or_default(),
+            uplink: hop.map(|hop| self.uplink(hop.uplink)).unwrap_or_default(),
+            packet: hop.map(|hop| hop.packet.clone()).unwrap_or_default(),
             passes: target.verdict == Outcome::Pass,
             waits: target.verdict == Outcome::Waits,
             reason: dropped_here.map_or("", |(_, reason)| reason.name()).into(),
@@ -345,18 +338,25 @@ impl TraceBuilder<'_, '_> {
             }
             Outcome::Pass => {
                 if let Some(hop) = &target.hop {
-                    let text = format!(
-                        "VXLAN to {} over {}, {} bytes",
-                        hop.host,
-                        self.uplink(hop.uplink),
-                        hop.packet.len()
-                    );
-                    steps.push(step(Stage::Encapsulate, text, false));
+                    steps.push(step(Stage::Encapsulate, self.hop_words(hop), false));
                 }
                 steps.push(step(Stage::Deliver, "passes".into(), false));
             }
         }
         steps
+    }
+
+    /// How it goes to another host. Uplinks and the underlay are the whole host's.
+    fn hop_words(&self, hop: &Hop) -> String {
+        match self.control.sees_all() {
+            true => format!(
+                "VXLAN to {} over {}, {} bytes",
+                hop.host,
+                self.uplink(hop.uplink),
+                hop.packet.len()
+            ),
+            false => format!("VXLAN to {}", hop.host),
+        }
     }
 
     /// By which rules, as far as they are the caller's to know.
