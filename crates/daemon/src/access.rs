@@ -5,8 +5,9 @@
 //! which groups that is in; [`needs`] says of every request of both APIs which role it takes. The
 //! layer [`admit`] compares the two before a request of v1 reaches its method, v0's handler does so
 //! for its own. Who may see and change a part of the networks alone gets the controller as
-//! [`permitted::Permitted`], which has no other way to it. What was changed, and what was refused,
-//! is told to [`crate::audit`].
+//! [`permitted::Permitted`], which has no other way to it. What a request was let in by is looked
+//! at again when it is carried out (`standing`). What was changed, and what was refused, is told to
+//! [`crate::audit`].
 
 pub mod admit;
 mod directory;
@@ -15,6 +16,7 @@ pub mod needs;
 pub mod peer;
 pub mod permitted;
 mod policy;
+mod standing;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};

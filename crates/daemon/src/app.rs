@@ -13,7 +13,7 @@ use rustix::time::{ClockId, clock_gettime};
 use store::{Announced, Ticket};
 use tokio::sync::{Semaphore, watch};
 
-use crate::access::Caller;
+use crate::access::{Caller, Refusal};
 use crate::balancer;
 use crate::logging::{Level, LogControl};
 use crate::reload::Reload;
@@ -177,6 +177,14 @@ impl Operations {
             .unwrap_or_else(PoisonError::into_inner);
         controller.set_author(author);
         ControlGuard(Some(controller))
+    }
+
+    /// The controller, for one operation of a client's, who may still ask for it now that nobody
+    /// else has the controller; as [`control`](Operations::control).
+    pub fn control_for(&self, caller: &Caller) -> Result<ControlGuard<'_>, Refusal> {
+        let control = self.control_by(caller.author());
+        caller.look_again()?;
+        Ok(control)
     }
 
     /// Has the log be this much from now on, since this caller asks for it.

@@ -18,7 +18,9 @@ use tonic::{Code, Request, Status};
 
 use super::needs::{self, Need};
 use super::peer::Peer;
+use super::permitted::Refusal;
 use super::policy::{Reach, Role};
+use super::standing::Standing;
 use super::{Access, Rights};
 use crate::audit::{ARGUMENTS_MAX, Audit, Record};
 use crate::metrics::Requests;
@@ -48,6 +50,8 @@ pub struct Caller {
     pub(super) record: Option<Arc<Record>>,
     /// Memory that the request holds.
     memory: Option<Arc<Mutex<Held>>>,
+    /// By what it was let in; `None`: for good.
+    standing: Option<Arc<Standing>>,
 }
 
 impl Caller {
@@ -82,6 +86,18 @@ impl Caller {
         })
     }
 
+    /// Whether it may still what it was let in for. An operation asks when nobody else can keep it
+    /// waiting any more.
+    ///
+    /// # Errors
+    /// What it may do was changed since, or the authority that it came by.
+    pub fn look_again(&self) -> Result<(), Refusal> {
+        match &self.standing {
+            Some(standing) => standing.look_again(&self.reach),
+            None => Ok(()),
+        }
+    }
+
     /// Who it is, as in the log: the same for all requests of one user or certificate.
     pub fn who(&self) -> &Arc<str> {
         &self.shown
@@ -101,6 +117,7 @@ impl Caller {
             ours: peer.is_ours(),
             record: None,
             memory: None,
+            standing: None,
         }
     }
 
@@ -203,7 +220,7 @@ impl Gate {
 
     /// Lets a request in. The error is a sentence for the client; it is in the audit log already.
     pub fn admit(&self, api: &'static str, peer: &Peer, need: Need) -> Result<Caller, String> {
-        let mut caller = self.allow(api, peer, need)?;
+        let mut caller = self.allow(api, peer, None, need)?;
         if need.is_change() {
             caller.record = Some(self.audit.begin(api, peer, need.request));
         }
@@ -219,7 +236,8 @@ impl Gate {
             self.turned_away("v1", &peer, need.request, STALE);
             return Err(Status::unauthenticated(STALE));
         }
-        self.allow("v1", &peer, need).map_err(|why| {
+        let authority = guest.and_then(Guest::authority).cloned();
+        self.allow("v1", &peer, authority, need).map_err(|why| {
             let refused = code(Code::PermissionDenied);
             self.requests.answered("v1", need.request, began, refused);
             Status::permission_denied(why)
@@ -227,7 +245,14 @@ impl Gate {
     }
 
     /// Whether somebody may ask for something; a refusal is in the audit log.
-    fn allow(&self, api: &'static str, peer: &Peer, need: Need) -> Result<Caller, String> {
+    fn allow(
+        &self,
+        api: &'static str,
+        peer: &Peer,
+        authority: Option<Authority>,
+        need: Need,
+    ) -> Result<Caller, String> {
+        let generation = self.generation();
         let rights = self.rights(peer);
         let reach = rights.reach(need.role);
         let why = match &reach {
@@ -250,12 +275,20 @@ impl Gate {
                 need.role
             ),
             _ => {
+                let standing = Standing {
+                    access: self.access.clone(),
+                    peer: peer.clone(),
+                    role: need.role,
+                    generation,
+                    authority,
+                };
                 return Ok(Caller {
                     reach,
                     shown: peer.shown().into(),
                     ours: peer.is_ours(),
                     record: None,
                     memory: None,
+                    standing: Some(Arc::new(standing)),
                 });
             }
         };

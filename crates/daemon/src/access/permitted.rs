@@ -26,7 +26,7 @@ use dataplane::{PortSlot, PortUid, RuleSlot};
 use tonic::Status;
 use wire::{Mac, Vni};
 
-use super::admit::Caller;
+use super::admit::{Caller, STALE};
 use super::policy::Reach;
 use crate::deaf;
 
@@ -36,6 +36,9 @@ pub enum Refusal {
     /// It is not among what the caller may see or change.
     #[error("{0}")]
     Denied(String),
+    /// Clients' certificates are of another authority since it asked.
+    #[error("{STALE}")]
+    Stale,
     /// It cannot be.
     #[error(transparent)]
     Control(#[from] Error),
@@ -45,6 +48,7 @@ impl From<Refusal> for Status {
     fn from(refusal: Refusal) -> Status {
         match refusal {
             Refusal::Denied(why) => Status::permission_denied(why),
+            Refusal::Stale => Status::unauthenticated(STALE),
             Refusal::Control(error) => crate::v1::refused(error),
         }
     }

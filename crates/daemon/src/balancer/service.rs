@@ -48,7 +48,7 @@ fn change<T>(
     caller: &Caller,
     operation: impl FnOnce(&mut Controller) -> Result<T, Error>,
 ) -> Result<T, Refusal> {
-    let mut control = app.operations.control_by(caller.author());
+    let mut control = app.operations.control_for(caller)?;
     let mut control = Permitted::new(&mut control, caller);
     Ok(operation(control.whole()?)?)
 }

@@ -49,7 +49,7 @@ impl Service {
     ) -> Answer<T> {
         let app = self.app.clone();
         answer(&self.app, &caller.clone(), move || {
-            let mut control = app.operations.control_by(caller.author());
+            let mut control = app.operations.control_for(&caller)?;
             let mut control = Permitted::new(&mut control, &caller);
             operation(control.whole()?).map_err(refused)
         })

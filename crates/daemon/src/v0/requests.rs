@@ -107,13 +107,14 @@ pub fn carry_out(
     let answer = if let Err(why) = waited.and_then(|()| frame.admit(kind)) {
         Err(why)
     } else {
-        let mut control = operations.control_by(caller.author());
-        control.count_request();
-        one(
-            operations,
-            &mut Permitted::new(&mut control, &caller),
-            asked,
-        )
+        let control = operations.control_for(&caller);
+        control
+            .map_err(|refusal| refusal.to_string())
+            .and_then(|mut control| {
+                control.count_request();
+                let control = &mut Permitted::new(&mut control, &caller);
+                one(operations, control, asked)
+            })
     };
     count(if answer.is_ok() { "ok" } else { "refused" });
     let quit = matches!(answer, Ok(Done::Quit));

@@ -99,7 +99,7 @@ impl Service {
         let (app, asks) = (self.app.clone(), caller.clone());
         let operate = move || {
             let prepared = prepare(&app, &caller)?;
-            let mut control = app.operations.control_by(caller.author());
+            let mut control = app.operations.control_for(&caller)?;
             control.count_request();
             let mut control = Permitted::new(&mut control, &caller);
             operation(&app, &mut control, prepared)
@@ -149,6 +149,11 @@ pub async fn answer<T: Send + 'static>(
     caller: &Caller,
     operation: impl FnOnce() -> Result<T, Status> + Send + 'static,
 ) -> Answer<T> {
+    let asks = caller.clone();
+    let operation = move || {
+        asks.look_again()?;
+        operation()
+    };
     let done = app.turns.run(caller, Length::Short, operation).await;
     done.map(Response::new)
 }
@@ -757,6 +762,7 @@ impl Butterfly for Service {
     ) -> Answer<v1::SetLogLevelResponse> {
         let (caller, request) = taken(request)?;
         let level: Level = request.level.parse().map_err(Status::invalid_argument)?;
+        caller.look_again()?;
         self.app.operations.set_log_level(level, &caller);
         Ok(Response::new(v1::SetLogLevelResponse {}))
     }
@@ -795,6 +801,7 @@ impl Butterfly for Service {
         request: Request<v1::ShutdownRequest>,
     ) -> Answer<v1::ShutdownResponse> {
         let (caller, _) = taken(request)?;
+        caller.look_again()?;
         caller.takes_effect();
         tracing::info!("asked to stop through the v1 API");
         self.app.stop();
