@@ -142,6 +142,7 @@ impl Hub {
                 pairs: 1,
                 missing_pages: Default::default(),
                 page_helper: None,
+                network: None,
             };
             hub.server
                 .listen(PortKey(index), &hub.path(index), nic)

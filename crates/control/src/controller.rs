@@ -500,8 +500,12 @@ impl Controller {
                         let own = matches!(nic.kind, NicKind::Bench(_) | NicKind::Veth(_));
                         own.then(|| nic.ips.clone())
                     };
-                    let changed =
-                        |nic: &Nic| (nic.mac, self.settings.mtu(nic), ips(nic), nic.link_down);
+                    // What is left of a guest's session is for the network that it was in.
+                    let network = |nic: &Nic| (nic.kind == NicKind::VhostUser).then_some(nic.vni);
+                    let changed = |nic: &Nic| {
+                        let (mtu, link_down) = (self.settings.mtu(nic), nic.link_down);
+                        (nic.mac, mtu, ips(nic), link_down, network(nic))
+                    };
                     if changed(&old.nic) != changed(&new.nic) || old.nic.kind != new.nic.kind {
                         let request = request(&self.settings, new, declared);
                         self.attachments.reconfigure(&request);

@@ -603,6 +603,7 @@ fn bench_port(nic: &Nic, kind: &BenchKind) -> Result<Port, AttachError> {
 fn options(request: &OpenRequest<'_>, missing_pages: MissingPages) -> NicOptions {
     NicOptions {
         name: request.nic.id.to_string(),
+        network: Some(request.nic.vni.id()),
         mac: request.nic.mac,
         mtu: Some(request.mtu),
         offloads: request.offloads,

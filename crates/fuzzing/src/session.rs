@@ -149,6 +149,7 @@ impl Vmm {
         rustix::fs::ftruncate(&memory, MEMORY).expect("memory for a guest");
         let nic = NicOptions {
             name: "fuzzed".to_owned(),
+            network: None,
             mac: Mac([2, 0, 0, 0, 0, 1]),
             mtu: Some(1500),
             offloads: true,

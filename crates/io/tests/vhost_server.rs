@@ -885,6 +885,30 @@ fn what_was_made_ready_and_is_not_named_is_forgotten() {
     lab.end(None);
 }
 
+/// Who has the NIC's name by then is in another network, where its guest is not to be unasked.
+#[test]
+fn a_session_that_was_left_goes_on_in_its_own_network_alone() {
+    let lab = HandedOn::new();
+    let within = |name: &str, network| NicOptions {
+        network: Some(network),
+        ..nic(name)
+    };
+    for (key, name) in [(A, "nic-1"), (B, "nic-2")] {
+        assert!(lab.server.change(key, within(name, 7)));
+    }
+    assert!(lab.next.change(A, within("nic-1", 7)));
+    assert!(lab.next.change(B, within("nic-2", 42)));
+    let left = [A, B].map(|key| (key, lab.left(key)));
+    let (key, why) = lab.next.prepare(left.into()).unwrap_err();
+    assert_eq!((key, why.0), (B, "is of another network"));
+    // Moved there while it runs, it is left so.
+    assert!(lab.server.change(B, within("nic-2", 42)));
+    let left = [A, B].map(|key| (key, lab.left(key)));
+    lab.next.prepare(left.into()).unwrap();
+    lab.next.take_up(vec![], vec![]).unwrap();
+    lab.end(None);
+}
+
 #[test]
 fn hundreds_of_nics_are_served_by_one_thread() {
     let lab = Lab::new();

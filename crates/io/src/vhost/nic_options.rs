@@ -12,6 +12,9 @@ use crate::vhost::limits::MAX_PAIRS;
 pub struct NicOptions {
     /// What log lines call it.
     pub name: String,
+    /// The number of the network that it is in: what a process before has left of a session is
+    /// gone on with in the same one alone. `None`: in any.
+    pub network: Option<u32>,
     /// The guest's MAC address.
     pub mac: Mac,
     /// The MTU that is offered to the guest; the VMM may ask for a smaller one. `None`: none is.

@@ -137,6 +137,7 @@ impl Switch {
 pub fn nic(name: &str) -> NicOptions {
     NicOptions {
         name: name.to_owned(),
+        network: None,
         mac: Mac([2, 0, 0, 0, 0, 1]),
         mtu: Some(1500),
         offloads: true,

@@ -67,13 +67,17 @@ impl Connection {
     /// Bytes and descriptors of it that the next process needs to go on; `None`: there is a message
     /// half read or half answered, or the session does not outlive this process. `path`: where the
     /// connection was made.
-    pub fn saved(&self, path: &[u8]) -> Option<(Vec<u8>, Vec<BorrowedFd<'_>>)> {
+    pub fn saved(
+        &self,
+        path: &[u8],
+        network: Option<u32>,
+    ) -> Option<(Vec<u8>, Vec<BorrowedFd<'_>>)> {
         if self.is_amid() {
             return None;
         }
         let channel = self.channel.as_ref().map(AsFd::as_fd);
         let saved = self.session.saved()?;
-        Some(saved.encode(path, self.socket.as_fd(), channel))
+        Some(saved.encode(path, network, self.socket.as_fd(), channel))
     }
 
     /// Has the session set up as a process before has left it.

@@ -47,6 +47,10 @@ const HAS_MTU: u64 = 2;
 const HAS_CHANNEL: u64 = 4;
 const LINK_UP: u64 = 8;
 const ARRIVING: u64 = 16;
+/// The network's number is in the upper half of the flags, of which versions of before took no
+/// notice.
+const HAS_NETWORK: u64 = 32;
+const NETWORK: u32 = 32;
 
 /// Flags of a ring.
 const HAS_ADDRESSES: u64 = 1;
@@ -125,14 +129,18 @@ pub(in crate::vhost) struct SavedRing<F> {
 pub(in crate::vhost) struct Resumed {
     pub socket: OwnedFd,
     pub channel: Option<OwnedFd>,
+    /// The network that its NIC was in; `None`: it is not said, as by versions of before.
+    pub network: Option<u32>,
     pub saved: Saved<OwnedFd>,
 }
 
 impl<'a> Saved<BorrowedFd<'a>> {
-    /// The record, and the descriptors that go with it. `path` is where the connection was made.
+    /// The record, and the descriptors that go with it. `path` is where the connection was made,
+    /// `network` which one the NIC is in.
     pub fn encode(
         &self,
         path: &[u8],
+        network: Option<u32>,
         socket: BorrowedFd<'a>,
         channel: Option<BorrowedFd<'a>>,
     ) -> (Vec<u8>, Vec<BorrowedFd<'a>>) {
@@ -141,7 +149,8 @@ impl<'a> Saved<BorrowedFd<'a>> {
             | when(self.mtu.is_some(), HAS_MTU)
             | when(channel.is_some(), HAS_CHANNEL)
             | when(self.link_up, LINK_UP)
-            | when(self.arriving, ARRIVING);
+            | when(self.arriving, ARRIVING)
+            | network.map_or(0, |network| HAS_NETWORK | (u64::from(network) << NETWORK));
         let mut words = vec![
             VERSION,
             flags,
@@ -290,6 +299,7 @@ impl Resumed {
         Ok(Resumed {
             socket,
             channel,
+            network: (flags & HAS_NETWORK != 0).then_some((flags >> NETWORK) as u32),
             saved,
         })
     }
@@ -427,7 +437,7 @@ mod tests {
                 },
             ],
         };
-        let (record, sent) = saved.encode(b"/a/path", fd(0), Some(fd(1)));
+        let (record, sent) = saved.encode(b"/a/path", Some(0x00ff_ee01), fd(0), Some(fd(1)));
         (record, sent.len())
     }
 
@@ -443,6 +453,7 @@ mod tests {
         };
         let resumed = Resumed::decode(left, b"/a/path").unwrap();
         assert!(resumed.channel.is_some() && resumed.saved.link_up);
+        assert_eq!(resumed.network, Some(0x00ff_ee01));
         assert_eq!(resumed.saved.status, 15);
         let said: Vec<String> = resumed
             .saved
@@ -469,6 +480,23 @@ mod tests {
                 "SetVringEnable"
             ]
         );
+    }
+
+    /// The words that versions of before had, which the next one takes up, and read themselves.
+    #[test]
+    fn a_record_of_before_says_no_network() {
+        let own = fds(6);
+        let (mut record, _) = record(&own);
+        let upper = 8 + NETWORK as usize / 8;
+        record[upper..upper + 4].fill(0);
+        record[8] &= !(HAS_NETWORK as u8);
+        let left = LeftSession {
+            record,
+            fds: own,
+            is_held: true,
+        };
+        let resumed = Resumed::decode(left, b"/a/path").unwrap();
+        assert!(resumed.network.is_none() && resumed.saved.link_up);
     }
 
     #[test]

@@ -640,7 +640,7 @@ impl Thread {
         let busy = self.nics.values().find(|nic| {
             let connection = nic.connection.as_ref();
             connection.is_some_and(|connection| {
-                connection.session().is_arriving() || connection.saved(b"").is_none()
+                connection.session().is_arriving() || connection.saved(b"", None).is_none()
             })
         });
         if let Some(nic) = busy {
@@ -802,8 +802,13 @@ impl Thread {
         let Resumed {
             socket,
             channel,
+            network,
             saved,
         } = Resumed::decode(left, nic.end.path().as_os_str().as_bytes())?;
+        // Its guest has not asked to be in the network of whoever has the NIC's name by now.
+        if network.is_some_and(|network| nic.options.network.is_some_and(|now| now != network)) {
+            return Err(LeftError("is of another network"));
+        }
         if !is_stream(&socket) {
             return Err(LeftError("is no connection"));
         }
@@ -878,8 +883,9 @@ impl Thread {
             return true;
         };
         let path = nic.end.path().as_os_str().as_bytes();
-        let saved = nic.connection.as_ref();
-        let Some((record, fds)) = saved.and_then(|connection| connection.saved(path)) else {
+        let (saved, network) = (nic.connection.as_ref(), nic.options.network);
+        let saved = saved.and_then(|connection| connection.saved(path, network));
+        let Some((record, fds)) = saved else {
             return true;
         };
         nic.held = held == Some(&record) || keeper.hold(&nic.options.name, &record, &fds);
