@@ -35,7 +35,7 @@ pub use overlay::{
 pub use parse::{
     parse_address, parse_addresses, parse_cidr, parse_groups, parse_mac, parse_masked, parse_vni,
 };
-pub use part::{GroupPattern, Part, PartLimits};
+pub use part::{IdPattern, Part, PartLimits};
 pub use rule::{Direction, Icmp, Peer, Ports, Rule, RuleMatch};
 pub(crate) use service::validate;
 pub use service::{DeclaredServer, DeclaredService, DeclaredServices, service_key};

@@ -4,6 +4,8 @@
 #[path = "roles/beyond.rs"]
 mod beyond;
 mod common;
+#[path = "roles/ids.rs"]
+mod ids;
 #[path = "roles/revoked.rs"]
 mod revoked;
 #[path = "roles/underlay.rs"]

@@ -4,7 +4,7 @@
 
 use crate::error::{Error, quota};
 use crate::journal::Author;
-use crate::model::{Group, GroupId, GroupPattern, Part};
+use crate::model::{Group, GroupId, IdPattern, Part};
 use crate::stage::Staged;
 use crate::state::State;
 use std::collections::{BTreeMap, BTreeSet};
@@ -202,13 +202,13 @@ impl State {
 
     /// The sum over the part's groups.
     fn groups_in(&self, part: &Part, count: impl Fn(&Group) -> usize) -> usize {
-        let of_pattern = |pattern: &GroupPattern, is_first: &dyn Fn(&GroupId) -> bool| {
-            let (GroupPattern::Id(from) | GroupPattern::Prefix(from)) = pattern;
+        let of_pattern = |pattern: &IdPattern, is_first: &dyn Fn(&GroupId) -> bool| {
+            let (IdPattern::Id(from) | IdPattern::Prefix(from)) = pattern;
             let bounds = (Bound::Included(from.as_str()), Bound::Unbounded);
             let groups = self.groups.range::<_, str>(bounds);
             let own = groups.take_while(|(id, _)| match pattern {
-                GroupPattern::Id(own) => id.as_str() == own,
-                GroupPattern::Prefix(prefix) => id.as_str().starts_with(prefix),
+                IdPattern::Id(own) => id.as_str() == own,
+                IdPattern::Prefix(prefix) => id.as_str().starts_with(prefix),
             });
             let own = own.filter(|(id, _)| is_first(id));
             let own = own.filter_map(|(_, entry)| entry.group.as_deref());

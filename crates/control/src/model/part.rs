@@ -1,7 +1,7 @@
 //! A part of what is declared: some networks and some security groups, for somebody who may see or
 //! change these alone, and how much there may be in them.
 
-use super::GroupId;
+use super::{GroupId, NicId};
 use crate::limits;
 use std::ops::RangeInclusive;
 use wire::Vni;
@@ -12,14 +12,16 @@ pub struct Part {
     /// VNIs; ranges may overlap.
     pub networks: Vec<RangeInclusive<u32>>,
     /// Ids; patterns may overlap.
-    pub groups: Vec<GroupPattern>,
+    pub groups: Vec<IdPattern>,
+    /// Ids that NICs may have which are made in its networks, or come into them; `None`: any.
+    pub nics: Option<Vec<IdPattern>>,
     /// What there may be in them.
     pub limits: PartLimits,
 }
 
-/// The id of a group, or how ids begin.
+/// The id of a group or a NIC, or how ids begin.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum GroupPattern {
+pub enum IdPattern {
     /// This one.
     Id(String),
     /// All that begin so.
@@ -54,7 +56,13 @@ impl Part {
 
     /// Whether the group is one of its.
     pub fn has_group(&self, id: &GroupId) -> bool {
-        has_group(&self.groups, id.as_str())
+        is_any_of(&self.groups, id.as_str())
+    }
+
+    /// Whether a NIC of this id may be made in its networks.
+    pub fn has_nic_id(&self, id: &NicId) -> bool {
+        let nics = self.nics.as_ref();
+        nics.is_none_or(|nics| is_any_of(nics, id.as_str()))
     }
 
     /// Its ranges, and whether a network of one is in none of those before it.
@@ -66,12 +74,10 @@ impl Part {
     }
 
     /// Its patterns, and whether a group of one is none of those before it.
-    pub(crate) fn patterns(
-        &self,
-    ) -> impl Iterator<Item = (&GroupPattern, impl Fn(&GroupId) -> bool)> {
+    pub(crate) fn patterns(&self) -> impl Iterator<Item = (&IdPattern, impl Fn(&GroupId) -> bool)> {
         let patterns = self.groups.iter().enumerate();
         patterns.map(move |(at, pattern)| {
-            let first = move |id: &GroupId| !has_group(&self.groups[..at], id.as_str());
+            let first = move |id: &GroupId| !is_any_of(&self.groups[..at], id.as_str());
             (pattern, first)
         })
     }
@@ -81,10 +87,10 @@ fn has_network(ranges: &[RangeInclusive<u32>], vni: Vni) -> bool {
     ranges.iter().any(|vnis| vnis.contains(&vni.id()))
 }
 
-fn has_group(patterns: &[GroupPattern], id: &str) -> bool {
+fn is_any_of(patterns: &[IdPattern], id: &str) -> bool {
     patterns.iter().any(|pattern| match pattern {
-        GroupPattern::Id(own) => own == id,
-        GroupPattern::Prefix(prefix) => id.starts_with(prefix),
+        IdPattern::Id(own) => own == id,
+        IdPattern::Prefix(prefix) => id.starts_with(prefix),
     })
 }
 
@@ -112,8 +118,8 @@ mod tests {
     fn a_part_has_groups_by_id_and_by_how_they_begin() {
         let part = Part {
             groups: vec![
-                GroupPattern::Id("web".into()),
-                GroupPattern::Prefix("blue-".into()),
+                IdPattern::Id("web".into()),
+                IdPattern::Prefix("blue-".into()),
             ],
             ..Part::default()
         };
@@ -127,5 +133,18 @@ mod tests {
             let id = GroupId::new(group).unwrap();
             assert_eq!(part.has_group(&id), is_its, "{group}");
         }
+    }
+
+    #[test]
+    fn a_part_has_any_id_of_a_nic_unless_it_says_which() {
+        let of = |nics| Part {
+            nics,
+            ..Part::default()
+        };
+        let id = |id| NicId::new(id).unwrap();
+        assert!(of(None).has_nic_id(&id("x")));
+        assert!(!of(Some(vec![])).has_nic_id(&id("x")));
+        let blue = of(Some(vec![IdPattern::Prefix("blue-".into())]));
+        assert!(blue.has_nic_id(&id("blue-1")) && !blue.has_nic_id(&id("red-1")));
     }
 }

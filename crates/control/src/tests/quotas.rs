@@ -3,8 +3,8 @@
 
 use super::world::*;
 use crate::model::{
-    Binding, Direction, Group, GroupPattern, NetworkOptions, Nic, Part, PartLimits, Peer, Ports,
-    Rule, RuleMatch,
+    Binding, Direction, Group, IdPattern, NetworkOptions, Nic, Part, PartLimits, Peer, Ports, Rule,
+    RuleMatch,
 };
 use crate::{Author, Controller, limits};
 use std::net::IpAddr;
@@ -157,12 +157,13 @@ fn bound_by(parts: &[Part]) -> (Controller, Shared) {
 
 fn part(networks: &[std::ops::RangeInclusive<u32>], groups: &[&str], limits: PartLimits) -> Part {
     let pattern = |text: &&str| match text.strip_suffix('*') {
-        Some(prefix) => GroupPattern::Prefix(prefix.to_owned()),
-        None => GroupPattern::Id((*text).to_owned()),
+        Some(prefix) => IdPattern::Prefix(prefix.to_owned()),
+        None => IdPattern::Id((*text).to_owned()),
     };
     Part {
         networks: networks.to_vec(),
         groups: groups.iter().map(pattern).collect(),
+        nics: None,
         limits,
     }
 }

@@ -4,7 +4,7 @@
 use super::world::{self, Shared};
 use crate::model::{
     AccessList, Config, DeclaredServer, DeclaredService, DeclaredServices, Feature, Group,
-    GroupPattern, Interface, Mode, Part, PartLimits, Protocol, ServiceKey, State, Tunnel, Weight,
+    IdPattern, Interface, Mode, Part, PartLimits, Protocol, ServiceKey, State, Tunnel, Weight,
     service_key,
 };
 use crate::*;
@@ -701,7 +701,8 @@ fn a_change_of_who_has_a_part_is_recorded_as_a_part_s() {
     session.controller = session.controller.with_journal(Box::new(journal.clone()));
     let part = Part {
         networks: vec![42..=42],
-        groups: vec![GroupPattern::Id("b".into())],
+        groups: vec![IdPattern::Id("b".into())],
+        nics: None,
         limits: PartLimits::default(),
     };
     for (id, parts) in [("a", vec![]), ("b", vec![part])] {

@@ -9,7 +9,7 @@ use std::ops::RangeInclusive;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use control::model::{GroupPattern, PartLimits};
+use control::model::{IdPattern, PartLimits};
 use nix::unistd::{Group, Uid, User};
 use serde::Deserialize;
 
@@ -44,6 +44,8 @@ struct Given {
     /// Absent together with `security_groups`: the whole host.
     networks: Option<Vec<NumberOrRange>>,
     security_groups: Option<Vec<String>>,
+    /// Absent: NICs may have any id.
+    nics: Option<Vec<String>>,
     limits: Option<GivenLimits>,
 }
 
@@ -158,17 +160,30 @@ fn grant(given: Given, names: &Names) -> Result<Grant, String> {
             .map(|given| id(given, kind, of))
             .collect::<Result<Vec<u32>, String>>()
     };
-    if given.limits.is_some() && given.role == Role::View {
-        return Err("limits are for the role operate: who has the role view makes nothing".into());
-    }
-    let reach = match (given.networks, given.security_groups) {
-        (None, None) if given.limits.is_some() => {
-            return Err(
-                "limits are for a part of the networks: the grant has neither networks nor \
-                 security_groups"
-                    .into(),
-            );
+    // What is said of a part, and of whoever makes something in it.
+    let of_part = match (&given.limits, &given.nics) {
+        (Some(_), _) => Some("limits"),
+        (None, Some(_)) => Some("nics"),
+        (None, None) => None,
+    };
+    if let Some(key) = of_part {
+        if given.role == Role::View {
+            return Err(format!(
+                "{key} are for the role operate: who has the role view makes nothing"
+            ));
         }
+        if given.networks.is_none() && given.security_groups.is_none() {
+            return Err(format!(
+                "{key} are for a part of the networks: the grant has neither networks nor \
+                 security_groups"
+            ));
+        }
+    }
+    let patterns = |key, ids: Vec<String>| {
+        let patterns = ids.iter().map(|id| pattern(key, id));
+        patterns.collect::<Result<Vec<_>, String>>()
+    };
+    let reach = match (given.networks, given.security_groups) {
         (None, None) => Reach::Whole,
         (networks, groups) => {
             if given.role == Role::Admin {
@@ -182,10 +197,8 @@ fn grant(given: Given, names: &Names) -> Result<Grant, String> {
             let groups = groups.unwrap_or_default();
             Reach::Parts(vec![Part {
                 networks: networks.iter().map(range).collect::<Result<_, _>>()?,
-                groups: groups
-                    .iter()
-                    .map(|id| pattern(id))
-                    .collect::<Result<_, _>>()?,
+                groups: patterns("security_groups", groups)?,
+                nics: given.nics.map(|ids| patterns("nics", ids)).transpose()?,
                 limits: given.limits.unwrap_or_default().limits(),
             }])
         }
@@ -252,17 +265,15 @@ fn range(given: &NumberOrRange) -> Result<RangeInclusive<u32>, String> {
     }
 }
 
-fn pattern(given: &str) -> Result<GroupPattern, String> {
+fn pattern(key: &str, given: &str) -> Result<IdPattern, String> {
     let pattern = match given.strip_suffix('*') {
-        Some(prefix) => GroupPattern::Prefix(prefix.to_owned()),
-        None => GroupPattern::Id(given.to_owned()),
+        Some(prefix) => IdPattern::Prefix(prefix.to_owned()),
+        None => IdPattern::Id(given.to_owned()),
     };
     match &pattern {
-        GroupPattern::Id(text) | GroupPattern::Prefix(text)
-            if text.contains('*') || given.is_empty() =>
-        {
+        IdPattern::Id(text) | IdPattern::Prefix(text) if text.contains('*') || given.is_empty() => {
             Err(format!(
-                "security_groups: '{}' is neither an id nor how ids begin, as \"blue-*\"",
+                "{key}: '{}' is neither an id nor how ids begin, as \"blue-*\"",
                 given.escape_debug()
             ))
         }
@@ -298,6 +309,8 @@ mod tests {
             panic!("{rights:?}");
         };
         assert_eq!((parts[0].limits.nics, parts[0].limits.groups), (100, 20));
+        let id = |id| control::model::NicId::new(id).unwrap();
+        assert!(parts[0].has_nic_id(&id("blue-1")) && !parts[0].has_nic_id(&id("red-1")));
     }
 
     #[test]
@@ -356,6 +369,18 @@ mod tests {
             (
                 "[[grant]]\nrole = \"view\"\nusers = [1]\nnetworks = [1]\nlimits = { nics = 1 }",
                 "the role operate",
+            ),
+            (
+                "[[grant]]\nrole = \"operate\"\nusers = [1]\nnics = [\"blue-*\"]",
+                "grant 1: nics are for a part of the networks",
+            ),
+            (
+                "[[grant]]\nrole = \"view\"\nusers = [1]\nnetworks = [1]\nnics = [\"blue-*\"]",
+                "nics are for the role operate",
+            ),
+            (
+                "[[grant]]\nrole = \"operate\"\nusers = [1]\nnetworks = [1]\nnics = [\"*-1\"]",
+                "nics: '*-1'",
             ),
             (
                 "[[grant]]\nrole = \"operate\"\nusers = [1]\nnetworks = [1]\nlimits = { nic = 1 }",

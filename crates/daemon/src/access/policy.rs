@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::RangeInclusive;
 
 pub use control::model::Part;
-use control::model::{GroupId, Nic, PartLimits};
+use control::model::{GroupId, Nic, NicId, PartLimits};
 use wire::Vni;
 
 use super::peer::{User, Who};
@@ -83,6 +83,17 @@ impl Reach {
         self.has_network(nic.vni)
     }
 
+    /// Whether a NIC of this id may be made in a network, or come into it: of one grant for both.
+    pub fn may_make_nic(&self, id: &NicId, vni: Vni) -> bool {
+        match self {
+            Reach::Nothing => false,
+            Reach::Parts(parts) => parts
+                .iter()
+                .any(|part| part.has_network(vni) && part.has_nic_id(id)),
+            Reach::Whole => true,
+        }
+    }
+
     fn add(&mut self, more: &Reach) {
         match (&mut *self, more) {
             (Reach::Whole, _) | (_, Reach::Nothing) => (),
@@ -91,12 +102,12 @@ impl Reach {
         }
     }
 
-    /// The same to be seen alone, which has no limits.
+    /// The same to be seen alone, which has no limits and makes no NIC.
     pub(super) fn seen(&self) -> Reach {
         let mut seen = self.clone();
         if let Reach::Parts(parts) = &mut seen {
             for part in parts {
-                part.limits = PartLimits::default();
+                (part.limits, part.nics) = (PartLimits::default(), None);
             }
         }
         seen

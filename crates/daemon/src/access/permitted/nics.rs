@@ -131,6 +131,10 @@ impl Permitted<'_> {
         }
         let old = self.declared_nic(id)?;
         let old = old.as_deref();
+        // A socket, a session and sniffers go by the id, and so does whoever had it before.
+        if old.is_none_or(|old| old.vni != vni) && !reach.may_make_nic(id, vni) {
+            return Err(self.not_ours(&format!("the id '{id}' for a NIC in VNI {vni}")));
+        }
         let before: BTreeSet<&GroupId> = old
             .into_iter()
             .flat_map(|nic| &nic.security_groups)
