@@ -295,8 +295,11 @@ impl State {
                 .filter_map(|id| Some(self.groups.get(id)?.idx))
                 .collect(),
             bypass: nic.bypass_filtering,
+            // Of who has taken the id of a NIC of another network they hear nothing.
             sniffers: sniffers
-                .filter_map(|id| Some(self.nics.get(id)?.slot))
+                .filter_map(|id| self.nics.get(id))
+                .filter(|sniffer| sniffer.nic.sniffs_in(nic.vni))
+                .map(|sniffer| sniffer.slot)
                 .collect(),
             is_sniffer: nic.sniff_target.is_some(),
             allow_dhcp_server: nic.allow_dhcp_server,

@@ -145,6 +145,9 @@ pub struct NicStatus {
     pub uid: PortUid,
     /// Those of its groups that are not there.
     pub missing_groups: Vec<GroupId>,
+    /// A NIC that has the id of its target is in another network than the one that is meant:
+    /// nothing of it is copied.
+    pub target_elsewhere: bool,
 }
 
 /// The daemon at a glance.

@@ -8,6 +8,8 @@ mod common;
 mod ids;
 #[path = "roles/revoked.rs"]
 mod revoked;
+#[path = "roles/sniffers.rs"]
+mod sniffers;
 #[path = "roles/underlay.rs"]
 mod underlay;
 

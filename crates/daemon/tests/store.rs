@@ -103,6 +103,7 @@ fn everything() -> v1::Config {
     };
     let sniffer = v1::Nic {
         sniff_target: "full".into(),
+        sniff_vni: Some(1337),
         ..nic("sniffer", 5)
     };
     let service = v1::Service {

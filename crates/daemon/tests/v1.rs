@@ -94,6 +94,7 @@ async fn a_nic_s_life() {
         packet_trace_path: format!("/tmp/butterfly-{}-vnic_1.pcap", daemon.pid()),
         mtu: 9000,
         missing_security_groups: shown("vnic_1", 1).security_groups,
+        sniff_target_elsewhere: false,
     };
     assert_eq!(status, expected);
     assert!(daemon.path("qemu-vhost-vnic_1").exists());

@@ -93,7 +93,16 @@ fn detail_lines(status: &v1::NicStatus) -> Vec<(&'static str, String)> {
     lines.push(("packet-trace", on(nic.packet_trace.unwrap_or_default())));
     lines.push(("trace-path", status.packet_trace_path.clone()));
     if !nic.sniff_target.is_empty() {
-        lines.push(("sniff-target", nic.sniff_target.clone()));
+        let of = nic.sniff_vni.filter(|vni| *vni != nic.vni);
+        let of = of.map_or_else(String::new, |vni| format!(" of VNI {vni}"));
+        let elsewhere = match status.sniff_target_elsewhere {
+            true => " (no copies: the NIC of this id is in another VNI)",
+            false => "",
+        };
+        lines.push((
+            "sniff-target",
+            format!("{}{of}{elsewhere}", nic.sniff_target),
+        ));
     }
     if let Some(veth) = &nic.veth {
         lines.push(("netns", veth.netns.clone()));

@@ -317,6 +317,8 @@ impl NicAdd {
             addresses: settings.ip,
             security_groups: settings.sg,
             sniff_target: self.sniff_target.unwrap_or_default(),
+            // That in which the target is.
+            sniff_vni: None,
             bypass_filtering: settings.bypass_filtering.unwrap_or_default(),
             kind: kind.into(),
             bench,

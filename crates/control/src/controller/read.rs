@@ -93,7 +93,14 @@ impl Controller {
             slot: entry.slot,
             uid: entry.uid,
             missing_groups: self.missing_groups(&entry.nic),
+            target_elsewhere: self.is_target_elsewhere(&entry.nic),
         }
+    }
+
+    fn is_target_elsewhere(&self, nic: &Nic) -> bool {
+        let target = nic.sniff_target.as_ref();
+        let target = target.and_then(|id| self.state.nics.get(id));
+        target.is_some_and(|target| !nic.sniffs_in(target.nic.vni))
     }
 
     fn missing_groups(&self, nic: &Nic) -> Vec<GroupId> {

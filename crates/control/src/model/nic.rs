@@ -90,6 +90,10 @@ pub struct Nic {
     /// This NIC gets a copy of what that one sends and receives, and can send nothing. A target
     /// that does not exist (yet) gives no copies until it does.
     pub sniff_target: Option<NicId>,
+    /// Sniffers only: the network of the NIC that is meant by `sniff_target`. One of that id in
+    /// another network is another one: nothing of it is copied. `None`: in any, as versions of
+    /// before have stored it; the APIs always say one.
+    pub sniff_vni: Option<Vni>,
     /// Its packets are not filtered. Default no.
     pub bypass_filtering: bool,
     /// How the guest is attached. Default vhost-user.
@@ -186,6 +190,7 @@ impl Nic {
             anti_spoof: false,
             allowed_address_pairs: Vec::new(),
             sniff_target: None,
+            sniff_vni: None,
             bypass_filtering: false,
             kind: NicKind::VhostUser,
             vhost_mode: VhostMode::Server,
@@ -216,6 +221,11 @@ impl Nic {
     /// Those of its addresses that a host can have.
     pub fn host_addresses(&self) -> impl Iterator<Item = IpAddr> + use<'_> {
         self.ips.iter().copied().filter(is_host)
+    }
+
+    /// Whether a NIC that has the id of its target is that if it is in this network.
+    pub(crate) fn sniffs_in(&self, vni: Vni) -> bool {
+        self.sniff_vni.is_none_or(|own| own == vni)
     }
 
     /// This NIC with the given values replaced.
@@ -343,6 +353,9 @@ impl Nic {
         }
         if self.sniff_target.as_ref() == Some(&self.id) {
             return Err(Error::SniffsItself(self.id));
+        }
+        if let Some(vni) = self.sniff_vni.filter(|_| self.sniff_target.is_none()) {
+            return refuse("sniff VNI", &vni, "goes with a sniffer alone");
         }
         if self.vhost_mode != VhostMode::Server && self.kind != NicKind::VhostUser {
             return refuse("vhost mode", &"client", "goes with a vhost-user NIC alone");

@@ -2,7 +2,7 @@
 
 use super::world::*;
 use crate::model::{Nic, NicKind, NicUpdate, Part, SocketAccess, VhostMode};
-use crate::{Declared, Diff, NicState, diff};
+use crate::{Controller, Declared, Diff, NicState, diff};
 use dataplane::counters::PortCounters;
 use dataplane::drop_reason::DropReason;
 
@@ -329,6 +329,51 @@ fn sniffers_get_copies_whenever_their_target_is_there() {
     controller.delete_nic(&nic_id("tap")).unwrap();
     assert!(port(&controller, &shared, "a").sniffers.is_empty());
     assert_eq!(controller.last_work().ports, 1);
+}
+
+/// The id of a NIC that is gone is anybody's, in any network.
+#[test]
+fn a_sniffer_of_a_network_hears_nobody_of_another_one() {
+    let (mut controller, shared) = controller();
+    let (own, other) = (nic("a", 1, &[]).vni, wire::Vni::new(43).unwrap());
+    let sniffer = |sniff_vni| Nic {
+        sniff_target: Some(nic_id("a")),
+        sniff_vni,
+        ..nic("tap", 1, &[])
+    };
+    let elsewhere = Nic {
+        vni: other,
+        ..nic("a", 1, &[])
+    };
+    let is_elsewhere =
+        |controller: &Controller| controller.nic(&nic_id("tap")).unwrap().target_elsewhere;
+    // How many hear it.
+    let heard = |controller: &Controller| {
+        let sniffers = port(controller, &shared, "a").sniffers.len();
+        (sniffers, is_elsewhere(controller))
+    };
+
+    controller.put_nic(nic("a", 1, &[])).unwrap();
+    controller.put_nic(sniffer(Some(own))).unwrap();
+    assert_eq!(heard(&controller), (1, false));
+    // Its target moves, or goes and another one comes.
+    controller.put_nic(elsewhere.clone()).unwrap();
+    assert_eq!(heard(&controller), (0, true));
+    controller.delete_nic(&nic_id("a")).unwrap();
+    assert!(!is_elsewhere(&controller));
+    controller.put_nic(elsewhere).unwrap();
+    assert_eq!(heard(&controller), (0, true));
+    // Said so, it hears it; and so does one that a version of before has stored.
+    for sniff_vni in [Some(other), None] {
+        controller.put_nic(sniffer(sniff_vni)).unwrap();
+        assert_eq!(heard(&controller), (1, false));
+    }
+    let none = Nic {
+        sniff_vni: Some(own),
+        ..nic("b", 2, &[])
+    };
+    let refused = controller.put_nic(none).unwrap_err();
+    assert!(refused.to_string().contains("sniff VNI"), "{refused}");
 }
 
 #[test]

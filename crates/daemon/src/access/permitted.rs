@@ -5,6 +5,7 @@
 //! What a change does to the audit log's record is done here, too.
 
 mod nics;
+mod sniffers;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::IpAddr;
@@ -29,6 +30,7 @@ use wire::{Mac, Vni};
 use super::admit::{Caller, STALE};
 use super::policy::Reach;
 use crate::deaf;
+pub use sniffers::name_networks;
 
 /// Why an operation is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -235,6 +237,7 @@ impl<'a> Permitted<'a> {
 
     pub fn put_nic(&mut self, nic: Nic) -> Done<NicStatus> {
         self.may_put(&nic)?;
+        let nic = self.sniffing(nic);
         let put = self.control.put_nic(nic);
         put.map_err(|error| self.told(error))
     }
@@ -254,6 +257,7 @@ impl<'a> Permitted<'a> {
     /// error.
     pub fn create_nic(&mut self, nic: Nic) -> Done<NicStatus> {
         self.may_put(&nic)?;
+        let nic = self.sniffing(nic);
         let created = self.control.create_nic(nic);
         created.map_err(|error| self.told(error))
     }

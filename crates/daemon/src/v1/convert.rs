@@ -36,6 +36,8 @@ pub fn nic(nic: v1::Nic, settings: &HostSettings) -> Result<Nic, Error> {
     new.sniff_target = given(nic.sniff_target)
         .map(|id| NicId::new(&id))
         .transpose()?;
+    let sniff_vni = nic.sniff_vni.map(|vni| parse_vni(&owner, vni));
+    new.sniff_vni = sniff_vni.transpose()?;
     new.bypass_filtering = nic.bypass_filtering;
     new.path = given(nic.path);
     new.packet_trace = nic.packet_trace.unwrap_or(settings.trace_default);

@@ -5,6 +5,7 @@ use api::v1;
 use control::{Declared, Diff, Healed};
 
 use super::{convert, render};
+use crate::access::permitted::name_networks;
 use crate::access::{Permitted, Refusal};
 
 /// All parts as they are; those that are the whole host's for who sees that.
@@ -23,7 +24,8 @@ pub fn apply(
     dry_run: bool,
 ) -> Result<v1::ApplyResponse, Refusal> {
     let control = control.whole()?;
-    let config = convert::config(config, control.settings())?;
+    let mut config = convert::config(config, control.settings())?;
+    name_networks(control, &mut config);
     let diff = control.apply(config, dry_run)?;
     let healed = control.heal(Declared::InDocument, &diff, dry_run);
     Ok(answer(&diff, &healed))

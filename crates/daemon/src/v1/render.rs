@@ -59,6 +59,7 @@ pub fn nic(nic: &Nic) -> v1::Nic {
             .as_ref()
             .map(NicId::to_string)
             .unwrap_or_default(),
+        sniff_vni: nic.sniff_vni.map(wire::Vni::id),
         bypass_filtering: nic.bypass_filtering,
         kind: kind.into(),
         bench,
@@ -177,6 +178,7 @@ pub fn nic_status(status: &NicStatus) -> v1::NicStatus {
             .iter()
             .map(GroupId::to_string)
             .collect(),
+        sniff_target_elsewhere: status.target_elsewhere,
     }
 }
 

@@ -149,6 +149,10 @@ impl Permitted<'_> {
         if let Some(old) = old {
             self.may_readdress(old, new)?;
         }
+        let said = new.sniff_vni.is_some();
+        if said && new.sniff_vni != old.and_then(|old| old.sniff_vni) {
+            return Err(self.not_ours(&of_host_s("sniff_vni", id)));
+        }
         // A trace is a file of the host's that grows without end.
         let is_other = match old {
             Some(old) => new.packet_trace != old.packet_trace,
