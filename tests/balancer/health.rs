@@ -9,6 +9,7 @@ use std::time::Duration;
 use butterfly_tests::daemon::program;
 use butterfly_tests::lab::check;
 use butterfly_tests::lan::take_vip;
+use butterfly_tests::web::Web;
 use testkit::image::repository;
 use testkit::process::{Process, holds_nothing, readers};
 use testkit::{PATIENCE, Result, wait_for};
@@ -131,6 +132,98 @@ pub fn checks_keep_connections_over_a_restart(stage: &mut Stage) -> Result<()> {
         spoken.map_err(|e| format!("restart {round}: {e}"))?;
     }
     connections.ask_all()
+}
+
+/// The interface of checks is the host's: whoever sets it down takes no server from anybody, and it
+/// is set up again.
+pub fn an_interface_of_checks_that_is_down_is_no_server_s_failure(stage: &mut Stage) -> Result<()> {
+    let dir = tempfile::tempdir().map_err(|e| format!("cannot make a folder: {e}"))?;
+    let watch = two_checked_servers(stage, dir.path())?;
+    let interface = format!("bfc{}", stage.daemon.pid());
+    for time in 1..=2 {
+        stage
+            .balancer
+            .ok(&format!("ip link set {interface} down"))?;
+        let down = format!(
+            "no health check can be made: the interface {interface} of health checks is down"
+        );
+        said_again(stage, &down, time)?;
+        let flags = stage.balancer.ok(&format!("ip -o link show {interface}"))?;
+        check(flags.contains(",UP"), &format!("it is set up: {flags}"))?;
+        checks_are_made(stage, &watch, time)?;
+    }
+    Ok(())
+}
+
+/// Whoever removes it does no more harm: another one is made, and until that is done the daemon
+/// says what is missing. Here that takes as long as the process does that makes namespaces.
+pub fn an_interface_of_checks_that_is_gone_is_made_again(stage: &mut Stage) -> Result<()> {
+    let dir = tempfile::tempdir().map_err(|e| format!("cannot make a folder: {e}"))?;
+    let watch = two_checked_servers(stage, dir.path())?;
+    let interface = format!("bfc{}", stage.daemon.pid());
+    let gone = format!("the interface {interface} of health checks is gone");
+    for time in 1..=2 {
+        let still = stage.daemon.namespace_helper_stands_still()?;
+        stage.balancer.ok(&format!("ip link del {interface}"))?;
+        wait_for("a warning of what is gone", PATIENCE, || {
+            let warnings = stage.daemon.json("status")?["warnings"].to_string();
+            let (health, told) = stage.daemon.health()?;
+            check(health.is_empty(), &format!("health prints {health}"))?;
+            let is_told = warnings.contains(&gone) && told.contains(&gone);
+            Ok(is_told.then_some(()))
+        })?;
+        // Checks were due meanwhile.
+        let not_made = format!("a health check cannot be made, and will be tried again: {gone}");
+        wait_for("a check that is not made", PATIENCE, || {
+            Ok((stage.daemon.log().matches(&not_made).count() >= time).then_some(()))
+        })?;
+        stage.healths_become(&["HEALTHY"; 2])?;
+        drop(still);
+        said_again(stage, &format!("no health check can be made: {gone}"), time)?;
+        checks_are_made(stage, &watch, time)?;
+        let warnings = stage.daemon.json("status")?["warnings"].to_string();
+        check(
+            !warnings.contains(&interface),
+            &format!("nothing is wrong any more: {warnings}"),
+        )?;
+    }
+    Ok(())
+}
+
+/// Two healthy servers, one failure of which is enough; and who watches them.
+fn two_checked_servers(stage: &Stage, dir: &Path) -> Result<Process> {
+    stage.set_services(&format!(
+        "service add {SERVICE} --server 10.1.2.10 10.1.2.11 --check tcp --check-interval 1000 \
+         --check-timeout 1000 --rise 1 --fall 1"
+    ))?;
+    stage.healths_become(&["HEALTHY"; 2])?;
+    watch(stage, dir)
+}
+
+/// The log says what is wrong, and then so often in all that it is so no more.
+fn said_again(stage: &Stage, wrong: &str, times: usize) -> Result<()> {
+    wait_for(&format!("'{wrong}', and its end"), PATIENCE, || {
+        let log = stage.daemon.log();
+        let ends = log.matches("health checks are made again").count();
+        Ok((log.contains(wrong) && ends >= times).then_some(()))
+    })
+}
+
+/// No server was taken for ill but by this, so often in all: one stops and is found out, and comes
+/// back.
+fn checks_are_made(stage: &mut Stage, watch: &Process, times: usize) -> Result<()> {
+    let unhealthy = || watch.log().matches("is unhealthy").count();
+    check(
+        unhealthy() == times - 1,
+        &format!("all have stayed healthy:\n{}", watch.log()),
+    )?;
+    stage.servers[0].web = None;
+    stage.healths_become(&["UNHEALTHY", "HEALTHY"])?;
+    stage.servers[0].web = Some(Web::serve(&stage.servers[0].host, 80, "s0")?);
+    stage.healths_become(&["HEALTHY"; 2])?;
+    wait_for("that to be told", PATIENCE, || {
+        Ok((unhealthy() == times).then_some(()))
+    })
 }
 
 /// Answers are parsed by a process that holds nothing; where it ends, the next one goes on. That

@@ -95,14 +95,13 @@ impl Daemon {
     /// Has it stand still (SIGSTOP), as a debugger or a machine that is short of memory does, until
     /// what this gives is dropped.
     pub fn stand_still(&self) -> Result<Still> {
-        let pid = i32::try_from(self.pid()).ok().and_then(Pid::from_raw);
-        let pid = pid.ok_or("no process")?;
-        kill_process(pid, Signal::STOP).map_err(|e| e.to_string())?;
-        let still = Still(pid);
-        wait_for("all threads to stand still", PATIENCE, || {
-            Ok((process::state(self.pid()) == Some(b'T')).then_some(()))
-        })?;
-        Ok(still)
+        Still::of(self.pid())
+    }
+
+    /// Has the process stand still that enters network namespaces for it.
+    pub fn namespace_helper_stands_still(&self) -> Result<Still> {
+        let helper = process::namespace_helper(self.pid());
+        Still::of(helper.ok_or("there is no namespace helper")?)
     }
 
     /// Stops it as systemd does, and starts another one with the same options in the same folder.
@@ -352,8 +351,21 @@ impl Drop for Daemon {
     }
 }
 
-/// A daemon that stands still until this is dropped.
+/// A process that stands still until this is dropped.
 pub struct Still(Pid);
+
+impl Still {
+    fn of(pid: u32) -> Result<Still> {
+        let process = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let process = process.ok_or("no process")?;
+        kill_process(process, Signal::STOP).map_err(|e| e.to_string())?;
+        let still = Still(process);
+        wait_for("all threads to stand still", PATIENCE, || {
+            Ok((process::state(pid) == Some(b'T')).then_some(()))
+        })?;
+        Ok(still)
+    }
+}
 
 impl Drop for Still {
     fn drop(&mut self) {

@@ -56,6 +56,7 @@ pub async fn run(
         means.asks.prepare().await?;
     }
     let turn = path.turn(kind.transport(subject)).await?;
+    let way = path.clone();
     let obstacles = Obstacles::default();
     let check = async {
         match kind {
@@ -86,14 +87,15 @@ pub async fn run(
             Err(format!("no answer within {} ms", timeout.as_millis()))
         }
     };
-    // What a program came to that could not reach the server says nothing of that.
-    match obstacles.seen() {
-        Some(why) if outcome.is_err() => Err(why),
-        _ => Ok(Made {
-            outcome,
-            took: clock().saturating_duration_since(began),
-        }),
+    let took = clock().saturating_duration_since(began);
+    // What a program came to that could not reach the server says nothing of that; nor does what
+    // has failed on a way that was none.
+    if outcome.is_err()
+        && let Some(why) = obstacles.seen().or_else(|| way.hindrance())
+    {
+        return Err(why);
     }
+    Ok(Made { outcome, took })
 }
 
 impl Kind {

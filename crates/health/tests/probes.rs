@@ -568,6 +568,7 @@ struct Few {
     to: Direct,
     turns: Arc<Semaphore>,
     broken: bool,
+    hindered: bool,
 }
 
 impl Few {
@@ -576,6 +577,7 @@ impl Few {
             to: Direct(to),
             turns: Arc::new(Semaphore::new(turns)),
             broken: false,
+            hindered: false,
         }
     }
 
@@ -612,6 +614,10 @@ impl Path for Few {
             true => Err(NotMade("no descriptor".into()).into()),
             false => Ok((self.to.udp(()).await?.0, turn)),
         }
+    }
+
+    fn hindrance(&self) -> Option<NotMade> {
+        self.hindered.then(|| NotMade("the way was down".into()))
     }
 }
 
@@ -668,4 +674,30 @@ async fn what_this_host_lacks_is_not_the_server_s_failure() {
     // However many are free, one check does not have them all.
     let made = Few::turns(at, 100).check(&connects(17), TIMEOUT).await;
     assert!(made.is_err(), "{made:?}");
+}
+
+/// The way to the server was none for a while: who fails then, at once or for want of an answer, is
+/// not known to be ill, and who answers is well.
+#[tokio::test]
+async fn what_fails_on_a_way_that_was_down_is_not_the_server_s_failure() {
+    let (at, _requests) = serve(b"hello\n").await;
+    let hindered = |to, hindered| Few {
+        hindered,
+        ..Few::turns(to, 1)
+    };
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (silent, nobody) = (silent.local_addr().unwrap(), nobody().await);
+    let http = Kind::Http(Http::default());
+    for (kind, to) in [
+        (&Kind::Tcp, nobody),
+        (&http, silent),
+        (&connects(1), nobody),
+    ] {
+        let made = hindered(to, false).check(kind, SHORT * 5).await;
+        assert!(made.is_ok_and(|made| made.outcome.is_err()), "{kind:?}");
+        let made = hindered(to, true).check(kind, SHORT * 5).await;
+        assert_eq!(made, Err(NotMade("the way was down".into())), "{kind:?}");
+    }
+    let made = hindered(at, true).check(&Kind::Tcp, TIMEOUT).await;
+    assert_eq!(made.unwrap().outcome, Ok(()));
 }

@@ -191,19 +191,29 @@ pub fn keepers_of(socket: &Path) -> Vec<u32> {
 
 /// The processes that parse what strangers send to a daemon.
 pub fn readers(daemon: u32) -> Vec<u32> {
+    children(daemon, b"\0--as-reader\0")
+}
+
+/// The process that enters network namespaces for a daemon, if it has started one.
+pub fn namespace_helper(daemon: u32) -> Option<u32> {
+    children(daemon, b"\0--keep-namespaces\0").first().copied()
+}
+
+/// Children whose last word is this one.
+fn children(daemon: u32, last_word: &[u8]) -> Vec<u32> {
     // Children are listed by the thread that has started them.
     let threads = std::fs::read_dir(format!("/proc/{daemon}/task"));
     let threads = threads.into_iter().flatten().flatten();
     let children =
         threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
     let children = children.collect::<String>();
-    let is_reader = |pid: &u32| {
+    let is_one = |pid: &u32| {
         let words = std::fs::read(format!("/proc/{pid}/cmdline"));
-        words.is_ok_and(|words| words.ends_with(b"\0--as-reader\0"))
+        words.is_ok_and(|words| words.ends_with(last_word))
     };
     let children = children.split_whitespace();
     let children = children.filter_map(|pid| pid.parse().ok());
-    children.filter(is_reader).collect()
+    children.filter(is_one).collect()
 }
 
 /// Whether no thread of a process has a capability, can get one, or makes calls that no filter has

@@ -2,6 +2,7 @@
 //! that tells it the next hops of the servers.
 
 mod attached;
+mod doorway;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -17,6 +18,7 @@ use tokio::runtime::Handle;
 use xdp::{Interfaces, Mode};
 
 use self::attached::Attached;
+use self::doorway::Doorway;
 use super::handover;
 use super::plane::{Counters, ServerHop, Stats};
 use super::probe::Door;
@@ -51,7 +53,7 @@ pub struct Engine {
     /// Nothing is taken down: the next daemon finds all as it is.
     staying: AtomicBool,
     /// The way of health checks into the room: opened by the first check.
-    door: Arc<Mutex<Option<Arc<Door>>>>,
+    doorway: Arc<Doorway>,
 }
 
 /// A loaded program and those who keep it up to date.
@@ -125,7 +127,7 @@ impl Engine {
             held,
             changes: AtomicU64::new(0),
             staying: AtomicBool::new(false),
-            door: Arc::default(),
+            doorway: Arc::default(),
         }
     }
 
@@ -136,14 +138,19 @@ impl Engine {
 
     /// The way of health checks, made if need be. The error is a sentence.
     pub fn door(&self) -> Result<Arc<Door>, String> {
-        let mut door = lock(&self.door);
-        if let Some(door) = &*door {
-            return Ok(door.clone());
-        }
         let running = self.running().ok_or("nothing is balanced")?;
-        let made = Arc::new(Door::open(&lock(&running.balancer))?);
-        lock(&running.interfaces).open(&made)?;
-        Ok(door.insert(made).clone())
+        self.doorway.open(&running)
+    }
+
+    /// How often the way of health checks has been found to be none.
+    pub fn breaks(&self) -> u64 {
+        self.doorway.breaks()
+    }
+
+    /// Why a check says nothing of its server that began when there were so many
+    /// [`breaks`](Self::breaks), and has failed by now. It may ask the kernel.
+    pub fn hindrance(&self, breaks: u64) -> Option<String> {
+        self.doorway.hindrance(breaks)
     }
 
     /// Loads the program unless that is done.
@@ -177,7 +184,8 @@ impl Engine {
                 tracing::error!("the load balancer no longer follows routes and neighbours: {e}");
             }
         });
-        Handle::current().spawn(follow_interfaces(started.clone(), self.door.clone()));
+        Handle::current().spawn(follow_interfaces(started.clone(), self.doorway.clone()));
+        Handle::current().spawn(doorway::look_after(started.clone(), self.doorway.clone()));
         Handle::current().spawn(follow_losses(started.clone()));
         tracing::info!(
             "the load balancer's program is loaded, for {} flows",
@@ -287,7 +295,7 @@ impl Engine {
         if let Err(e) = lock(&running.balancer).go_on() {
             tracing::error!("the load balancer is as it was before the upgrade: {e}");
         }
-        let door = lock(&self.door);
+        let door = self.doorway.door();
         lock(&running.interfaces).go_on(&running, door.as_deref());
     }
 
@@ -346,14 +354,18 @@ impl Engine {
         self.running().map(losing).unwrap_or_default()
     }
 
-    /// What is not as the kernel's routes, neighbours and interfaces say, a sentence each.
+    /// What is not as the kernel's routes, neighbours and interfaces say, and why no health check
+    /// can be made, a sentence each.
     pub fn troubles(&self) -> Vec<String> {
         let Some(running) = self.running() else {
             return vec![];
         };
         let troubles = running.follower.troubles();
         let said = |why| format!("the load balancer is not as the kernel's tables say: {why}");
-        troubles.borrow().iter().map(said).collect()
+        let unchecked = self.doorway.trouble();
+        let unchecked = unchecked.map(|why| format!("no health check can be made: {why}"));
+        let troubles = troubles.borrow();
+        troubles.iter().map(said).chain(unchecked).collect()
     }
 
     /// One of them.
@@ -366,7 +378,7 @@ impl Engine {
     pub fn add_interface(&self, name: &str, mode: Option<Mode>) -> Result<InterfaceStatus, String> {
         let running = self.start()?;
         // In this order everywhere: door, interfaces, balancer.
-        let door = lock(&self.door);
+        let door = self.doorway.door();
         lock(&running.interfaces).want(name, mode, &running, door.as_deref())
     }
 
@@ -390,7 +402,7 @@ impl Engine {
             (None, None) => return Ok(()),
             (None, Some(_)) => self.start()?,
         };
-        let door = lock(&self.door);
+        let door = self.doorway.door();
         lock(&running.interfaces).restore(name, before, &running, door.as_deref())
     }
 
@@ -461,11 +473,11 @@ pub fn left(held: &Held) -> (Items, Option<KnownHealth>) {
 }
 
 /// Takes interfaces that come back and lets go of those that went, for ever.
-async fn follow_interfaces(running: Arc<Running>, door: Arc<Mutex<Option<Arc<Door>>>>) {
+async fn follow_interfaces(running: Arc<Running>, doorway: Arc<Doorway>) {
     let mut watch = running.follower.watch();
     loop {
         tokio::task::block_in_place(|| {
-            let door = lock(&door);
+            let door = doorway.door();
             lock(&running.interfaces).follow(&running, door.as_deref());
         });
         // An interface that was wanted meanwhile is looked at by who wanted it.

@@ -36,6 +36,8 @@ use super::engine::{Engine, Running};
 use ports::{Port, Ports};
 use room::Room;
 
+pub use room::Trouble;
+
 /// Ports that checks are sent from: behind those that Linux gives to others by itself
 /// (ip_local_port_range). How many, and [`LINGER`], are what limits the checks of a second
 /// (docs/limits.md).
@@ -88,7 +90,7 @@ pub struct Door {
 
 impl Door {
     /// Makes the room and loads the program beside the balancer's. The error is a sentence.
-    pub fn open(balancer: &balancer::Balancer) -> Result<Door, String> {
+    pub fn open(balancer: &Mutex<balancer::Balancer>) -> Result<Door, String> {
         let room = Room::open()?;
         let source = ProbeSource {
             ifindex: room.ifindex,
@@ -96,7 +98,7 @@ impl Door {
             reserved: [0; 2],
         };
         let failed = |e: xdp::Error| format!("the program of health checks: {e}");
-        let program = load(balancer, source).map_err(failed)?;
+        let program = load(&lock(balancer), source).map_err(failed)?;
         // Generic: it may send out of any interface, those without XDP in the driver too, and
         // checks are few.
         let attachment =
@@ -109,6 +111,34 @@ impl Door {
             udp: Ports::new(PORTS),
             _attachment: attachment,
         })
+    }
+
+    /// The host's end of the pair, by its index and name.
+    pub fn ifindex(&self) -> u32 {
+        self.room.ifindex
+    }
+
+    pub fn name(&self) -> &str {
+        &self.room.name
+    }
+
+    /// What the kernel says is wrong with that interface, if anything is.
+    pub fn trouble(&self) -> Option<Trouble> {
+        self.room.trouble()
+    }
+
+    /// That, as a sentence.
+    pub fn said(&self, trouble: Trouble) -> String {
+        let is = match trouble {
+            Trouble::Gone => "gone",
+            Trouble::Down => "down",
+        };
+        format!("the interface {} of health checks is {is}", self.name())
+    }
+
+    /// Sets it up again. The error is a sentence.
+    pub fn set_up(&self) -> Result<(), String> {
+        self.room.set_up()
     }
 }
 
@@ -213,6 +243,7 @@ impl Paths for Prober {
             engine: self.0.clone(),
             target: *target,
             subject: subject.clone(),
+            breaks: self.0.breaks(),
         }
     }
 }
@@ -223,6 +254,8 @@ pub struct ProbePath {
     engine: Arc<Engine>,
     target: Target,
     subject: Subject,
+    /// How often the way into the room was none when the check began.
+    breaks: u64,
 }
 
 const TCP: u8 = 6;
@@ -279,6 +312,11 @@ impl Path for ProbePath {
         let socket = UdpSocket::from_std(socket.into()).map_err(not_made)?;
         socket.connect(self.subject.service).await?;
         Ok((socket, hold))
+    }
+
+    fn hindrance(&self) -> Option<NotMade> {
+        let why = tokio::task::block_in_place(|| self.engine.hindrance(self.breaks));
+        why.map(NotMade)
     }
 }
 

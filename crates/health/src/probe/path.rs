@@ -70,6 +70,12 @@ pub trait Path: Clone + Send + Sync + 'static {
         &self,
         turn: Self::Turn,
     ) -> impl Future<Output = Result<(UdpSocket, Self::Hold), Fault>> + Send;
+
+    /// What on this host was in the way of packets since this path was made, if anything was: a
+    /// check that has failed meanwhile says nothing of its server. It may ask the kernel.
+    fn hindrance(&self) -> Option<NotMade> {
+        None
+    }
 }
 
 /// Straight to an address, by the host's own routes: for tests, and for checks of what is not

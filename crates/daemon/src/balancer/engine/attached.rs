@@ -69,6 +69,14 @@ impl Attached {
         Ok(())
     }
 
+    /// The program of health checks runs nowhere any more.
+    pub(super) fn close(&self) {
+        let mut programs = lock(&self.programs);
+        for attached in self.interfaces.values() {
+            attached.remove(&mut programs, Feature::Probe);
+        }
+    }
+
     /// Takes an interface that is there, and again whenever it comes back; or attaches it in
     /// another mode, and where that is refused leaves it in the one it has.
     pub(super) fn want(
@@ -136,6 +144,11 @@ impl Attached {
     /// From now on interfaces that come are another process's to take.
     pub(super) fn stand_still(&mut self) {
         self.tracked.stand_still();
+    }
+
+    /// Whether another process takes those that come.
+    pub(super) fn is_still(&self) -> bool {
+        self.tracked.is_still()
     }
 
     /// They are this process's: those that came or went meanwhile are followed.

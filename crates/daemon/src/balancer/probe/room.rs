@@ -26,6 +26,8 @@ const MTU: u16 = 1400;
 pub struct Room {
     /// The index of the host's end of the pair.
     pub ifindex: u32,
+    /// The name that it was made by.
+    pub name: String,
     namespace: OwnedFd,
     helper: Mutex<Asker>,
 }
@@ -58,6 +60,7 @@ impl Room {
         helper.send_all_by(namespace.as_fd(), INSIDE, MTU)?;
         Ok(Room {
             ifindex: device.index,
+            name: outside,
             namespace,
             helper: Mutex::new(helper),
         })
@@ -67,6 +70,34 @@ impl Room {
     pub fn socket(&self, kind: SocketKind, source: SocketAddr) -> io::Result<Socket> {
         let mut helper = self.helper.lock().unwrap_or_else(PoisonError::into_inner);
         let socket = helper.bound_socket(self.namespace.as_fd(), INSIDE, kind, source);
-        socket.map(Socket::from).map_err(io::Error::other)
+        let failed = |why| io::Error::other(format!("behind {}: {why}", self.name));
+        socket.map(Socket::from).map_err(failed)
     }
+
+    /// What is wrong with the host's end of the pair, as the kernel says now: anybody who may
+    /// change the host's interfaces has access to it.
+    pub fn trouble(&self) -> Option<Trouble> {
+        let asked = Changes::new().and_then(|mut changes| changes.by_index(self.ifindex));
+        match asked {
+            Ok(None) => Some(Trouble::Gone),
+            Ok(Some(device)) if !device.up => Some(Trouble::Down),
+            // A kernel that does not answer says nothing of it.
+            Ok(Some(_)) | Err(_) => None,
+        }
+    }
+
+    /// Sets that end up. The error is a sentence.
+    pub fn set_up(&self) -> Result<(), String> {
+        let done = Changes::new().and_then(|mut changes| changes.set_up(self.ifindex, true));
+        done.map_err(|e| e.to_string())
+    }
+}
+
+/// Why nothing comes through the pair.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Trouble {
+    /// It was removed, and what was behind it leads nowhere.
+    Gone,
+    /// It was set down.
+    Down,
 }
