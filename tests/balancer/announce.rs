@@ -157,6 +157,80 @@ fn announces(stage: &mut Stage) -> Result<()> {
     )
 }
 
+/// A program that withdraws when it was called for all three addresses, and fails for one of them:
+/// the stop waits for none of them behind another, connections are left, and the next daemon
+/// withdraws what is not in service by then.
+pub fn a_stop_withdraws_side_by_side(stage: &mut Stage) -> Result<()> {
+    let dir = tempfile::tempdir().map_err(|e| format!("cannot make a folder: {e}"))?;
+    let [hook, said, fails, three] =
+        ["hook", "said", "fails", "three"].map(|name| dir.path().join(name));
+    let write = |path: &std::path::Path, text: &str| {
+        std::fs::write(path, text).map_err(|e| format!("{}: {e}", path.display()))
+    };
+    write(
+        &hook,
+        &format!(
+            "#!/bin/sh\necho \"$@\" >> {said}\n[ $1 = withdraw ] || exit 0\n\
+             while [ -e {three} ] && [ \"$(grep -c withdraw {said})\" -lt 3 ]\n\
+             do sleep 0.01\ndone\n[ $2 != 192.168.101.2 ] || ! [ -e {fails} ]\n",
+            said = said.display(),
+            fails = fails.display(),
+            three = three.display(),
+        ),
+    )?;
+    std::fs::set_permissions(&hook, PermissionsExt::from_mode(0o755))
+        .map_err(|e| format!("{}: {e}", hook.display()))?;
+    let told = || std::fs::read_to_string(&said).unwrap_or_default();
+    let tells = |line: &str| {
+        wait_for(&format!("'{line}'"), PATIENCE, || {
+            Ok(told().lines().any(|told| told == line).then_some(()))
+        })
+        .map_err(|e| format!("{e}: {}", told()))
+    };
+    let path = hook.display().to_string();
+    stage.restart(&[&["--balance-hook", &path][..], &LASTING].concat())?;
+    for number in 1..=3 {
+        stage.set_services(&format!(
+            "service add 192.168.101.{number}:80 --server 10.1.2.10 10.1.2.11"
+        ))?;
+        tells(&format!("announce 192.168.101.{number}"))?;
+    }
+    // One cannot be withdrawn: neither now nor by the stop.
+    write(&fails, "")?;
+    stage.daemon.cli("service del 192.168.101.2:80")?;
+    tells("withdraw 192.168.101.2")?;
+    write(&three, "")?;
+    write(&said, "")?;
+    stage.daemon.stop()?;
+    let log = stage.daemon.log();
+    check(
+        log.contains("connections are left for the next daemon"),
+        &format!("connections are left:\n{log}"),
+    )?;
+    for number in 1..=3 {
+        tells(&format!("withdraw 192.168.101.{number}"))?;
+    }
+    let file = |folder: &str| stage.daemon.dir().join(folder).join("balance-announced");
+    let kept = std::fs::read_to_string(file("store")).unwrap_or_default();
+    check(
+        kept.starts_with("192.168.101.2\nagain 192.168.101.2\n") && !file("").exists(),
+        &format!("beside the store stands what is announced still: {kept}"),
+    )?;
+    for path in [&fails, &three] {
+        std::fs::remove_file(path).map_err(|e| format!("{}: {e}", path.display()))?;
+    }
+    write(&said, "")?;
+    stage.daemon.restart()?;
+    for line in [
+        "withdraw 192.168.101.2",
+        "announce 192.168.101.1",
+        "announce 192.168.101.3",
+    ] {
+        tells(line)?;
+    }
+    Ok(())
+}
+
 /// What the daemon is told of the client's host, which is a router of another system. Nobody waits
 /// for the hold time: what is withdrawn within [`PATIENCE`] was not withdrawn by that.
 pub const SETTINGS: &str = "[local]

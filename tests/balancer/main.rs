@@ -79,6 +79,7 @@ fn main() {
                 announce::addresses_are_announced_by_bird,
                 announce::another_s_route_is_no_announcement,
                 announce::addresses_are_announced_by_frr,
+                announce::a_stop_withdraws_side_by_side,
                 command::one_command_balances_without_a_daemon,
                 command::one_command_balances_several_services,
                 command::one_command_goes_on_where_another_ended,

@@ -161,6 +161,11 @@ impl Speaker {
         }
     }
 
+    /// How long [`stop`](Speaker::stop) may take, with what BIRD is being told when it begins.
+    pub fn stop_within(settings: &Settings) -> Duration {
+        settings.grace + 3 * PATIENCE
+    }
+
     /// Withdraws all routes, gives the neighbours [`Settings::grace`] to choose others, and ends
     /// BIRD, which closes its sessions.
     pub async fn stop(self) {

@@ -391,6 +391,8 @@ pub struct Settings {
     pub(crate) trace_dir_max: Option<u64>,
     /// Where the store is; `None`: nothing outlives the daemon.
     pub(crate) store: Option<PathBuf>,
+    /// The service's folder of state, whatever the store is.
+    pub(crate) state_dir: Option<PathBuf>,
     /// The socket of who has TAP devices outlive the daemon.
     pub(crate) keeper: Option<PathBuf>,
     /// Revisions that the store keeps at most.
@@ -835,6 +837,7 @@ impl Settings {
                 .map_err(|e| format!("the folder of traces {}: {e}", trace_dir.display()))?,
             trace_dir_max,
             store,
+            state_dir: options.state_directory.as_deref().and_then(first_of),
             keeper,
             store_revisions: options.store_revisions,
             offloads: !options.no_offload,
@@ -1162,6 +1165,7 @@ mod tests {
             trace_dir: "/tmp".into(),
             trace_dir_max: None,
             store: None,
+            state_dir: None,
             keeper: None,
             store_revisions: 1000,
             offloads: true,

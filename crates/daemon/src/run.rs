@@ -89,6 +89,8 @@ const GRACE: Duration = Duration::from_millis(300);
 /// How long they may when another program has taken over. Nobody waits for this end: but who has
 /// asked for the upgrade is to hear that it went well, on a busy host too.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
+/// What a stop may take beside withdrawals: the unit's TimeoutStopSec.
+const STOP_REST: Duration = Duration::from_secs(30);
 /// How long clients wait for a new daemon that reads its files again: the one before ends both
 /// where it is not served in time.
 const READ_WITHIN: Duration = Duration::from_secs(20);
@@ -219,7 +221,7 @@ async fn serve(
     let announced = predecessor.as_ref().map(|old| {
         let items = old.items("announcing");
         let (has_bgp, has_hook) = (bgp.is_some(), settings.balance_hook.is_some());
-        announcing::Left::of(items, &settings.socket_dir, has_bgp, has_hook)
+        announcing::Left::of(items, &announced_folders(settings), has_bgp, has_hook)
     });
     let announced = announced.transpose()?.unwrap_or_default();
     let mut listeners = Handed::new(predecessor.clone());
@@ -614,7 +616,7 @@ async fn serve(
     tasks.spawn(balancer::check(app.clone(), due, means, prober));
     let hook = settings.balance_hook.as_deref().map(|program| {
         let announced = announced.announced;
-        let take = || balancer::hook::Announced::take(&settings.socket_dir);
+        let take = || balancer::hook::Announced::take(&announced_folders(settings));
         Hook::new(program, announced.unwrap_or_else(take))
     });
     if let Some(hook) = hook.clone() {
@@ -698,6 +700,12 @@ async fn serve(
         give_way(&upgraded, clients).await;
     }
     let _ = sd_notify::notify(&[NotifyState::Stopping]);
+    let withdrawals = announcer.as_ref().map(Announcer::stop_within);
+    let withdrawals = [
+        withdrawals,
+        hook.as_ref().map(|_| balancer::hook::STOP_WITHIN),
+    ];
+    ask_for_time(withdrawals.into_iter().flatten().sum());
     watchdog.stopping();
     app.health.set(false);
     // Routers choose others while packets still find their way here.
@@ -727,6 +735,27 @@ async fn serve(
     take_down(app, &workers, held, leave, settings.socket_dir.clone()).await;
     tracing::info!("stopped");
     Ok(())
+}
+
+/// Has systemd wait as long as withdrawals may take, and what else a stop takes: it would kill this
+/// process in the midst of them, and connections would not be left.
+fn ask_for_time(withdrawals: Duration) {
+    if withdrawals.is_zero() {
+        return;
+    }
+    let micros = (withdrawals + STOP_REST).as_micros();
+    let micros = u32::try_from(micros).unwrap_or(u32::MAX);
+    let _ = sd_notify::notify(&[NotifyState::ExtendTimeoutUsec(micros)]);
+}
+
+/// Where it is kept what a program has announced: a service manager takes the folder of sockets
+/// away when the service is stopped.
+fn announced_folders(settings: &Settings) -> balancer::hook::Folders {
+    let kept = settings.state_dir.as_ref().or(settings.store.as_ref());
+    balancer::hook::Folders {
+        kept: kept.unwrap_or(&settings.socket_dir).clone(),
+        before: settings.socket_dir.clone(),
+    }
 }
 
 /// Reads all files again, behind the last word of the daemon before: since this process has read

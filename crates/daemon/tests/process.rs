@@ -289,6 +289,17 @@ async fn sigterm_and_sigint_leave_nothing() {
     }
 }
 
+/// Addresses are withdrawn by a program that may take its time.
+#[test]
+fn systemd_is_asked_for_the_time_that_withdrawals_may_take() {
+    let mut daemon = Daemon::start(&["--balance-hook", "/bin/true"]);
+    daemon.signal(Signal::TERM);
+    daemon.wait_for("STOPPING=1");
+    daemon.wait_for("EXTEND_TIMEOUT_USEC=50000000");
+    let (status, _) = daemon.wait();
+    assert!(status.success(), "{status}; log:\n{}", daemon.log());
+}
+
 /// v0-contract.md 48.
 #[tokio::test]
 async fn sighup_ends_nothing_and_app_quit_answers_and_stops() {

@@ -1,14 +1,12 @@
 //! What announces services' addresses, from one daemon to the next: BIRD runs on, and what a hook
 //! has announced stays announced.
 
-use std::path::Path;
-
 use bgp::{Pipes, Speaker};
 use sys::handed::{Handed, Items};
 use tokio::sync::OwnedMutexGuard;
 
 use super::bgp as speaker;
-use super::hook::{self, Announced};
+use super::hook::{self, Announced, Folders};
 
 /// What they are handed over as.
 const BIRD: &str = "bird";
@@ -73,11 +71,11 @@ pub struct Left {
 }
 
 impl Left {
-    /// By the settings of this process, which have to announce in the same ways, and have this
-    /// folder of sockets. The error is a sentence.
+    /// By the settings of this process, which have to announce in the same ways, and have these
+    /// folders. The error is a sentence.
     pub fn of(
         mut items: Items,
-        folder: &Path,
+        folders: &Folders,
         has_bgp: bool,
         has_hook: bool,
     ) -> Result<Left, String> {
@@ -103,7 +101,7 @@ impl Left {
                 "--balance-hook",
             ));
         }
-        let announced = announced.map(|file| Announced::handed(file, folder));
+        let announced = announced.map(|file| Announced::handed(file, folders));
         let announced = announced.transpose();
         let announced = announced.map_err(|e| format!("what is announced cannot be read: {e}"))?;
         Ok(Left { pipes, announced })
@@ -125,7 +123,8 @@ mod tests {
 
     #[test]
     fn what_the_settings_have_no_more_is_refused() {
-        let of = |items, bgp, hook| Left::of(items, Path::new("/run"), bgp, hook);
+        let folders = Folders::one("/run".as_ref());
+        let of = |items, bgp, hook| Left::of(items, &folders, bgp, hook);
         let refused = |items, bgp, hook| of(items, bgp, hook).err().unwrap();
         assert_eq!(
             refused(items(BIRD, 2), false, true),

@@ -24,6 +24,7 @@ pub type Shared = Arc<Mutex<Option<Speaker>>>;
 pub struct Announcer {
     speaker: Shared,
     stop: watch::Sender<()>,
+    stop_within: Duration,
     task: JoinHandle<()>,
 }
 
@@ -64,6 +65,7 @@ impl Announcer {
         pipes: Option<Pipes>,
     ) -> Announcer {
         let (stop, stopped) = watch::channel(());
+        let stop_within = Speaker::stop_within(&settings);
         let shared = speaker.clone();
         let task = tokio::spawn(async move {
             if let Some(pipes) = pipes {
@@ -78,6 +80,7 @@ impl Announcer {
         Announcer {
             speaker,
             stop,
+            stop_within,
             task,
         }
     }
@@ -87,11 +90,24 @@ impl Announcer {
         self.speaker.clone()
     }
 
+    /// How long [`stop`](Self::stop) takes at the most.
+    pub fn stop_within(&self) -> Duration {
+        self.stop_within
+    }
+
     /// Withdraws all addresses and closes the sessions: nobody will balance them any more.
     pub async fn stop(self) {
         self.stop.send_replace(());
-        if let Err(error) = self.task.await {
-            tracing::error!("BGP: {error}");
+        let abort = self.task.abort_handle();
+        match tokio::time::timeout(self.stop_within, self.task).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::error!("BGP: {error}"),
+            // What it has is let go of with it, and BIRD ends.
+            Err(_) => {
+                abort.abort();
+                let within = self.stop_within.as_secs();
+                tracing::error!("BGP: addresses are not withdrawn in {within} s");
+            }
         }
     }
 }

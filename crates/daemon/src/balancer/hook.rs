@@ -2,32 +2,34 @@
 //! goes out of it. What it does, a route that a routing daemon redistributes, a call to a router,
 //! is its own affair; packaging/balance-hook is one for FRR and BIRD.
 //!
-//! What is announced stands in a file of the folder of sockets, so that a daemon that starts after
-//! a crash withdraws what nobody balances any more. A daemon that gives way to the next one hands
-//! it that file, with its lock. Where the program fails nobody knows whether the address is
-//! announced: the file has it on, with a mark, and the program is run again, by whatever daemon is
-//! there then.
+//! What is announced stands in a [file](kept), so that a daemon that starts after a crash, or a
+//! stop that could not withdraw all, withdraws what nobody balances any more. A daemon that gives
+//! way to the next one hands it that file, with its lock. Where the program fails nobody knows
+//! whether the address is announced: the file has it on, with a mark, and the program is run again,
+//! by whatever daemon is there then.
+
+mod kept;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::io::{self, Read, Seek, Write};
+use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
 use control::{Event, EventKind};
-use rustix::fs::{FlockOperation, Mode, OFlags, flock};
-use rustix::io::Errno;
 use tokio::sync::Mutex;
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
-use tokio::time::{Instant, timeout_at};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::app::App;
+use kept::{Content, Kept};
+
+pub use kept::Folders;
 
 /// One that takes longer is ended, and the next one run.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -37,13 +39,10 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const AGAIN: Duration = Duration::from_secs(10);
 const AGAIN_MAX: Duration = Duration::from_secs(300);
 
-/// The file of what is announced.
-const ANNOUNCED: &str = "balance-announced";
-/// More than any host announces.
-const FILE_MAX: u64 = 1 << 20;
-/// Before an address, on a line of its own: the program is to be run for it again. Versions that
-/// do not know it read the address' other line alone.
-const MARK: &str = "again ";
+/// How long the withdrawals of a daemon that stops may take, all together, and how many programs
+/// withdraw at one time then. What is not withdrawn is the next daemon's, by the file.
+pub const STOP_WITHIN: Duration = Duration::from_secs(20);
+const AT_ONCE: usize = 16;
 
 /// What the program is run for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -77,6 +76,7 @@ impl Failed {
 
 /// What is announced, as a file that outlives this process. Of daemons that share a folder the
 /// first one has it.
+#[derive(Default)]
 pub struct Announced {
     file: Option<Kept>,
     addresses: BTreeSet<IpAddr>,
@@ -86,52 +86,61 @@ pub struct Announced {
 }
 
 impl Announced {
-    /// Takes the file of this folder, and what a crash has left in it.
-    pub fn take(folder: &Path) -> Announced {
-        let path = folder.join(ANNOUNCED);
-        let file = match Kept::take(&path) {
+    /// Takes the file of these folders, and what a crash or a stop has left in it.
+    pub fn take(folders: &Folders) -> Announced {
+        let file = match Kept::take(folders) {
             Ok(file) => file,
             Err(e) => {
                 tracing::warn!(
                     "what is announced cannot be kept in {}, after a crash it stays announced: {e}",
-                    path.display()
+                    folders.file().display()
                 );
-                return Announced {
-                    file: None,
-                    addresses: BTreeSet::new(),
-                    unsure: BTreeMap::new(),
-                };
+                return Announced::default();
             }
         };
-        let (addresses, unsure) = read(&file.file).unwrap_or_else(|e| {
-            tracing::warn!("{} cannot be read: {e}", path.display());
-            Default::default()
-        });
-        if !addresses.is_empty() || !unsure.is_empty() {
+        let content = file.read_or_nothing().of_this_boot();
+        let mut announced = Announced::of(file, content);
+        announced.take_along(folders);
+        let left = announced.known().len();
+        if left > 0 {
             tracing::info!(
-                "{} addresses are announced still by a daemon that did not end well",
-                addresses.len() + unsure.len()
+                "{left} addresses are announced still by a daemon that did not end well"
             );
         }
-        Announced {
-            file: Some(file),
-            addresses,
-            unsure,
-        }
+        announced
     }
 
     /// Goes on with the file of the daemon before, which announces and withdraws nothing any more,
-    /// and had it in this folder.
-    pub fn handed(file: OwnedFd, folder: &Path) -> io::Result<Announced> {
-        let mut file = File::from(file);
-        file.rewind()?;
-        let (addresses, unsure) = read(&file)?;
-        let path = folder.join(ANNOUNCED);
-        Ok(Announced {
-            file: Some(Kept { file, path }),
-            addresses,
-            unsure,
-        })
+    /// and had it in one of these folders.
+    pub fn handed(file: OwnedFd, folders: &Folders) -> io::Result<Announced> {
+        let file = Kept::handed(file, folders)?;
+        let content = file.read()?;
+        Ok(Announced::of(file, content))
+    }
+
+    fn of(file: Kept, content: Content) -> Announced {
+        Announced {
+            file: Some(file),
+            addresses: content.announced,
+            unsure: content.unsure.into_iter().map(|vip| (vip, None)).collect(),
+        }
+    }
+
+    /// What a daemon of before has left in the folder of sockets. It is newer or older than what
+    /// stands in this one's file: the program is run again for all of it.
+    fn take_along(&mut self, folders: &Folders) {
+        let Some(left) = Kept::of_before(folders) else {
+            return;
+        };
+        let known = left.read_or_nothing().known();
+        if !known.is_empty() {
+            let all = known.into_iter().chain(self.known());
+            self.unsure = all.map(|vip| (vip, None)).collect();
+            self.addresses.clear();
+        }
+        if self.keep() {
+            left.remove();
+        }
     }
 
     /// Its file, for the next daemon; with it goes the lock.
@@ -140,8 +149,7 @@ impl Announced {
     /// It has none.
     pub fn file(&self) -> io::Result<OwnedFd> {
         let none = || io::Error::other("it is in no file");
-        let kept = self.file.as_ref().ok_or_else(none)?;
-        Ok(kept.file.try_clone()?.into())
+        self.file.as_ref().ok_or_else(none)?.descriptor()
     }
 
     /// Announces and withdraws what is to be, so that these are announced, and one of those again
@@ -174,6 +182,44 @@ impl Announced {
         }
         let failed = self.unsure.values().flatten();
         failed.map(|failed| failed.again).min()
+    }
+
+    /// Withdraws these and all others that are known, side by side. What is not withdrawn in that
+    /// time, or fails, the file has on.
+    async fn withdraw_all(&mut self, program: &Path, these: BTreeSet<IpAddr>, within: Duration) {
+        // Also those of which that failed a moment ago: there is no other time.
+        let all: BTreeSet<IpAddr> = these.into_iter().chain(self.known()).collect();
+        self.addresses.clear();
+        self.unsure = all.iter().map(|vip| (*vip, None)).collect();
+        self.keep();
+        let mut waiting = all.into_iter();
+        let withdrawals = async {
+            let mut running = JoinSet::new();
+            loop {
+                let free = AT_ONCE - running.len();
+                for vip in waiting.by_ref().take(free) {
+                    let program = program.to_owned();
+                    running.spawn(async move { (vip, run(&program, What::Withdraw, vip).await) });
+                }
+                match running.join_next().await {
+                    Some(Ok((vip, true))) => {
+                        self.unsure.remove(&vip);
+                        self.keep();
+                    }
+                    Some(_) => {}
+                    None => break,
+                }
+            }
+        };
+        // Those that run still are ended.
+        let _ = timeout(within, withdrawals).await;
+        if !self.unsure.is_empty() {
+            tracing::error!(
+                "{} addresses may be announced still: the next daemon withdraws those that are not \
+                 in service then",
+                self.unsure.len()
+            );
+        }
     }
 
     /// What is missing until these are announced, and nothing else: withdrawals first.
@@ -212,55 +258,18 @@ impl Announced {
         self.keep();
     }
 
-    fn keep(&mut self) {
-        let addresses = self.known().into_iter().map(|vip| format!("{vip}\n"));
-        let unsure = self.unsure.keys().map(|vip| format!("{MARK}{vip}\n"));
-        let text: String = addresses.chain(unsure).collect();
-        let Some(file) = &mut self.file else { return };
-        if let Err(e) = file.write(&text) {
+    /// Whether it stands in the file now.
+    fn keep(&mut self) -> bool {
+        let unsure = self.unsure.keys().copied().collect();
+        let content = Content::new(self.addresses.clone(), unsure);
+        let Some(file) = &mut self.file else {
+            return false;
+        };
+        let written = file.write(&content);
+        if let Err(e) = &written {
             tracing::error!("what is announced cannot be kept in a file: {e}");
         }
-    }
-}
-
-/// The file, and the lock on it.
-struct Kept {
-    file: File,
-    path: PathBuf,
-}
-
-impl Kept {
-    fn take(path: &Path) -> io::Result<Kept> {
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        // Who has it may put another one in its place before it is locked here: that one is locked.
-        for _ in 0..2 {
-            let file = File::from(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?);
-            flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-            let (ours, there) = (file.metadata()?, std::fs::symlink_metadata(path)?);
-            if (ours.dev(), ours.ino()) == (there.dev(), there.ino()) {
-                let path = path.to_owned();
-                return Ok(Kept { file, path });
-            }
-        }
-        Err(Errno::WOULDBLOCK.into())
-    }
-
-    /// Puts another one in its place, whole and locked: a kill leaves the one or the other.
-    fn write(&mut self, text: &str) -> io::Result<()> {
-        let new = self.path.with_extension("new");
-        let _ = std::fs::remove_file(&new);
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let mut file = File::from(rustix::fs::open(&new, flags, Mode::RUSR | Mode::WUSR)?);
-        let written = flock(&file, FlockOperation::NonBlockingLockExclusive)
-            .map_err(io::Error::from)
-            .and_then(|()| file.write_all(text.as_bytes()))
-            .and_then(|()| std::fs::rename(&new, &self.path));
-        match written {
-            Ok(()) => self.file = file,
-            // It takes the room of what is written next.
-            Err(_) => drop(std::fs::remove_file(&new)),
-        }
-        written
+        written.is_ok()
     }
 }
 
@@ -311,14 +320,13 @@ impl Hook {
         }
     }
 
-    /// Withdraws all that is announced: nobody will balance it any more. What announces has ended.
+    /// Withdraws all that is announced, as far as that can be done in [`STOP_WITHIN`]: nobody will
+    /// balance it any more. What announces has ended.
     pub async fn withdraw(&self, app: &App) {
         let known = tokio::task::block_in_place(|| app.control().announced_addresses());
         let mut announced = self.announced.lock().await;
-        // Also those of which that failed a moment ago: there is no other time.
-        let all = announced.known().into_iter().chain(known);
-        announced.unsure = all.map(|vip| (vip, None)).collect();
-        announced.settle(&self.program, &BTreeSet::new()).await;
+        let program = &self.program;
+        announced.withdraw_all(program, known, STOP_WITHIN).await;
     }
 }
 
@@ -331,21 +339,6 @@ async fn changes(events: &mut Receiver<Event>) -> bool {
             _ => return true,
         }
     }
-}
-
-/// What is announced, and what is not known to be.
-type Addresses = (BTreeSet<IpAddr>, BTreeMap<IpAddr, Option<Failed>>);
-
-fn read(file: &File) -> io::Result<Addresses> {
-    let mut text = String::new();
-    file.take(FILE_MAX).read_to_string(&mut text)?;
-    let marked = text.lines().filter_map(|line| line.strip_prefix(MARK));
-    let unsure: BTreeMap<IpAddr, _> = marked
-        .filter_map(|line| Some((line.parse().ok()?, None)))
-        .collect();
-    let addresses = text.lines().filter_map(|line| line.parse().ok());
-    let addresses = addresses.filter(|vip| !unsure.contains_key(vip)).collect();
-    Ok((addresses, unsure))
 }
 
 /// Whether it has worked; what went wrong is in the log.
@@ -397,18 +390,32 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             let path = dir.path().join("hook");
             let shown = dir.path().display();
-            let script =
-                format!("#!/bin/sh\necho \"$@\" >> {shown}/log\n! test -e {shown}/fails-$2\n");
-            let text = dir.path().join("text");
-            std::fs::write(&text, script).unwrap();
+            let script = format!("echo \"$@\" >> {shown}/log\n! test -e {shown}/fails-$2\n");
+            let program = Program { dir, path };
+            program.write(&script);
+            program
+        }
+
+        /// Two beside it, empty.
+        fn folders(&self) -> Folders {
+            let [kept, before] = ["kept", "before"].map(|name| self.dir.path().join(name));
+            for folder in [&kept, &before] {
+                std::fs::create_dir(folder).unwrap();
+            }
+            Folders { kept, before }
+        }
+
+        /// Has it be this script.
+        fn write(&self, script: &str) {
+            let text = self.dir.path().join("text");
+            std::fs::write(&text, format!("#!/bin/sh\n{script}")).unwrap();
             // Written by a process that has ended by then: another test that forks while this one
             // writes would have the file open for a moment, and it could not be run.
             let install = std::process::Command::new("install")
                 .args(["-m", "755"])
-                .args([&text, &path])
+                .args([&text, &self.path])
                 .status();
             assert!(install.unwrap().success());
-            Program { dir, path }
         }
 
         fn fails(&self, vip: IpAddr, fails: bool) {
@@ -445,7 +452,7 @@ mod tests {
     async fn what_fails_is_tried_again_and_keeps_nobody_waiting() {
         let (program, [one, two]) = (Program::new(), two());
         let (path, folder) = (program.path.as_path(), program.dir.path());
-        let mut announced = Announced::take(folder);
+        let mut announced = Announced::take(&Folders::one(folder));
         program.fails(one, true);
         let wanted = [one].into();
         assert!(announced.settle(path, &wanted).await.is_some());
@@ -496,7 +503,7 @@ mod tests {
     async fn those_that_fail_take_turns() {
         let (program, [one, two]) = (Program::new(), two());
         let path = program.path.as_path();
-        let mut announced = Announced::take(program.dir.path());
+        let mut announced = Announced::take(&Folders::one(program.dir.path()));
         [one, two].iter().for_each(|vip| program.fails(*vip, true));
         let both = [one, two].into();
         announced.settle(path, &both).await;
@@ -514,14 +521,14 @@ mod tests {
     async fn what_has_failed_is_tried_again_by_the_next_daemon() {
         let (program, [one, two]) = (Program::new(), two());
         let (path, folder) = (program.path.as_path(), program.dir.path());
-        let mut announced = Announced::take(folder);
+        let mut announced = Announced::take(&Folders::one(folder));
         [one, two].iter().for_each(|vip| program.fails(*vip, true));
         announced.settle(path, &[one].into()).await;
         drop(announced);
         program.said();
         program.fails(one, false);
         // An announcement: it is not taken for one that has worked.
-        let mut announced = Announced::take(folder);
+        let mut announced = Announced::take(&Folders::one(folder));
         announced.settle(path, &[one].into()).await;
         assert_eq!(program.said(), "announce 192.0.2.1\n");
         program.fails(two, false);
@@ -532,18 +539,18 @@ mod tests {
         announced.settle(path, &[two].into()).await;
         drop(announced);
         program.said();
-        let mut announced = Announced::take(folder);
+        let mut announced = Announced::take(&Folders::one(folder));
         announced.settle(path, &[two].into()).await;
         assert_eq!(program.said(), "withdraw 192.0.2.1\n");
-        let mut next = Announced::handed(announced.file().unwrap(), folder).unwrap();
+        let mut next = Announced::handed(announced.file().unwrap(), &Folders::one(folder)).unwrap();
         drop(announced);
         program.fails(one, false);
         assert!(next.settle(path, &[two].into()).await.is_none());
         assert_eq!(program.said(), "withdraw 192.0.2.1\n");
         // Others have it not, whichever file it is by now.
-        assert!(Announced::take(folder).file.is_none());
-        let left = std::fs::read_to_string(folder.join(ANNOUNCED)).unwrap();
-        assert_eq!(left, "2001:db8::2\n");
+        assert!(Announced::take(&Folders::one(folder)).file.is_none());
+        let left = std::fs::read_to_string(folder.join(kept::NAME)).unwrap();
+        assert!(left.starts_with("2001:db8::2\nboot "), "{left}");
     }
 
     /// A crash is a process that ends without a word: its file stays, its lock does not.
@@ -551,30 +558,164 @@ mod tests {
     async fn what_a_crash_left_announced_is_withdrawn_at_the_next_start() {
         let (hook, [one, two]) = (Program::new(), two());
         let (program, folder) = (hook.path.as_path(), hook.dir.path());
-        let mut announced = Announced::take(folder);
+        let mut announced = Announced::take(&Folders::one(folder));
         announced.settle(program, &[one, two].into()).await;
         assert_eq!(hook.said(), "announce 192.0.2.1\nannounce 2001:db8::2\n");
         // Another daemon of the folder leaves it alone.
-        assert!(Announced::take(folder).known().is_empty());
+        assert!(Announced::take(&Folders::one(folder)).known().is_empty());
         drop(announced);
         hook.said();
 
         // The next start has one of them again, after a while: what is not in service goes.
-        let mut announced = Announced::take(folder);
+        let mut announced = Announced::take(&Folders::one(folder));
         announced.settle(program, &BTreeSet::new()).await;
         assert_eq!(hook.said(), "withdraw 192.0.2.1\nwithdraw 2001:db8::2\n");
         announced.settle(program, &[two].into()).await;
 
         // One that is handed the file has its lock, too, when the one before is gone.
         hook.said();
-        let mut next = Announced::handed(announced.file().unwrap(), folder).unwrap();
+        let mut next = Announced::handed(announced.file().unwrap(), &Folders::one(folder)).unwrap();
         drop(announced);
-        assert!(Announced::take(folder).file.is_none());
+        assert!(Announced::take(&Folders::one(folder)).file.is_none());
         next.settle(program, &[two, one].into()).await;
         next.settle(program, &BTreeSet::new()).await;
         let all = "announce 192.0.2.1\nwithdraw 192.0.2.1\nwithdraw 2001:db8::2\n";
         assert_eq!(hook.said(), all);
         drop(next);
-        assert!(Announced::take(folder).known().is_empty());
+        assert!(Announced::take(&Folders::one(folder)).known().is_empty());
+    }
+
+    /// Three of which each waits for the others: they are withdrawn at one time.
+    #[tokio::test]
+    async fn withdrawals_of_a_stop_wait_for_no_other() {
+        let hook = Program::new();
+        let log = hook.dir.path().join("log");
+        hook.write(&format!(
+            "echo \"$@\" >> {0}\n\
+             until [ \"$(grep -c withdraw {0})\" -ge 3 ]; do sleep 0.01; done\n",
+            log.display()
+        ));
+        let [one, two] = two();
+        let folders = Folders::one(hook.dir.path());
+        let mut announced = Announced::take(&folders);
+        announced.addresses = [one, two].into();
+        let third = ["192.0.2.3".parse().unwrap()].into();
+        announced.withdraw_all(&hook.path, third, STOP_WITHIN).await;
+        assert_eq!(announced.known(), BTreeSet::new());
+        assert_eq!(hook.said().lines().count(), 3);
+        drop(announced);
+        assert!(Announced::take(&folders).known().is_empty());
+    }
+
+    /// It hangs for one address, fails for another, and is waited for no longer than is said.
+    #[tokio::test]
+    async fn what_a_stop_cannot_withdraw_is_the_next_daemon_s() {
+        let (hook, [one, two]) = (Program::new(), two());
+        let three: IpAddr = "192.0.2.3".parse().unwrap();
+        let gone = hook.dir.path().join("gone");
+        hook.write(&format!(
+            "[ $2 = {one} ] && exec sleep 600\n[ $2 = {two} ] && exit 1\n: > {}\n",
+            gone.display()
+        ));
+        let folders = Folders::one(hook.dir.path());
+        let mut announced = Announced::take(&folders);
+        let all: BTreeSet<IpAddr> = [one, two, three].into();
+        // As long as what hangs hangs.
+        let mut within = Duration::from_millis(500);
+        while !gone.exists() {
+            announced
+                .withdraw_all(&hook.path, all.clone(), within)
+                .await;
+            within *= 2;
+        }
+        assert!(announced.known().is_superset(&[one, two].into()));
+        drop(announced);
+        hook.write("echo \"$@\" >> \"$(dirname \"$0\")/log\"\n");
+        let mut next = Announced::take(&folders);
+        assert!(next.settle(&hook.path, &[three].into()).await.is_none());
+        let said = hook.said();
+        for vip in [one, two] {
+            assert!(said.contains(&format!("withdraw {vip}\n")), "{said}");
+        }
+        assert_eq!(next.known(), [three].into());
+    }
+
+    /// A stop of the service takes the folder of sockets away: what is left announced stands beside
+    /// the store.
+    #[tokio::test]
+    async fn what_is_announced_outlives_the_folder_of_sockets() {
+        let (hook, [one, _]) = (Program::new(), two());
+        let folders = hook.folders();
+        hook.fails(one, true);
+        let mut announced = Announced::take(&folders);
+        announced.settle(&hook.path, &[one].into()).await;
+        let none = BTreeSet::new();
+        announced.withdraw_all(&hook.path, none, STOP_WITHIN).await;
+        drop(announced);
+        std::fs::remove_dir_all(&folders.before).unwrap();
+        hook.fails(one, false);
+        hook.said();
+        let mut next = Announced::take(&folders);
+        next.settle(&hook.path, &BTreeSet::new()).await;
+        assert_eq!(hook.said(), format!("withdraw {one}\n"));
+    }
+
+    /// The file is there still when the host comes back, and the routes are not.
+    #[tokio::test]
+    async fn what_was_announced_before_a_reboot_is_announced_again() {
+        let (hook, [one, two]) = (Program::new(), two());
+        let folders = Folders::one(hook.dir.path());
+        let mut announced = Announced::take(&folders);
+        announced.settle(&hook.path, &[one, two].into()).await;
+        drop(announced);
+        hook.said();
+        let text = std::fs::read_to_string(folders.file()).unwrap();
+        let (addresses, _) = text.split_once("boot ").unwrap();
+        std::fs::write(folders.file(), format!("{addresses}boot another\n")).unwrap();
+        let mut announced = Announced::take(&folders);
+        announced.settle(&hook.path, &[one].into()).await;
+        let said = format!("withdraw {two}\nannounce {one}\n");
+        assert_eq!(hook.said(), said);
+        drop(announced);
+        // What was written since is of this boot.
+        let mut announced = Announced::take(&folders);
+        announced.settle(&hook.path, &[one].into()).await;
+        assert_eq!(hook.said(), "");
+    }
+
+    /// By a start, and by a live upgrade, from a version that had it in the folder of sockets.
+    #[tokio::test]
+    async fn what_a_version_of_before_has_left_is_taken_along() {
+        let (hook, [one, two]) = (Program::new(), two());
+        let folders = hook.folders();
+        let old_file = folders.before.join(kept::NAME);
+        let old = || Announced::take(&Folders::one(&folders.before));
+        let mut left = old();
+        left.settle(&hook.path, &[one].into()).await;
+        // It runs still: it is its own.
+        assert!(Announced::take(&folders).known().is_empty());
+        drop(left);
+        hook.said();
+        let mut next = Announced::take(&folders);
+        assert!(!old_file.exists());
+        next.settle(&hook.path, &[two].into()).await;
+        let said = format!("withdraw {one}\nannounce {two}\n");
+        assert_eq!(hook.said(), said);
+        drop(next);
+
+        // The one that is handed over is left where it is until there is something to be written:
+        // the other daemon may go on.
+        let mut left = old();
+        left.settle(&hook.path, &[one].into()).await;
+        hook.said();
+        let mut next = Announced::handed(left.file().unwrap(), &folders).unwrap();
+        assert!(old_file.exists());
+        drop(left);
+        assert_eq!(next.known(), [one].into());
+        next.settle(&hook.path, &BTreeSet::new()).await;
+        assert_eq!(hook.said(), format!("withdraw {one}\n"));
+        assert!(!old_file.exists());
+        drop(next);
+        assert!(Announced::take(&folders).known().is_empty());
     }
 }
