@@ -10,6 +10,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use butterfly_tests::lab::check;
+use butterfly_tests::web::Web;
 use testkit::frr::{self, Speaker};
 use testkit::image::repository;
 use testkit::{PATIENCE, Result, wait_for};
@@ -355,6 +356,60 @@ pub fn the_unit_s_daemon_speaks_bgp(stage: &mut Stage) -> Result<()> {
     given.map_err(|e| format!("{}: {e}", told.file.path().display()))?;
     stage.restart_unprivileged(&["--balance-bgp", told.path()])?;
     serve(stage)
+}
+
+/// Another program has BGP's port, so that BIRD gives the session up: the daemon says that nobody
+/// hears of addresses, and they are announced when the port is free.
+pub fn a_session_that_bird_gives_up_is_told_and_tried_again(stage: &mut Stage) -> Result<()> {
+    if !bird::is_here() {
+        return Ok(());
+    }
+    let _router = Bird::start(&stage.client, "10.1.2.1", ROUTER)?;
+    let other = Web::serve(&stage.balancer, 179, "other")?;
+    let settings = Told::with(&SETTINGS.replace("hold = 240", "hold = 3"))?;
+    let metrics = ["--metrics", "unix:{dir}/metrics.sock"];
+    stage.restart(&[&settings.options()[..], &metrics].concat())?;
+    stage.client.ok(&format!("ip route del {VIP}"))?;
+    stage.set_services(&format!(
+        "service add {SERVICE} --server 10.1.2.10 10.1.2.11"
+    ))?;
+    let socket = stage
+        .daemon
+        .dir()
+        .join("metrics.sock")
+        .display()
+        .to_string();
+    let state = |number: u8| -> Result<bool> {
+        let words = [
+            "curl",
+            "-sS",
+            "--unix-socket",
+            &socket,
+            "http://localhost/metrics",
+        ];
+        let page = testkit::process::run(&words)?;
+        let series = format!("butterfly_bgp_session_state{{neighbour=\"10.1.2.1\"}} {number}");
+        Ok(page.lines().any(|line| line == series))
+    };
+    let warnings = |stage: &Stage| -> Result<String> {
+        Ok(stage.daemon.json("status")?["warnings"].to_string())
+    };
+    let missed = "the BGP session with 10.1.2.1 (AS 65002) is not established, and no address is \
+                  announced by it: Down, Error: No listening socket";
+    wait_for("a warning of the session", PATIENCE, || {
+        Ok((warnings(stage)?.contains(missed) && state(0)?).then_some(()))
+    })
+    .map_err(|e| format!("{e}: {}", warnings(stage).unwrap_or_default()))?;
+    let (health, told) = stage.daemon.health()?;
+    check(
+        health.is_empty() && told.contains(missed),
+        &format!("health prints {health} and warns: {told}"),
+    )?;
+    drop(other);
+    wait_for_route(stage, true)?;
+    wait_for("the session to be told as established", PATIENCE, || {
+        Ok((state(6)? && !warnings(stage)?.contains("BGP")).then_some(()))
+    })
 }
 
 /// Another program takes the daemon's place, or fails to when it had taken up all: its BIRD goes

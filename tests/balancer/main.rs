@@ -103,6 +103,7 @@ fn main() {
                 paths::errors_reach_the_server_of_their_flow,
                 announce::the_daemon_s_own_bgp_tells_bird,
                 announce::the_unit_s_daemon_speaks_bgp,
+                announce::a_session_that_bird_gives_up_is_told_and_tried_again,
                 frr_router::the_daemon_s_own_bgp_tells_frr,
                 frr_router::a_silent_host_is_missed_by_frr,
                 frr_router::a_silent_host_is_missed_by_frr_without_bfd,

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::net::IpAddr;
 
+use crate::session;
 use crate::settings::{Community, Family, Neighbour, Settings};
 
 /// What is announced: host routes by address, each with its metric.
@@ -52,9 +53,10 @@ fn neighbour(text: &mut String, settings: &Settings, index: usize, one: &Neighbo
     let source = one.source.map(|ip| format!(" {ip}")).unwrap_or_default();
     let _ = writeln!(
         text,
-        "protocol bgp neighbour_{index} {{\n  local{source} port {} as {};\n  \
+        "protocol bgp {} {{\n  local{source} port {} as {};\n  \
          neighbor {} port {} as {};\n  hold time {};\n  connect delay time 1;\n  \
          connect retry time 5;\n  error wait time 1, 30;\n  graceful restart off;",
+        session::name(index),
         settings.port,
         settings.asn,
         one.address,

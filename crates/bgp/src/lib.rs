@@ -13,6 +13,10 @@
 //! does. BIRD brings the TCP MD5 signature (RFC 2385), communities (RFC 1997, 8092), BFD (RFC 5880)
 //! and the hold timer.
 //!
+//! **A session that BIRD has given up** it takes up again when it is told so, and only then: it
+//! does not try again to listen on a port that another program has. So whoever has a speaker asks
+//! it for its [sessions](Speaker::sessions), and tells it [once more](Speaker::announce_again).
+//!
 //! **It ends with us.** BIRD runs beside a shell that reads from a pipe, whose other end this
 //! process has: whatever ends this process, the shell then ends BIRD, which closes its sessions
 //! with a notification, and the neighbours drop the routes at once. Where the shell is killed the
@@ -25,10 +29,12 @@
 
 mod configuration;
 mod error;
+mod session;
 mod settings;
 mod speaker;
 
 pub use configuration::{Routes, configuration};
 pub use error::Error;
+pub use session::{Session, State};
 pub use settings::{Community, Family, Neighbour, Password, Settings};
 pub use speaker::{Pipes, Speaker};

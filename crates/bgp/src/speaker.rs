@@ -16,9 +16,11 @@ use rustix::thread::{CapabilitySet, capabilities};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
+use tracing::Level;
 
 use crate::configuration::{Routes, configuration};
 use crate::error::Error;
+use crate::session::{self, Session};
 use crate::settings::Settings;
 
 /// What BIRD is asked takes it milliseconds; its start and its end no second.
@@ -141,12 +143,26 @@ impl Speaker {
         self.ask("configure").await.map(drop)
     }
 
-    /// What BIRD says of its sessions (`show protocols`).
+    /// Has BIRD take up again what it has given up of what it was told last; what works is left
+    /// alone.
+    ///
+    /// # Errors
+    /// BIRD does not take it.
+    pub async fn announce_again(&self) -> Result<(), Error> {
+        self.ask("configure").await.map(drop)
+    }
+
+    /// What BIRD says of its sessions, of all neighbours in the order of the settings. Nothing is
+    /// kept of the speaker: others may tell it something meanwhile.
     ///
     /// # Errors
     /// It does not answer.
-    pub async fn sessions(&self) -> Result<String, Error> {
-        self.ask("show protocols").await
+    pub fn sessions(&self) -> impl Future<Output = Result<Vec<Session>, Error>> + Send + use<> {
+        let (settings, folder) = (self.settings.clone(), self.folder.clone());
+        async move {
+            let answer = ask(&folder, "show protocols").await?;
+            Ok(session::parse(&settings, &answer))
+        }
     }
 
     /// Waits until BIRD has ended, and says how.
@@ -216,23 +232,8 @@ impl Speaker {
         }
     }
 
-    /// One command of BIRD's, and its answer: lines that begin with a number of four digits, the
-    /// last one's followed by a blank; from 8000 on it is a refusal.
     async fn ask(&self, command: &str) -> Result<String, Error> {
-        let talk = async {
-            let mut stream = UnixStream::connect(self.folder.join("control")).await?;
-            let (reader, mut writer) = stream.split();
-            let reader = tokio::io::BufReader::new(reader.take(ANSWER_MAX));
-            let mut lines = reader.lines();
-            answer(&mut lines).await?;
-            writer.write_all(format!("{command}\n").as_bytes()).await?;
-            answer(&mut lines).await
-        };
-        let (code, text) = in_time(talk).await.map_err(Error::Silent)?;
-        match code {
-            8000.. => Err(Error::Refused(text)),
-            _ => Ok(text),
-        }
+        ask(&self.folder, command).await
     }
 }
 
@@ -240,6 +241,25 @@ impl Drop for Speaker {
     fn drop(&mut self) {
         self.let_go();
         let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// One command of BIRD's, and its answer: lines that begin with a number of four digits, the last
+/// one's followed by a blank; from 8000 on it is a refusal.
+async fn ask(folder: &Path, command: &str) -> Result<String, Error> {
+    let talk = async {
+        let mut stream = UnixStream::connect(folder.join("control")).await?;
+        let (reader, mut writer) = stream.split();
+        let reader = tokio::io::BufReader::new(reader.take(ANSWER_MAX));
+        let mut lines = reader.lines();
+        answer(&mut lines).await?;
+        writer.write_all(format!("{command}\n").as_bytes()).await?;
+        answer(&mut lines).await
+    };
+    let (code, text) = in_time(talk).await.map_err(Error::Silent)?;
+    match code {
+        8000.. => Err(Error::Refused(text)),
+        _ => Ok(text),
     }
 }
 
@@ -391,7 +411,11 @@ fn attend(
     ended: &watch::Sender<Option<String>>,
 ) {
     hear(BufReader::new(File::from(output)), |line| {
-        tracing::info!("BIRD: {line}");
+        match severity(line) {
+            Level::ERROR => tracing::error!("BIRD: {line}"),
+            Level::WARN => tracing::warn!("BIRD: {line}"),
+            _ => tracing::info!("BIRD: {line}"),
+        }
     });
     // The shell ends, too.
     *lifeline.lock().unwrap_or_else(PoisonError::into_inner) = None;
@@ -402,6 +426,16 @@ fn attend(
         None => "as the child of another process".to_owned(),
     };
     ended.send_replace(Some(how));
+}
+
+/// How grave BIRD says that a line is: in the third word, behind date and time. Not all that it
+/// calls fatal is: `<FATAL> Shutdown completed`.
+fn severity(line: &str) -> Level {
+    match line.split_whitespace().nth(2) {
+        Some("<ERR>" | "<BUG>") => Level::ERROR,
+        Some("<WARN>" | "<AUTH>") => Level::WARN,
+        _ => Level::INFO,
+    }
 }
 
 /// Tells each line until there are no more. Bytes that are no text do not end it: neighbours have
@@ -417,7 +451,27 @@ fn hear(mut output: impl BufRead, mut told: impl FnMut(&str)) {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{IpAddr, TcpListener};
+
     use super::*;
+    use crate::session::State;
+
+    #[test]
+    fn what_bird_says_is_wrong_is_told_so() {
+        let line = |class: &str| format!("2026-11-30 17:34:05.720 <{class}> neighbour_0: <ERR>");
+        for (class, level) in [
+            ("ERR", Level::ERROR),
+            ("BUG", Level::ERROR),
+            ("WARN", Level::WARN),
+            ("AUTH", Level::WARN),
+            ("INFO", Level::INFO),
+            ("RMT", Level::INFO),
+            ("FATAL", Level::INFO),
+        ] {
+            assert_eq!(severity(&line(class)), level, "{class}");
+        }
+        assert_eq!(severity("gone"), Level::INFO);
+    }
 
     /// A neighbour says why it goes in bytes that are no UTF-8.
     #[test]
@@ -529,7 +583,8 @@ mod tests {
         let routes = Routes::from([("192.0.2.1".parse().expect("an address"), 7)]);
         speaker.announce(&routes).await.expect("BIRD takes it");
         let sessions = speaker.sessions().await.expect("BIRD answers");
-        assert!(sessions.contains("neighbour_0"), "{sessions}");
+        let neighbours: Vec<_> = sessions.iter().map(|one| one.neighbour).collect();
+        assert_eq!(neighbours, ["127.0.0.2".parse::<IpAddr>().expect("one")]);
         speaker.stop().await;
         assert_eq!(
             status(pid, "Uid:"),
@@ -537,6 +592,50 @@ mod tests {
             "it has ended, and was waited for"
         );
         assert!(!folder.exists(), "nothing is left");
+    }
+
+    /// Another program has the port at first. BIRD does not try again before it is told to.
+    #[tokio::test]
+    async fn a_port_that_another_has_is_taken_when_it_is_free() {
+        if !is_here() {
+            return;
+        }
+        let other = TcpListener::bind("0.0.0.0:0").expect("a port");
+        let port = other.local_addr().expect("it is bound").port();
+        let text = format!(
+            "[local]\nas = 65001\nrouter-id = 127.0.0.1\nport = {port}\ngrace = 0\n\
+             [neighbour 127.0.0.2]\nas = 65002\nport = {port}\nmultihop = 2\n"
+        );
+        let settings: Settings = text.parse().expect("it is right");
+        let dir = tempfile::tempdir().expect("a folder");
+        let speaker = Speaker::start(settings, &dir.path().join("bgp")).await;
+        let speaker = speaker.expect("BIRD runs");
+        let none = "Error: No listening socket";
+        session(&speaker, |one| {
+            one.state == State::Down && one.error == none
+        })
+        .await;
+        drop(other);
+        session(&speaker, |one| {
+            one.state == State::Down && one.error == none
+        })
+        .await;
+        speaker.announce_again().await.expect("BIRD takes it");
+        session(&speaker, |one| one.state > State::Down).await;
+        speaker.stop().await;
+    }
+
+    /// Waits until the only session is so.
+    async fn session(speaker: &Speaker, is: impl Fn(&Session) -> bool) {
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        loop {
+            let sessions = speaker.sessions().await.expect("BIRD answers");
+            if sessions.iter().all(&is) {
+                return;
+            }
+            assert!(tokio::time::Instant::now() < deadline, "{sessions:?}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
     }
 
     /// The one who has started it is not who ends it.

@@ -211,6 +211,8 @@ pub struct App {
     /// What joins this host to others, if anything does.
     pub uplinks: Arc<uplinks::Control>,
     pub balancer: Arc<balancer::Engine>,
+    /// With those who are told of services' addresses.
+    pub bgp: balancer::bgp::Sessions,
     pub router: Arc<router::Control>,
     /// Of NICs' packets.
     pub traces: Folder,
@@ -261,6 +263,7 @@ impl App {
             endpoints,
             uplinks: features.uplinks,
             balancer: features.balancer,
+            bgp: balancer::bgp::Sessions::default(),
             router: features.router,
             traces: features.traces,
             health: Health::default(),

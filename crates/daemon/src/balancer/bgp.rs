@@ -1,4 +1,7 @@
-//! Announcing addresses by BGP: which of them, and by which metric. `crates/bgp` speaks.
+//! Announcing addresses by BGP: which of them, and by which metric. `crates/bgp` speaks, and
+//! [`sessions`] looks whether anybody hears it.
+
+mod sessions;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,6 +15,8 @@ use tokio::sync::{Mutex, watch};
 use tokio::task::JoinHandle;
 
 use crate::app::App;
+
+pub use sessions::Sessions;
 
 /// Before a speaker that has ended is started again, and before what failed is tried again.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -75,7 +80,13 @@ impl Announcer {
                     Err(error) => tracing::error!("BGP: {error}"),
                 }
             }
-            announce(app, settings, shared, folder, stopped).await;
+            let looking = sessions::watch(app.clone(), shared.clone(), settings.clone());
+            tokio::select! {
+                // It has the speaker first.
+                biased;
+                () = announce(app, settings, shared, folder, stopped) => {}
+                () = looking => {}
+            }
         });
         Announcer {
             speaker,

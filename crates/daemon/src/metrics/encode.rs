@@ -489,6 +489,12 @@ impl Scrape {
         page.family(&of::BALANCER_LOSES, |rows| {
             let mut all = self.balancer_losing.iter();
             all.try_for_each(|(name, loses)| rows.add(&[name], u64::from(*loses)))
+        })?;
+        page.family(&of::BGP_SESSION, |rows| {
+            let mut all = self.bgp_sessions.iter();
+            all.try_for_each(|(neighbour, state)| {
+                rows.add(&[&neighbour.to_string()], u64::from(state.number()))
+            })
         })
     }
 

@@ -177,6 +177,9 @@ families! {
          of them, by reason (docs/drops.md).";
     BALANCER_LOSES = Gauge "butterfly_balancer_interface_loses_frames" ("interface")
         "1 while what is sent to servers out of the interface is lost, else 0 (docs/balancer.md).";
+    BGP_SESSION = Gauge "butterfly_bgp_session_state" ("neighbour")
+        "How far the session is (--balance-bgp), as bgpPeerState of RFC 4273: 6 established, 1 to \
+         5 on the way, 0 given up by BIRD.";
 
     ROUTER_FORWARDED = Counter "butterfly_router_forwarded_packets" ("interface", "family")
         "Transit packets from this interface that were forwarded.";

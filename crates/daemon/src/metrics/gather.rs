@@ -1,6 +1,7 @@
 //! Reads, for one scrape, all that is told.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use api::v1;
@@ -39,6 +40,8 @@ pub struct Scrape {
     pub services: Vec<v1::ServiceStatus>,
     pub balancer_reasons: Vec<(Reason, u64)>,
     pub balancer_losing: BTreeMap<String, bool>,
+    /// By neighbour.
+    pub bgp_sessions: Vec<(IpAddr, bgp::State)>,
     pub router: Option<v1::RouterStatus>,
     pub requests: Requests,
     pub audit_lines_lost: u64,
@@ -120,6 +123,7 @@ pub fn gather(
         services,
         balancer_reasons: facts.reasons().to_vec(),
         balancer_losing: facts.losing().clone(),
+        bgp_sessions: app.bgp.states(),
         router,
         requests,
         audit_lines_lost: app.reload.audit().lost(),

@@ -273,6 +273,7 @@ fn warnings(app: &App, control: &Controller) -> Vec<String> {
     let losing = app.balancer.losing();
     warnings.extend(losing.iter().map(|name| balancer::loss(name)));
     warnings.extend(app.balancer.troubles());
+    warnings.extend(app.bgp.warnings());
     warnings.extend(app.traces.warning());
     warnings.extend(deaf::sentence(&control.deaf_networks()));
     warnings.extend(stored::unmade_sentence(control.unmade()));
