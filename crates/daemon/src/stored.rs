@@ -38,14 +38,23 @@ type StoredKey = (Kind, Vec<u8>);
 pub struct Stored {
     store: Store,
     /// Interfaces that options name, and not the store.
-    of_options: Mutex<BTreeSet<(Kind, Vec<u8>)>>,
-    /// What takes back changes that are not durable yet, in their order: should the disk fail for
-    /// good, the store cannot say what was before them.
-    unsynced: Mutex<Vec<(Ticket, Change)>>,
+    of_options: Mutex<BTreeSet<StoredKey>>,
+    /// Changes that are not durable yet, in their order: should the disk fail for good, the store
+    /// cannot say what was before them.
+    unsynced: Mutex<Vec<Unsynced>>,
     /// A sync is to come.
     scheduled: AtomicBool,
     /// Whether changes are taken.
     changes: Changes,
+}
+
+/// A change that is not durable yet.
+struct Unsynced {
+    ticket: Ticket,
+    /// What takes it back.
+    inverse: Change,
+    /// Interfaces that were options' until then.
+    of_options: Vec<StoredKey>,
 }
 
 /// What came of reading the store.
@@ -241,15 +250,23 @@ impl Stored {
     /// any more, what it was before the changes that are not durable. What could not be made before
     /// them is not tried.
     fn reconcile(&self, controller: &mut Controller) -> Result<(), String> {
-        let now = objects(&controller.config());
+        let mut now = objects(&controller.config());
         // Those that were written since the disk was well again are not lost.
-        let is_lost = |(ticket, _): &mut (Ticket, _)| self.store.is_durable(*ticket) == Some(false);
+        let is_lost = |one: &mut Unsynced| self.store.is_durable(one.ticket) == Some(false);
         let lost: Vec<_> = self.unsynced().extract_if(.., is_lost).collect();
         let mut unmade = objects(controller.unmade());
-        if let Some((_, first)) = lost.first() {
-            unmade.extend(objects(&first.unmade));
+        if let Some(first) = lost.first() {
+            unmade.extend(objects(&first.inverse.unmade));
         }
-        let options = self.of_options();
+        // What was an option's before them is that again, as it was.
+        for one in lost.iter().rev() {
+            let before = one.inverse.objects.iter().map(put);
+            let before = before.map(|put| ((put.kind, put.key), put.value));
+            let before = before.filter(|(key, _)| one.of_options.contains(key));
+            now.extend(before.filter_map(|(key, value)| Some((key, value?))));
+            self.options().extend(one.of_options.iter().cloned());
+        }
+        let options = self.options().clone();
         let mut wanted = match self.objects() {
             Ok(mut stored) => {
                 // What is there as it is stored was made since then by a change that is not lost.
@@ -263,7 +280,7 @@ impl Stored {
             Err(why) => {
                 tracing::error!("{why}: changes that it has not are taken back");
                 let mut before = now;
-                let reversed = lost.iter().rev().flat_map(|(_, change)| &change.objects);
+                let reversed = lost.iter().rev().flat_map(|one| &one.inverse.objects);
                 for Put { kind, key, value } in reversed.map(put) {
                     match value {
                         Some(value) => before.insert((kind, key), value),
@@ -310,7 +327,7 @@ impl Stored {
         dry_run: bool,
     ) -> Result<Diff, Error> {
         let now = objects(&controller.config());
-        let options = self.of_options();
+        let options = self.options().clone();
         let mut wanted = self.at(revision)?;
         wanted.extend(now.into_iter().filter(|(key, _)| options.contains(key)));
         let config = read(self.store.path(), wanted.iter(), controller.settings());
@@ -349,16 +366,25 @@ impl Stored {
     /// What is durable is not taken back.
     fn forget_durable(&self) {
         let is_durable = |ticket| self.store.is_durable(ticket) == Some(true);
-        self.unsynced().retain(|(ticket, _)| !is_durable(*ticket));
+        self.unsynced().retain(|one| !is_durable(one.ticket));
     }
 
-    fn unsynced(&self) -> MutexGuard<'_, Vec<(Ticket, Change)>> {
+    fn unsynced(&self) -> MutexGuard<'_, Vec<Unsynced>> {
         self.unsynced.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn of_options(&self) -> BTreeSet<(Kind, Vec<u8>)> {
+    /// A client that takes or gives back an interface makes it the store's: which of these were
+    /// options' until now.
+    fn take_from_options(&self, puts: &[Put]) -> Vec<StoredKey> {
+        let keys = puts.iter().filter(|put| interface(put.kind));
+        let keys = keys.map(|put| (put.kind, put.key.clone()));
+        let mut options = self.options();
+        keys.filter(|key| options.remove(key)).collect()
+    }
+
+    fn options(&self) -> MutexGuard<'_, BTreeSet<StoredKey>> {
         let known = self.of_options.lock();
-        known.unwrap_or_else(PoisonError::into_inner).clone()
+        known.unwrap_or_else(PoisonError::into_inner)
     }
 
     fn objects(&self) -> Result<Objects, String> {
@@ -478,9 +504,8 @@ impl Journal for Writer {
                 let added = change.objects.iter().map(put);
                 let added = added.filter(|put| put.value.is_some());
                 let added = added.filter(|put| interface(put.kind));
-                let known = self.0.of_options.lock();
-                let mut known = known.unwrap_or_else(PoisonError::into_inner);
-                known.extend(added.map(|put| (put.kind, put.key)));
+                let added: Vec<StoredKey> = added.map(|put| (put.kind, put.key)).collect();
+                self.0.options().extend(added);
                 return Ok(());
             }
         };
@@ -496,15 +521,6 @@ impl Journal for Writer {
         };
         let written = self.0.store.write(signed, &puts);
         let ticket = written.map_err(unreadable)?;
-        {
-            // A client that takes or gives back an interface makes it the store's. A change that is
-            // refused has made nothing of it.
-            let known = self.0.of_options.lock();
-            let mut known = known.unwrap_or_else(PoisonError::into_inner);
-            for put in puts.iter().filter(|put| interface(put.kind)) {
-                known.remove(&(put.kind, put.key.clone()));
-            }
-        }
         let takes_away = |put: &Put| {
             put.value.is_none() && (put.kind == Kind::Nic || put.kind == Kind::Service)
                 || put.value.is_none() && interface(put.kind)
@@ -512,10 +528,18 @@ impl Journal for Writer {
         if puts.iter().any(takes_away) {
             let synced = self.0.store.sync(ticket).map_err(unreadable);
             self.0.forget_durable();
-            return synced;
+            // A change that is refused has made nothing of them.
+            synced?;
+            self.0.take_from_options(&puts);
+            return Ok(());
         }
+        let of_options = self.0.take_from_options(&puts);
         let inverse = change.clone().inverse();
-        self.0.unsynced().push((ticket, inverse));
+        self.0.unsynced().push(Unsynced {
+            ticket,
+            inverse,
+            of_options,
+        });
         Ok(())
     }
 }

@@ -258,3 +258,61 @@ fn what_could_not_be_made_is_not_tried_when_the_disk_fails() {
         );
     }
 }
+
+/// The disk keeps neither its deletion nor another mode of it: it is the option's as before, and a
+/// rollback leaves it.
+#[test]
+fn an_option_s_interface_stays_the_option_s_when_the_disk_fails() {
+    let (disk, told) = (Disk::default(), Told::default());
+    let stored = Stored::over(disk.store(), Changes::default());
+    let controller = controller(&told).with_journal(stored.journal());
+    let operations = Operations::new(controller, LogControl::detached(), || 0);
+    let operations = Arc::new(operations.with_store(Some(stored.clone())));
+    let somebody = || operations.control_by(Author::Client("somebody".into()));
+    let eth0 = |mode| Interface::new("eth0", mode).unwrap();
+    let named = operations
+        .control()
+        .add_interface(Feature::Router, eth0(None));
+    named.unwrap();
+    let changing = operations.changing();
+    let group = Group::new("kept".parse().unwrap());
+    somebody().put_group(group).unwrap();
+    changing.settle().unwrap();
+    let revision = stored.newest().unwrap();
+    let is_there = || {
+        let control = operations.control();
+        let known = control.interfaces(Feature::Router);
+        known.iter().map(|one| &*one.name).eq(["eth0"])
+    };
+    for deletes in [true, false] {
+        let changing = operations.changing();
+        let fails = || disk.failing.store(1, Ordering::Relaxed);
+        match deletes {
+            // It is synced before it is in force.
+            true => {
+                fails();
+                let refused = somebody().delete_interface(Feature::Router, "eth0");
+                refused.unwrap_err();
+            }
+            false => {
+                let other = eth0(Some(Mode::Generic));
+                let named = somebody().add_interface(Feature::Router, other);
+                named.unwrap();
+                fails();
+            }
+        }
+        let settled = changing.settle();
+        assert!(deletes || settled.is_err(), "it is lost");
+        disk.failing.store(0, Ordering::Relaxed);
+        assert!(is_there(), "{deletes}");
+        let back = stored.roll_back(&mut somebody(), revision, false);
+        back.unwrap();
+        assert!(is_there(), "{deletes}: behind a rollback");
+    }
+    // One whose deletion is durable is no option's any more.
+    let changing = operations.changing();
+    let deleted = somebody().delete_interface(Feature::Router, "eth0");
+    assert_eq!(deleted, Ok(true));
+    changing.settle().unwrap();
+    assert!(!is_there());
+}
