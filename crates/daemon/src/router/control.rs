@@ -21,6 +21,15 @@ use crate::tracked_interfaces::Member;
 /// Commands that wait; who has more waits with them.
 const QUEUE: usize = 16;
 
+/// What a status says of the router.
+#[derive(Default)]
+pub struct Summary {
+    /// All interfaces, in one line.
+    pub line: String,
+    /// Those that are wanted and not attached, a sentence each.
+    pub warnings: Vec<String>,
+}
+
 /// One for the process.
 pub struct Control {
     commands: mpsc::Sender<Command>,
@@ -134,20 +143,24 @@ impl Control {
         self.ask(looking).await
     }
 
-    /// One line of all interfaces, for a status.
-    pub async fn summary(&self) -> String {
+    /// What a status says of it.
+    pub async fn summary(&self) -> Summary {
         let members = self.look(|router| router.members()).await;
+        let members = members.unwrap_or_default();
+        let lacking = members.iter().filter(|member| member.mode.is_none());
+        let warnings = lacking
+            .map(|Member { name, why, .. }| format!("the router is not attached to {name}: {why}"));
+        let warnings = warnings.collect();
         let describe = |member: Member| match member.mode {
             Some(mode) if member.why.is_empty() => format!("{}: {}", member.name, mode.words()),
             Some(mode) => format!("{}: {} ({})", member.name, mode.words(), member.why),
             None => format!("{}: not attached ({})", member.name, member.why),
         };
-        let lines: Vec<String> = members
-            .unwrap_or_default()
-            .into_iter()
-            .map(describe)
-            .collect();
-        lines.join("; ")
+        let lines: Vec<String> = members.into_iter().map(describe).collect();
+        Summary {
+            line: lines.join("; "),
+            warnings,
+        }
     }
 
     /// What the kernel knows.

@@ -22,6 +22,6 @@ mod thread;
 mod watch;
 
 pub use acl::AclFile;
-pub use control::Control;
+pub use control::{Control, Summary};
 pub use counting::HELD;
 pub use service::{Service, status};

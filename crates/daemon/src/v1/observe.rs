@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use api::v1;
 use control::model::{GroupId, NicId};
-use control::{Controller, NicStats};
+use control::{Controller, InterfaceStatus, NicStats};
 use dataplane::drop_reason::DropReason;
 use dataplane::flow::FlowInfo;
 use tonic::Status;
@@ -15,6 +15,7 @@ use crate::app::{App, monotonic_ns};
 use crate::balancer;
 use crate::deaf;
 use crate::forgotten;
+use crate::router::Summary;
 use crate::stored;
 use crate::uplinks::Uplinks;
 
@@ -198,7 +199,7 @@ pub fn flow(
 }
 
 /// The daemon at a glance. What is in it of others is left out for who sees a part.
-pub fn status(app: &App, control: &Permitted, router: String) -> Result<v1::Status, Status> {
+pub fn status(app: &App, control: &Permitted, router: Summary) -> Result<v1::Status, Status> {
     let workers = match control.sees_all() {
         true => workers::statuses(&app.workers)?,
         false => Vec::new(),
@@ -213,7 +214,7 @@ pub fn status(app: &App, control: &Permitted, router: String) -> Result<v1::Stat
 }
 
 /// The daemon at a glance, without what takes asking the workers.
-pub fn brief(app: &App, control: &Permitted, router: String) -> v1::Status {
+pub fn brief(app: &App, control: &Permitted, router: Summary) -> v1::Status {
     let status = control.status();
     let now = app.operations.unix_secs();
     let all = control.sees_all();
@@ -239,9 +240,9 @@ pub fn brief(app: &App, control: &Permitted, router: String) -> v1::Status {
             Some(uplinks) if all => uplinks.summary(),
             _ => String::new(),
         },
-        router: if all { router } else { String::new() },
+        router: if all { router.line } else { String::new() },
         warnings: match control.unlimited() {
-            Some(control) => warnings(app, control),
+            Some(control) => warnings(app, control, router.warnings),
             None => Vec::new(),
         },
         forgotten: if all { all_forgotten() } else { Vec::new() },
@@ -264,7 +265,7 @@ fn all_forgotten() -> Vec<v1::Forgotten> {
 
 /// What keeps frames from passing, or from being recorded, or is not there, while the daemon itself
 /// works, a sentence each.
-fn warnings(app: &App, control: &Controller) -> Vec<String> {
+fn warnings(app: &App, control: &Controller, router: Vec<String>) -> Vec<String> {
     let mut warnings = app
         .uplinks
         .running()
@@ -274,6 +275,12 @@ fn warnings(app: &App, control: &Controller) -> Vec<String> {
     warnings.extend(losing.iter().map(|name| balancer::loss(name)));
     warnings.extend(app.balancer.troubles());
     warnings.extend(app.bgp.warnings());
+    let interfaces = app.balancer.interfaces().into_iter();
+    let lacking = interfaces.filter(|one| one.mode.is_none());
+    warnings.extend(lacking.map(|InterfaceStatus { name, why, .. }| {
+        format!("the load balancer is not attached to {name}: {why}")
+    }));
+    warnings.extend(router);
     warnings.extend(app.traces.warning());
     warnings.extend(deaf::sentence(&control.deaf_networks()));
     warnings.extend(stored::unmade_sentence(control.unmade()));

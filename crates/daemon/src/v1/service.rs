@@ -616,7 +616,7 @@ impl Butterfly for Service {
                 let _turn = self.app.turns.take(&caller, Length::Short).await;
                 self.app.router.summary().await
             }
-            _ => String::new(),
+            _ => Default::default(),
         };
         self.operate(caller, move |app, control| match request.brief {
             true => Ok(observe::brief(app, control, router)),
