@@ -17,6 +17,9 @@ use tokio::sync::Notify;
 use crate::app::monotonic_ns;
 use crate::{balancer, router, uplinks};
 
+/// Why an interface is not attached that is waited for from the start.
+pub const NOT_THERE: &str = "it is not there yet";
+
 /// What the controller's features are.
 pub struct HostFeatures {
     pub engine: Arc<balancer::Engine>,
@@ -31,6 +34,10 @@ pub struct HostFeatures {
     /// While the daemon starts, an interface that is declared and not there is waited for: the
     /// service may start before it. Later it is refused: its name is most likely a mistake.
     pub starting: Arc<AtomicBool>,
+    /// While the daemon takes what its options name in another's place: an interface that cannot be
+    /// had is wanted as one that has gone is, and taken when it can be. Nobody could be told of a
+    /// refusal.
+    pub refuses_none: Arc<AtomicBool>,
 }
 
 impl HostFeatures {
@@ -49,7 +56,7 @@ impl HostFeatures {
         let waiting = InterfaceStatus {
             name: name.to_owned(),
             mode: None,
-            why: "it is not there yet".to_owned(),
+            why: NOT_THERE.to_owned(),
             asked: mode,
         };
         tracing::info!("waiting for the interface {name}, which is not there");
@@ -102,7 +109,7 @@ impl Features for HostFeatures {
         if let Some(waiting) = self.wait_for(feature, name, mode)? {
             return Ok(waiting);
         }
-        match feature {
+        let taken = match feature {
             Feature::Balancer => self.engine.add_interface(name, mode),
             Feature::Router => {
                 let added = self.router.add(name.to_owned(), mode);
@@ -111,7 +118,20 @@ impl Features for HostFeatures {
                     .map(|member| member.status())
                     .map_err(|e| e.to_string())
             }
-            Feature::Uplink => self.uplinks.add(name),
+            Feature::Uplink => return self.uplinks.add(name),
+        };
+        match taken {
+            Err(why) if self.refuses_none.load(Ordering::Relaxed) => {
+                let wanted = InterfaceStatus {
+                    name: name.to_owned(),
+                    mode: None,
+                    why,
+                    asked: mode,
+                };
+                self.restore(feature, name, Some(wanted.clone()))?;
+                Ok(wanted)
+            }
+            taken => taken,
         }
     }
 

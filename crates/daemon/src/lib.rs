@@ -52,6 +52,7 @@ mod mirrors;
 mod namespaces;
 #[cfg(test)]
 mod nowhere;
+mod option_interfaces;
 mod options;
 mod page;
 mod places;

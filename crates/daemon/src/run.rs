@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use ::router::acl::List;
 use container::PairSettings;
-use control::model::{Config, Feature, Interface};
-use control::{Controller, NicState, Reach};
+use control::model::Config;
+use control::{Controller, NicState};
 use dataplane::Switch;
 use dataplane::flow::FlowMemory;
 use io::trace::Folder;
@@ -46,6 +46,7 @@ use crate::kernel::{self, Kernel};
 use crate::lock::{self, Turn};
 use crate::logging::LogControl;
 use crate::metrics;
+use crate::option_interfaces::{Named, OptionInterfaces};
 use crate::options::{Settings, UplinkMode};
 use crate::page;
 use crate::privileges;
@@ -419,6 +420,8 @@ async fn serve(
     let router_acl = router_acl.map(|file| router::AclFile::new(file, router.clone()));
     let due = Arc::new(Notify::new());
     let starting = Arc::new(AtomicBool::new(true));
+    let refuses_none = Arc::new(AtomicBool::new(false));
+    let option_interfaces = Arc::new(OptionInterfaces::of(settings));
     let features = HostFeatures {
         engine: engine.clone(),
         router: router.clone(),
@@ -427,6 +430,7 @@ async fn serve(
         programs: programs.clone(),
         due: due.clone(),
         starting: starting.clone(),
+        refuses_none: refuses_none.clone(),
     };
     let controller = Controller::new(settings_of_control, Box::new(attachments), switch.clone())
         .with_features(Box::new(features));
@@ -463,17 +467,25 @@ async fn serve(
             let (gate, balancer) = (start_gate.clone(), engine.clone());
             let (switch, workers) = (switch.clone(), workers.clone());
             let runtime = Handle::current();
+            let (named, router) = (option_interfaces.clone(), router.clone());
+            let interfaces = interfaces.clone();
             let taking = move || {
                 workers.wait_for_flow_memory();
-                let find = |reach| {
+                let prepare = |controller: &mut Controller| {
+                    let kernel = || {
+                        let mirror = runtime.block_on(router.mirror());
+                        mirror.map(|it| it.snapshot()).map_err(|e| e.to_string())
+                    };
+                    let named = named.declare_handed(controller, &interfaces, kernel)?;
                     if let Some(next_hops) = &mut next_hops {
-                        runtime.block_on(next_hops.prepare(reach, &learnt));
+                        runtime.block_on(next_hops.prepare(controller.reach(), &learnt));
                     }
+                    Ok::<_, String>(named)
                 };
                 let links = || take_links(&old, &gate, &balancer);
                 let planes = (&*vhost, &*switch);
                 let held = held.as_deref();
-                let taken = take_over(controller, open_store, &old, held, planes, find, links)?;
+                let taken = take_over(controller, open_store, &old, held, planes, prepare, links)?;
                 Ok::<_, Refusal>((taken, next_hops))
             };
             let taken;
@@ -575,7 +587,9 @@ async fn serve(
             .start(&settings.sflow, settings.sflow_rate, app.clone()),
     )?;
     let events = app.control().subscribe();
-    begun(take_interfaces(settings, &app).await)?;
+    refuses_none.store(is_upgrade, Ordering::Relaxed);
+    begun(take_interfaces(option_interfaces, &app, is_upgrade).await)?;
+    refuses_none.store(false, Ordering::Relaxed);
     if let Some(held) = left_held {
         let (engine, interfaces, held) = (engine.clone(), interfaces, held.clone());
         let uplinks = app.uplinks.clone();
@@ -1004,14 +1018,15 @@ type TakenOver = (
 );
 
 /// Makes the controller what the daemon before has declared, and takes its place when that stands
-/// still: with what is returned this process is the daemon.
+/// still: with what is returned this process is the daemon. `prepare` declares beside it what
+/// options name of what is handed over, and says what that is.
 fn take_over(
     mut controller: Controller,
     open_store: Option<impl FnOnce() -> Result<Option<Arc<Stored>>, String>>,
     old: &Predecessor,
     held: Option<&Held>,
     (vhost, switch): (&Server, &Switch),
-    find_next_hops: impl FnOnce(Reach),
+    prepare: impl FnOnce(&mut Controller) -> Result<Vec<Named>, String>,
     take_links: impl FnOnce() -> Result<(), String>,
 ) -> Result<TakenOver, Refusal> {
     let start = Instant::now();
@@ -1021,7 +1036,7 @@ fn take_over(
         "{objects} objects are there from the daemon before, in {} ms",
         start.elapsed().as_millis()
     );
-    find_next_hops(controller.reach());
+    let of_options = prepare(&mut controller)?;
     let held = held.ok_or(upgrade::NEEDS)?;
     let flows = held
         .flows()
@@ -1068,7 +1083,10 @@ fn take_over(
     old.taken()?;
     held.note_deaths();
     let controller = match &stored {
-        Some(stored) => controller.with_journal(stored.journal()),
+        Some(stored) => {
+            stored.are_of_options(&of_options);
+            controller.with_journal(stored.journal())
+        }
         None => controller,
     };
     Ok((controller, stored, counted, connections, is_whole))
@@ -1175,30 +1193,21 @@ async fn load(
     loading.await.map_err(|_| "reading the store panicked")?
 }
 
-/// Takes the interfaces that services are balanced on, those that transit packets are forwarded
-/// between, and those that join this host to others. One that is not there is taken when it comes;
-/// one that is there and cannot be had is no reason to go on without it.
-async fn take_interfaces(settings: &Settings, app: &Arc<App>) -> Result<(), String> {
-    let balanced = settings.balance_interfaces.iter();
-    let balanced = balanced.map(|name| (Feature::Balancer, name.clone()));
-    let routed = settings.router_interfaces.iter();
-    let routed = routed.map(|name| (Feature::Router, name.clone()));
-    let uplinks = settings.uplinks.iter().filter(|_| !settings.alone);
-    let uplinks = uplinks.map(|name| (Feature::Uplink, name.clone()));
-    let all: Vec<(Feature, String)> = balanced.chain(routed).chain(uplinks).collect();
+/// Takes the interfaces that options name; in an upgrade those that can be had.
+async fn take_interfaces(
+    named: Arc<OptionInterfaces>,
+    app: &Arc<App>,
+    is_upgrade: bool,
+) -> Result<(), String> {
     let app = app.clone();
-    let take = move |(feature, name): (Feature, String)| {
-        let option = match feature {
-            Feature::Balancer => "--balance-interface",
-            Feature::Router => "--router",
-            Feature::Uplink => "--uplink",
-        };
-        let interface = Interface::new(&name, None);
-        let taken = interface.and_then(|one| app.control().add_interface(feature, one));
-        taken.map(drop).map_err(|why| format!("{option}: {why}"))
+    let take = move || match is_upgrade {
+        true => {
+            named.take_all_that_can_be(&app);
+            Ok(())
+        }
+        false => named.take(&app),
     };
-    let taken = tokio::task::spawn_blocking(move || all.into_iter().try_for_each(take));
-    let taken = taken.await;
+    let taken = tokio::task::spawn_blocking(take).await;
     taken.map_err(|_| "taking the interfaces that options name panicked")?
 }
 

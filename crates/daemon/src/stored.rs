@@ -373,6 +373,13 @@ impl Stored {
         self.unsynced.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Says that options name these interfaces, which were declared before there was a
+    /// [journal](Stored::journal).
+    pub fn are_of_options(&self, interfaces: &[(Feature, String)]) {
+        let key = |(feature, name): &(Feature, String)| (kind_of(*feature), name.clone().into());
+        self.options().extend(interfaces.iter().map(key));
+    }
+
     /// A client that takes or gives back an interface makes it the store's: which of these were
     /// options' until now.
     fn take_from_options(&self, puts: &[Put]) -> Vec<StoredKey> {

@@ -5,6 +5,8 @@
 mod common;
 #[path = "held/damaged.rs"]
 mod damaged;
+#[path = "held/options.rs"]
+mod options;
 #[path = "held/post_copy.rs"]
 mod post_copy;
 #[path = "held/start.rs"]

@@ -197,6 +197,17 @@ impl Interfaces {
         !self.handed.is_empty() || attached.any(|attached| attached.attachment.waits())
     }
 
+    /// Whether a program of another process runs on an interface, in whose place one of this
+    /// process's is to be [put](Self::take_over).
+    pub fn waits_at(&self, ifindex: u32) -> bool {
+        [Hook::Xdp, Hook::Tc].into_iter().any(|hook| {
+            let at = (ifindex, hook);
+            let attached = self.attached.get(&at);
+            self.handed.contains_key(&at)
+                || attached.is_some_and(|attached| attached.attachment.waits())
+        })
+    }
+
     fn report(&mut self, name: String, item: Option<Handed>) {
         let Some(Keep(keep)) = &self.keep else { return };
         if item.is_some() {

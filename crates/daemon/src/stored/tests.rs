@@ -316,3 +316,28 @@ fn an_option_s_interface_stays_the_option_s_when_the_disk_fails() {
     changing.settle().unwrap();
     assert!(!is_there());
 }
+
+/// Those of options that a daemon has declared before it has its store, in another's place.
+#[test]
+fn what_options_name_of_what_is_handed_over_is_the_options() {
+    let (disk, told) = (Disk::default(), Told::default());
+    let stored = stored(&disk, &["eth0"]);
+    let mut controller = controller(&told);
+    stored.load(&mut controller, None).unwrap();
+    let one = Interface::new("eth1", None).unwrap();
+    controller.add_interface(Feature::Router, one).unwrap();
+    stored.are_of_options(&[(Feature::Router, "eth1".into())]);
+    let mut controller = controller.with_journal(stored.journal());
+    let revision = stored.newest().unwrap();
+    controller.set_author(Author::Client("somebody".into()));
+    let group = Group::new("more".parse().unwrap());
+    controller.put_group(group).unwrap();
+    stored.roll_back(&mut controller, revision, false).unwrap();
+    let names = controller.interfaces(Feature::Router).iter();
+    let names: Vec<&str> = names.map(|one| one.name.as_str()).collect();
+    assert_eq!(names, ["eth0", "eth1"]);
+    let packed = stored.packed(&controller).unwrap();
+    let stored = unpacked(&packed).unwrap();
+    let is_stored = |name: &str| stored.contains_key(&(Kind::RouterInterface, name.into()));
+    assert!(is_stored("eth0") && !is_stored("eth1"));
+}
