@@ -57,9 +57,11 @@ type Client interface {
 	CreateInterface(Interface) (Interface, error)
 	// RemoveInterface gives one back to the kernel. NotFound.
 	RemoveInterface(name string) error
-	// ReattachBPF takes the program off an interface and puts it on again, in the mode it had:
-	// for NICs that lose it when their link is negotiated anew. Packets that come meanwhile are
-	// the kernel's. NotFound.
+	// ReattachBPF takes the program off an interface and puts it on again, in the mode that was
+	// asked for: for NICs that lose it when their link is negotiated anew. Packets that come
+	// meanwhile are the kernel's. NotFound; FailedPrecondition where it cannot be put on again:
+	// the interface stays, and gets it when it can. Unimplemented where the daemon is of a
+	// version before: nothing has changed.
 	ReattachBPF(name string) error
 
 	// Close ends the connection.

@@ -47,21 +47,11 @@ func (c *client) RemoveInterface(name string) error {
 }
 
 func (c *client) ReattachBPF(name string) error {
-	interfaces, err := c.Interfaces()
-	if err != nil {
-		return err
-	}
-	for _, one := range interfaces {
-		if one.Name != name {
-			continue
-		}
-		if err := c.RemoveInterface(name); err != nil {
-			return err
-		}
-		_, err := c.CreateInterface(one)
-		return err
-	}
-	return noInterface(name)
+	ctx, cancel := c.context()
+	defer cancel()
+	request := &pb.ReattachBalancerInterfaceRequest{Name: name}
+	_, err := c.balancer.ReattachBalancerInterface(ctx, request)
+	return err
 }
 
 func noInterface(name string) error {

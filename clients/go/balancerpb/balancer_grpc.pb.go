@@ -29,21 +29,22 @@ import (
 const _ = grpc.SupportPackageIsVersion7
 
 const (
-	Balancer_ListServices_FullMethodName            = "/butterfly.v1.Balancer/ListServices"
-	Balancer_GetService_FullMethodName              = "/butterfly.v1.Balancer/GetService"
-	Balancer_PutService_FullMethodName              = "/butterfly.v1.Balancer/PutService"
-	Balancer_UpdateService_FullMethodName           = "/butterfly.v1.Balancer/UpdateService"
-	Balancer_DeleteService_FullMethodName           = "/butterfly.v1.Balancer/DeleteService"
-	Balancer_PutServer_FullMethodName               = "/butterfly.v1.Balancer/PutServer"
-	Balancer_UpdateServer_FullMethodName            = "/butterfly.v1.Balancer/UpdateServer"
-	Balancer_DeleteServer_FullMethodName            = "/butterfly.v1.Balancer/DeleteServer"
-	Balancer_GetBalancerConfig_FullMethodName       = "/butterfly.v1.Balancer/GetBalancerConfig"
-	Balancer_ApplyBalancer_FullMethodName           = "/butterfly.v1.Balancer/ApplyBalancer"
-	Balancer_ListBalancerInterfaces_FullMethodName  = "/butterfly.v1.Balancer/ListBalancerInterfaces"
-	Balancer_AddBalancerInterface_FullMethodName    = "/butterfly.v1.Balancer/AddBalancerInterface"
-	Balancer_DeleteBalancerInterface_FullMethodName = "/butterfly.v1.Balancer/DeleteBalancerInterface"
-	Balancer_GetBalancerStats_FullMethodName        = "/butterfly.v1.Balancer/GetBalancerStats"
-	Balancer_WatchBalancer_FullMethodName           = "/butterfly.v1.Balancer/WatchBalancer"
+	Balancer_ListServices_FullMethodName              = "/butterfly.v1.Balancer/ListServices"
+	Balancer_GetService_FullMethodName                = "/butterfly.v1.Balancer/GetService"
+	Balancer_PutService_FullMethodName                = "/butterfly.v1.Balancer/PutService"
+	Balancer_UpdateService_FullMethodName             = "/butterfly.v1.Balancer/UpdateService"
+	Balancer_DeleteService_FullMethodName             = "/butterfly.v1.Balancer/DeleteService"
+	Balancer_PutServer_FullMethodName                 = "/butterfly.v1.Balancer/PutServer"
+	Balancer_UpdateServer_FullMethodName              = "/butterfly.v1.Balancer/UpdateServer"
+	Balancer_DeleteServer_FullMethodName              = "/butterfly.v1.Balancer/DeleteServer"
+	Balancer_GetBalancerConfig_FullMethodName         = "/butterfly.v1.Balancer/GetBalancerConfig"
+	Balancer_ApplyBalancer_FullMethodName             = "/butterfly.v1.Balancer/ApplyBalancer"
+	Balancer_ListBalancerInterfaces_FullMethodName    = "/butterfly.v1.Balancer/ListBalancerInterfaces"
+	Balancer_AddBalancerInterface_FullMethodName      = "/butterfly.v1.Balancer/AddBalancerInterface"
+	Balancer_DeleteBalancerInterface_FullMethodName   = "/butterfly.v1.Balancer/DeleteBalancerInterface"
+	Balancer_ReattachBalancerInterface_FullMethodName = "/butterfly.v1.Balancer/ReattachBalancerInterface"
+	Balancer_GetBalancerStats_FullMethodName          = "/butterfly.v1.Balancer/GetBalancerStats"
+	Balancer_WatchBalancer_FullMethodName             = "/butterfly.v1.Balancer/WatchBalancer"
 )
 
 // BalancerClient is the client API for Balancer service.
@@ -86,6 +87,12 @@ type BalancerClient interface {
 	AddBalancerInterface(ctx context.Context, in *AddBalancerInterfaceRequest, opts ...grpc.CallOption) (*BalancerInterface, error)
 	// Give an interface back to the kernel. One that it does not work on is given back already.
 	DeleteBalancerInterface(ctx context.Context, in *DeleteBalancerInterfaceRequest, opts ...grpc.CallOption) (*DeleteBalancerInterfaceResponse, error)
+	// Take the program off an interface and put it there again, in the mode that was asked for: for NICs that lose it when
+	// their link is negotiated anew. Packets that come meanwhile are the kernel's. Nothing that is declared changes.
+	// INVALID_ARGUMENT; NOT_FOUND where nothing is balanced on it; FAILED_PRECONDITION where it could not be put there again:
+	// the interface stays among those that are balanced on, and is taken when it can be. UNIMPLEMENTED: the daemon is of a
+	// version before, and nothing has changed.
+	ReattachBalancerInterface(ctx context.Context, in *ReattachBalancerInterfaceRequest, opts ...grpc.CallOption) (*BalancerInterface, error)
 	// Counters of the balancer, of each service and of each server, at one moment, for rates.
 	GetBalancerStats(ctx context.Context, in *GetBalancerStatsRequest, opts ...grpc.CallOption) (*BalancerStats, error)
 	// What happens from now on, and when asked for what is now, as a stream that ends with the daemon.
@@ -217,6 +224,15 @@ func (c *balancerClient) DeleteBalancerInterface(ctx context.Context, in *Delete
 	return out, nil
 }
 
+func (c *balancerClient) ReattachBalancerInterface(ctx context.Context, in *ReattachBalancerInterfaceRequest, opts ...grpc.CallOption) (*BalancerInterface, error) {
+	out := new(BalancerInterface)
+	err := c.cc.Invoke(ctx, Balancer_ReattachBalancerInterface_FullMethodName, in, out, opts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *balancerClient) GetBalancerStats(ctx context.Context, in *GetBalancerStatsRequest, opts ...grpc.CallOption) (*BalancerStats, error) {
 	out := new(BalancerStats)
 	err := c.cc.Invoke(ctx, Balancer_GetBalancerStats_FullMethodName, in, out, opts...)
@@ -298,6 +314,12 @@ type BalancerServer interface {
 	AddBalancerInterface(context.Context, *AddBalancerInterfaceRequest) (*BalancerInterface, error)
 	// Give an interface back to the kernel. One that it does not work on is given back already.
 	DeleteBalancerInterface(context.Context, *DeleteBalancerInterfaceRequest) (*DeleteBalancerInterfaceResponse, error)
+	// Take the program off an interface and put it there again, in the mode that was asked for: for NICs that lose it when
+	// their link is negotiated anew. Packets that come meanwhile are the kernel's. Nothing that is declared changes.
+	// INVALID_ARGUMENT; NOT_FOUND where nothing is balanced on it; FAILED_PRECONDITION where it could not be put there again:
+	// the interface stays among those that are balanced on, and is taken when it can be. UNIMPLEMENTED: the daemon is of a
+	// version before, and nothing has changed.
+	ReattachBalancerInterface(context.Context, *ReattachBalancerInterfaceRequest) (*BalancerInterface, error)
 	// Counters of the balancer, of each service and of each server, at one moment, for rates.
 	GetBalancerStats(context.Context, *GetBalancerStatsRequest) (*BalancerStats, error)
 	// What happens from now on, and when asked for what is now, as a stream that ends with the daemon.
@@ -347,6 +369,9 @@ func (UnimplementedBalancerServer) AddBalancerInterface(context.Context, *AddBal
 }
 func (UnimplementedBalancerServer) DeleteBalancerInterface(context.Context, *DeleteBalancerInterfaceRequest) (*DeleteBalancerInterfaceResponse, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method DeleteBalancerInterface not implemented")
+}
+func (UnimplementedBalancerServer) ReattachBalancerInterface(context.Context, *ReattachBalancerInterfaceRequest) (*BalancerInterface, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method ReattachBalancerInterface not implemented")
 }
 func (UnimplementedBalancerServer) GetBalancerStats(context.Context, *GetBalancerStatsRequest) (*BalancerStats, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method GetBalancerStats not implemented")
@@ -601,6 +626,24 @@ func _Balancer_DeleteBalancerInterface_Handler(srv interface{}, ctx context.Cont
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Balancer_ReattachBalancerInterface_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReattachBalancerInterfaceRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BalancerServer).ReattachBalancerInterface(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Balancer_ReattachBalancerInterface_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BalancerServer).ReattachBalancerInterface(ctx, req.(*ReattachBalancerInterfaceRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Balancer_GetBalancerStats_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetBalancerStatsRequest)
 	if err := dec(in); err != nil {
@@ -698,6 +741,10 @@ var Balancer_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DeleteBalancerInterface",
 			Handler:    _Balancer_DeleteBalancerInterface_Handler,
+		},
+		{
+			MethodName: "ReattachBalancerInterface",
+			Handler:    _Balancer_ReattachBalancerInterface_Handler,
 		},
 		{
 			MethodName: "GetBalancerStats",

@@ -148,6 +148,9 @@ pub enum Error {
     /// The server was to be made, and is there.
     #[error("service {0:#} has a server {1} already")]
     ServerExists(ServiceKey, IpAddr),
+    /// The load balancer was not told to work on that interface.
+    #[error("nothing is balanced on interface '{}'", .0.escape_debug())]
+    NotBalanced(String),
     /// The load balancer, the router or the uplinks did not take the change: a sentence.
     #[error("{why}")]
     Feature {
@@ -215,6 +218,7 @@ impl Error {
             | Error::NoBinding { .. }
             | Error::NoService(_)
             | Error::NoServer(..)
+            | Error::NotBalanced(_)
             | Error::NoRevision(_) => ErrorKind::NotFound,
             Error::Attach { .. }
             | Error::Feature { .. }

@@ -47,6 +47,12 @@ pub trait Features: Send {
         mode: Option<Mode>,
     ) -> Result<InterfaceStatus, String>;
 
+    /// Takes the load balancer off an interface that it was told to work on, and puts it there
+    /// again as it was asked for. Refused, it is wanted as before, and put there when it can be.
+    fn reattach(&mut self, _name: &str) -> Result<InterfaceStatus, String> {
+        Err(NONE.into())
+    }
+
     /// How an interface is that the feature was told to work on; `None`: it was not.
     fn interface(&self, feature: Feature, name: &str) -> Result<Option<InterfaceStatus>, String>;
 

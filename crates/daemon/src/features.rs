@@ -135,6 +135,10 @@ impl Features for HostFeatures {
         }
     }
 
+    fn reattach(&mut self, name: &str) -> Result<InterfaceStatus, String> {
+        self.engine.reattach_interface(name)
+    }
+
     fn interface(&self, feature: Feature, name: &str) -> Result<Option<InterfaceStatus>, String> {
         match feature {
             Feature::Balancer => Ok(self.engine.interface(name)),

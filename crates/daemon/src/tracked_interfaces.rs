@@ -124,6 +124,24 @@ impl TrackedInterfaces {
         Ok((member, true))
     }
 
+    /// Takes an interface that is wanted anew, in the mode that was asked for, whatever the kernel
+    /// says of it. How it is then; `None`: nobody asked for it. One that cannot be taken is wanted
+    /// still.
+    pub async fn reattach(&mut self, name: &str, driver: &mut impl Driver) -> Option<Member> {
+        let mut members = self.members.iter_mut();
+        let member = members.find(|member| member.name == name)?;
+        if member.mode.is_some() {
+            driver.leave(name);
+        }
+        let found = driver.find(name);
+        let taken = match found {
+            Some(_) => driver.take(name, member.asked).await,
+            None => Err(format!("interface {name}: there is no such interface")),
+        };
+        member.attach(found.unwrap_or_default(), taken);
+        Some(member.clone())
+    }
+
     /// How an interface is; `None`: nobody asked for it.
     pub fn status(&self, name: &str) -> Option<InterfaceStatus> {
         self.member(name).map(Member::status)
@@ -412,6 +430,41 @@ mod tests {
         assert!(tracked.give_back("eth0", &mut machine));
         assert!(!tracked.give_back("eth0", &mut machine));
         assert!(machine.attached.is_empty() && tracked.members().is_empty());
+    }
+
+    #[tokio::test]
+    async fn taken_anew_it_is_in_the_mode_that_was_asked_for_and_wanted_whatever_comes() {
+        let (mut tracked, mut machine) = (TrackedInterfaces::default(), Machine::default());
+        assert_eq!(tracked.reattach("eth0", &mut machine).await, None);
+        machine.links.insert("eth0", 3);
+        let want = tracked.want("eth0", None, &mut machine).await;
+        assert_eq!(want.expect("it is there").0.mode, Some(Mode::Generic));
+        // Any mode was asked for: another one may be the best by now.
+        machine.native = true;
+        let again = tracked.reattach("eth0", &mut machine).await.unwrap();
+        assert_eq!((again.mode, again.asked), (Some(Mode::Native), None));
+        let want = tracked.want("eth0", Some(Mode::Native), &mut machine);
+        want.await.expect("it is so already");
+        // The driver has no native mode for a moment.
+        machine.native = false;
+        let refused = tracked.reattach("eth0", &mut machine).await.unwrap();
+        let native = Some(Mode::Native);
+        assert_eq!((refused.mode, refused.asked), (None, native));
+        assert_eq!(refused.why, "interface eth0: no native XDP");
+        assert_eq!(tracked.members(), [refused], "it is wanted");
+        let again = tracked.reattach("eth0", &mut machine).await.unwrap();
+        assert_eq!(again.mode, None, "nothing is left that was not taken");
+        machine.native = true;
+        let changed = tracked.follow(&mut machine).await;
+        assert_eq!((changed.len(), changed[0].mode), (1, native));
+        // It goes between two requests.
+        machine.links.clear();
+        let gone = tracked.reattach("eth0", &mut machine).await.unwrap();
+        assert_eq!((gone.mode, gone.asked), (None, native));
+        assert!(gone.why.contains("no such interface"), "{}", gone.why);
+        machine.links.insert("eth0", 4);
+        let changed = tracked.follow(&mut machine).await;
+        assert_eq!((changed[0].index, changed[0].mode), (4, native));
     }
 
     #[tokio::test]

@@ -1,7 +1,7 @@
 //! The load balancer's operations, which API v1 alone has.
 
 use api::v1 as proto;
-use tonic::Streaming;
+use tonic::{Code, Status, Streaming};
 
 use super::grpc::V1;
 use crate::error::Error;
@@ -126,6 +126,22 @@ impl V1 {
         .map(drop)
     }
 
+    /// A daemon of a version before is told apart from a refusal.
+    pub async fn reattach_balancer_interface(&mut self, name: String) -> Result<(), Error> {
+        let request = proto::ReattachBalancerInterfaceRequest { name };
+        let method = "ReattachBalancerInterface";
+        self.ask_balancer(method, request, async |grpc, request| {
+            let name = request.name.clone();
+            let answer = grpc.reattach_balancer_interface(request).await;
+            answer.map_err(|status| match status.code() {
+                Code::Unimplemented => Status::unimplemented(unknown(&name)),
+                _ => status,
+            })
+        })
+        .await
+        .map(drop)
+    }
+
     pub async fn balancer_stats(&mut self) -> Result<proto::BalancerStats, Error> {
         let request = proto::GetBalancerStatsRequest {};
         self.ask_balancer("GetBalancerStats", request, async |grpc, request| {
@@ -144,4 +160,13 @@ impl V1 {
         })
         .await
     }
+}
+
+/// What a daemon of a version before answers when an interface is to be attached anew.
+fn unknown(interface: &str) -> String {
+    format!(
+        "this butterflyd is of a version that does not attach interfaces anew, and interface \
+         '{interface}' is as it was: upgrade it (butterfly upgrade), or give the interface back \
+         and add it again in its mode (butterfly service interface del, add)"
+    )
 }

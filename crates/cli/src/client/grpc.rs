@@ -293,12 +293,13 @@ impl V1 {
 
 /// Whether the method makes something else of what is there, which takes as long as that is large.
 fn changes(method: &str) -> bool {
-    const VERBS: [&str; 9] = [
+    const VERBS: [&str; 10] = [
         "Add",
         "Apply",
         "Delete",
         "Import",
         "Put",
+        "Reattach",
         "Rollback",
         "SetBindings",
         "Update",

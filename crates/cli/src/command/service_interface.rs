@@ -70,21 +70,11 @@ impl InterfaceCommand {
                 Ok(())
             }
             InterfaceCommand::Reattach(args) => {
-                let interfaces = client(session).await?.balancer_interfaces().await?;
                 for name in args.names {
-                    let client = client(session).await?;
-                    let its = interfaces.iter().find(|interface| interface.name == name);
-                    let mode = its
-                        .ok_or_else(|| {
-                            Error::Refused(format!("nothing is balanced on interface '{name}'"))
-                        })?
-                        .mode;
-                    client.delete_balancer_interface(name.clone()).await?;
-                    let request = v1::AddBalancerInterfaceRequest {
-                        name: name.clone(),
-                        mode,
-                    };
-                    client.add_balancer_interface(request).await?;
+                    client(session)
+                        .await?
+                        .reattach_balancer_interface(name.clone())
+                        .await?;
                     session.done("balancer_interface", name);
                 }
                 Ok(())

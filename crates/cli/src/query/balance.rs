@@ -232,6 +232,13 @@ impl Questions for Balance {
         Err(no_changes(Alone::Balance))
     }
 
+    async fn reattach_balancer_interface(
+        &self,
+        _: Request<v1::ReattachBalancerInterfaceRequest>,
+    ) -> Answer<v1::BalancerInterface> {
+        Err(no_changes(Alone::Balance))
+    }
+
     async fn get_balancer_stats(
         &self,
         _: Request<v1::GetBalancerStatsRequest>,

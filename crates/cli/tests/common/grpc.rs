@@ -68,10 +68,15 @@ impl GrpcStub {
     }
 }
 
-/// A NIC in the group `old`; a group `old` without rules; refusals for what is called `refused`.
+/// A NIC in the group `old`; a group `old` without rules; refusals for what is called `refused`; of
+/// what is called `unknown0` the word of a daemon that does not know the method.
 fn answer(method: &str, request: &str) -> Result<Vec<u8>, Status> {
     if request.contains("refused") {
         return Err(Status::not_found("there is no NIC \"refused\""));
+    }
+    if request.contains("unknown0") {
+        let why = format!("there is no method /butterfly.v1.Balancer/{method}");
+        return Err(Status::unimplemented(why));
     }
     let nic = v1::Nic {
         id: "vnic_1".into(),

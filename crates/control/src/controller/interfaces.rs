@@ -39,6 +39,24 @@ impl Controller {
         taken.map_err(|why| Error::Feature { feature, why })
     }
 
+    /// Takes the load balancer off an interface that is declared, and puts it there again in the
+    /// mode that was asked for. Nothing that is declared changes.
+    ///
+    /// # Errors
+    /// [`Error::NotBalanced`]; [`Error::Feature`]: it could not be put there again. It is wanted as
+    /// before then, and put there when it can be.
+    pub fn reattach_balancer(&mut self, name: &str) -> Result<InterfaceStatus, Error> {
+        let feature = Feature::Balancer;
+        if self.interfaces(feature).iter().all(|one| one.name != name) {
+            return Err(Error::NotBalanced(name.to_owned()));
+        }
+        let attached = self.features.reattach(name);
+        if let Ok(Some(status)) = self.features.interface(feature, name) {
+            self.interface_state(feature, status);
+        }
+        attached.map_err(|why| Error::Feature { feature, why })
+    }
+
     /// Gives an interface back to the kernel for good; whether it was one of the feature's.
     pub fn delete_interface(&mut self, feature: Feature, name: &str) -> Result<bool, Error> {
         let mut wanted = self.interfaces(feature).to_vec();

@@ -110,6 +110,12 @@ impl Features for Host {
         }))
     }
 
+    fn reattach(&mut self, name: &str) -> Result<InterfaceStatus, String> {
+        let whose = (Feature::Balancer, name.to_owned());
+        let (_, asked) = self.plane().attached[&whose];
+        self.take(Feature::Balancer, name, asked)
+    }
+
     fn give_back(&mut self, feature: Feature, name: &str) -> Result<(), String> {
         let before = self.plane().attached.remove(&(feature, name.to_owned()));
         before
@@ -1027,4 +1033,39 @@ fn an_interface_by_itself() {
             "router eth1 deleted"
         ]
     );
+}
+
+/// It is a change of nothing that is declared: no journal hears of it, and none refuses it.
+#[test]
+fn an_interface_that_is_attached_anew_is_declared_as_before() {
+    let mut session = Session::new();
+    let control = &mut session.controller;
+    for (name, mode) in [("eth1", None), ("eth2", Some(Mode::Generic))] {
+        control
+            .add_interface(Feature::Balancer, interface(name, mode))
+            .unwrap();
+    }
+    control
+        .add_interface(Feature::Router, interface("eth3", None))
+        .unwrap();
+    session.events();
+    let control = &mut session.controller;
+    let before = control.config();
+    let _ = control.take_changed();
+    let again = control.reattach_balancer("eth1").unwrap();
+    assert_eq!((again.mode, again.asked), (Some(Mode::Native), None));
+    let again = control.reattach_balancer("eth2").unwrap();
+    assert_eq!(again.asked, Some(Mode::Generic));
+    session.host.plane().refused.push("eth1");
+    let control = &mut session.controller;
+    let refused = control.reattach_balancer("eth1").unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unavailable);
+    for unknown in ["eth0", "eth3"] {
+        let refused = control.reattach_balancer(unknown).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::NotFound);
+        let why = format!("nothing is balanced on interface '{unknown}'");
+        assert_eq!(refused.to_string(), why);
+    }
+    assert!(control.config() == before, "it is declared as before");
+    assert_eq!(control.take_changed(), None);
 }

@@ -124,6 +124,7 @@ const BALANCER: &[Need] = &[
     need("ListBalancerInterfaces", View, false),
     need("AddBalancerInterface", Operate, false),
     need("DeleteBalancerInterface", Operate, false),
+    need("ReattachBalancerInterface", Operate, false),
     need("GetBalancerStats", View, false),
     need("WatchBalancer", View, false),
 ];

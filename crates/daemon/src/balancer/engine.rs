@@ -382,6 +382,14 @@ impl Engine {
         lock(&running.interfaces).want(name, mode, &running, door.as_deref())
     }
 
+    /// Leaves an interface and takes it again, for a NIC that has lost the program. The error is a
+    /// sentence; it is wanted as before.
+    pub fn reattach_interface(&self, name: &str) -> Result<InterfaceStatus, String> {
+        let running = self.running().ok_or_else(|| attached::not_balanced(name))?;
+        let door = self.doorway.door();
+        lock(&running.interfaces).reattach(name, &running, door.as_deref())
+    }
+
     /// Gives an interface back; whether it was one.
     pub fn delete_interface(&self, name: &str) -> bool {
         if self.is_staying() {

@@ -277,6 +277,28 @@ impl Balancer for Service {
         .await
     }
 
+    async fn reattach_balancer_interface(
+        &self,
+        request: Request<v1::ReattachBalancerInterfaceRequest>,
+    ) -> Answer<v1::BalancerInterface> {
+        let (caller, request) = taken(request)?;
+        let name = interface::name(&request.name).map_err(refused)?;
+        self.operate(&caller.clone(), move |app| {
+            let attached = change(app, &caller, |control| {
+                // No journal refuses it: while another program takes over, the interface is that
+                // one's.
+                let are_taken = app.upgrade.takes_changes();
+                are_taken.map_err(|why| status::unavailable(why.into()))?;
+                caller.takes_effect();
+                let attached = control.reattach_balancer(&name)?;
+                caller.detail(format!("attached anew: {name}"));
+                Ok(attached)
+            })?;
+            Ok(status::interface(attached, &app.balancer.losing()))
+        })
+        .await
+    }
+
     async fn get_balancer_stats(
         &self,
         request: Request<v1::GetBalancerStatsRequest>,

@@ -158,6 +158,12 @@ impl Upgrade {
         self.changes.are_over()
     }
 
+    /// An error where changes are not taken now: a sentence. To be asked with the controller
+    /// locked, for what no journal refuses.
+    pub fn takes_changes(&self) -> Result<(), &'static str> {
+        self.changes.are_taken()
+    }
+
     /// The daemon is about to stop: an upgrade that is under way is given up, unless this daemon
     /// has given all away already. Waits for it.
     pub fn stop(&self) {

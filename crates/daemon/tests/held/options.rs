@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 
 use api::v1::balancer_client::BalancerClient;
 use sys::bpf::{TcSide, tc_programs};
+use tonic::Code;
 use xdp::{Mode, Program, objects};
 
 use super::upgrade::upgrade;
@@ -158,6 +159,12 @@ impl Host {
             assert!(Instant::now() < deadline, "still {attached:?}: {log}");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
+    }
+
+    async fn config(&self) -> v1::Config {
+        let mut client = self.daemon().v1().await;
+        let config = within(client.get_config(v1::GetConfigRequest {})).await;
+        config.unwrap().into_inner()
     }
 
     async fn put_group(&self, id: &str) {
@@ -321,4 +328,60 @@ async fn an_interface_that_cannot_be_had_in_an_upgrade_is_wanted_and_told() {
     let status = within(client.get_status(v1::GetStatusRequest::default())).await;
     let warnings = status.unwrap().into_inner().warnings.join("\n");
     assert!(!warnings.contains("is not attached"), "{warnings}");
+}
+
+/// What is attached anew is declared as before: an option's is not stored, and the mode that was
+/// asked for stays. One that has gone is wanted still, and taken when it comes.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_attached_anew_is_declared_as_before() {
+    let Some(cables) = Cables::lay("bfoptc", 2) else {
+        return;
+    };
+    let [one, two] = cables.names();
+    let mut host = Host::start(&settings(&[one], &[]));
+    host.put_group("first").await;
+    let add = v1::AddBalancerInterfaceRequest {
+        name: two.into(),
+        mode: v1::XdpMode::Generic.into(),
+    };
+    let mut balancer = host.balancer().await;
+    within(balancer.add_balancer_interface(add)).await.unwrap();
+    let before = host.config().await;
+    let mut again = async |name: &str| {
+        let request = v1::ReattachBalancerInterfaceRequest { name: name.into() };
+        within(balancer.reattach_balancer_interface(request)).await
+    };
+    again(one).await.unwrap();
+    let attached = again(two).await.unwrap().into_inner();
+    assert_eq!(attached.mode(), v1::XdpMode::Generic);
+    assert_eq!(host.config().await, before);
+    let refused = again("bfoptc9").await.unwrap_err();
+    let why = "nothing is balanced on interface 'bfoptc9'";
+    assert_eq!((refused.code(), refused.message()), (Code::NotFound, why));
+
+    assert!(ip(&format!("link del {two}")));
+    let refused = again(two).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+    let says = "it stays among those that are balanced on";
+    assert!(refused.message().contains(says), "{refused}");
+    assert_eq!(host.config().await, before);
+    assert!(lay(two));
+    host.until_attached([names([one, two]), vec![]]).await;
+    let list = v1::ListBalancerInterfacesRequest {};
+    let mut balancer = host.balancer().await;
+    let listed = within(balancer.list_balancer_interfaces(list)).await;
+    let listed = listed.unwrap().into_inner().interfaces;
+    let its = listed.iter().find(|interface| interface.name == two);
+    assert_eq!(its.unwrap().mode(), v1::XdpMode::Generic);
+
+    host.roll_back(1).await;
+    host.until_attached([names([one]), vec![]]).await;
+    host.set("[general]\n");
+    let daemon = host.daemon.take().unwrap();
+    host.daemon = Some(daemon.killed_and_started_again(&host.args()));
+    assert_eq!(
+        host.attached().await,
+        [names([]), names([])],
+        "nothing is stored"
+    );
 }

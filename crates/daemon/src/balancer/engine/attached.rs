@@ -111,6 +111,32 @@ impl Attached {
         Handle::current().block_on(tracked.restore(name, before, &mut driver))
     }
 
+    /// Takes one that is wanted anew, in the mode that was asked for. The error is a sentence: it
+    /// is wanted still, unless it was not before.
+    pub(super) fn reattach(
+        &mut self,
+        name: &str,
+        running: &Running,
+        door: Option<&Door>,
+    ) -> Result<InterfaceStatus, String> {
+        let (tracked, mut driver) = self.driver(running, door);
+        let member = Handle::current().block_on(tracked.reattach(name, &mut driver));
+        let member = member.ok_or_else(|| not_balanced(name))?;
+        match member.mode {
+            Some(mode) => {
+                tracing::info!("balancing on {name} anew, {mode:?}");
+                Ok(member.status())
+            }
+            None => {
+                let why = member.why;
+                tracing::error!("{name} was left and cannot be balanced on as it is now: {why}");
+                Err(format!(
+                    "{why}; it stays among those that are balanced on, and is taken when it can be"
+                ))
+            }
+        }
+    }
+
     /// Leaves an interface to the kernel; whether it was wanted.
     pub(super) fn give_back(&mut self, name: &str, running: &Running) -> bool {
         let (tracked, mut driver) = self.driver(running, None);
@@ -170,6 +196,11 @@ impl Attached {
         };
         (&mut self.tracked, driver)
     }
+}
+
+/// Why one that nobody asked for is not taken anew.
+pub(super) fn not_balanced(name: &str) -> String {
+    format!("nothing is balanced on interface '{name}'")
 }
 
 /// What is needed to balance on an interface. The balancer is locked before the programs,
