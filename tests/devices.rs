@@ -21,6 +21,7 @@ fn main() {
             a_veth_may_hide_tags,
             vxlan_over_a_vlan,
             vxlan_over_a_vlan_of_a_nic_that_takes_tags_out,
+            vxlan_beside_a_vlan_of_a_nic_that_takes_tags_out,
             vxlan_over_a_bond,
             vxlan_by_two_ways_at_once,
         ],
@@ -459,6 +460,32 @@ fn vxlan_over_a_vlan_of_a_nic_that_takes_tags_out(pair: &mut Pair) -> Result<()>
     talk(pair)?;
     pair.host.ok("killall butterflyd")?;
     takes_out("on")?;
+    no_program_is_left(&pair.host)
+}
+
+/// Others are in that VLAN: without its tag what they send would look like another host's.
+fn vxlan_beside_a_vlan_of_a_nic_that_takes_tags_out(pair: &mut Pair) -> Result<()> {
+    let takes_out = |state: &str| {
+        let said = format!("ethtool -k eth3 | grep -q 'rx-vlan-offload: {state}'");
+        soon(&pair.host, &said)
+    };
+    for (guest, me) in [(&pair.host, 1), (&pair.peer, 2)] {
+        guest.ok(&format!("ip addr add 10.5.0.{me}/24 dev eth3"))?;
+    }
+    takes_out("on")?;
+    let said = overlay(pair, "-i 10.5.0.1", "10.5.0.1", "10.5.0.2")?;
+    check(
+        said.contains("eth3: AF_XDP, generic XDP"),
+        &format!("eth3 is joined:\n{said}"),
+    )?;
+    takes_out("on")?;
+    pair.host
+        .ok("ip link add link eth3 name nic5 type vlan id 5; ip link set nic5 up")?;
+    takes_out("off")?;
+    talk(pair)?;
+    pair.host.ok("ip link del nic5")?;
+    takes_out("on")?;
+    pair.host.ok("killall butterflyd")?;
     no_program_is_left(&pair.host)
 }
 

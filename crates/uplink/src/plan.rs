@@ -33,6 +33,9 @@ pub(crate) struct Wanted {
     pub link: Result<Arc<Link>, String>,
     /// Addresses of ours that are reached by it.
     pub addresses: Vec<IpAddr>,
+    /// The kernel has VLANs on it: without its tag a packet of theirs would look like one that is
+    /// in none.
+    pub has_vlans: bool,
     /// Why native mode would not do, where that is so.
     pub only_generic: Option<&'static str>,
 }
@@ -76,6 +79,11 @@ pub(crate) fn plan(settings: &UplinkSettings, kernel: &Snapshot) -> Plan {
             plan.add_endpoint(kernel, owner, ip);
         }
     }
+    for wanted in &mut plan.uplinks {
+        let mut vlans = kernel.links.values().filter_map(|link| link.vlan);
+        let mut is_below = |index| vlans.any(|vlan| vlan.parent == index);
+        wanted.has_vlans = wanted.link.as_ref().is_ok_and(|link| is_below(link.index));
+    }
     plan.nowhere = settings.by_address && plan.uplinks.is_empty() && !plan.homeless.is_empty();
     plan
 }
@@ -114,6 +122,7 @@ impl Plan {
             only_generic: kind.and_then(only_generic),
             link,
             addresses: Vec::new(),
+            has_vlans: false,
         });
     }
 

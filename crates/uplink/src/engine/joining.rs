@@ -25,7 +25,8 @@ pub(super) struct Active {
     pub packet: Weak<OwnedFd>,
     /// What that is for.
     packets: Packets,
-    /// Held while an address of ours is in a VLAN: its tags are left where XDP sees them.
+    /// Held while an address of ours is in a VLAN, or the kernel has VLANs on it: its tags are left
+    /// where XDP sees them.
     tags: Option<Arc<Tags>>,
     /// When a better mode is tried.
     pub retry: Retry,
@@ -112,7 +113,8 @@ impl Engine {
     }
 
     /// Has a NIC that takes VLAN tags out before XDP sees them leave them in, while an address of
-    /// ours is in a VLAN. A packet socket gets them back, and DPDK has them taken out by nobody.
+    /// ours is in a VLAN, or others are in one that it lets in: what they send is in none then. A
+    /// packet socket gets them back, and DPDK has them taken out by nobody.
     ///
     /// # Errors
     /// It does not let go of it.
@@ -122,7 +124,8 @@ impl Engine {
         let Some(active) = self.active.get_mut(&number) else {
             return Ok(());
         };
-        if !tagged || !matches!(active.mode, Mode::Xdp { .. }) {
+        let needs = tagged || wanted.has_vlans;
+        if !needs || !matches!(active.mode, Mode::Xdp { .. }) {
             active.tags = None;
         } else if active.tags.is_none() {
             let kept = lock(&self.interfaces).keep_tags(active.ifindex);

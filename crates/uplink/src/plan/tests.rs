@@ -183,6 +183,20 @@ fn one_that_is_named_beside_those_that_have_the_addresses() {
     assert_eq!(planned("eth1", "192.0.2.9"), ("eth1".to_owned(), false));
 }
 
+/// Whoever has the addresses.
+#[test]
+fn which_uplinks_have_vlans_is_known() {
+    let settings = UplinkSettings {
+        addresses: vec!["192.0.2.1".parse().unwrap()],
+        interfaces: ["eth0", "eth1", "gone0"].map(str::to_owned).into(),
+        by_address: false,
+        tap: None,
+    };
+    let plan = plan(&settings, &kernel());
+    let have: Vec<bool> = plan.uplinks.iter().map(|wanted| wanted.has_vlans).collect();
+    assert_eq!(have, [false, true, false]);
+}
+
 #[test]
 fn a_bond_is_for_generic_mode() {
     let settings = UplinkSettings {
