@@ -518,8 +518,8 @@ impl Path {
             }
         }
         self.watch.mark(Step::FastPath);
-        let mut targets = self.jobs.len();
         std::mem::swap(&mut self.jobs, &mut self.passed);
+        let mut targets = 0;
         // The frames of each network keep their order; those of different ones have none.
         while left != 0 {
             let network = network_of(left);
@@ -556,6 +556,7 @@ impl Path {
         }
         self.clear();
         std::mem::swap(&mut self.jobs, &mut self.passed);
+        targets += self.jobs.len();
         self.deliver_arriving(all, batch, ports, now);
         self.watch.mark(Step::Deliver);
         let rates = ports.pace.rates();
