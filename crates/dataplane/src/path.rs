@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use io::frame::{BATCH, Batch, Bits};
+use io::trace::capture::Effort;
 use wire::build;
 use wire::offload::Offload;
 
@@ -150,6 +151,7 @@ impl Path {
                 late: Late::default(),
                 searches: Searches::default(),
                 delivered: 0,
+                watched: Effort::default(),
             },
             counters,
             watch: Watch::default(),
@@ -312,6 +314,28 @@ impl Path {
             }
         }
         self.spare = batch;
+        self.charge_watched(judged.from, ports);
+    }
+
+    /// Charges what was done for who watches NICs to who has sent the frames by this queue, or to
+    /// the NIC that they are for. Gives the cost.
+    #[inline]
+    pub(crate) fn charge_watched(&mut self, queue: QueueId, ports: &mut Ports) -> u64 {
+        let cost = self.take_watched(ports);
+        if cost > 0
+            && let Some(sender) = ports.sending(queue)
+        {
+            sender.debt.charge_more(cost);
+        }
+        cost
+    }
+
+    /// What was done for who watches NICs has cost so much. In a batch its sender pays for it,
+    /// whoever watches: nobody else sends fewer of these frames.
+    #[inline]
+    fn take_watched(&mut self, ports: &Ports) -> u64 {
+        let watched = std::mem::take(&mut self.tables.watched);
+        ports.pace.rates().cost_of_watching(watched)
     }
 
     /// Sends what has waited for tokens of its receivers. True: something was written.
@@ -390,6 +414,7 @@ impl Path {
                 let copies = rates.cost_of_copies(self.jobs.len(), bytes);
                 sender.debt.charge_more(packets.saturating_sub(copies));
             }
+            self.charge_watched(queue, ports);
             self.tables.floods.put_back(flood);
         }
         self.give_back_room();
@@ -428,6 +453,7 @@ impl Path {
             deliver::queued(&mut round, ports, &taken);
         }
         self.spare = batch;
+        self.charge_watched(target.into(), ports);
         sent
     }
 
@@ -459,8 +485,9 @@ impl Path {
         let looked = self.tables.searches.looked + self.tables.flows.looked;
         let searched = work::cost_of_search(batch.len(), looked);
         let carried = ports.pace.rates().cost(batch.len(), bytes, 0) + self.copied;
+        let watched = self.take_watched(ports);
         Cost {
-            carried: carried + searched + std::mem::take(&mut self.tables.floods.cost),
+            carried: carried + searched + watched + std::mem::take(&mut self.tables.floods.cost),
             judged: self.judged,
         }
     }
@@ -565,8 +592,9 @@ impl Path {
             true => rates.cost_of_copies(targets, bytes * targets / frames.max(1)),
             false => rates.cost(frames, bytes, 0),
         };
+        let watched = self.take_watched(ports);
         Cost {
-            carried: carried + std::mem::take(&mut self.tables.floods.cost),
+            carried: carried + watched + std::mem::take(&mut self.tables.floods.cost),
             // It would be for those to pay whose frames these are, on other hosts. What was looked
             // for in rules their network owes, and not the uplink.
             judged: 0,
@@ -673,6 +701,7 @@ impl Path {
             round.tables.waiting.is_ours_since(waited);
         }
         self.spare = batch;
+        self.charge_watched(slot.into(), ports);
     }
 
     /// Forgets the round before.
@@ -791,10 +820,12 @@ impl Path {
         now: Now,
     ) {
         for index in 0..batch.len() {
-            let tried = live.trial(batch, index).map(|mut trial| {
+            let mut watched = Effort::default();
+            let tried = live.trial(batch, index, &mut watched).map(|mut trial| {
                 (trial.worker, trial.from) = (ports.worker(), from.slot);
                 (trial::run(&mut trial, self, ports, now), trial)
             });
+            self.tables.watched += watched;
             self.clear();
             let counters = self.counters.clone();
             let begun = Stopwatch::start();

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use io::frame::{BATCH, Batch, Frame};
+use io::trace::capture::Effort;
 use wire::nd::Nd;
 use wire::parse::{IpPacket, L4, Net, Packet, Quoted, TcpFlags};
 
@@ -47,6 +48,8 @@ pub(crate) struct Tables {
     pub searches: Searches,
     /// How many frames of the batch were delivered by this worker with nothing to be said of any.
     pub delivered: usize,
+    /// What was done for who watches NICs, that nobody is charged for yet.
+    pub watched: Effort,
 }
 
 /// A frame that the whole path is for: all but those that took the [fast

@@ -11,6 +11,8 @@
 //! included. One of the two may be another worker's. One alone may be who acknowledges a stream,
 //! which is to have whole batches.
 
+use io::trace::capture::Effort;
+
 use crate::ids::{PortSlot, PortUid};
 use crate::time::Now;
 
@@ -40,6 +42,11 @@ const LOOKS: u64 = 32;
 /// beside its bytes. Charged as a frame, broadcasts of 1,500 bytes to 24 NICs left a stream 0.45 to
 /// 0.78 of its share.
 const COPY: u64 = 8 * FRAME;
+
+/// A step of a capture's filter, some seven cycles; and a copy for who watches, beside its bytes:
+/// it takes memory, and a place in the queue of another thread.
+const STEP: u64 = 64;
+const COPY_TO_WATCHER: u64 = 2 * FRAME;
 
 /// A sender's part of a turn: what a full batch of the smallest frames costs.
 pub(crate) const TURN: u64 = 64 * (FRAME + 64);
@@ -131,6 +138,13 @@ impl Rates {
     #[inline]
     pub(crate) fn cost(self, frames: usize, bytes: usize, pieces: usize) -> u64 {
         frames as u64 * FRAME + self.of_bytes(bytes) + pieces as u64 * PIECE
+    }
+
+    /// What was done for those who watch: captures, live traces, mirrors and traces.
+    pub(crate) fn cost_of_watching(self, effort: Effort) -> u64 {
+        effort.steps as u64 * STEP
+            + effort.copies as u64 * COPY_TO_WATCHER
+            + self.of_bytes(effort.bytes)
     }
 
     /// Copies of frames that were for several targets.

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 
-use capture::Tap;
+use capture::{Effort, Tap};
 use file::Format;
 pub use folder::Folder;
 use tracing::warn;
@@ -157,7 +157,7 @@ impl Trace {
     }
 
     /// Records frame `index` of a batch as it is now. `dropped` is the reason's name if it is not
-    /// delivered. Never waits.
+    /// delivered. Never waits. Gives what that took.
     pub fn record(
         &self,
         direction: Direction,
@@ -165,16 +165,19 @@ impl Trace {
         index: usize,
         dropped: Option<&'static str>,
         time_ns: u64,
-    ) {
+    ) -> Effort {
+        let mut effort = Effort::default();
         let len = batch.frames()[index].len();
         if let Some(file) = &self.file {
             file.put(len, direction, dropped, time_ns, || {
+                effort += Effort::copy(len);
                 batch.to_bytes(index).into()
             });
         }
         for tap in self.mirror.iter().chain(self.taps.iter()) {
-            tap.offer(direction, batch, index, dropped, time_ns);
+            effort += tap.offer(direction, batch, index, dropped, time_ns);
         }
+        effort
     }
 
     /// Records a frame that is in no batch.

@@ -7,6 +7,8 @@
 
 /// The most instructions of a program, as in the kernel (`BPF_MAXINSNS`).
 pub const INSTRUCTIONS_MAX: usize = 4096;
+/// A division takes as long as so many other steps.
+const DIVISION_STEPS: usize = 4;
 /// Words of scratch memory.
 const MEMORY: usize = 16;
 
@@ -142,6 +144,17 @@ impl Filter {
     /// Whether a frame of `len` bytes is wanted, of which `head` is the beginning. `NeedsMore` when
     /// that depends on bytes behind `head`.
     pub fn wants(&self, head: &[u8], len: usize) -> Result<bool, NeedsMore> {
+        self.wants_counted(head, len, &mut 0)
+    }
+
+    /// The same, and adds to `steps` how many instructions that took. A division counts as
+    /// several, which take as long.
+    pub fn wants_counted(
+        &self,
+        head: &[u8],
+        len: usize,
+        steps: &mut usize,
+    ) -> Result<bool, NeedsMore> {
         let (mut a, mut x) = (0u32, 0u32);
         let mut memory = [0u32; MEMORY];
         let mut at = 0;
@@ -156,6 +169,7 @@ impl Filter {
                 return Ok(false);
             };
             at += 1;
+            *steps += 1;
             match *op {
                 Op::LoadConstant(Register::A, k) => a = k,
                 Op::LoadConstant(Register::X, k) => x = k,
@@ -181,11 +195,16 @@ impl Filter {
                 },
                 Op::Store(Register::A, slot) => memory[slot % MEMORY] = a,
                 Op::Store(Register::X, slot) => memory[slot % MEMORY] = x,
-                Op::Calculate(how, operand) => match calculate(how, a, value(operand, x)) {
-                    Some(result) => a = result,
-                    // A division by zero.
-                    None => return Ok(false),
-                },
+                Op::Calculate(how, operand) => {
+                    if matches!(how, Arithmetic::Divide | Arithmetic::Modulo) {
+                        *steps += DIVISION_STEPS - 1;
+                    }
+                    match calculate(how, a, value(operand, x)) {
+                        Some(result) => a = result,
+                        // A division by zero.
+                        None => return Ok(false),
+                    }
+                }
                 Op::Negate => a = a.wrapping_neg(),
                 Op::Jump(skip) => at += skip,
                 Op::Branch(condition, operand, yes, no) => {
@@ -396,6 +415,24 @@ mod tests {
         let long = vec![(0x00, 0, 0, 0); INSTRUCTIONS_MAX + 1];
         let length = FilterError::Length(INSTRUCTIONS_MAX + 1);
         assert_eq!(Filter::new(&program(&long)), Err(length));
+    }
+
+    #[test]
+    fn steps_are_counted_as_they_are_taken() {
+        let counted = |lines: &[(u16, u8, u8, u32)], frame: &[u8]| {
+            let mut steps = 7;
+            let filter = Filter::new(&program(lines)).unwrap();
+            let wants = filter.wants_counted(frame, 60, &mut steps);
+            (wants, steps - 7)
+        };
+        let end = (0x06, 0, 0, 1);
+        // What is jumped over is not counted, and a load that ends the program is.
+        assert_eq!(counted(&[(0x05, 0, 0, 1), end, end], &[]), (Ok(true), 2));
+        let late = [(0x00, 0, 0, 1), (0x30, 0, 0, 9), end];
+        assert_eq!(counted(&late, &[0; 9]), (Err(NeedsMore), 2));
+        assert_eq!(counted(&late, &[0; 60]), (Ok(true), 3));
+        let divides = [(0x01, 0, 0, 3), (0x3c, 0, 0, 0), (0x9c, 0, 0, 0), end];
+        assert_eq!(counted(&divides, &[]), (Ok(true), 2 + 2 * DIVISION_STEPS));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 use io::frame::{BATCH, Batch};
 use io::port::TransmitError;
 use io::trace::Direction;
+use io::trace::capture::Effort;
 use wire::parse;
 use wire::vxlan::{self, Outer, ecn};
 
@@ -273,15 +274,18 @@ pub(crate) fn outer_of(round: &Round, hop: &ReadyHop, job: Job) -> Outer {
 #[cold]
 pub(crate) fn replies(round: &mut Round, ports: &mut Ports) {
     round.replies.answered.sort_by_key(|answer| answer.frame);
+    let mut watched = Effort::default();
     for answer in &round.replies.answered {
         match answer.from {
-            None => reply_to_nic(round, ports, answer.index.into()),
+            None => watched += reply_to_nic(round, ports, answer.index.into()),
             Some(source) => reply_to_host(round, ports, answer.index, source),
         }
     }
+    round.tables.watched += watched;
 }
 
-fn reply_to_nic(round: &Round, ports: &mut Ports, index: usize) {
+/// Gives what it took to record it.
+fn reply_to_nic(round: &Round, ports: &mut Ports, index: usize) -> Effort {
     let (nic, batch) = (round.nic, &round.replies.batch);
     match ports.transmit(nic.slot, batch, index) {
         // Counted by the worker that it was handed to.
@@ -290,11 +294,12 @@ fn reply_to_nic(round: &Round, ports: &mut Ports, index: usize) {
             let len = batch.frames()[index].len() as u64;
             round.counters.delivered(nic.slot, len);
             if let Some(trace) = &nic.trace {
-                trace.record(Direction::Inbound, batch, index, None, round.now.unix_ns);
+                return trace.record(Direction::Inbound, batch, index, None, round.now.unix_ns);
             }
         }
         Err(reason) => round.counters.dropped_to(nic.slot, reason),
     }
+    Effort::default()
 }
 
 /// Where no next hop is known at this moment, there is no answer.
@@ -380,11 +385,12 @@ pub(crate) fn to_sniffers(round: &Round, ports: &mut Ports) {
 }
 
 /// What was delivered to a NIC, for those who watch it.
-fn show(round: &Round, ports: &mut Ports, config: &PortConfig, frame: usize) {
+fn show(round: &mut Round, ports: &mut Ports, config: &PortConfig, frame: usize) {
     for sniffer in &config.sniffers {
         copy_to(round, ports, frame, *sniffer);
     }
-    record(round, config, Direction::Inbound, frame, None);
+    let watched = record(round, config, Direction::Inbound, frame, None);
+    round.tables.watched += watched;
 }
 
 fn copy_to(round: &Round, ports: &mut Ports, frame: usize, sniffer: PortSlot) {
@@ -420,16 +426,12 @@ pub(crate) fn copy_for_sniffer(
     }
 }
 
-fn refused_by(round: &Round, frame: usize, target: PortSlot, reason: DropReason) {
+fn refused_by(round: &mut Round, frame: usize, target: PortSlot, reason: DropReason) {
     round.counters.dropped_to(target, reason);
     if let Some(config) = round.view.port(target) {
-        record(
-            round,
-            config,
-            Direction::Inbound,
-            frame,
-            Some(reason.name()),
-        );
+        let dropped = Some(reason.name());
+        let watched = record(round, config, Direction::Inbound, frame, dropped);
+        round.tables.watched += watched;
     }
 }
 
@@ -446,6 +448,7 @@ fn finish(round: &mut Round) {
     if round.nic.trace.is_none() {
         return;
     }
+    let mut watched = Effort::default();
     // A NIC that is traced does not take the fast path: every frame is an item.
     for item in round.items.iter().filter(|item| !item.traced) {
         let refusal = || {
@@ -464,18 +467,20 @@ fn finish(round: &mut Round) {
             Fate::Dropped(reason) => Some(reason.name()),
             Fate::Going => refusal(),
         };
-        record(round, round.nic, Direction::Outbound, item.frame, dropped);
+        watched += record(round, round.nic, Direction::Outbound, item.frame, dropped);
     }
+    round.tables.watched += watched;
 }
 
+/// Gives what that took.
 fn record(
     round: &Round,
     config: &PortConfig,
     direction: Direction,
     frame: usize,
     dropped: Option<&'static str>,
-) {
-    if let Some(trace) = &config.trace {
-        trace.record(direction, round.batch, frame, dropped, round.now.unix_ns);
-    }
+) -> Effort {
+    config.trace.as_ref().map_or(Effort::default(), |trace| {
+        trace.record(direction, round.batch, frame, dropped, round.now.unix_ns)
+    })
 }

@@ -12,6 +12,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, TryLockError};
 
 use io::frame::Batch;
+use io::trace::capture::{self, Effort};
 use wire::bpf::Filter;
 
 use super::{Report, Trial};
@@ -98,16 +99,14 @@ impl Live {
         (count(&self.seen), count(&self.lost))
     }
 
-    /// A trial for frame `index` of a batch, if it is wanted and there is one.
-    pub(crate) fn trial(&self, batch: &Batch, index: usize) -> Option<Trial> {
+    /// A trial for frame `index` of a batch, if it is wanted and there is one. What that took is
+    /// added to `effort`.
+    pub(crate) fn trial(&self, batch: &Batch, index: usize, effort: &mut Effort) -> Option<Trial> {
         let frame = &batch.frames()[index];
-        if let Some(filter) = &self.filter {
-            let wants = filter
-                .wants(frame.head(), frame.len())
-                .or_else(|_| filter.wants(&batch.to_bytes(index), frame.len()));
-            if wants != Ok(true) {
-                return None;
-            }
+        if let Some(filter) = &self.filter
+            && !capture::wants(filter, batch, index, effort)
+        {
+            return None;
         }
         self.seen.fetch_add(1, Ordering::Relaxed);
         let spare = match self.spares.try_lock() {
@@ -120,6 +119,7 @@ impl Live {
             self.lost.fetch_add(1, Ordering::Relaxed);
             return None;
         };
+        *effort += Effort::copy(frame.len());
         trial.frame = batch.to_bytes(index);
         trial.offload = frame.offload;
         Some(trial)

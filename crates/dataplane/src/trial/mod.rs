@@ -16,6 +16,7 @@ mod watch;
 
 use std::net::IpAddr;
 
+use io::trace::capture::Effort;
 use wire::Mac;
 use wire::nd::Nd;
 use wire::offload::Offload;
@@ -266,6 +267,7 @@ impl Trial {
                 late: Late::default(),
                 searches: Searches::default(),
                 delivered: 0,
+                watched: Effort::default(),
             },
             replies: Replies::default(),
         }

@@ -17,6 +17,24 @@ use crate::work::{self, FewSender};
 /// Messages taken from one ring in one turn: what a port of our own may have to wait for.
 const MESSAGES: usize = 32;
 
+/// What may be taken from one ring in one turn.
+#[derive(Clone, Copy)]
+struct Room {
+    messages: usize,
+    /// What they may have cost before the last one.
+    cost: u64,
+    /// The same of what is done for who watches the NICs that they are for.
+    watched: u64,
+}
+
+impl Room {
+    const ALL: Room = Room {
+        messages: RING,
+        cost: u64::MAX,
+        watched: u64::MAX,
+    };
+}
+
 /// What was taken from the rings.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Taken {
@@ -29,27 +47,34 @@ pub(super) struct Taken {
 impl Worker {
     /// Takes from each of the other workers what a turn has room for: some messages, and in a hurry
     /// no more than a sender's longest turn costs, or than all senders here have of a turn: a ring
-    /// may be many senders'.
+    /// may be many senders'. What is done for who watches NICs costs no more than that at any time:
+    /// a filter may cost a hundred times what its frame does.
     pub(super) fn take_some(&mut self, now: Now) -> Taken {
         let all_here = self.senders as u64 * work::TURN;
-        let hurry = self.few.hurry(now);
-        let room = hurry.then(|| work::LONGEST.max(all_here));
-        self.take_messages(MESSAGES, room, now)
+        let cost = match self.few.hurry(now) {
+            true => work::LONGEST.max(all_here),
+            false => u64::MAX,
+        };
+        let room = Room {
+            messages: MESSAGES,
+            cost,
+            watched: work::LONGEST,
+        };
+        self.take_messages(room, now)
     }
 
     /// Takes all that other workers have sent.
     pub(super) fn take_all(&mut self, now: Now) -> Taken {
-        self.take_messages(RING, None, now)
+        self.take_messages(Room::ALL, now)
     }
 
-    /// Takes up to `most` messages from each of the other workers, until they have cost more than
-    /// there is `room` for.
-    fn take_messages(&mut self, most: usize, room: Option<u64>, now: Now) -> Taken {
+    /// Takes from each of the other workers what there is room for.
+    fn take_messages(&mut self, room: Room, now: Now) -> Taken {
         let mut all = Taken::default();
         for ring in 0..self.inbox.rings() {
-            let (mut spent, mut few) = (0, None);
-            for count in 1..=most {
-                if room.is_some_and(|room| spent > room) {
+            let (mut spent, mut watched, mut few) = (0, 0, None);
+            for count in 1..=room.messages {
+                if spent > room.cost || watched > room.watched {
                     self.owing = true;
                     break;
                 }
@@ -72,7 +97,9 @@ impl Worker {
                         few = Some(transfer.few && few != Some(false));
                         let cut_before = transfer.batch.cut();
                         all.sent_on += usize::from(!self.deliver(&transfer, now));
-                        if room.is_some() {
+                        let shown = self.path.charge_watched(transfer.target, &mut self.ports);
+                        watched += shown;
+                        if room.cost < u64::MAX {
                             let count = transfer.count() as usize;
                             let rates = self.ports.pace.rates();
                             let copy = rates.cost_of_copies(1, 0);
@@ -80,13 +107,14 @@ impl Worker {
                             spent += rates
                                 .cost(count, transfer.bytes(), 0)
                                 .max(work::cost_of_packets(packets))
-                                + copy;
+                                + copy
+                                + shown;
                         }
                         self.delivered.push(transfer.batch);
                     }
                 }
                 // More may be there.
-                self.owing |= count == most;
+                self.owing |= count == room.messages;
             }
         }
         if all.taken > 0 {
@@ -195,13 +223,9 @@ impl Worker {
         }
         if let Some(trace) = &config.trace {
             let name = refused.map(DropReason::name);
-            trace.record(
-                Direction::Inbound,
-                &transfer.batch,
-                frame,
-                name,
-                now.unix_ns,
-            );
+            let batch = &transfer.batch;
+            let watched = trace.record(Direction::Inbound, batch, frame, name, now.unix_ns);
+            self.path.tables.watched += watched;
         }
     }
 

@@ -9,6 +9,7 @@ use dataplane::{PortSlot, PortUid, Simulation};
 use io::frame::BATCH;
 use io::trace::Direction::{Inbound, Outbound};
 use io::trace::capture::{Capture, Caught, Wanted};
+use wire::bpf::{Filter, INSTRUCTIONS_MAX, Instruction};
 use wire::offload::Offload;
 use wire::{Mac, build};
 
@@ -24,7 +25,15 @@ const ALL: Wanted = Wanted {
 };
 
 fn begin(sim: &mut Simulation, places: &[(PortSlot, PortUid)]) -> (Arc<Capture>, Receiver<Caught>) {
-    let (capture, frames) = Capture::new(ALL);
+    begin_with(sim, places, ALL)
+}
+
+fn begin_with(
+    sim: &mut Simulation,
+    places: &[(PortSlot, PortUid)],
+    wanted: Wanted,
+) -> (Arc<Capture>, Receiver<Caught>) {
+    let (capture, frames) = Capture::new(wanted);
     let given = capture.clone();
     let begun = sim.ask(|switch| switch.begin_capture(places, &given));
     assert_eq!(begun, Ok(()));
@@ -173,6 +182,89 @@ fn who_is_traced_live_pays_for_what_goes_to_many() {
     let heard = [c, flooder].map(|nic| lab.sim.port(nic.slot).rx_frames);
     assert_eq!(heard, [15, 1].map(|batches| batches * BATCH as u64));
     assert_eq!(live.counts().0, BATCH as u64, "it was traced");
+}
+
+/// As dear as a filter can be: divides to its end, which is behind the head of a frame, so that it
+/// runs twice, and wants nothing.
+fn dear_filter() -> Wanted {
+    let one = |code, k| Instruction {
+        code,
+        jt: 0,
+        jf: 0,
+        k,
+    };
+    let mut program = vec![one(0x01, 3)];
+    program.extend(vec![one(0x3c, 0); INSTRUCTIONS_MAX - 3]);
+    program.extend([one(0x30, 299), one(0x06, 0)]);
+    Wanted {
+        filter: Some(Filter::new(&program).unwrap()),
+        ..ALL
+    }
+}
+
+fn long(from: Nic, to: Nic) -> Vec<u8> {
+    let frame = ip(from, to, Family::V4).udp(1, 2);
+    frame.payload(&[7; 300]).build()
+}
+
+#[test]
+fn who_sends_pays_for_the_filters_of_captures() {
+    for what in ["its own", "its target's", "live"] {
+        let (mut lab, c, d) = Lab::pair(vec![allow_all_in(None)]);
+        let (flooder, target) = (lab.nic(), lab.nic());
+        lab.group_of(target, vec![allow_all_in(None)]);
+        let wanted = dear_filter();
+        let (live, _passed) = Live::new(wanted.filter.clone());
+        let captured = if what == "its target's" {
+            target
+        } else {
+            flooder
+        };
+        let place = (captured.slot, captured.uid);
+        let (capture, frames) = match what {
+            "live" => {
+                assert!(lab.sim.ask(|switch| switch.begin_live(place, &live)));
+                begin(&mut lab.sim, &[place])
+            }
+            _ => begin_with(&mut lab.sim, &[place], wanted),
+        };
+        for _ in 0..15 * BATCH {
+            lab.queue(flooder, long(flooder, target), Offload::default());
+            lab.queue(c, udp(c, d, Family::V4, 1, 2), Offload::default());
+        }
+        for _ in 0..15 {
+            lab.sim.turn();
+        }
+        let heard = [c, flooder].map(|nic| lab.sim.port(nic.slot).rx_frames);
+        assert_eq!(
+            heard,
+            [15, 1].map(|batches| batches * BATCH as u64),
+            "{what}"
+        );
+        let seen = if what == "live" { BATCH } else { 0 };
+        assert_eq!((frames.try_iter().count(), capture.counts().1), (seen, 0));
+        assert_eq!(live.counts(), (0, 0), "the filter wants nothing");
+    }
+}
+
+/// Who sends pays at its own worker, where nothing is captured.
+#[test]
+fn another_worker_takes_captured_frames_a_batch_a_turn() {
+    let mut lab = Lab::on(Simulation::several(2));
+    let (flooder, d) = (lab.nic(), lab.nic());
+    lab.group_of(d, vec![allow_all_in(None)]);
+    lab.peer(d).set_capacity(10 * BATCH);
+    let (_capture, _frames) = begin_with(&mut lab.sim, &[(d.slot, d.uid)], dear_filter());
+    for _ in 0..4 * BATCH {
+        lab.queue(flooder, long(flooder, d), Offload::default());
+    }
+    let handed: usize = (0..4).map(|_| lab.sim.turn_of(0).frames).sum();
+    assert!(handed >= 2 * BATCH, "{handed}");
+    let turn = lab.sim.turn_of(1);
+    assert_eq!((turn.messages, turn.busy), (1, true));
+    assert_eq!(lab.received(d).len(), BATCH);
+    lab.sim.run();
+    assert_eq!(lab.received(d).len(), 3 * BATCH);
 }
 
 #[test]

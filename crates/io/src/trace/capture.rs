@@ -4,6 +4,7 @@
 //! One [`Capture`] takes frames from several places, each by a [`Tap`] of its own. Its queue has
 //! bounds for frames and bytes; the reader takes them from the [`Receiver`] that is made with it.
 
+use std::ops::AddAssign;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
@@ -20,6 +21,51 @@ pub const WAITING_FRAMES: usize = 4096;
 pub const WAITING_BYTES: usize = 8 << 20;
 /// Of a queue that captures share, one may fill so much of it: one part in so many.
 const SHARE: usize = 4;
+
+/// What it took a worker to offer frames to those who watch: for who is to pay for it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[must_use]
+pub struct Effort {
+    /// Steps of filters.
+    pub steps: usize,
+    /// Copies, of a frame or of its beginning.
+    pub copies: usize,
+    /// Bytes of these.
+    pub bytes: usize,
+}
+
+impl Effort {
+    /// One copy of so many bytes.
+    pub fn copy(bytes: usize) -> Effort {
+        Effort {
+            steps: 0,
+            copies: 1,
+            bytes,
+        }
+    }
+}
+
+impl AddAssign for Effort {
+    fn add_assign(&mut self, other: Effort) {
+        self.steps += other.steps;
+        self.copies += other.copies;
+        self.bytes += other.bytes;
+    }
+}
+
+/// Whether a filter wants frame `index` of a batch. Of a long frame the beginning is looked at
+/// first; all of it is copied when the filter asks for more.
+pub fn wants(filter: &Filter, batch: &Batch, index: usize, effort: &mut Effort) -> bool {
+    let frame = &batch.frames()[index];
+    let len = frame.len();
+    let wants = filter
+        .wants_counted(frame.head(), len, &mut effort.steps)
+        .or_else(|_| {
+            *effort += Effort::copy(len);
+            filter.wants_counted(&batch.to_bytes(index), len, &mut effort.steps)
+        });
+    wants == Ok(true)
+}
 
 /// Which frames are caught, and how much of each.
 #[derive(Clone, Debug)]
@@ -196,8 +242,7 @@ impl Capture {
 }
 
 impl Tap {
-    /// Offers frame `index` of a batch as it is now. Never waits. Of a long frame the beginning is
-    /// looked at first; all of it is copied when the filter asks for more.
+    /// Offers frame `index` of a batch as it is now. Never waits. Gives what that took.
     pub fn offer(
         &self,
         direction: Direction,
@@ -205,33 +250,36 @@ impl Tap {
         index: usize,
         dropped: Option<&'static str>,
         time_ns: u64,
-    ) {
+    ) -> Effort {
+        let mut effort = Effort::default();
         let capture = &*self.capture;
         if !capture.chooses(direction, dropped.is_some()) {
-            return;
+            return effort;
         }
         let frame = &batch.frames()[index];
         let (len, snap_len) = (frame.len(), capture.wanted.snap_len);
-        if let Some(filter) = &capture.wanted.filter {
-            let wants = filter
-                .wants(frame.head(), len)
-                .or_else(|_| filter.wants(&batch.to_bytes(index), len));
-            if wants != Ok(true) {
-                return;
-            }
+        if let Some(filter) = &capture.wanted.filter
+            && !wants(filter, batch, index, &mut effort)
+        {
+            return effort;
         }
         if !capture.reserve(len.min(snap_len)) {
-            return;
+            return effort;
         }
         let bytes: Box<[u8]> = match frame.head().get(..snap_len.min(len)) {
-            Some(first) => first.into(),
+            Some(first) => {
+                effort += Effort::copy(first.len());
+                first.into()
+            }
             None => {
+                effort += Effort::copy(len);
                 let mut bytes = batch.to_bytes(index);
                 bytes.truncate(snap_len);
                 bytes.into()
             }
         };
         self.caught(direction, dropped, time_ns, (len, frame.offload), bytes);
+        effort
     }
 
     /// Offers a frame that is in no batch.
@@ -279,6 +327,8 @@ impl Tap {
 
 #[cfg(test)]
 mod tests {
+    use wire::bpf::Instruction;
+
     use super::*;
 
     fn all() -> Wanted {
@@ -351,6 +401,58 @@ mod tests {
                 taps[caught.source as usize].capture.taken(&caught);
             }
         }
+    }
+
+    /// Divides until the end, which is behind the head of a frame, and wants nothing.
+    fn no_to_long_frames(divisions: usize) -> Filter {
+        let one = |code, k| Instruction {
+            code,
+            jt: 0,
+            jf: 0,
+            k,
+        };
+        let mut program = vec![one(0x01, 3)];
+        program.extend(vec![one(0x3c, 0); divisions]);
+        program.extend([one(0x30, 299), one(0x06, 0)]);
+        Filter::new(&program).unwrap()
+    }
+
+    #[test]
+    fn what_a_frame_took_is_told_whether_it_is_caught_or_not() {
+        let mut batch = Batch::new();
+        let long = batch.push_bytes(&[7; 300], Offload::default()).unwrap();
+        let short = batch.push_bytes(&[7; 60], Offload::default()).unwrap();
+        let took = |wanted: Wanted, index| {
+            let (capture, _frames) = Capture::new(wanted);
+            let tap = Tap { capture, source: 0 };
+            tap.offer(Direction::Outbound, &batch, index, None, 1)
+        };
+        let filtered = Wanted {
+            filter: Some(no_to_long_frames(10)),
+            ..all()
+        };
+        // Two runs, each as far as it comes, and a copy in between.
+        let expected = Effort {
+            steps: (1 + 40 + 1) + (1 + 40 + 2),
+            ..Effort::copy(300)
+        };
+        assert_eq!(took(filtered.clone(), long), expected);
+        let expected = Effort {
+            steps: 1 + 40 + 1,
+            ..Effort::default()
+        };
+        assert_eq!(took(filtered, short), expected);
+        assert_eq!(took(all(), long), Effort::copy(300));
+        let first = Wanted {
+            snap_len: 20,
+            ..all()
+        };
+        assert_eq!(took(first, long), Effort::copy(20));
+        let other_direction = Wanted {
+            direction: Some(Direction::Inbound),
+            ..all()
+        };
+        assert_eq!(took(other_direction, long), Effort::default());
     }
 
     #[test]

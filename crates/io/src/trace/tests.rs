@@ -68,13 +68,14 @@ fn a_file_holds_the_frames_in_order_with_direction_and_reason() {
     let sent: Vec<u8> = (0..400u16).map(|byte| byte as u8).collect();
     let mut batch = Batch::new();
     let index = batch.push_bytes(&sent, Offload::default()).unwrap();
-    trace.record(
+    let took = trace.record(
         Direction::Outbound,
         &batch,
         index,
         None,
         1_700_000_000_000_000_001,
     );
+    assert_eq!(took, Effort::copy(400));
     let clone = trace.clone();
     clone.record_bytes(
         Direction::Inbound,
