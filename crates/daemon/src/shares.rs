@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tonic::Status;
 
-use crate::access::{Caller, Reach};
+use crate::access::Caller;
 
 /// Cheap to clone.
 #[derive(Clone)]
@@ -60,7 +60,7 @@ impl Shares {
             Err(Status::resource_exhausted(why))
         };
         let mut taken = self.lock();
-        let of_part = *caller.reach() != Reach::Whole && !caller.is_ours();
+        let of_part = caller.has_part();
         let who = match caller.is_ours() {
             true if taken.ours >= *all => return refused("the daemon's own user", *all),
             true => {

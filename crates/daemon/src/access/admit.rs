@@ -108,6 +108,12 @@ impl Caller {
         self.ours
     }
 
+    /// It may see or change a part alone, and is one of many: neither root nor the daemon's own
+    /// user.
+    pub fn has_part(&self) -> bool {
+        self.reach != Reach::Whole && !self.ours
+    }
+
     /// Somebody who sees all.
     #[cfg(test)]
     pub fn seeing(peer: &Peer) -> Caller {

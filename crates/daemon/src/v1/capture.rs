@@ -17,7 +17,7 @@ use tonic::Status;
 use wire::bpf::{Filter, Instruction};
 use wire::pcapng::{self, Direction, PacketBlock};
 
-use crate::access::Permitted;
+use crate::access::{Caller, Permitted};
 use crate::app::App;
 use crate::events;
 use crate::shares::Share;
@@ -26,6 +26,9 @@ use crate::shares::Share;
 const TAPS_MAX: usize = 64;
 /// Captures and live traces of all clients at one time: each may hold 8 MiB of frames.
 pub(crate) const AT_ONCE: usize = 16;
+/// Instructions of a filter of who has a part of the networks. It runs on a worker, of which others
+/// have guests, too; libpcap makes some ten for an address and a port.
+const PART_INSTRUCTIONS_MAX: usize = 256;
 /// A part is sent when it has so many bytes, or nothing more is there.
 const PART_BYTES: usize = 256 << 10;
 /// Parts on their way to the reader.
@@ -65,7 +68,7 @@ pub fn begin(
 ) -> Result<Begun, Status> {
     let (names, taps) = taps(app, control, request)?;
     let share = app.capturing.take(control.caller())?;
-    let filter = filter(&request.filter)?;
+    let filter = filter(&request.filter, control.caller())?;
     let direction = match request.direction() {
         v1::Direction::Unspecified => None,
         // As the guest's interface sees it.
@@ -153,9 +156,18 @@ fn taps(
     Ok((names.collect(), taps))
 }
 
-pub fn filter(program: &[v1::BpfInstruction]) -> Result<Option<Filter>, Status> {
+/// Checks a filter, which is `None` where there is no instruction. INVALID_ARGUMENT for what is no
+/// program, and for one that is longer than its client's may be.
+pub fn filter(program: &[v1::BpfInstruction], caller: &Caller) -> Result<Option<Filter>, Status> {
     if program.is_empty() {
         return Ok(None);
+    }
+    let count = program.len();
+    if caller.has_part() && count > PART_INSTRUCTIONS_MAX {
+        return Err(Status::invalid_argument(format!(
+            "a filter of {count} instructions: that of a client of a part of the networks has 1 to \
+             {PART_INSTRUCTIONS_MAX}"
+        )));
     }
     let narrow = |one: &v1::BpfInstruction| {
         Some(Instruction {
@@ -340,5 +352,40 @@ impl Writer {
                 () = self.app.stopping() => false,
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::access::part;
+
+    #[test]
+    fn a_tenant_s_filter_is_short() {
+        let (root, operator) = (Caller::of_user(0), Caller::of_user(60_001));
+        let tenant = operator.clone().of_part(part(42..=42));
+        let program = |count: usize| {
+            let instruction = |code, k| v1::BpfInstruction {
+                code,
+                k,
+                ..Default::default()
+            };
+            let mut program = vec![instruction(0x00, 1); count - 1];
+            program.push(instruction(0x06, 1));
+            program
+        };
+        let refused = filter(&program(257), &tenant).unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::InvalidArgument);
+        assert_eq!(
+            refused.message(),
+            "a filter of 257 instructions: that of a client of a part of the networks has 1 to 256"
+        );
+        assert!(filter(&program(256), &tenant).unwrap().is_some());
+        assert!(filter(&[], &tenant).unwrap().is_none());
+        for whole in [root, operator] {
+            assert!(filter(&program(4096), &whole).unwrap().is_some());
+            let refused = filter(&program(4097), &whole).unwrap_err();
+            assert!(refused.message().ends_with("1 to 4096"), "{refused}");
+        }
     }
 }

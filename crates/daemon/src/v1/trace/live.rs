@@ -68,7 +68,7 @@ pub fn begin(
 ) -> Result<Begun, Status> {
     let id = NicId::new(&request.nic).map_err(refused)?;
     let nic = control.nic(&id)?;
-    let filter = filter(&request.filter)?;
+    let filter = filter(&request.filter, control.caller())?;
     let per_second = match request.per_second {
         0 => RATE,
         rate if rate <= RATE_MAX => rate,
