@@ -8,6 +8,7 @@ mod heal;
 mod interfaces;
 mod nics;
 mod overlay;
+mod own;
 mod parts;
 mod read;
 mod record;

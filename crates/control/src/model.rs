@@ -36,6 +36,7 @@ pub use parse::{
     parse_address, parse_addresses, parse_cidr, parse_groups, parse_mac, parse_masked, parse_vni,
 };
 pub use part::{IdPattern, Part, PartLimits};
+pub(crate) use part::{networks_of, patterns_of};
 pub use rule::{Direction, Icmp, Peer, Ports, Rule, RuleMatch};
 pub(crate) use service::validate;
 pub use service::{DeclaredServer, DeclaredService, DeclaredServices, service_key};

@@ -49,6 +49,9 @@ const LONG_OPERATIONS: Count = Count { each: 1, all: 4 };
 /// What operations need, and no more: no socket, no worker.
 pub struct Operations {
     controller: Mutex<Controller>,
+    /// Who has it has the controller next: whoever asks for that again and again lets others have
+    /// it in between.
+    next: Mutex<()>,
     /// The level of the log can be changed.
     pub(crate) log: LogControl,
     clock: fn() -> u64,
@@ -119,6 +122,7 @@ impl Operations {
     pub fn new(controller: Controller, log: LogControl, clock: fn() -> u64) -> Operations {
         Operations {
             controller: Mutex::new(controller),
+            next: Mutex::default(),
             log,
             clock,
             stored: None,
@@ -170,11 +174,13 @@ impl Operations {
 
     /// The controller, for one operation of this author's; as [`control`](Operations::control).
     pub fn control_by(&self, author: Author) -> ControlGuard<'_> {
+        let next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
         // An operation stages its changes on a copy, so one that panicked left the state as it was.
         let mut controller = self
             .controller
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
+        drop(next);
         controller.set_author(author);
         ControlGuard(Some(controller))
     }
@@ -308,4 +314,46 @@ pub fn unix_secs() -> u64 {
 pub fn monotonic_ns() -> u64 {
     let time = clock_gettime(ClockId::Monotonic);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+
+    use control::HostSettings;
+
+    use super::*;
+    use crate::nowhere::Nowhere;
+
+    #[test]
+    fn who_takes_the_controller_again_at_once_lets_who_waits_have_it() {
+        let controller = Controller::new(
+            HostSettings::default(),
+            Box::new(Nowhere),
+            Arc::new(Nowhere),
+        );
+        let operations = Operations::new(controller, LogControl::detached(), || 0);
+        let (operations, had) = (&operations, &AtomicBool::new(false));
+        thread::scope(|threads| {
+            for _ in 0..100 {
+                had.store(false, Ordering::SeqCst);
+                let held = operations.control();
+                let waiter = threads.spawn(move || {
+                    let control = operations.control();
+                    had.store(true, Ordering::SeqCst);
+                    drop(control);
+                });
+                // It stands in line.
+                while operations.next.try_lock().is_ok() {
+                    thread::yield_now();
+                }
+                drop(held);
+                let again = operations.control();
+                assert!(had.load(Ordering::SeqCst));
+                drop(again);
+                waiter.join().unwrap();
+            }
+        });
+    }
 }

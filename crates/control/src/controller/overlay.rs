@@ -324,6 +324,7 @@ impl Controller {
     pub fn network(&self, vni: Vni) -> NetworkStatus {
         let overlay = &self.state.overlay;
         let options = overlay.options.get(&vni).cloned();
+        let members = overlay.members_of(vni);
         NetworkStatus {
             options: options.unwrap_or_else(|| NetworkOptions::new(vni)),
             mode: overlay.mode(vni),
@@ -333,7 +334,7 @@ impl Controller {
                 .get(&vni)
                 .map_or(0, |network| network.nics),
             hosts: overlay.members_of(vni).count(),
-            bindings: overlay.bindings_of(vni).count(),
+            bindings: members.map(|(_, member)| member.bindings as usize).sum(),
         }
     }
 

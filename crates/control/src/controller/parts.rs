@@ -9,6 +9,7 @@ use crate::stage::Staged;
 use crate::state::State;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
+use std::sync::Arc;
 use wire::{Mac, Vni};
 
 /// What is counted.
@@ -203,20 +204,28 @@ impl State {
     /// The sum over the part's groups.
     fn groups_in(&self, part: &Part, count: impl Fn(&Group) -> usize) -> usize {
         let of_pattern = |pattern: &IdPattern, is_first: &dyn Fn(&GroupId) -> bool| {
-            let (IdPattern::Id(from) | IdPattern::Prefix(from)) = pattern;
-            let bounds = (Bound::Included(from.as_str()), Bound::Unbounded);
-            let groups = self.groups.range::<_, str>(bounds);
-            let own = groups.take_while(|(id, _)| match pattern {
-                IdPattern::Id(own) => id.as_str() == own,
-                IdPattern::Prefix(prefix) => id.as_str().starts_with(prefix),
-            });
-            let own = own.filter(|(id, _)| is_first(id));
-            let own = own.filter_map(|(_, entry)| entry.group.as_deref());
-            own.map(&count).sum::<usize>()
+            let own = self.groups_by(pattern);
+            let own = own.filter(|group| is_first(&group.id));
+            own.map(|group| count(group)).sum::<usize>()
         };
         let patterns = part.patterns();
         patterns
             .map(|(pattern, is_first)| of_pattern(pattern, &is_first))
             .sum()
+    }
+
+    /// The groups that exist of a pattern, sorted.
+    pub(super) fn groups_by<'a>(
+        &'a self,
+        pattern: &'a IdPattern,
+    ) -> impl Iterator<Item = &'a Arc<Group>> {
+        let (IdPattern::Id(from) | IdPattern::Prefix(from)) = pattern;
+        let bounds = (Bound::Included(from.as_str()), Bound::Unbounded);
+        let groups = self.groups.range::<_, str>(bounds);
+        let own = groups.take_while(move |(id, _)| match pattern {
+            IdPattern::Id(own) => id.as_str() == own,
+            IdPattern::Prefix(prefix) => id.as_str().starts_with(prefix),
+        });
+        own.filter_map(|(_, entry)| entry.group.as_ref())
     }
 }

@@ -12,7 +12,7 @@ use crate::stats::{self, GroupStats, NicStats};
 use dataplane::FlowCursor;
 use dataplane::flow::FlowInfo;
 use dataplane::snapshot::PortUid;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use tokio::sync::broadcast;
@@ -83,7 +83,7 @@ impl Controller {
             .ok_or_else(|| Error::NoNic(id.clone()))
     }
 
-    fn nic_status(&self, entry: &NicEntry) -> NicStatus {
+    pub(super) fn nic_status(&self, entry: &NicEntry) -> NicStatus {
         NicStatus {
             nic: entry.nic.clone(),
             path: entry.path.to_string(),
@@ -227,6 +227,13 @@ impl Controller {
             .iter()
             .map(|(id, entry)| (entry.uid, id.clone()))
             .collect()
+    }
+
+    /// Those of these identities that are NICs', and which NICs.
+    pub fn nics_with(&self, uids: &BTreeSet<PortUid>) -> impl Iterator<Item = (PortUid, &Nic)> {
+        let entries = self.state.nics.values();
+        let named = entries.filter(|entry| uids.contains(&entry.uid));
+        named.map(|entry| (entry.uid, &*entry.nic))
     }
 
     /// What all that is behind other hosts is in flows ([`FlowInfo`]), by network that a NIC is in.

@@ -83,6 +83,46 @@ impl Part {
     }
 }
 
+/// The networks of several parts: ranges, sorted, of which none meets another one.
+pub(crate) fn networks_of(parts: &[Part]) -> Vec<RangeInclusive<Vni>> {
+    let ranges = parts.iter().flat_map(|part| &part.networks);
+    let mut ranges: Vec<(u32, u32)> = ranges
+        .map(|vnis| (*vnis.start(), (*vnis.end()).min(Vni::MAX)))
+        .filter(|(first, last)| first <= last)
+        .collect();
+    ranges.sort_unstable();
+    let mut merged: Vec<(u32, u32)> = Vec::new();
+    for (first, last) in ranges {
+        match merged.last_mut() {
+            Some((_, end)) if first <= end.saturating_add(1) => *end = last.max(*end),
+            _ => merged.push((first, last)),
+        }
+    }
+    let merged = merged.into_iter().filter_map(|(first, last)| {
+        let range = Vni::new(first).ok()?..=Vni::new(last).ok()?;
+        Some(range)
+    });
+    merged.collect()
+}
+
+/// The patterns of several parts, sorted, of which none has a group that another one has.
+pub(crate) fn patterns_of(parts: &[Part]) -> Vec<&IdPattern> {
+    let mut patterns: Vec<&IdPattern> = parts.iter().flat_map(|part| &part.groups).collect();
+    patterns.sort_unstable_by_key(|pattern| match pattern {
+        IdPattern::Prefix(begin) => (begin, 0),
+        IdPattern::Id(id) => (id, 1),
+    });
+    // What a prefix has stands right behind it.
+    patterns.dedup_by(|next, before| match (before, next) {
+        (IdPattern::Prefix(begin), IdPattern::Id(next) | IdPattern::Prefix(next)) => {
+            next.starts_with(begin.as_str())
+        }
+        (IdPattern::Id(id), IdPattern::Id(next)) => id == next,
+        (IdPattern::Id(_), IdPattern::Prefix(_)) => false,
+    });
+    patterns
+}
+
 fn has_network(ranges: &[RangeInclusive<u32>], vni: Vni) -> bool {
     ranges.iter().any(|vnis| vnis.contains(&vni.id()))
 }
@@ -113,6 +153,39 @@ impl Default for PartLimits {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_several_parts_have_is_walked_once() {
+        use IdPattern::{Id, Prefix};
+        let part = |networks: &[RangeInclusive<u32>], groups: &[IdPattern]| Part {
+            networks: networks.to_vec(),
+            groups: groups.to_vec(),
+            ..Part::default()
+        };
+        let parts = [
+            part(
+                &[50..=60, 1..=5, 6..=7, Vni::MAX - 1..=u32::MAX],
+                &[Id("ab".into()), Prefix("b".into()), Id("a".into())],
+            ),
+            part(
+                &[55..=70, 52..=53, u32::MAX - 1..=u32::MAX],
+                &[Prefix("ab".into()), Id("abc".into()), Prefix("bb".into())],
+            ),
+            part(&[], &[Id("a".into()), Id("b".into()), Prefix("ac".into())]),
+        ];
+        let vnis = |range: RangeInclusive<Vni>| (range.start().id(), range.end().id());
+        let networks: Vec<_> = networks_of(&parts).into_iter().map(vnis).collect();
+        assert_eq!(networks, [(1, 7), (50, 70), (Vni::MAX - 1, Vni::MAX)]);
+        let patterns: Vec<_> = patterns_of(&parts).into_iter().cloned().collect();
+        let expected = [
+            Id("a".into()),
+            Prefix("ab".into()),
+            Prefix("ac".into()),
+            Prefix("b".into()),
+        ];
+        assert_eq!(patterns, expected);
+        assert!(networks_of(&[]).is_empty() && patterns_of(&[]).is_empty());
+    }
 
     #[test]
     fn a_part_has_groups_by_id_and_by_how_they_begin() {

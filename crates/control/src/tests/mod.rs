@@ -5,6 +5,7 @@ mod apply;
 mod incremental;
 mod nics;
 mod overlay;
+mod own;
 mod quotas;
 mod refusals;
 mod services;

@@ -13,7 +13,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use control::model::{
-    Binding, BindingKey, Flood, Group, GroupId, NetworkOptions, Nic, NicId, NicUpdate,
+    Binding, BindingKey, Flood, Group, GroupId, NetworkOptions, Nic, NicId, NicUpdate, Part,
     Peer as RulePeer, Removal, Rule,
 };
 use control::{
@@ -57,6 +57,15 @@ impl From<Refusal> for Status {
 }
 
 type Done<T> = Result<T, Refusal>;
+
+/// All of the one that there is.
+fn either<T>(
+    one: Option<impl Iterator<Item = T>>,
+    other: Option<impl Iterator<Item = T>>,
+) -> impl Iterator<Item = T> {
+    let one = one.into_iter().flatten();
+    one.chain(other.into_iter().flatten())
+}
 
 /// The record is told what was changed; who comes next has limits of his own.
 impl Drop for Permitted<'_> {
@@ -110,6 +119,15 @@ impl<'a> Permitted<'a> {
         &self.caller.reach
     }
 
+    /// The parts that are the caller's; `None`: all is.
+    fn parts(&self) -> Option<&[Part]> {
+        match self.reach() {
+            Reach::Nothing => Some(&[]),
+            Reach::Parts(parts) => Some(parts),
+            Reach::Whole => None,
+        }
+    }
+
     fn is_whole(&self) -> bool {
         *self.reach() == Reach::Whole
     }
@@ -134,8 +152,10 @@ impl<'a> Permitted<'a> {
     // NICs.
 
     pub fn nics(&self) -> impl Iterator<Item = NicStatus> + '_ {
-        let ours = |status: &NicStatus| self.reach().has_nic(&status.nic);
-        self.control.nics().filter(ours)
+        let control = &*self.control;
+        let own = self.parts().map(|parts| control.nics_of(parts));
+        let all = own.is_none().then(|| control.nics());
+        either(own, all)
     }
 
     /// What is stored and could not be made.
@@ -145,9 +165,9 @@ impl<'a> Permitted<'a> {
     }
 
     pub fn nic_ids(&self) -> Vec<NicId> {
-        match self.is_whole() {
-            true => self.control.nic_ids(),
-            false => self.nics().map(|status| status.nic.id.clone()).collect(),
+        match self.parts() {
+            None => self.control.nic_ids(),
+            Some(parts) => self.control.nic_ids_of(parts),
         }
     }
 
@@ -171,15 +191,17 @@ impl<'a> Permitted<'a> {
     }
 
     pub fn nics_by_uid(&self) -> BTreeMap<PortUid, NicId> {
-        match self.is_whole() {
-            true => self.control.nics_by_uid(),
-            false => {
-                let named = self
-                    .nics()
-                    .map(|status| (status.uid, status.nic.id.clone()));
-                named.collect()
-            }
+        match self.parts() {
+            None => self.control.nics_by_uid(),
+            Some(parts) => self.control.nics_by_uid_of(parts),
         }
+    }
+
+    /// Those of these that are the caller's NICs.
+    pub fn nics_with(&self, uids: &BTreeSet<PortUid>) -> BTreeMap<PortUid, NicId> {
+        let named = self.control.nics_with(uids);
+        let own = named.filter(|(_, nic)| self.reach().has_nic(nic));
+        own.map(|(uid, nic)| (uid, nic.id.clone())).collect()
     }
 
     /// How many connections a NIC has.
@@ -292,8 +314,10 @@ impl<'a> Permitted<'a> {
     // Groups.
 
     pub fn groups(&self) -> impl Iterator<Item = Arc<Group>> + '_ {
-        let ours = |group: &Arc<Group>| self.reach().has_group(&group.id);
-        self.control.groups().filter(ours)
+        let control = &*self.control;
+        let own = self.parts().map(|parts| control.groups_of(parts));
+        let all = own.is_none().then(|| control.groups());
+        either(own, all)
     }
 
     pub fn group_ids(&self) -> Vec<GroupId> {
@@ -393,13 +417,17 @@ impl<'a> Permitted<'a> {
     }
 
     pub fn networks(&self) -> impl Iterator<Item = NetworkStatus> + '_ {
-        let ours = |status: &NetworkStatus| self.reach().has_network(status.options.vni);
-        self.control.networks().filter(ours)
+        let control = &*self.control;
+        let own = self.parts().map(|parts| control.networks_of(parts));
+        let all = own.is_none().then(|| control.networks());
+        either(own, all)
     }
 
     pub fn networks_said(&self) -> impl Iterator<Item = &NetworkOptions> {
-        let ours = |options: &&NetworkOptions| self.reach().has_network(options.vni);
-        self.control.networks_said().filter(ours)
+        let control = &*self.control;
+        let own = self.parts().map(|parts| control.networks_said_of(parts));
+        let all = own.is_none().then(|| control.networks_said());
+        either(own, all)
     }
 
     pub fn network(&self, vni: Vni) -> Done<NetworkStatus> {
@@ -447,8 +475,11 @@ impl<'a> Permitted<'a> {
         if let Some(vni) = vni {
             self.has_network(vni)?;
         }
-        let ours = |binding: &Binding| self.reach().has_network(binding.vni);
-        Ok(self.control.bindings(vni, host).filter(ours))
+        let control = &*self.control;
+        let own = self.parts().filter(|_| vni.is_none());
+        let own = own.map(|parts| control.bindings_of(parts, host));
+        let all = own.is_none().then(|| control.bindings(vni, host));
+        Ok(either(own, all))
     }
 
     pub fn binding(&self, key: BindingKey) -> Done<Binding> {
@@ -547,42 +578,18 @@ impl<'a> Permitted<'a> {
     }
 
     pub fn status(&self) -> control::Status {
-        let status = self.control.status();
-        if self.is_whole() {
-            return status;
-        }
-        control::Status {
-            // How busy others are is theirs.
-            requests: 0,
-            nics: self.nics().count(),
-            networks: self.networks().filter(|network| network.nics > 0).count(),
-            groups: self.groups().count(),
-            rules: self.groups().map(|group| group.rules.len()).sum(),
-            vnis: self.networks().count(),
-            hosts: 0,
-            bindings: self.networks().map(|network| network.bindings).sum(),
-            ..status
+        match self.parts() {
+            None => self.control.status(),
+            Some(parts) => self.control.status_of(parts),
         }
     }
 
     /// The configuration's part that is the caller's.
     pub fn config(&self) -> control::model::Config {
-        let mut config = self.control.config();
-        if self.is_whole() {
-            return config;
+        match self.parts() {
+            None => self.control.config(),
+            Some(parts) => self.control.config_of(parts),
         }
-        let reach = self.reach();
-        config.nics.retain(|_, nic| reach.has_nic(nic));
-        config.groups.retain(|id, _| reach.has_group(id));
-        config.hosts.clear();
-        config.services = None;
-        config.interfaces.clear();
-        config.router_acl = None;
-        config.networks.retain(|vni, _| reach.has_network(*vni));
-        config
-            .bindings
-            .retain(|(vni, _), _| reach.has_network(*vni));
-        config
     }
 
     pub fn subscribe(&self) -> tokio::sync::broadcast::Receiver<control::Event> {

@@ -173,17 +173,15 @@ impl Writer {
             let step = Instant::now();
             let missing = self.begun.step().saturating_sub(self.begun.live.supplied());
             self.begun.live.supply(missing);
-            let mut frames = Vec::new();
-            // All frames of a step share the rules that are compared.
-            let mut explained = Explained::default();
+            let mut passed = Vec::new();
             match self.begun.sent.recv_timeout(STEP) {
-                Ok(passed) => frames.push(self.sent(&passed, &mut explained)),
+                Ok(first) => passed.push(first),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
-            while let Ok(passed) = self.begun.sent.try_recv() {
-                frames.push(self.sent(&passed, &mut explained));
-            }
+            passed.extend(self.begun.sent.try_iter());
+            let mut frames = self.all_sent(&passed);
+            drop(passed);
             let mut room = self.begun.step();
             while let Ok(caught) = self.begun.entering.try_recv() {
                 self.begun.capture.taken(&caught);
@@ -230,17 +228,32 @@ impl Writer {
         })
     }
 
-    fn sent(&self, passed: &Passed, explained: &mut Explained) -> v1::PassedFrame {
-        explained.next_frame();
+    /// The frames of a step. They take the controller once, from others who wait for it, and share
+    /// the rules that are compared.
+    fn all_sent(&self, passed: &[Box<Passed>]) -> Vec<v1::PassedFrame> {
+        if passed.is_empty() {
+            return Vec::new();
+        }
         let mut control = self.app.control();
         let control = Permitted::new(&mut control, &self.caller);
-        let mut trace = super::trace_of_report(
-            &self.app,
-            &control,
-            &self.begun.nic,
-            &passed.report,
-            explained,
-        );
+        let names = super::names_of(&control, passed.iter().map(|passed| &*passed.report));
+        let mut explained = Explained::default();
+        let each = passed.iter().map(|passed| {
+            explained.next_frame();
+            let trace = super::trace_of_report(
+                &self.app,
+                &control,
+                &self.begun.nic,
+                &passed.report,
+                &names,
+                &mut explained,
+            );
+            self.sent(passed, trace)
+        });
+        each.collect()
+    }
+
+    fn sent(&self, passed: &Passed, mut trace: v1::Trace) -> v1::PassedFrame {
         let (delivered, held, reason) = match passed.fate {
             Outcome::Delivered => (true, false, None),
             Outcome::Held => (false, true, None),

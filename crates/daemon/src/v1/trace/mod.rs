@@ -8,7 +8,7 @@ mod packet;
 mod remedies;
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use api::v1;
 use control::Explained;
@@ -39,10 +39,26 @@ pub fn get(
         control,
         made: &made,
         report: &report,
-        names: control.nics_by_uid(),
+        names: &names_of(control, [&*report]),
         explained: RefCell::new(&mut Explained::default()),
     }
     .trace())
+}
+
+/// The NICs that connections in these reports are of, as far as they are the caller's.
+fn names_of<'a>(
+    control: &Permitted,
+    reports: impl IntoIterator<Item = &'a Report>,
+) -> BTreeMap<PortUid, NicId> {
+    let targets = reports.into_iter().flat_map(|report| &report.targets);
+    let flows = targets.filter_map(|target| target.flow.as_ref());
+    let uids: BTreeSet<PortUid> = flows
+        .flat_map(|(flow, _)| [flow.initiator.uid, flow.responder.uid])
+        .collect();
+    match uids.is_empty() {
+        true => BTreeMap::new(),
+        false => control.nics_with(&uids),
+    }
 }
 
 /// A frame that a NIC has sent, in the model's names.
@@ -51,6 +67,7 @@ fn trace_of_report(
     control: &Permitted,
     nic: &NicId,
     report: &Report,
+    names: &BTreeMap<PortUid, NicId>,
     explained: &mut Explained,
 ) -> v1::Trace {
     let nic = control.nic(nic).ok();
@@ -65,7 +82,7 @@ fn trace_of_report(
         control,
         made: &made,
         report,
-        names: control.nics_by_uid(),
+        names,
         explained: RefCell::new(explained),
     }
     .trace()
@@ -77,7 +94,7 @@ struct TraceBuilder<'a, 'c> {
     control: &'a Permitted<'c>,
     made: &'a Made,
     report: &'a Report,
-    names: BTreeMap<PortUid, NicId>,
+    names: &'a BTreeMap<PortUid, NicId>,
     explained: RefCell<&'a mut Explained>,
 }
 
@@ -254,7 +271,7 @@ impl TraceBuilder<'_, '_> {
             },
             all_hosts: target.to == To::AllHosts,
             steps: self.target_steps(target, nic.as_ref()),
-            flow: flow.map(|(flow, _)| observe::flow(flow, None, &self.names)),
+            flow: flow.map(|(flow, _)| observe::flow(flow, None, self.names)),
             uplink: hop.map(|hop| self.uplink(hop.uplink)).unwrap_or_default(),
             packet: hop.map(|hop| hop.packet.clone()).unwrap_or_default(),
             passes: target.verdict == Outcome::Pass,
