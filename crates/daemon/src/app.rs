@@ -31,7 +31,8 @@ use crate::v1::turns::{Count, Turns};
 use crate::watchdog::Health;
 use crate::worker_thread::WorkerThreads;
 
-/// Streams of events of one client, and of all: each asks for the controller once an event.
+/// Streams of events of one client, and of all: each asks for the controller once an event. As many
+/// of the daemon's health.
 const WATCHING_EACH: usize = 16;
 const WATCHING_ALL: usize = 128;
 /// Captures and live traces of one client but root.
@@ -235,6 +236,8 @@ pub struct App {
     /// Streams of events, and captures and live traces.
     pub watching: Shares,
     pub capturing: Shares,
+    /// Streams of the daemon's health.
+    pub watching_health: Shares,
     /// Routes and neighbours that are being told.
     pub listing: Shares,
     /// Operations of v1.
@@ -278,6 +281,7 @@ impl App {
             upgrade: features.upgrade,
             replies: bounds::replies(),
             watching: Shares::new("streams of events", WATCHING_EACH, WATCHING_ALL),
+            watching_health: Shares::new("streams of health", WATCHING_EACH, WATCHING_ALL),
             capturing: Shares::new("captures and live traces", CAPTURING_EACH, CAPTURING_ALL),
             listing: Shares::new("lists of routes and neighbours", LISTING_EACH, LISTING_ALL),
             turns: Turns::new(OPERATIONS, LONG_OPERATIONS),

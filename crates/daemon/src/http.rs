@@ -208,12 +208,16 @@ impl Listener {
             let accepted = match &mut self.socket {
                 Socket::Unix(socket) => {
                     let accepted = socket.accept(name, access, gate).await;
-                    accepted
-                        .map(|(stream, user)| desk.take(stream, Origin::Unix(Peer::local(user))))
+                    accepted.map(|(stream, user)| {
+                        let peer = Peer::local(user);
+                        let of_part = gate.has_part(&peer);
+                        desk.take(stream, Origin::Unix(peer), of_part);
+                    })
                 }
                 Socket::Clear(listener) => {
                     let accepted = listener.accept().await;
-                    accepted.map(|(stream, address)| desk.take(stream, Origin::Clear(address)))
+                    accepted
+                        .map(|(stream, address)| desk.take(stream, Origin::Clear(address), false))
                 }
                 Socket::Tls(listener, certificates) => {
                     let accepted = listener.accept().await;
@@ -267,10 +271,16 @@ struct Desk<A> {
 }
 
 impl<A: Answers> Desk<A> {
-    /// Gives a client a place; without one the connection is closed.
-    fn take<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(&self, stream: S, origin: Origin) {
+    /// Gives a client a place; without one the connection is closed. `of_part`: it has a part of
+    /// the networks.
+    fn take<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+        &self,
+        stream: S,
+        origin: Origin,
+        of_part: bool,
+    ) {
         let place = match &origin {
-            Origin::Unix(peer) => self.places.take_for(peer),
+            Origin::Unix(peer) => self.places.take_for(peer, of_part),
             _ => self.places.take(),
         };
         if let Some(place) = place {
@@ -300,7 +310,7 @@ impl<A: Answers> Desk<A> {
                         who: Who::Certificate { names },
                         address: Some(address.to_string()),
                     };
-                    if !place.is_of(&peer) {
+                    if !place.is_of(&peer, gate.has_part(&peer)) {
                         return;
                     }
                     let origin = Origin::Tls(peer, authority);

@@ -5,9 +5,9 @@
 //! other one out: who comes when all places are taken gets that of the client that has been silent
 //! longest, first among those that have never been answered. Who is being answered keeps its place.
 //!
-//! One user of this host, or certificate, has a quarter of them at most: beyond it the user makes
-//! room by own connections, or is turned away. On a unix socket a sixteenth is for root and the
-//! daemon's own user.
+//! One user of this host, or certificate, has a quarter of them at most, and all who have a part of
+//! the networks have half: beyond it they make room by own connections, or are turned away. On a
+//! unix socket a sixteenth is for root and the daemon's own user.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -52,18 +52,20 @@ struct Client {
 enum Holder {
     /// Root's, or the daemon's own user's.
     Ours,
-    /// Of somebody who is one of many by this name.
-    Named(Arc<str>),
+    /// Of somebody who is one of many, by this name, and whether all that he might do when he came
+    /// was for a part of the networks.
+    Named(Arc<str>, bool),
     /// It is not known, or is what many clients have in common.
     Anybody,
 }
 
 impl Holder {
-    fn of(peer: &Peer) -> Holder {
+    fn of(peer: &Peer, of_part: bool) -> Holder {
+        let named = || Holder::Named(peer.shown().into(), of_part);
         match &peer.who {
             _ if peer.is_ours() => Holder::Ours,
-            Who::Local(_) => Holder::Named(peer.shown().into()),
-            Who::Certificate { names } if !names.is_empty() => Holder::Named(peer.shown().into()),
+            Who::Local(_) => named(),
+            Who::Certificate { names } if !names.is_empty() => named(),
             Who::Certificate { .. } | Who::V0Tcp | Who::PageToken | Who::Unknown => Holder::Anybody,
         }
     }
@@ -104,15 +106,16 @@ impl ClientPlaces {
         self.take_as(Holder::Anybody)
     }
 
-    /// A place for who is known; `None` also when he has as many as one may, and is being answered
-    /// on all of them.
-    pub fn take_for(&self, peer: &Peer) -> Option<ClientPlace> {
-        self.take_as(Holder::of(peer))
+    /// A place for who is known; `None` also when he has as many as one may, or all who have a part
+    /// of the networks as many as they may, and is being answered on all of them. `of_part`: he is
+    /// one of these.
+    pub fn take_for(&self, peer: &Peer, of_part: bool) -> Option<ClientPlace> {
+        self.take_as(Holder::of(peer, of_part))
     }
 
     fn take_as(&self, holder: Holder) -> Option<ClientPlace> {
         let mut taken = self.lock();
-        if !taken.make_room_of_own(&holder, None) || !taken.make_room(&holder) {
+        if !taken.has_room_for(&holder, None) || !taken.make_room(&holder) {
             return None;
         }
         let (number, displaced) = (taken.next, Arc::new(Notify::new()));
@@ -138,27 +141,43 @@ impl ClientPlaces {
 }
 
 impl Taken {
-    /// One user has a quarter of the places. False: he is being answered on all of them. `new`: his
-    /// that is not to make room itself.
-    fn make_room_of_own(&mut self, holder: &Holder, new: Option<u64>) -> bool {
-        let Holder::Named(who) = holder else {
+    /// One user has a quarter of the places, and all who have a part of the networks have half.
+    /// False: they are being answered on all of them. `new`: the one that is not to make room
+    /// itself.
+    fn has_room_for(&mut self, holder: &Holder, new: Option<u64>) -> bool {
+        let Holder::Named(who, of_part) = holder else {
             return true;
         };
-        let own = |number: u64, client: &Client| client.holder == *holder && Some(number) != new;
         let each = self.most.div_ceil(4);
+        let own = |number: u64, client: &Client| {
+            let is_his = matches!(&client.holder, Holder::Named(other, _) if other == who);
+            is_his && Some(number) != new
+        };
+        let one = || format!("{who} has {each} places, which one may have");
+        let half = self.most.div_ceil(2);
+        let of_parts = |number: u64, client: &Client| {
+            matches!(client.holder, Holder::Named(_, true)) && Some(number) != new
+        };
+        let parts =
+            || format!("clients of a part of the networks have {half} places, which is their half");
+        self.make_room_among(own, each, one)
+            && (!of_part || self.make_room_among(of_parts, half, parts))
+    }
+
+    /// False: these have as many as they may, and are being answered on all of them.
+    fn make_room_among(
+        &mut self,
+        of: impl Fn(u64, &Client) -> bool,
+        most: usize,
+        full: impl FnOnce() -> String,
+    ) -> bool {
         let clients = self.clients.iter();
-        if clients
-            .filter(|(number, client)| own(**number, client))
-            .count()
-            < each
-        {
+        let theirs = clients.filter(|(number, client)| of(**number, client));
+        if theirs.count() < most {
             return true;
         }
-        let displaced = self.displace(own);
-        self.warn_full(
-            &format!("{who} has {each} places, which one may have"),
-            displaced,
-        );
+        let displaced = self.displace(of);
+        self.warn_full(&full(), displaced);
         displaced
     }
 
@@ -215,15 +234,16 @@ impl Taken {
 }
 
 impl ClientPlace {
-    /// Its client is known now. False: it has lost the place, or has as many as one may.
-    pub fn is_of(&self, peer: &Peer) -> bool {
-        let holder = Holder::of(peer);
+    /// Its client is known now. False: it has lost the place, or has as many as one may, or all who
+    /// have a part of the networks as many as they may. `of_part`: it is one of these.
+    pub fn is_of(&self, peer: &Peer, of_part: bool) -> bool {
+        let holder = Holder::of(peer, of_part);
         let mut taken = self.places.lock();
         match taken.clients.get_mut(&self.number) {
             Some(client) => client.holder = holder.clone(),
             None => return false,
         }
-        taken.make_room_of_own(&holder, Some(self.number))
+        taken.has_room_for(&holder, Some(self.number))
     }
 
     /// Its client asks, and keeps its place until as many calls of [`end`](Self::end). False when
@@ -321,7 +341,8 @@ mod tests {
             assert!(place.begin());
             place
         };
-        let all = |uid| std::iter::from_fn(move || places.take_for(&user(uid)).map(ask));
+        let places = &places;
+        let all = |uid| std::iter::from_fn(move || places.take_for(&user(uid), false).map(ask));
         let first: Vec<_> = all.clone()(60_001).take(100).collect();
         assert_eq!(first.len(), 8, "a quarter");
         let rest: Vec<_> = (60_002..60_010)
@@ -349,7 +370,7 @@ mod tests {
         let mut held = Vec::new();
         for number in 0..6 {
             let place = places.take().unwrap();
-            assert_eq!(place.is_of(&blue), number < 4, "{number}");
+            assert_eq!(place.is_of(&blue, false), number < 4, "{number}");
             if number < 4 {
                 assert!(place.begin());
                 held.push(place);
@@ -357,7 +378,36 @@ mod tests {
         }
         held[0].end();
         let place = places.take().unwrap();
-        assert!(place.is_of(&blue) && is_displaced(&held[0]).await);
-        assert!(places.take().unwrap().is_of(&user(60_001)));
+        assert!(place.is_of(&blue, false) && is_displaced(&held[0]).await);
+        assert!(places.take().unwrap().is_of(&user(60_001), false));
+    }
+
+    /// A tenant has as many certificates, and users, as he likes.
+    #[tokio::test(start_paused = true)]
+    async fn many_clients_of_parts_leave_the_host_s_operators_half_of_the_places() {
+        let places = ClientPlaces::new("test", 16);
+        let come = |name: &str, of_part| {
+            let peer = Peer {
+                who: Who::Certificate {
+                    names: vec![name.into()],
+                },
+                address: None,
+            };
+            let place = places.take()?;
+            (place.is_of(&peer, of_part) && place.begin()).then_some(place)
+        };
+        let tenants = ["t0", "t1", "t2", "t3"].iter().cycle().take(40);
+        let held: Vec<_> = tenants.flat_map(|name| come(name, true)).collect();
+        assert_eq!(held.len(), 8, "half");
+        let of_operator: Vec<_> = (0..10).flat_map(|_| come("operator", false)).collect();
+        assert_eq!(of_operator.len(), 4, "a quarter");
+        assert!(come("t0", true).is_none());
+        // One of theirs that is silent makes room for another one of them, as on a unix socket.
+        held[5].end();
+        let next = come("t3", true);
+        assert!(next.is_some() && is_displaced(&held[5]).await);
+        assert!(places.take_for(&user(60_001), true).is_none());
+        held[6].end();
+        assert!(places.take_for(&user(60_001), true).is_some());
     }
 }

@@ -19,7 +19,7 @@ use tonic::{Code, Request, Status};
 use super::needs::{self, Need};
 use super::peer::Peer;
 use super::permitted::Refusal;
-use super::policy::{Reach, Role};
+use super::policy::{Reach, Reaches, Role};
 use super::standing::Standing;
 use super::{Access, Rights};
 use crate::audit::{ARGUMENTS_MAX, Audit, Record};
@@ -205,6 +205,12 @@ impl Gate {
             requests: Requests::default(),
             changes: Changes::default(),
         }
+    }
+
+    /// Whether all that somebody may do, if anything, is for a part of the networks.
+    pub fn has_part(&self, peer: &Peer) -> bool {
+        let reaches = self.rights(peer).reaches();
+        !peer.is_ours() && !reaches.contains(&Reaches::Whole)
     }
 
     /// Whether changes are taken now.

@@ -63,6 +63,11 @@ impl Handler {
         }
     }
 
+    /// Whether all that a client may do is for a part of the networks.
+    pub fn has_part(&self, peer: &Peer) -> bool {
+        self.gate.has_part(peer)
+    }
+
     /// Records an attempt of who has not the key.
     pub fn turn_away(&self, peer: &Peer, why: &str) {
         self.gate.turned_away("v0", peer, "connect", why);

@@ -210,7 +210,7 @@ async fn accept(socket: &mut Socket, policy: &Policy, desk: &Desk) {
 
 /// Gives the client a place; without one the connection is closed.
 fn admit(stream: std::io::Result<OwnedFd>, word: Word, peer: Peer, desk: &Desk) {
-    let Some(place) = desk.places.take_for(&peer) else {
+    let Some(place) = desk.places.take_for(&peer, desk.handler.has_part(&peer)) else {
         return;
     };
     let desk = desk.clone();

@@ -1,5 +1,8 @@
 //! Memory that clients share: a stated number of bytes for all of them, of which one client may
-//! have a part. What one holds below a stated size costs nothing. When there is no more, who asks
+//! have a part, all who have a part of the networks half, and nobody but root and the daemon's own
+//! user the last tenth.
+//!
+//! What one holds below a stated size costs nothing. When there is no more, who asks
 //! is refused (RESOURCE_EXHAUSTED), not kept waiting: two that wait for each other would wait for
 //! ever.
 
@@ -26,15 +29,33 @@ struct Pool {
     /// Bytes that each may have without a permit.
     small: usize,
     permits: Arc<Semaphore>,
-    /// Units of each client that has any.
-    by: Mutex<BTreeMap<Arc<str>, usize>>,
+    taken: Mutex<Taken>,
+}
+
+/// Units that are held, but for those of root and the daemon's own user.
+#[derive(Default)]
+struct Taken {
+    /// Of each client that has any.
+    by: BTreeMap<Arc<str>, usize>,
+    /// Of all of them; of those that have a part of the networks.
+    all: usize,
+    of_parts: usize,
+}
+
+/// A client that may not have all.
+#[derive(Clone)]
+struct Limited {
+    who: Arc<str>,
+    /// Units that may be its own.
+    most: usize,
+    of_part: bool,
 }
 
 /// What one request or answer has of it, until this is dropped.
 pub struct Held {
     budget: Budget,
-    /// Whose it is, and how many units may be that client's; `None`: as many as there are.
-    whose: Option<(Arc<str>, usize)>,
+    /// Whose it is; `None`: as many units as there are may be that client's.
+    whose: Option<Limited>,
     bytes: usize,
     units: usize,
     permits: Option<OwnedSemaphorePermit>,
@@ -48,27 +69,30 @@ impl Budget {
             bytes,
             small,
             permits: Arc::new(Semaphore::new(bytes / UNIT)),
-            by: Mutex::default(),
+            taken: Mutex::default(),
         }))
     }
 
     /// Nothing yet, of a client that may have so many tenths of all.
     pub fn begin(&self, caller: Option<&Caller>, tenths: usize) -> Held {
         let limited = caller.filter(|caller| !caller.is_ours());
-        self.begin_for(limited.map(|caller| caller.who().clone()), tenths)
+        let limited = limited.map(|caller| (caller.who().clone(), caller.has_part()));
+        self.begin_for(limited, tenths)
     }
 
-    /// The same of somebody whom no request was let in for yet.
+    /// The same of somebody whom no request was let in for yet: what it can be answered before that
+    /// is the same for all, and little.
     pub fn begin_of(&self, peer: &Peer, tenths: usize) -> Held {
-        self.begin_for((!peer.is_ours()).then(|| peer.shown().into()), tenths)
+        let limited = (!peer.is_ours()).then(|| (peer.shown().into(), false));
+        self.begin_for(limited, tenths)
     }
 
     /// `limited`: who may have no more than that.
-    fn begin_for(&self, limited: Option<Arc<str>>, tenths: usize) -> Held {
+    fn begin_for(&self, limited: Option<(Arc<str>, bool)>, tenths: usize) -> Held {
         let most = self.0.bytes / 10 * tenths / UNIT;
         Held {
             budget: self.clone(),
-            whose: limited.map(|who| (who, most)),
+            whose: limited.map(|(who, of_part)| Limited { who, most, of_part }),
             bytes: 0,
             units: 0,
             permits: None,
@@ -76,8 +100,8 @@ impl Budget {
         }
     }
 
-    fn by(&self) -> MutexGuard<'_, BTreeMap<Arc<str>, usize>> {
-        self.0.by.lock().unwrap_or_else(PoisonError::into_inner)
+    fn taken(&self) -> MutexGuard<'_, Taken> {
+        self.0.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -105,25 +129,36 @@ impl Held {
 
     fn take(&mut self, more: usize) -> Result<(), Status> {
         let Pool { what, permits, .. } = &*self.budget.0;
-        if let Some((who, most)) = &self.whose {
-            let mut by = self.budget.by();
-            let theirs = by.entry(who.clone()).or_default();
-            if *theirs + more > *most {
+        let no_more = || format!("{what} hold all memory that there is for them: try again");
+        if let Some(limited) = &self.whose {
+            let units = self.budget.0.bytes / UNIT;
+            let mut taken = self.budget.taken();
+            let theirs = taken.by.get(&limited.who).copied().unwrap_or(0);
+            if theirs + more > limited.most {
+                let who = &limited.who;
                 let why = format!(
                     "{what} of {who} hold as much memory as one client may have: try again"
                 );
-                if *theirs == 0 {
-                    by.remove(who);
-                }
                 return Err(refused(why));
             }
-            *theirs += more;
+            if limited.of_part && taken.of_parts + more > units / 2 {
+                let why = format!(
+                    "{what} of clients of a part of the networks hold as much memory as all of \
+                     them may have: try again"
+                );
+                return Err(refused(why));
+            }
+            if taken.all + more > units - units / 10 {
+                return Err(refused(no_more()));
+            }
+            taken.by.insert(limited.who.clone(), theirs + more);
+            taken.all += more;
+            taken.of_parts += if limited.of_part { more } else { 0 };
         }
         let count = u32::try_from(more).unwrap_or(u32::MAX);
         let Ok(taken) = permits.clone().try_acquire_many_owned(count) else {
-            let why = format!("{what} hold all memory that there is for them: try again");
             self.forget(more);
-            return Err(refused(why));
+            return Err(refused(no_more()));
         };
         match &mut self.permits {
             Some(held) => held.merge(taken),
@@ -144,12 +179,16 @@ impl Held {
 
     /// The client has so many units less.
     fn forget(&self, units: usize) {
-        let Some((who, _)) = &self.whose else { return };
-        let mut by = self.budget.by();
-        if let Some(theirs) = by.get_mut(who) {
+        let Some(Limited { who, of_part, .. }) = &self.whose else {
+            return;
+        };
+        let mut taken = self.budget.taken();
+        taken.all -= units;
+        taken.of_parts -= if *of_part { units } else { 0 };
+        if let Some(theirs) = taken.by.get_mut(who) {
             *theirs = theirs.saturating_sub(units);
             if *theirs == 0 {
-                by.remove(who);
+                taken.by.remove(who);
             }
         }
     }
@@ -247,7 +286,40 @@ mod tests {
         held.remove(1);
         held[0].add(UNIT).unwrap();
         held.clear();
-        assert!(budget.by().is_empty());
+        assert!(budget.taken().by.is_empty());
         assert_eq!(budget.0.permits.available_permits(), 20);
+    }
+
+    /// A tenant has as many users as he likes.
+    #[test]
+    fn many_clients_of_parts_have_half_and_nobody_has_root_s_last_tenth() {
+        let budget = Budget::of("answers", 40 * UNIT, 0);
+        let tenant = |name| caller(name).of_part(crate::access::part(42..=42));
+        let mut held: Vec<Held> = Vec::new();
+        let mut take = |caller: &Caller, units: usize| {
+            let mut one = budget.begin(Some(caller), 5);
+            let taken = one
+                .add(units * UNIT)
+                .map_err(|refused| refused.message().to_owned());
+            held.push(one);
+            taken
+        };
+        take(&tenant("blue"), 15).unwrap();
+        take(&tenant("red"), 5).unwrap();
+        let refused = take(&tenant("green"), 1).unwrap_err();
+        assert!(
+            refused.contains("of clients of a part of the networks"),
+            "{refused}"
+        );
+        // What operators of the whole host have beside it is all but root's.
+        take(&caller("operator"), 16).unwrap();
+        let refused = take(&caller("another operator"), 1).unwrap_err();
+        assert!(refused.starts_with("answers hold all memory"), "{refused}");
+        take(&Caller::of_user(0), 4).unwrap();
+        assert!(take(&Caller::of_user(0), 1).is_err());
+        held.clear();
+        let taken = budget.taken();
+        assert_eq!((taken.by.len(), taken.all, taken.of_parts), (0, 0, 0));
+        assert_eq!(budget.0.permits.available_permits(), 40);
     }
 }

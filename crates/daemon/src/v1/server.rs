@@ -147,6 +147,7 @@ pub async fn services(app: &Arc<App>, gate: &Gate) -> Routes {
         .max_decoding_message_size(REQUEST_MAX)
         .max_encoding_message_size(REPLY_MAX);
     let health = super::health::service(&app.health).await;
+    let health = super::health::Shared::new(health, app.watching_health.clone());
     // The gate is in front of all: what it refuses takes nothing of what others share.
     let budget = bounds::requests();
     let service = Bounded::new(service, budget.clone(), app);
@@ -182,7 +183,7 @@ fn local_clients(
                 };
                 // Without a place the connection is closed.
                 let peer = Peer::local(user);
-                let Some(place) = places.take_for(&peer) else {
+                let Some(place) = places.take_for(&peer, gate.has_part(&peer)) else {
                     continue;
                 };
                 let stream = Guarded::new(stream, place);
@@ -226,7 +227,7 @@ fn remote_clients(
                 let (sender, certificates) = (sender.clone(), certificates.clone());
                 let gate = gate.clone();
                 tokio::spawn(async move {
-                    match greet(stream, address, place, &certificates).await {
+                    match greet(stream, address, place, &certificates, &gate).await {
                         Ok(client) => drop(sender.send(Ok(client)).await),
                         Err(why) => tls::tell(&why, "v1", address, &gate),
                     }
@@ -247,6 +248,7 @@ async fn greet(
     address: SocketAddr,
     place: ClientPlace,
     certificates: &Certificates,
+    gate: &Gate,
 ) -> Result<Identified<Guarded<UnixStream>>, NoClient> {
     let accepted = certificates.accept(stream, place, Protocol::Http2);
     let (Secured { stream, names }, authority) = accepted.await?;
@@ -255,8 +257,8 @@ async fn greet(
         who: Who::Certificate { names },
         address: Some(address.to_string()),
     };
-    if !place.is_of(&peer) {
-        let why = format!("{} has as many places as one may", peer.shown());
+    if !place.is_of(&peer, gate.has_part(&peer)) {
+        let why = format!("{} has as many places as may be", peer.shown());
         return Err(std::io::Error::other(why).into());
     }
     Ok(Identified::new(stream, place, peer, Some(authority)))
