@@ -80,7 +80,29 @@ pub fn one_command_balances_without_a_daemon(stage: &mut Stage) -> Result<()> {
     })?;
     balance.kill();
     let _ = std::fs::remove_file(SOCKET);
-    check(!taken(stage)?, "also when it is killed")
+    check(!taken(stage)?, "also when it is killed")?;
+    it_balances_where_it_cannot_print(stage, &command)
+}
+
+/// The disk of its log is full: it prints no more, and balances on.
+fn it_balances_where_it_cannot_print(stage: &mut Stage, command: &str) -> Result<()> {
+    let unheard = format!("{command} >/dev/full");
+    let mut balance = stage.balancer.start("unheard", &unheard)?;
+    let said = "balancing goes on, and prints nothing any more: No space left on device";
+    wait_for("butterfly balance to begin", PATIENCE, || {
+        Ok(balance.log().contains(said).then_some(()))
+    })?;
+    let mut connections = stage.open(100)?;
+    connections.ask_all()?;
+    check(
+        connections.to("s0") + connections.to("s1") == 100,
+        "it balances",
+    )?;
+    let ended = balance.terminate(PATIENCE)?;
+    let log = balance.log();
+    check(ended.code() == Some(4), &log)?;
+    check(log.matches(said).count() == 1, &log)?;
+    check(!taken(stage)?, "it gives the interface back")
 }
 
 /// Two VIPs with two ports each, on two interfaces, for a time: as much as a sample command can be

@@ -12,9 +12,12 @@ Exit codes:
   2  wrong usage: a command, an option or an input file that cannot be used
   3  the daemon cannot be reached, or gave no answer in time
   4  the output could not be written
-A command that fails has changed nothing, but of several names that it was given those before the
-refused one are done. The commands before it in a chain are done, those behind it are not.
-No command of a chain with a usage mistake runs.";
+A command that ends with 1 or 2 has changed nothing, but of several names that it was given those
+before the refused one are done. With 3 the daemon may have done what was asked, or may do it yet:
+no answer came. With 4 it is done, and could not be told. That nobody reads the output any more is
+no failure, unless commands of the chain that do more than print are left undone: then it is 4. The
+commands before it in a chain are done, those behind it are not. No command of a chain with a usage
+mistake runs.";
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
@@ -31,18 +34,24 @@ pub enum Error {
     /// Standard output or an output file cannot be written.
     #[error("cannot write the output: {0}")]
     Output(#[from] io::Error),
+    /// Who read the output has gone, and commands of the chain that do more than print were not
+    /// run.
+    #[error(
+        "nobody reads the output any more: command {first} of {of} and those behind it were not run"
+    )]
+    LeftUndone { first: usize, of: usize },
 }
 
 impl Error {
     /// The code for `exit(2)`. A reader that closed the pipe (`butterfly nic list | head -1`) is no
-    /// failure.
+    /// failure where nothing is left undone.
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
             Error::Refused(_) => 1,
             Error::Usage(_) => 2,
             Error::Unreachable(_) => 3,
             Error::Output(_) if self.is_closed_pipe() => 0,
-            Error::Output(_) => 4,
+            Error::Output(_) | Error::LeftUndone { .. } => 4,
         })
     }
 

@@ -59,13 +59,21 @@ fn main() -> ExitCode {
 /// Runs the commands in order; the first failure ends the chain.
 async fn run(chain: Chain) -> Result<(), Error> {
     let mut session = Session::new(chain.global);
-    let last = chain.commands.len() - 1;
-    for (index, command) in chain.commands.into_iter().enumerate() {
-        session.goes_on(index < last);
+    let of = chain.commands.len();
+    let mut commands = chain.commands.into_iter();
+    while let Some(command) = commands.next() {
+        session.goes_on(commands.len() > 0);
         let done = command.run(&mut session).await;
-        // Also after a failure: what was done and printed before it is true.
-        session.finish()?;
-        done?;
+        // Also after a failure: what was done and printed before it is true. Why it failed is more
+        // than that nobody reads that.
+        let printed = session.finish();
+        let first = of - commands.len() + 1;
+        match done.and(printed) {
+            Err(error) if error.is_closed_pipe() && !commands.all(|next| next.only_prints()) => {
+                return Err(Error::LeftUndone { first, of });
+            }
+            done => done?,
+        }
     }
     Ok(())
 }

@@ -14,25 +14,66 @@ pub struct Output {
     sink: Box<dyn Write>,
     /// Print JSON instead of text.
     pub json: bool,
+    /// What goes on although nothing can be printed, if anything does.
+    goes_on: Option<&'static str>,
+    /// Why nothing is printed any more, while that goes on.
+    failed: Option<io::Error>,
 }
 
 impl Output {
     /// Prints to standard output.
     pub fn stdout(json: bool) -> Output {
+        Output::to(Box::new(io::BufWriter::new(io::stdout())), json)
+    }
+
+    fn to(sink: Box<dyn Write>, json: bool) -> Output {
         Output {
-            sink: Box::new(io::BufWriter::new(io::stdout())),
+            sink,
             json,
+            goes_on: None,
+            failed: None,
+        }
+    }
+
+    /// From now on nothing that is printed fails: the first print that cannot be written ends the
+    /// printing, which is said once, and `what` goes on.
+    pub fn go_on_unheard(&mut self, what: &'static str) {
+        self.goes_on = Some(what);
+    }
+
+    /// It goes on no more: why not all of it was printed, if it was not. What is printed from now
+    /// on fails as ever.
+    pub fn heard(&mut self) -> Result<(), Error> {
+        self.goes_on = None;
+        self.failed.take().map_or(Ok(()), |why| Err(why.into()))
+    }
+
+    fn print(&mut self, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Error> {
+        if self.failed.is_some() {
+            return Ok(());
+        }
+        match (write(&mut self.sink), self.goes_on) {
+            (Err(why), Some(what)) => {
+                say(&format!(
+                    "butterfly: {what} goes on, and prints nothing any more: {why}\n"
+                ));
+                self.failed = Some(why);
+                Ok(())
+            }
+            (written, _) => Ok(written?),
         }
     }
 
     /// Prints text [without control characters](without_controls), a newline added when it has
     /// none.
     pub fn text(&mut self, text: &str) -> Result<(), Error> {
-        self.sink.write_all(without_controls(text).as_bytes())?;
-        if !text.is_empty() && !text.ends_with('\n') {
-            self.sink.write_all(b"\n")?;
-        }
-        Ok(())
+        self.print(|sink| {
+            sink.write_all(without_controls(text).as_bytes())?;
+            if !text.is_empty() && !text.ends_with('\n') {
+                sink.write_all(b"\n")?;
+            }
+            Ok(())
+        })
     }
 
     /// Says something at the end that is no answer: to programs apart from it, on standard error.
@@ -55,7 +96,7 @@ impl Output {
 
     /// Goes up over so many lines of a terminal, and clears what is there.
     pub fn over(&mut self, lines: usize) -> Result<(), Error> {
-        Ok(write!(self.sink, "\x1b[{lines}F\x1b[J")?)
+        self.print(|sink| write!(sink, "\x1b[{lines}F\x1b[J"))
     }
 
     /// Prints a JSON value, indented.
@@ -75,7 +116,7 @@ impl Output {
 
     /// Makes everything printed so far visible.
     pub fn flush(&mut self) -> Result<(), Error> {
-        Ok(self.sink.flush()?)
+        self.print(|sink| sink.flush())
     }
 }
 
@@ -191,10 +232,7 @@ pub mod testing {
     impl Screen {
         /// An output that lands here.
         pub fn output(&self, json: bool) -> Output {
-            Output {
-                sink: Box::new(self.clone()),
-                json,
-            }
+            Output::to(Box::new(self.clone()), json)
         }
 
         /// What was printed so far.
@@ -231,6 +269,46 @@ mod tests {
             screen.text(),
             "ID       BYTES  NOTE\nvnic_1       7  short\nv       123456  -\n"
         );
+    }
+
+    /// A sink that takes so many writes, as a disk that fills up, and all again after a failure.
+    struct FullAfter(Screen, usize);
+
+    impl Write for FullAfter {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let left = self.1.checked_sub(1);
+            self.1 = left.unwrap_or(usize::MAX);
+            match left {
+                Some(_) => self.0.write(bytes),
+                None => Err(io::ErrorKind::StorageFull.into()),
+            }
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_goes_on_prints_until_it_cannot_and_never_fails() {
+        let screen = Screen::default();
+        let mut out = Output::to(Box::new(FullAfter(screen.clone(), 2)), false);
+        out.go_on_unheard("forwarding");
+        for text in ["a\n", "b\n", "c\n", "d\n"] {
+            out.text(text).unwrap();
+            out.flush().unwrap();
+        }
+        out.over(1).unwrap();
+        out.last_words("the end\n").unwrap();
+        assert_eq!(screen.text(), "a\nb\n", "no gap in it");
+        let why = out.heard().unwrap_err();
+        assert!(matches!(&why, Error::Output(why) if why.kind() == io::ErrorKind::StorageFull));
+        out.text("e\n").unwrap();
+        assert_eq!(screen.text(), "a\nb\ne\n");
+        // What does not go on ends.
+        let mut out = Output::to(Box::new(FullAfter(screen, 0)), false);
+        out.heard().unwrap();
+        out.text("f\n").unwrap_err();
     }
 
     #[test]

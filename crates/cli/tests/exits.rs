@@ -318,6 +318,51 @@ fn a_reader_that_goes_away_ends_it_quietly() {
     );
 }
 
+/// How a chain ends whose output has no reader, and what it says then.
+fn unread(args: &[String]) -> (Option<i32>, String) {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut child = command(args)
+        .stdout(writer)
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut message = String::new();
+    let mut stderr = child.stderr.take().unwrap();
+    stderr.read_to_string(&mut message).unwrap();
+    (child.wait().unwrap().code(), message)
+}
+
+/// `config + apply new.json | less`, and `less` is left: nothing is applied, which is no success.
+/// Where what follows prints alone it is one.
+#[test]
+fn a_reader_that_goes_away_before_a_change_is_4_and_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let stub = GrpcStub::start(dir.path());
+    let on_stub = |line: &str| {
+        let mut args = vec!["-e".to_owned(), stub.endpoint.clone()];
+        args.extend(words(line));
+        unread(&args)
+    };
+    let (code, said) = on_stub("nic list + nic list + sg list + nic del vnic_1 + sg list");
+    assert_eq!(code, Some(4));
+    assert_eq!(
+        said,
+        "butterfly: nobody reads the output any more: command 2 of 5 and those behind it were not \
+         run\n"
+    );
+    assert_eq!(stub.requests(), ["ListNics"]);
+    // Whether it works is told by the exit code.
+    assert_eq!(on_stub("nic list + health").0, Some(4));
+    assert_eq!(on_stub("nic list + sg list"), (Some(0), String::new()));
+    // What it was refused is more than that nobody reads what it did before.
+    let (code, said) = on_stub("sg add web refused --json");
+    assert_eq!(
+        (code, said.as_str()),
+        (Some(1), "butterfly: there is no NIC \"refused\"\n")
+    );
+}
+
 #[test]
 fn a_key_encrypts_and_another_one_is_refused() {
     let dir = tempfile::tempdir().unwrap();

@@ -395,6 +395,33 @@ fn strangers_ask_in_vain() {
     drop(process);
 }
 
+/// A disk that is full, or whoever reads its log and goes away: it prints no more, and forwards on.
+#[test]
+fn what_it_cannot_print_ends_no_forwarding() {
+    let hosts = RoutedHosts::new().expect("the kernel forwards");
+    let said = "forwarding goes on, and prints nothing any more: No space left on device";
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(file.path(), "default allow\n").expect("a file");
+    let options = format!("--watch --acl {} >/dev/full", file.path().display());
+    let mut process = begin(&hosts, &options, said);
+    assert!(hosts.has_program("east0").expect("ip"));
+    pinging(&hosts, || {});
+    // There is more to print.
+    std::fs::write(file.path(), "default deny\n").expect("a file");
+    process.signal("HUP").expect("a signal");
+    let ping = format!("ping -q -c 1 -W 0.2 {}", WEST[0]);
+    wait_for("the list to be read again", PATIENCE, || {
+        Ok((!hosts.east.succeeds(&ping)?).then_some(()))
+    })
+    .expect("it is in force");
+    let ended = process.terminate(PATIENCE).expect("an end");
+    assert_eq!(ended.code(), Some(4));
+    let log = process.log();
+    assert_eq!(log.matches(said).count(), 1, "{log}");
+    let last = "butterfly: cannot write the output: No space left on device (os error 28)\n";
+    assert!(log.ends_with(last), "{log}");
+}
+
 #[test]
 fn the_access_list_of_a_file_is_followed() {
     let hosts = RoutedHosts::new().expect("the kernel forwards");

@@ -112,6 +112,7 @@ impl BalanceArgs {
         let balancer = Arc::new(Mutex::new(balancer));
         follower.learn(&balancer, &services).await.map_err(failed)?;
         lock(&balancer).apply(services).map_err(failed)?;
+        session.out.go_on_unheard("balancing");
         let interfaces = self.begin(&follower, &balancer, &mut session.out)?;
         if let Some(stay) = &mut stay {
             take_over(&mut lock(&balancer), left.as_deref(), stay)?;
@@ -136,10 +137,10 @@ impl BalanceArgs {
                 )
             }
         });
-        ended.and(said)
+        ended.and(said).and(session.out.heard())
     }
 
-    /// Balances, answers who asks, and prints, until something fails.
+    /// Balances, answers who asks, and prints as long as it can, until something fails.
     async fn go_on(
         &self,
         follower: &Follower,
@@ -158,7 +159,9 @@ impl BalanceArgs {
         let warning = async {
             while troubles.changed().await.is_ok() {
                 for why in troubles.borrow_and_update().iter() {
-                    eprintln!("butterfly: it is not balanced as the kernel's tables say: {why}");
+                    say(&format!(
+                        "butterfly: it is not balanced as the kernel's tables say: {why}\n"
+                    ));
                 }
             }
         };
@@ -248,11 +251,11 @@ impl BalanceArgs {
         };
         let outs = outs.into_iter().filter(|_| native);
         for name in follower.lose_frames(outs).await?.values() {
-            eprintln!(
+            say(&format!(
                 "butterfly: {name} loses what is sent from XDP: its driver takes no redirected \
                  frames (a veth does when its other end has GRO or a program); --mode tc sends \
-                 everywhere"
-            );
+                 everywhere\n"
+            ));
         }
         Ok(())
     }

@@ -110,6 +110,11 @@ pub struct SetArgs {
 }
 
 impl BindingCommand {
+    /// See [`Command::only_prints`](super::Command::only_prints).
+    pub fn only_prints(&self) -> bool {
+        matches!(self, BindingCommand::List(_) | BindingCommand::Show(_))
+    }
+
     /// Runs the chosen `binding` command.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         match self {

@@ -93,6 +93,11 @@ fn range(text: &str) -> Result<(u64, Option<u64>), String> {
 }
 
 impl ConfigArgs {
+    /// See [`Command::only_prints`](super::Command::only_prints).
+    pub fn only_prints(&self) -> bool {
+        !matches!(self.command, Some(ConfigCommand::Rollback(_)))
+    }
+
     /// Prints the configuration, or what is asked of its history.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         match self.command {

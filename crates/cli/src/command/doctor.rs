@@ -43,14 +43,14 @@ impl DoctorArgs {
         let shown = findings
             .iter()
             .filter(|one| self.all || one.level > Level::Ok);
-        if session.out.json {
+        let printed = if session.out.json {
             let all: Vec<Value> = shown.map(value).collect();
-            session.out.value(&Value::from(all))?;
+            session.out.value(&Value::from(all))
         } else {
-            print(&shown.collect::<Vec<_>>(), findings.len(), session)?;
-        }
+            print(&shown.collect::<Vec<_>>(), findings.len(), session)
+        };
         match problems {
-            0 => Ok(()),
+            0 => printed,
             1 => Err(Error::Refused("1 problem was found".into())),
             count => Err(Error::Refused(format!("{count} problems were found"))),
         }

@@ -65,6 +65,11 @@ enum FlowsWord {
 }
 
 impl FlowsCommand {
+    /// See [`Command::only_prints`](super::Command::only_prints).
+    pub fn only_prints(&self) -> bool {
+        matches!(self.word, None | Some(FlowsWord::List(_)))
+    }
+
     /// Runs the chosen `flows` command.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         match self.word {

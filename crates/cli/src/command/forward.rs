@@ -131,6 +131,7 @@ impl ForwardArgs {
             take_over(&mut service.router, &mut attached, stay)?;
         }
         let signals = [interrupt, terminate, hangup];
+        session.out.go_on_unheard("forwarding");
         let ended = self.go_on(session, &mut service, &mut attached, signals);
         let ended = ended.await;
         let all = self.interfaces.join(", ");
@@ -151,10 +152,11 @@ impl ForwardArgs {
                 )
             }
         });
-        ended.and(said)
+        ended.and(said).and(session.out.heard())
     }
 
-    /// Follows the kernel, answers who asks, and prints, until a signal comes or something fails.
+    /// Follows the kernel, answers who asks, and prints as long as it can, until a signal comes or
+    /// something fails.
     async fn go_on(
         &self,
         session: &mut Session,
@@ -251,7 +253,7 @@ fn read_again(session: &mut Session, service: &mut Service, file: &Path) -> Resu
         Err(error) => format!("the access list is as it was: {error}\n"),
     };
     if session.out.json {
-        eprint!("{said}");
+        say(&said);
         return Ok(());
     }
     session.out.text(&said)?;

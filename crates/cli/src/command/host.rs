@@ -81,6 +81,11 @@ pub struct DelArgs {
 }
 
 impl HostCommand {
+    /// See [`Command::only_prints`](super::Command::only_prints).
+    pub fn only_prints(&self) -> bool {
+        matches!(self, HostCommand::List | HostCommand::Show(_))
+    }
+
     /// Runs the chosen `host` command.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         match self {

@@ -167,6 +167,37 @@ pub enum Command {
 }
 
 impl Command {
+    /// All that it does is print: where nobody reads that, nothing is left undone without it. What
+    /// is told by its exit code is more than that.
+    pub fn only_prints(&self) -> bool {
+        match self {
+            Command::Nic(command) => command.only_prints(),
+            Command::Sg(command) => command.only_prints(),
+            Command::Network(command) => command.only_prints(),
+            Command::Uplink(command) => command.only_prints(),
+            Command::Host(command) => command.only_prints(),
+            Command::Binding(command) => command.only_prints(),
+            Command::Service(command) => command.only_prints(),
+            Command::Router(command) => command.only_prints(),
+            Command::Flows(command) => command.only_prints(),
+            Command::Config(args) => args.only_prints(),
+            other => matches!(
+                other,
+                Command::Worker(_)
+                    | Command::Route(_)
+                    | Command::Neigh(_)
+                    | Command::Arp(_)
+                    | Command::Interface(_)
+                    | Command::Status(_)
+                    | Command::Dump
+                    | Command::Watch(_)
+                    | Command::Drops(_)
+                    | Command::Top(_)
+                    | Command::Completion(_)
+            ),
+        }
+    }
+
     /// Runs the chosen command.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         match self {

@@ -93,6 +93,11 @@ enum Flood {
 }
 
 impl NetworkCommand {
+    /// See [`Command::only_prints`](super::Command::only_prints).
+    pub fn only_prints(&self) -> bool {
+        matches!(self, NetworkCommand::List | NetworkCommand::Show(_))
+    }
+
     /// Runs the chosen `network` command.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         match self {

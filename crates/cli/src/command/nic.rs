@@ -76,6 +76,20 @@ pub struct ListArgs {
 }
 
 impl NicCommand {
+    /// See [`Command::only_prints`](super::Command::only_prints).
+    pub fn only_prints(&self) -> bool {
+        match self {
+            NicCommand::Sg(command) => command.only_prints(),
+            other => matches!(
+                other,
+                NicCommand::List(_)
+                    | NicCommand::Details(_)
+                    | NicCommand::Stats(_)
+                    | NicCommand::Show(_)
+            ),
+        }
+    }
+
     /// Runs the chosen `nic` command.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         match self {

@@ -53,6 +53,11 @@ pub struct NicAlone {
 }
 
 impl NicSgCommand {
+    /// See [`Command::only_prints`](super::Command::only_prints).
+    pub fn only_prints(&self) -> bool {
+        matches!(self, NicSgCommand::List(_))
+    }
+
     /// Runs the chosen `nic sg` command.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         match self {

@@ -48,15 +48,16 @@ impl RequestArgs {
             return Ok(());
         }
         let answers = session.client().await?.request(requests).await?;
+        let mut printed = Ok(());
         if self.stdout || session.out.json {
             let text = text_format::print(&answers);
-            match session.out.json {
-                true => session.out.value(&json!({ "messages": text }))?,
-                false => session.out.text(&text)?,
-            }
+            printed = match session.out.json {
+                true => session.out.value(&json!({ "messages": text })),
+                false => session.out.text(&text),
+            };
         }
         match refusals(&answers).as_slice() {
-            [] => Ok(()),
+            [] => printed,
             refused => Err(Error::Refused(refused.join("; "))),
         }
     }

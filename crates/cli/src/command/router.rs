@@ -54,6 +54,14 @@ pub struct AddArgs {
 }
 
 impl RouterCommand {
+    /// See [`Command::only_prints`](super::Command::only_prints).
+    pub fn only_prints(&self) -> bool {
+        matches!(
+            self,
+            RouterCommand::List | RouterCommand::Show(_) | RouterCommand::Watch(_)
+        )
+    }
+
     /// Runs the chosen `router` command.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         session.prefer_alone(Alone::Forward).await?;
@@ -97,18 +105,17 @@ impl AddArgs {
             }
         }
         // Those before it were taken all the same, which has to be said.
-        if session.out.json {
+        let printed = if session.out.json {
             let values = added.iter().map(|one| json::full("RouterInterface", one));
-            session.out.value(&values.collect())?;
+            session.out.value(&values.collect())
         } else {
-            for interface in &added {
+            added.iter().try_for_each(|interface| {
                 let words = mode_words(interface.mode());
-                session
-                    .out
-                    .text(&format!("taking over {}: {words}", interface.name))?;
-            }
-        }
-        refused.map_or(Ok(()), Err)
+                let line = format!("taking over {}: {words}", interface.name);
+                session.out.text(&line)
+            })
+        };
+        refused.map_or(printed, Err)
     }
 }
 

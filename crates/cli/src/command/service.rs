@@ -90,6 +90,21 @@ pub struct Keys {
 }
 
 impl ServiceCommand {
+    /// See [`Command::only_prints`](super::Command::only_prints).
+    pub fn only_prints(&self) -> bool {
+        match self {
+            ServiceCommand::Server(command) => command.only_prints(),
+            ServiceCommand::Interface(command) => command.only_prints(),
+            other => matches!(
+                other,
+                ServiceCommand::List
+                    | ServiceCommand::Show(_)
+                    | ServiceCommand::Stats(_)
+                    | ServiceCommand::Watch(_)
+            ),
+        }
+    }
+
     /// Runs the chosen `service` command.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         session.prefer_alone(Alone::Balance).await?;

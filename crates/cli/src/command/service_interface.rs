@@ -42,6 +42,11 @@ pub struct AddArgs {
 }
 
 impl InterfaceCommand {
+    /// See [`Command::only_prints`](super::Command::only_prints).
+    pub fn only_prints(&self) -> bool {
+        matches!(self, InterfaceCommand::List)
+    }
+
     /// Runs the chosen `service interface` command.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         match self {

@@ -114,6 +114,11 @@ impl State {
 }
 
 impl ServerCommand {
+    /// See [`Command::only_prints`](super::Command::only_prints).
+    pub fn only_prints(&self) -> bool {
+        matches!(self, ServerCommand::List(_))
+    }
+
     /// Runs the chosen `service server` command.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         match self {

@@ -90,6 +90,15 @@ pub struct MaybeGroups {
 }
 
 impl SgCommand {
+    /// See [`Command::only_prints`](super::Command::only_prints).
+    pub fn only_prints(&self) -> bool {
+        match self {
+            SgCommand::Rule(command) => command.only_prints(),
+            SgCommand::Member(command) => command.only_prints(),
+            other => matches!(other, SgCommand::List | SgCommand::Show(_)),
+        }
+    }
+
     /// Runs the chosen `sg` command.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         match self {

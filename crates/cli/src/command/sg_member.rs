@@ -41,6 +41,11 @@ pub struct GroupAlone {
 }
 
 impl MemberCommand {
+    /// See [`Command::only_prints`](super::Command::only_prints).
+    pub fn only_prints(&self) -> bool {
+        matches!(self, MemberCommand::List(_))
+    }
+
     /// Runs the chosen `sg member` command.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         match self {

@@ -93,6 +93,11 @@ enum Dir {
 pub struct Protocol(pub Option<u32>);
 
 impl RuleCommand {
+    /// See [`Command::only_prints`](super::Command::only_prints).
+    pub fn only_prints(&self) -> bool {
+        matches!(self, RuleCommand::List(_))
+    }
+
     /// Runs the chosen `sg rule` command.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         match self {

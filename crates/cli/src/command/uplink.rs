@@ -41,6 +41,11 @@ pub struct Interfaces {
 }
 
 impl UplinkCommand {
+    /// See [`Command::only_prints`](super::Command::only_prints).
+    pub fn only_prints(&self) -> bool {
+        matches!(self, UplinkCommand::List | UplinkCommand::Show(_))
+    }
+
     /// Runs the chosen `uplink` command.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         let client = session.client().await?.only_v1("uplink")?;
@@ -85,19 +90,19 @@ async fn add(names: Vec<String>, session: &mut Session) -> Result<(), Error> {
         }
     }
     // Those before it were named all the same, which has to be said.
-    if session.out.json {
+    let printed = if session.out.json {
         let values = added.iter().map(|one| json::full("Uplink", one));
-        session.out.value(&values.collect())?;
+        session.out.value(&values.collect())
     } else {
-        for uplink in &added {
+        added.iter().try_for_each(|uplink| {
             let how = match uplink.joined {
                 true => uplink.mode.clone(),
                 false => format!("not joined: {}", uplink.why),
             };
-            session.out.text(&format!("{}: {how}", uplink.interface))?;
-        }
-    }
-    refused.map_or(Ok(()), Err)
+            session.out.text(&format!("{}: {how}", uplink.interface))
+        })
+    };
+    refused.map_or(printed, Err)
 }
 
 fn list(all: &v1::ListUplinksResponse, session: &mut Session) -> Result<(), Error> {
