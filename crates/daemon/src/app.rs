@@ -2,6 +2,7 @@
 //! request to stop.
 
 use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -64,27 +65,59 @@ pub struct Operations {
 
 /// A request that may change something, from before it is carried out until it may be answered.
 pub struct Changing<'a> {
-    stored: Option<(&'a Arc<Stored>, Ticket, Announced<'a>)>,
-    operations: &'a Arc<Operations>,
+    announced: Option<Announced<'a>>,
+    unsettled: Arc<Unsettled>,
 }
 
 impl Changing<'_> {
     /// Returns when what has been changed by now outlives the process: then it may be answered.
     /// Waits for the disk. An error: it does not, and is undone.
     pub fn settle(self) -> Result<(), control::Error> {
-        let Some((stored, since, announced)) = self.stored else {
-            return Ok(());
-        };
-        drop(announced);
-        stored.settle(since, self.operations)
+        drop(self.announced);
+        self.unsettled.settle()
     }
 
     /// For a client that will ask something else, and waits with that.
     pub fn settle_soon(self) {
-        if let Some((stored, since, announced)) = self.stored {
-            drop(announced);
-            stored.settle_soon(since, self.operations);
+        drop(self.announced);
+        self.unsettled.settle_soon();
+    }
+}
+
+/// What a request has changed since it began, until somebody waits for the disk with it. Who
+/// carries it out has it too: where the client goes away meanwhile, nobody ever waits, and what was
+/// changed is synced soon after the last who has this has let it go.
+pub struct Unsettled {
+    operations: Arc<Operations>,
+    /// The last change before it. `None`: nothing outlives the process.
+    since: Option<Ticket>,
+    is_settled: AtomicBool,
+}
+
+impl Unsettled {
+    fn settle(&self) -> Result<(), control::Error> {
+        self.is_settled.store(true, Ordering::Relaxed);
+        match (&self.operations.stored, self.since) {
+            (Some(stored), Some(since)) => stored.settle(since, &self.operations),
+            _ => Ok(()),
         }
+    }
+
+    fn settle_soon(&self) {
+        if self.is_settled.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        if let (Some(stored), Some(since)) = (&self.operations.stored, self.since)
+            && stored.last() != since
+        {
+            stored.settle_soon(since, &self.operations);
+        }
+    }
+}
+
+impl Drop for Unsettled {
+    fn drop(&mut self) {
+        self.settle_soon();
     }
 }
 
@@ -157,13 +190,23 @@ impl Operations {
 
     /// Begins a request.
     pub fn changing(self: &Arc<Operations>) -> Changing<'_> {
-        let begin = |stored| {
-            let stored: &Arc<Stored> = stored;
-            (stored, stored.last(), stored.announce())
-        };
+        self.changing_of(self.unsettled())
+    }
+
+    /// What a request that begins now will have changed.
+    pub fn unsettled(self: &Arc<Operations>) -> Arc<Unsettled> {
+        Arc::new(Unsettled {
+            operations: self.clone(),
+            since: self.stored.as_ref().map(|stored| stored.last()),
+            is_settled: AtomicBool::new(false),
+        })
+    }
+
+    /// A request that is carried out from now on.
+    pub fn changing_of(&self, unsettled: Arc<Unsettled>) -> Changing<'_> {
         Changing {
-            stored: self.stored.as_ref().map(begin),
-            operations: self,
+            announced: self.stored.as_ref().map(|stored| stored.announce()),
+            unsettled,
         }
     }
 

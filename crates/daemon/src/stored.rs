@@ -7,12 +7,12 @@
 //!
 //! A change is written with the controller locked, before it is in force, and synced before it is
 //! answered ([`Stored::settle`]), when the controller is free again, so that clients share a sync.
+//! Where the client has gone by then, it is synced soon ([`Stored::settle_soon`]).
 //! One that takes something away is synced before it is in force: nothing could give a guest its
 //! connection back. Should the disk fail in between, the controller is made what the store says.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ use crate::held::Held;
 use crate::upgrade::{Changes, words};
 use crate::v1::{convert, render};
 
-/// How long changes may wait for their sync whose client does not.
+/// How long changes may wait for their sync whose client does not, or has gone.
 const SOON: Duration = Duration::from_millis(50);
 
 /// Objects by kind and key, each as its document.
@@ -42,8 +42,8 @@ pub struct Stored {
     /// Changes that are not durable yet, in their order: should the disk fail for good, the store
     /// cannot say what was before them.
     unsynced: Mutex<Vec<Unsynced>>,
-    /// A sync is to come.
-    scheduled: AtomicBool,
+    /// A sync is to come, of all that was changed since then.
+    soon: Mutex<Option<Ticket>>,
     /// Whether changes are taken.
     changes: Changes,
 }
@@ -82,7 +82,7 @@ impl Stored {
             store,
             of_options: Mutex::default(),
             unsynced: Mutex::default(),
-            scheduled: AtomicBool::new(false),
+            soon: Mutex::default(),
             changes,
         })
     }
@@ -223,22 +223,41 @@ impl Stored {
         })
     }
 
-    /// Has all that was changed by now synced soon.
+    /// Has all that was changed by now synced soon; at once where there is no runtime to do it in
+    /// (any more). Should it fail, what was changed since then is undone.
     pub fn settle_soon(self: &Arc<Stored>, since: Ticket, operations: &Arc<Operations>) {
-        if self.scheduled.swap(true, Ordering::AcqRel) {
+        let mut soon = self.soon();
+        if let Some(first) = &mut *soon {
+            *first = since.min(*first);
             return;
         }
+        *soon = Some(since);
+        drop(soon);
         let (stored, operations) = (self.clone(), operations.clone());
-        tokio::spawn(async move {
+        let settle = move || {
+            // Who comes from here on is for the next one.
+            let since = stored.soon().take().unwrap_or(since);
+            if let Err(why) = stored.settle(since, &operations) {
+                tracing::error!("a change that nobody waited for is undone: {why}");
+            }
+        };
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else {
+            return settle();
+        };
+        runtime.spawn(async move {
             tokio::time::sleep(SOON).await;
-            let settle = move || {
-                stored.scheduled.store(false, Ordering::Release);
-                if let Err(why) = stored.settle(since, &operations) {
-                    tracing::error!("a change that was answered is undone: {why}");
-                }
-            };
             let _ = tokio::task::spawn_blocking(settle).await;
         });
+    }
+
+    fn soon(&self) -> MutexGuard<'_, Option<Ticket>> {
+        self.soon.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All that was changed by now outlives a crash.
+    #[cfg(test)]
+    pub(crate) fn is_all_durable(&self) -> bool {
+        self.store.is_durable(self.store.last()) == Some(true)
     }
 
     /// Says that a change may come: see [`Store::announce`].

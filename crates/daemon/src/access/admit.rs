@@ -22,6 +22,7 @@ use super::permitted::Refusal;
 use super::policy::{Reach, Reaches, Role};
 use super::standing::Standing;
 use super::{Access, Rights};
+use crate::app::Unsettled;
 use crate::audit::{ARGUMENTS_MAX, Audit, Record};
 use crate::metrics::Requests;
 use crate::upgrade::Changes;
@@ -52,6 +53,8 @@ pub struct Caller {
     memory: Option<Arc<Mutex<Held>>>,
     /// By what it was let in; `None`: for good.
     standing: Option<Arc<Standing>>,
+    /// What the request changes.
+    unsettled: Option<Arc<Unsettled>>,
 }
 
 impl Caller {
@@ -60,11 +63,21 @@ impl Caller {
         Author::Client(self.shown.clone())
     }
 
-    /// This caller without its record and its request's memory: for what goes on after the request
-    /// was answered.
+    /// This caller without its record and what is its request's: for what goes on after the
+    /// request was answered.
     pub fn unrecorded(mut self) -> Caller {
-        (self.record, self.memory) = (None, None);
+        (self.record, self.memory, self.unsettled) = (None, None, None);
         self
+    }
+
+    /// Who carries out its request is to have this as long as that takes.
+    pub fn will_change(&mut self, unsettled: Arc<Unsettled>) {
+        self.unsettled = Some(unsettled);
+    }
+
+    /// What its request changes.
+    pub fn unsettled(&self) -> Option<Arc<Unsettled>> {
+        self.unsettled.clone()
     }
 
     /// With memory that its request holds, also where the client goes away before it is carried
@@ -124,6 +137,7 @@ impl Caller {
             record: None,
             memory: None,
             standing: None,
+            unsettled: None,
         }
     }
 
@@ -301,6 +315,7 @@ impl Gate {
                     record: None,
                     memory: None,
                     standing: Some(Arc::new(standing)),
+                    unsettled: None,
                 });
             }
         };

@@ -161,8 +161,10 @@ where
         };
         let held = Arc::new(Mutex::new(self.budget.begin(caller, tenths)));
         let reply = self.replies.begin(caller, REPLY_TENTHS);
+        let unsettled = self.operations.unsettled();
         if let Some(caller) = request.extensions_mut().get_mut::<Caller>() {
             caller.hold(held.clone());
+            caller.will_change(unsettled.clone());
         }
         let metered = Metered {
             body: BodyStream::new(Body::empty()),
@@ -183,7 +185,7 @@ where
         let answer = self.service.call(request);
         let (operations, settling) = (self.operations.clone(), self.settling.clone());
         Box::pin(async move {
-            let changing = operations.changing();
+            let changing = operations.changing_of(unsettled);
             let mut answer = answer.await?;
             drop(held);
             if soon {
@@ -400,18 +402,23 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::Receiver;
+    use std::sync::atomic::Ordering;
+    use std::sync::mpsc::{Receiver, Sender};
 
-    use control::{Controller, HostSettings};
+    use control::model::Group;
+    use control::{Author, Controller, HostSettings};
     use http_body::Frame;
     use http_body_util::{BodyExt, Full};
     use tokio_stream::StreamExt;
     use tonic::codegen::Bytes;
 
     use super::super::server::REQUEST_MAX;
+    use super::super::turns::{Count, Length, Turns};
     use super::*;
     use crate::logging::LogControl;
-    use crate::nowhere::Nowhere;
+    use crate::nowhere::{Disk, Nowhere};
+    use crate::stored::Stored;
+    use crate::upgrade::Changes;
 
     /// A body of which so much comes, and nothing more.
     fn metered(begun: &[u8], weigher: Option<Weigher>, budget: &Budget) -> Metered {
@@ -475,7 +482,11 @@ mod tests {
 
     /// Takes a request as a whole, and carries it out on a thread until it is told to end.
     #[derive(Clone)]
-    struct Slow(Arc<Mutex<Option<Receiver<()>>>>);
+    struct Slow {
+        end: Arc<Mutex<Option<Receiver<()>>>>,
+        turns: Turns,
+        operations: Arc<Operations>,
+    }
 
     impl Service<http::Request<Body>> for Slow {
         type Response = http::Response<Body>;
@@ -487,53 +498,127 @@ mod tests {
         }
 
         fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-            let end = self.0.lock().unwrap().take().unwrap();
+            let end = self.end.lock().unwrap().take().unwrap();
             let caller = request.extensions().get::<Caller>().unwrap().clone();
+            let (turns, operations) = (self.turns.clone(), self.operations.clone());
+            let author = caller.author();
             Box::pin(async move {
                 request.into_body().collect().await.unwrap();
-                let operation = tokio::task::spawn_blocking(move || {
+                let operation = move || {
                     end.recv().unwrap();
-                    drop(caller);
-                });
-                operation.await.unwrap();
+                    let group = Group::new("late".parse().unwrap());
+                    let mut control = operations.control_by(author);
+                    control.put_group(group).unwrap();
+                    Ok(())
+                };
+                turns.run(&caller, Length::Short, operation).await.unwrap();
                 Ok(http::Response::new(Body::empty()))
             })
         }
     }
 
-    #[tokio::test]
-    async fn a_request_holds_its_memory_for_as_long_as_it_is_carried_out() {
+    /// With that service, and how to have its operation end.
+    fn slow(operations: Operations) -> (Bounded<Slow>, Sender<()>) {
         let (tell, end) = std::sync::mpsc::channel();
-        let controller = Controller::new(
-            HostSettings::default(),
-            Box::new(Nowhere),
-            Arc::new(Nowhere),
-        );
-        let operations = Operations::new(controller, LogControl::detached(), || 0);
-        let mut bounded = Bounded {
-            service: Slow(Arc::new(Mutex::new(Some(end)))),
+        let operations = Arc::new(operations);
+        let count = Count { each: 1, all: 1 };
+        let service = Slow {
+            end: Arc::new(Mutex::new(Some(end))),
+            turns: Turns::new(count, count),
+            operations: operations.clone(),
+        };
+        let bounded = Bounded {
+            service,
             budget: requests(),
             replies: replies(),
-            operations: Arc::new(operations),
+            operations,
             settling: Arc::new(Semaphore::new(SETTLING_AT_ONCE)),
         };
-        let body = Full::new(Bytes::from(vec![0; 1 << 20]));
+        (bounded, tell)
+    }
+
+    fn request(bytes: usize) -> http::Request<Body> {
+        let body = Full::new(Bytes::from(vec![0; bytes]));
         let mut request = http::Request::new(Body::new(body));
         request
             .extensions_mut()
             .insert(Caller::seeing(&Peer::unknown()));
+        request
+    }
+
+    async fn comes(what: impl Fn() -> bool) {
+        let wait = async {
+            while !what() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, wait).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_request_holds_its_memory_for_as_long_as_it_is_carried_out() {
+        let controller = controller();
+        let operations = Operations::new(controller, LogControl::detached(), || 0);
+        let (mut bounded, tell) = slow(operations);
         let budget = bounded.budget.clone();
         let all_is_free = || budget.begin(None, 10).add(BYTES_AT_ONCE).is_ok();
-        let answer = bounded.call(request);
+        let answer = bounded.call(request(1 << 20));
         // Its client goes away once it is being carried out.
         let gone = tokio::time::timeout(Duration::from_millis(200), answer).await;
         assert!(gone.is_err() && !all_is_free());
         tell.send(()).unwrap();
-        let freed = async {
-            while !all_is_free() {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
-        };
-        tokio::time::timeout(PATIENCE, freed).await.unwrap();
+        comes(all_is_free).await;
+    }
+
+    fn controller() -> Controller {
+        Controller::new(
+            HostSettings::default(),
+            Box::new(Nowhere),
+            Arc::new(Nowhere),
+        )
+    }
+
+    /// With a store that has one group, and of whose next syncs so many fail.
+    fn stored(failing: u32) -> (Operations, Arc<Stored>) {
+        let disk = Disk::default();
+        let stored = Stored::over(disk.store(), Changes::default());
+        let controller = controller().with_journal(stored.journal());
+        let operations = Operations::new(controller, LogControl::detached(), || 0);
+        let operations = operations.with_store(Some(stored.clone()));
+        let before = stored.last();
+        let group = Group::new("first".parse().unwrap());
+        let author = Author::Client("somebody".into());
+        operations.control_by(author).put_group(group).unwrap();
+        stored.settle(before, &operations).unwrap();
+        disk.failing.store(failing, Ordering::Relaxed);
+        (operations, stored)
+    }
+
+    /// The client goes away before the change is made, and a kill comes some time after it.
+    #[tokio::test]
+    async fn a_change_whose_client_has_gone_is_synced() {
+        let (operations, stored) = stored(0);
+        let (mut bounded, tell) = slow(operations);
+        let before = stored.last();
+        let answer = bounded.call(request(1));
+        let gone = tokio::time::timeout(Duration::from_millis(200), answer).await;
+        assert!(gone.is_err() && stored.last() == before);
+        tell.send(()).unwrap();
+        comes(|| stored.last() != before && stored.is_all_durable()).await;
+        assert_eq!(bounded.operations.control().group_ids().len(), 2);
+    }
+
+    /// Should its sync fail, it is undone, as that of a client that waits.
+    #[tokio::test]
+    async fn a_change_whose_client_has_gone_is_undone_where_it_cannot_be_kept() {
+        let (operations, stored) = stored(1);
+        let (mut bounded, tell) = slow(operations);
+        let before = stored.last();
+        let answer = bounded.call(request(1));
+        let gone = tokio::time::timeout(Duration::from_millis(200), answer).await;
+        assert!(gone.is_err());
+        tell.send(()).unwrap();
+        let operations = bounded.operations.clone();
+        comes(|| stored.last() != before && operations.control().group_ids().len() == 1).await;
     }
 }

@@ -86,14 +86,15 @@ impl Turns {
 
     /// Runs what may wait when it is this caller's turn. Where the client goes away before that, it
     /// is not run; from then on it has its turn, and what its request holds of memory, until it is
-    /// over.
+    /// over, and what it has changed by then is synced soon.
     pub async fn run<T: Send + 'static>(
         &self,
         caller: &Caller,
         length: Length,
         operation: impl FnOnce() -> Result<T, Status> + Send + 'static,
     ) -> Result<T, Status> {
-        let held = (self.take(caller, length).await, caller.memory());
+        let turn = self.take(caller, length).await;
+        let held = (turn, caller.memory(), caller.unsettled());
         let run = move || {
             let done = operation();
             drop(held);
