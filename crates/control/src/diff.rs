@@ -10,11 +10,13 @@
 //! ```
 
 mod acl;
+mod amounts;
 mod between;
 mod overlay;
 mod services;
 
 pub use acl::AclChange;
+pub use amounts::Amounts;
 pub use overlay::{BindingChange, HostChange, NetworkChange};
 pub use services::{InterfaceChange, ServiceChange};
 pub(crate) use services::{interfaces, services};

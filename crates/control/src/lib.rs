@@ -54,7 +54,7 @@ pub use controller::{
     NicStatus, Reach, Status, nic_key,
 };
 pub use diff::{
-    AclChange, BindingChange, Diff, FieldChange, GroupChange, GroupDiff, HostChange,
+    AclChange, Amounts, BindingChange, Diff, FieldChange, GroupChange, GroupDiff, HostChange,
     InterfaceChange, NetworkChange, NicChange, NicDiff, ServiceChange,
 };
 pub use error::{Error, ErrorKind};

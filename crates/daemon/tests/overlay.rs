@@ -96,6 +96,42 @@ async fn update(
         .map(|answer| answer.into_inner())
 }
 
+/// Deletions sort behind all changes that an answer lists, and more bindings come than go: how many
+/// go is said all the same.
+#[tokio::test]
+async fn what_is_not_listed_of_an_apply_is_counted() {
+    let daemon = Daemon::start(&[]);
+    let mut client = daemon.v1().await;
+    let bindings = |vni: u32, count: u32| {
+        let one = move |n: u32| {
+            let [_, high, middle, low] = n.to_be_bytes();
+            v1::Binding {
+                vni,
+                mac: format!("52:54:00:{high:02x}:{middle:02x}:{low:02x}"),
+                addresses: vec![],
+                endpoint: HOST.into(),
+            }
+        };
+        (0..count).map(one).collect::<Vec<_>>()
+    };
+    let apply = |bindings: Vec<v1::Binding>, dry_run| v1::ApplyRequest {
+        config: Some(v1::Config {
+            bindings,
+            ..Default::default()
+        }),
+        dry_run,
+    };
+    let behind = bindings(4300, 12);
+    within(client.apply(apply(behind, false))).await.unwrap();
+    let others = apply(bindings(42, 10_001), true);
+    let planned = within(client.apply(others)).await.unwrap().into_inner();
+    let is_listed = |change: &v1::Change| change.action() == Action::Delete;
+    assert!(!planned.changes.iter().any(is_listed));
+    let (deleted, before) = (planned.deleted.unwrap(), planned.before.unwrap());
+    assert_eq!((deleted.bindings, before.bindings), (12, 12));
+    assert_eq!((deleted.endpoints, before.endpoints), (0, 1));
+}
+
 #[tokio::test]
 async fn a_host_s_life() {
     let daemon = Daemon::start(&[]);

@@ -521,6 +521,8 @@ async fn history_says_who_changed_what_and_goes_back() {
         .unwrap()
         .into_inner();
     assert_eq!(planned.changes.len(), 2);
+    let nics = [planned.deleted, planned.before].map(|amounts| amounts.unwrap().nics);
+    assert_eq!(nics, [1, 2]);
     assert_eq!(ids(&config(&mut client).await), ["a", "b"]);
     let done = within(client.rollback(back(1, false)))
         .await

@@ -6,9 +6,10 @@ use api::v1;
 use clap::{Args, Subcommand};
 use serde_json::json;
 
-use super::config::{lines, refuse_too_many};
+use super::config::lines;
 use super::nic_options::address;
 use super::nic_state::read_file;
+use super::prune::refuse_too_many;
 use crate::error::Error;
 use crate::json;
 use crate::output::Table;

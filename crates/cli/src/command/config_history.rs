@@ -5,6 +5,7 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 
 use super::config;
+use super::prune::refuse_too_much;
 use crate::error::Error;
 use crate::json;
 use crate::output::Table;
@@ -155,15 +156,13 @@ impl RollbackArgs {
     async fn run(self, session: &mut Session) -> Result<(), Error> {
         let client = session.client().await?.only_v1("config rollback")?;
         if !self.dry_run && !self.prune {
-            let planned = client.roll_back(self.revision, true).await?.changes;
-            if planned.iter().any(config::takes_away) {
-                let now = client.config().await?;
-                let what = format!("going back to revision {}", self.revision);
-                // Revision 0 has nothing.
-                let empty = v1::Config::default();
-                let new = (self.revision == 0).then_some(&empty);
-                config::refuse_too_much(&what, &planned, &now, new)?;
-            }
+            let planned = client.roll_back(self.revision, true).await?;
+            let what = format!("going back to revision {}", self.revision);
+            // Revision 0 has nothing.
+            let empty = v1::Config::default();
+            let new = (self.revision == 0).then_some(&empty);
+            let now = async || client.config().await;
+            refuse_too_much(&what, &planned, new, now).await?;
         }
         let applied = client.roll_back(self.revision, self.dry_run).await?;
         config::show(session, &applied, self.dry_run)

@@ -34,6 +34,7 @@ mod nic_sg;
 mod nic_show;
 mod nic_state;
 mod nic_stats;
+mod prune;
 mod query_options;
 mod repeat;
 mod request;

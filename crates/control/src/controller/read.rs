@@ -3,6 +3,7 @@
 use super::{Controller, NicStatus, Status};
 use crate::attach::HostSettings;
 use crate::compile::Work;
+use crate::diff::Amounts;
 use crate::dot;
 use crate::error::Error;
 use crate::event::{Event, Part};
@@ -58,6 +59,33 @@ impl Controller {
                 .map(|feature| (feature, self.interfaces(feature).to_vec()))
                 .into(),
             router_acl: Some(self.state.router_acl.clone()),
+        }
+    }
+
+    /// How much is declared.
+    pub fn amounts(&self) -> Amounts {
+        let groups = || {
+            let entries = self.state.groups.values();
+            entries.filter_map(|entry| entry.group.as_ref())
+        };
+        let overlay = &self.state.overlay;
+        let services = &self.state.services;
+        let acl = self.state.router_acl.as_ref();
+        Amounts {
+            nics: self.state.nics.len(),
+            groups: groups().count(),
+            rules: groups().map(|group| group.rules.len()).sum(),
+            members: groups().map(|group| group.members.len()).sum(),
+            hosts: self.hosts().count(),
+            networks: overlay.options.len(),
+            bindings: overlay.bindings.len(),
+            services: services.len(),
+            servers: services.values().map(|service| service.servers.len()).sum(),
+            balancer_interfaces: self.interfaces(Feature::Balancer).len(),
+            router_interfaces: self.interfaces(Feature::Router).len(),
+            uplinks: self.interfaces(Feature::Uplink).len(),
+            router_acls: acl.iter().count(),
+            router_acl_rules: acl.map_or(0, |list| list.rules.len()),
         }
     }
 

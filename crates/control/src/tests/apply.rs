@@ -1,8 +1,9 @@
 //! A whole declared configuration: shown, tried, applied, all or nothing.
 
 use super::world::*;
-use crate::model::{Direction, Group, Nic, Peer, Rule};
-use crate::{Declared, NicState};
+use crate::model::{AccessList, Direction, Group, Nic, Peer, Rule};
+use crate::{AclChange, Amounts, Declared, Diff, NicState};
+use std::sync::Arc;
 
 #[test]
 fn a_diff_reads_as_what_will_happen() {
@@ -54,6 +55,63 @@ fn a_diff_reads_as_what_will_happen() {
             .is_empty()
     );
     assert_eq!(shared.world().snapshots.len(), 2);
+}
+
+/// By kind, and of groups that stay by what they have less.
+#[test]
+fn what_goes_is_counted() {
+    let (mut controller, _shared) = controller();
+    let rules = [80, 81, 82].map(|port| tcp(port, Peer::Any));
+    let before = config(
+        vec![nic("a", 1, &["web"]), nic("gone", 9, &[])],
+        vec![
+            group("web", &["42.0.0.8", "42.0.0.9"], &rules),
+            group("old", &[], &rules[..1]),
+        ],
+    );
+    controller.apply(before, false).unwrap();
+    let there = Amounts {
+        nics: 2,
+        groups: 2,
+        rules: 4,
+        members: 2,
+        ..Amounts::default()
+    };
+    assert_eq!(controller.amounts(), there);
+    let after = config(
+        vec![nic("a", 1, &["web"])],
+        vec![group(
+            "web",
+            &["42.0.0.7"],
+            &[rules[0].clone(), tcp(443, Peer::Any)],
+        )],
+    );
+    let gone = Amounts {
+        nics: 1,
+        groups: 1,
+        rules: 1,
+        members: 1,
+        ..Amounts::default()
+    };
+    let shown = controller.apply(after, true).unwrap();
+    assert_eq!(shown.deleted(), gone);
+    let list = |rules: usize| {
+        Some(Arc::new(AccessList {
+            rules: vec!["allow proto tcp".parse().unwrap(); rules],
+            default_allows: false,
+        }))
+    };
+    let of_list = |to| {
+        let diff = Diff {
+            router_acl: Some(AclChange { from: list(3), to }),
+            ..Diff::default()
+        };
+        let deleted = diff.deleted();
+        (deleted.router_acls, deleted.router_acl_rules)
+    };
+    assert_eq!(of_list(list(1)), (0, 2));
+    assert_eq!(of_list(list(4)), (0, 0));
+    assert_eq!(of_list(None), (1, 3));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use crate::event::EventKind;
 use crate::model::{
     Binding, Config, Flood, Host, HostUpdate, Membership, Mirror, MirrorKind, NetworkOptions, Nic,
 };
-use crate::{NetworkMode, limits};
+use crate::{Amounts, NetworkMode, limits};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use wire::{Mac, Vni};
@@ -395,7 +395,17 @@ fn a_whole_set_comes_in_one_step_and_reads_back() {
             .unwrap()
             .is_empty()
     );
-    controller.apply(Config::empty(), false).unwrap();
+    let gone = Amounts {
+        hosts: 1,
+        networks: 1,
+        bindings: 1,
+        ..Amounts::default()
+    };
+    assert_eq!(shown.deleted(), gone);
+    let all = controller.amounts();
+    assert_eq!((all.hosts, all.networks, all.bindings), (2, 1, 3));
+    let emptied = controller.apply(Config::empty(), false).unwrap();
+    assert_eq!(emptied.deleted(), all);
     assert_eq!(controller.config(), Config::empty());
 }
 

@@ -697,6 +697,13 @@ fn a_document_of_all_parts_is_one_change() {
     // Applied again it changes nothing, and nobody hears of it.
     assert_eq!(session.controller.apply(wanted, false), Ok(Diff::default()));
     assert!(session.events().is_empty() && journal.0.lock().unwrap().0.is_empty());
+    let all = session.controller.amounts();
+    assert_eq!((all.services, all.servers, all.uplinks), (1, 1, 1));
+    assert_eq!((all.balancer_interfaces, all.router_interfaces), (2, 1));
+    let emptied = session.controller.apply(Config::empty(), true).unwrap();
+    // Its server goes with the service.
+    let gone = Amounts { servers: 0, ..all };
+    assert_eq!(emptied.deleted(), gone);
 }
 
 /// By which the history keeps room for the others.

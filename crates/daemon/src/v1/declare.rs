@@ -2,7 +2,7 @@
 //! step.
 
 use api::v1;
-use control::{Declared, Diff, Healed};
+use control::{Amounts, Declared, Diff, Healed};
 
 use super::{convert, render};
 use crate::access::permitted::name_networks;
@@ -26,14 +26,17 @@ pub fn apply(
     let control = control.whole()?;
     let mut config = convert::config(config, control.settings())?;
     name_networks(control, &mut config);
+    let before = control.amounts();
     let diff = control.apply(config, dry_run)?;
     let healed = control.heal(Declared::InDocument, &diff, dry_run);
-    Ok(answer(&diff, &healed))
+    Ok(answer(&before, &diff, &healed))
 }
 
-/// What an operation on the whole configuration changes.
-pub fn answer(diff: &Diff, healed: &[Healed]) -> v1::ApplyResponse {
+/// What an operation on the whole configuration changes, of which there was so much before.
+pub fn answer(before: &Amounts, diff: &Diff, healed: &[Healed]) -> v1::ApplyResponse {
     v1::ApplyResponse {
+        deleted: Some(render::amounts(&diff.deleted())),
+        before: Some(render::amounts(before)),
         changes: render::changes(diff),
         bindings: diff.bindings.len() as u64,
         healed: healed.iter().map(render::healed).collect(),

@@ -74,8 +74,9 @@ pub fn roll_back(
 ) -> Result<v1::ApplyResponse, Status> {
     let stored = stored(app)?;
     let control = control.whole()?;
+    let before = control.amounts();
     let diff = stored.roll_back(control, request.revision, request.dry_run);
     let diff = diff.map_err(refused)?;
     let healed = control.heal(Declared::Before, &diff, request.dry_run);
-    Ok(declare::answer(&diff, &healed))
+    Ok(declare::answer(&before, &diff, &healed))
 }

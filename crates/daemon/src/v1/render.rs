@@ -14,7 +14,7 @@ use control::model::{
     AccessList, BenchKind, Config, Direction, Feature, Group, GroupId, Interface, Limit, Limits,
     Mirror, MirrorKind, Nic, NicId, NicKind, Peer, Removal, Rule, RuleMatch, Veth, VhostMode,
 };
-use control::{Diff, FieldChange, GroupDiff, Healed, NicDiff, NicState, NicStatus};
+use control::{Amounts, Diff, FieldChange, GroupDiff, Healed, NicDiff, NicState, NicStatus};
 
 use crate::{balancer, router};
 
@@ -283,6 +283,26 @@ fn router(
         interfaces: interfaces.map(router::render::declared).collect(),
         acl: acl.map(|list| router::render::acl(list)),
     })
+}
+
+/// How many there are, or go, of each kind.
+pub fn amounts(amounts: &Amounts) -> v1::Amounts {
+    v1::Amounts {
+        nics: amounts.nics as u64,
+        groups: amounts.groups as u64,
+        rules: amounts.rules as u64,
+        members: amounts.members as u64,
+        endpoints: amounts.hosts as u64,
+        networks: amounts.networks as u64,
+        bindings: amounts.bindings as u64,
+        services: amounts.services as u64,
+        servers: amounts.servers as u64,
+        balancer_interfaces: amounts.balancer_interfaces as u64,
+        router_interfaces: amounts.router_interfaces as u64,
+        uplinks: amounts.uplinks as u64,
+        router_acls: amounts.router_acls as u64,
+        router_acl_rules: amounts.router_acl_rules as u64,
+    }
 }
 
 /// What an Apply changes: groups, NICs, hosts, networks, bindings, services, interfaces, the access
