@@ -16,6 +16,7 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::access::{Caller, Refusal};
 use crate::balancer;
+use crate::held::Held;
 use crate::logging::{Level, LogControl};
 use crate::reload::Reload;
 use crate::router;
@@ -274,6 +275,8 @@ pub struct App {
     pub sflow: Sflow,
     /// Another program in this one's place.
     pub upgrade: Upgrade,
+    /// What outlives the daemon, if anything does.
+    pub held: Option<Arc<Held>>,
     /// Memory for answers.
     pub replies: Budget,
     /// Streams of events, and captures and live traces.
@@ -298,6 +301,7 @@ pub struct Features {
     pub traces: Folder,
     pub reload: Reload,
     pub upgrade: Upgrade,
+    pub held: Option<Arc<Held>>,
 }
 
 impl App {
@@ -322,6 +326,7 @@ impl App {
             reload: features.reload,
             sflow: Sflow::default(),
             upgrade: features.upgrade,
+            held: features.held,
             replies: bounds::replies(),
             watching: Shares::new("streams of events", WATCHING_EACH, WATCHING_ALL),
             watching_health: Shares::new("streams of health", WATCHING_EACH, WATCHING_ALL),

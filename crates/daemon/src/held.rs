@@ -91,6 +91,8 @@ pub struct Held {
     staying: AtomicBool,
     /// What is stored is being made: what goes of it is made again.
     loading: AtomicBool,
+    /// The keeper is gone, and not back yet.
+    away: AtomicBool,
     sessions: Mutex<Sessions>,
 }
 
@@ -267,6 +269,7 @@ impl Held {
             child: Mutex::new(child),
             staying: AtomicBool::new(false),
             loading: AtomicBool::new(false),
+            away: AtomicBool::new(false),
             sessions: Mutex::new(Sessions { words: None, apart }),
         });
         let watched = Arc::downgrade(&held);
@@ -287,10 +290,8 @@ impl Held {
         if !self.keeper.watch(MEND) {
             return;
         }
-        tracing::error!(
-            "the keeper {} is gone: nothing outlives this daemon until it is back",
-            self.path.display()
-        );
+        self.away.store(true, Ordering::Relaxed);
+        tracing::error!("{}", self.gone());
         let gone = Instant::now();
         loop {
             let why = match self.mend(gone.elapsed()) {
@@ -300,7 +301,21 @@ impl Held {
             tracing::debug!("the keeper is not back: {why}");
             std::thread::sleep(MEND);
         }
+        self.away.store(false, Ordering::Relaxed);
         tracing::info!("the keeper {} has all again", self.path.display());
+    }
+
+    fn gone(&self) -> String {
+        format!(
+            "the keeper {} is gone: nothing outlives this daemon until it is back",
+            self.path.display()
+        )
+    }
+
+    /// What is to be said for as long as the keeper is away.
+    pub fn warning(&self) -> Option<String> {
+        let is_away = self.away.load(Ordering::Relaxed);
+        is_away.then(|| self.gone())
     }
 
     /// Connects to the next keeper, which it starts if nobody else does: systemd does so at once,

@@ -579,6 +579,7 @@ async fn serve(
                 interfaces: interfaces.clone(),
                 changes: gate.changes().clone(),
             }),
+            held: held.clone(),
         },
     ));
     begun(flow_log.start(app.operations.clone(), switch.clone()))?;

@@ -1007,6 +1007,36 @@ async fn the_keeper_is_killed_and_then_the_daemon() {
     assert_eq!(pair.seen(), before);
 }
 
+/// A keeper that this daemon has not started, and that stays away: its status says so meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_keeper_that_stays_away_is_a_warning() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let (socket, store) = (path("keeper"), path("store"));
+    let args = ["--store", &store, "--keeper", &socket];
+    let daemon = Daemon::start(&args).killed_and_started_again(&args);
+    let mut client = daemon.v1().await;
+    let mut said = async || {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        let status = within(client.get_status(v1::GetStatusRequest::default())).await;
+        let warnings = status.unwrap().into_inner().warnings;
+        warnings.iter().any(|line| line.contains(&socket))
+    };
+    assert!(!said().await);
+    keepers_of(Path::new(&socket)).into_iter().for_each(kill);
+    let until = Instant::now() + PATIENCE;
+    while !said().await {
+        assert!(Instant::now() < until, "no warning:\n{}", daemon.log());
+    }
+    // Where nobody does within 5 s, the daemon starts the next one.
+    let until = Instant::now() + PATIENCE;
+    while said().await {
+        assert!(Instant::now() < until, "not back:\n{}", daemon.log());
+    }
+    drop(daemon);
+    end_keepers(folder.path());
+}
+
 /// The keeper is killed under a stream of frames, and then the daemon; several times in a row, and
 /// once amid an upgrade: VMMs notice neither.
 #[tokio::test(flavor = "multi_thread")]

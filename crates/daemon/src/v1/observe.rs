@@ -263,8 +263,8 @@ fn all_forgotten() -> Vec<v1::Forgotten> {
     .collect()
 }
 
-/// What keeps frames from passing, or from being recorded, or is not there, while the daemon itself
-/// works, a sentence each.
+/// What keeps frames from passing, or from being recorded, or is not there, or would not outlive
+/// the daemon, while that itself works, a sentence each.
 fn warnings(app: &App, control: &Controller, router: Vec<String>) -> Vec<String> {
     let mut warnings = app
         .uplinks
@@ -284,5 +284,6 @@ fn warnings(app: &App, control: &Controller, router: Vec<String>) -> Vec<String>
     warnings.extend(app.traces.warning());
     warnings.extend(deaf::sentence(&control.deaf_networks()));
     warnings.extend(stored::unmade_sentence(control.unmade()));
+    warnings.extend(app.held.as_ref().and_then(|held| held.warning()));
     warnings
 }
