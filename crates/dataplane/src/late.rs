@@ -3,8 +3,8 @@
 //!
 //! A frame waits as a private copy: guest memory is not pinned for it, and what is judged is what
 //! is sent. Nothing is received of its NIC meanwhile, so that frames keep their order, but for a
-//! queue of another worker's. With it is written for whom it was not judged yet; others may have got
-//! it. It is judged by the rules that are in force then.
+//! queue of another worker's. With it is written for whom it was not judged yet; others may have
+//! got it. It is judged by the rules that are in force then.
 //!
 //! Each worker has its own. They are bounded in frames and bytes, for a NIC as well; what there is
 //! no room for is dropped.
@@ -17,8 +17,8 @@ use wire::offload::Offload;
 
 use crate::fragments::{DatagramKey, Lent};
 use crate::ids::{PortSlot, PortUid};
+use crate::overlay::Towards;
 use crate::queue::QueueId;
-use crate::round::Towards;
 
 /// What waits with a worker at the most, and of one NIC: of a batch, and the fragments that one of
 /// its frames was waited for by.

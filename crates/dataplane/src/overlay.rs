@@ -87,6 +87,16 @@ pub enum Flood {
     Group(IpAddr),
 }
 
+/// Where on other hosts a frame goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Towards {
+    /// Nowhere: its target is here.
+    Here,
+    Host(IpAddr),
+    /// To all hosts of the network.
+    All,
+}
+
 /// Where a frame out of a tunnel has come from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct TunnelSource {

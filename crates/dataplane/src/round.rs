@@ -18,7 +18,7 @@ use crate::judge::{self, Grant, Question};
 use crate::late::Late;
 use crate::learned::LearnedMacs;
 use crate::left_flows::LeftFlows;
-use crate::overlay::TunnelSource;
+use crate::overlay::{Towards, TunnelSource};
 use crate::queue::QueueId;
 use crate::replies::Replies;
 use crate::searches::Searches;
@@ -103,16 +103,6 @@ pub(crate) struct Job {
 
 /// A job's frame took the fast path.
 pub(crate) const NO_CASE: u32 = u32::MAX;
-
-/// Where on other hosts a job's frame goes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Towards {
-    /// Nowhere: its target is here.
-    Here,
-    Host(IpAddr),
-    /// To all hosts of the network.
-    All,
-}
 
 /// A job that has to be judged.
 pub(crate) struct Case {

@@ -118,8 +118,8 @@ impl Searches {
         self.turn[usize::from(self.asker.is_some())] >= TURN_LOOKS
     }
 
-    /// The rules may be asked about this item now, in `most` places at the most. An item that may is
-    /// asked about to the end.
+    /// The rules may be asked about this item now, in `most` places at the most. An item that may
+    /// is asked about to the end.
     #[inline]
     pub(crate) fn may_ask(&mut self, item: usize, most: impl FnOnce() -> u64) -> bool {
         if self.in_hand == Some(item) {

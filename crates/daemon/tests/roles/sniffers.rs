@@ -1,4 +1,5 @@
-//! Who hears a copy of a NIC's frames: that goes by the NIC's id, which is free once the NIC is gone.
+//! Who hears a copy of a NIC's frames: that goes by the NIC's id, which is free once the NIC is
+//! gone.
 
 use api::v1;
 

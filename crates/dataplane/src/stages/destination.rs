@@ -12,8 +12,8 @@ use crate::ids::PortSlot;
 use crate::judge::{Grant, owns_mac};
 use crate::learned::Location;
 use crate::limits::Charge;
-use crate::overlay::{Flood, Trust};
-use crate::round::{Case, Job, NO_CASE, Round, Towards, Track, Verdict};
+use crate::overlay::{Flood, Towards, Trust};
+use crate::round::{Case, Job, NO_CASE, Round, Track, Verdict};
 use crate::snapshot::{Network, PortConfig};
 
 pub(crate) fn run(round: &mut Round) {

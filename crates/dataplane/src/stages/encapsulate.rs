@@ -13,9 +13,9 @@ use wire::vxlan;
 
 use crate::drop_reason::DropReason;
 use crate::ids::PortSlot;
-use crate::overlay::Flood;
+use crate::overlay::{Flood, Towards};
 use crate::round::Wait;
-use crate::round::{Case, Job, Round, Towards, Verdict};
+use crate::round::{Case, Job, Round, Verdict};
 
 /// Two VLAN tags.
 const TAGS_LEN: usize = 8;

@@ -83,7 +83,8 @@ pub(crate) fn lend(round: &mut Round, late: &LateFrame) {
     }
 }
 
-/// In place of step 7, under the epoch that the frame came under: whom it is still to be judged for.
+/// In place of step 7, under the epoch that the frame came under: whom it is still to be judged
+/// for.
 pub(crate) fn jobs(round: &mut Round, late: &LateFrame) {
     if round.items.iter().any(|item| item.is_going()) {
         for target in &late.targets {

@@ -2,7 +2,8 @@
 
 use crate::drop_reason::DropReason;
 use crate::flow::{Key, Seen, Side};
-use crate::round::{Job, Round, Towards, Track, Verdict};
+use crate::overlay::Towards;
+use crate::round::{Job, Round, Track, Verdict};
 use crate::stages::begin::{self, First};
 use crate::stages::fast_path;
 use crate::stages::known::same_again;

@@ -12,7 +12,8 @@ use crate::drop_reason::DropReason;
 use crate::fragments::Lent;
 use crate::ids::PortSlot;
 use crate::judge::Grant;
-use crate::round::{Case, Fate, Item, Job, Round, Towards, Track, Verdict, Wait, drop_frame};
+use crate::overlay::Towards;
+use crate::round::{Case, Fate, Item, Job, Round, Track, Verdict, Wait, drop_frame};
 use crate::stages::encapsulate;
 use crate::waiting::{Judged, Released, Sought};
 

@@ -11,9 +11,8 @@ use crate::flow::Entry;
 use crate::ids::PortSlot;
 use crate::judge::{self, GroupAnswer};
 use crate::opening::Opening;
-use crate::round::{
-    Case, Fate, Job, Round, Tables, Towards, Track, Verdict, owns_source, question,
-};
+use crate::overlay::Towards;
+use crate::round::{Case, Fate, Job, Round, Tables, Track, Verdict, owns_source, question};
 use crate::ruleset::Direction;
 use crate::searches::Searches;
 use crate::stages::terms::share;

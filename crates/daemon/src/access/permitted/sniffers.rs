@@ -1,6 +1,6 @@
-//! Which network's NIC a sniffer is to hear. Of the NIC's id alone that is not said for good: whoever
-//! comes by it next, in whichever network, would be heard by who was given the one before. So it is
-//! settled when the sniffer is declared, and stored with it.
+//! Which network's NIC a sniffer is to hear. Of the NIC's id alone that is not said for good:
+//! whoever comes by it next, in whichever network, would be heard by who was given the one before.
+//! So it is settled when the sniffer is declared, and stored with it.
 
 use control::Controller;
 use control::model::{Config, Nic, NicId};
