@@ -268,21 +268,7 @@ impl Ports {
     /// The queue's port, if it is here, with all that it takes to receive from it.
     #[inline]
     pub(crate) fn sending(&mut self, queue: QueueId) -> Option<Sending<'_>> {
-        let Slot { first, others, .. } = self.slots.get_mut(index_of(queue.slot))?;
-        let (attached, (debt, lent), price) = match usize::from(queue.pair).checked_sub(1) {
-            None => {
-                let payer = (&mut first.debt, &mut first.lent);
-                (&mut first.attached, payer, &mut first.price)
-            }
-            Some(other) => {
-                let own = others.get_mut(other)?;
-                let payer = match queue.slot.is_uplink() {
-                    true => (&mut own.debt, &mut own.lent),
-                    false => (&mut first.debt, &mut first.lent),
-                };
-                (&mut own.attached, payer, &mut own.price)
-            }
-        };
+        let (attached, (debt, lent), price) = place(&mut self.slots, queue)?;
         Some(Sending {
             attached: attached.as_mut()?,
             debt,
@@ -290,6 +276,13 @@ impl Ports {
             price,
             outbox: &mut self.outbox,
         })
+    }
+
+    /// What the queue's frames have cost and who owes it, also while its port is away. `None`: it
+    /// was never here.
+    pub(crate) fn owing(&mut self, queue: QueueId) -> Option<(&mut Debt, &mut Price)> {
+        let (_, (debt, _), price) = place(&mut self.slots, queue)?;
+        Some((debt, price))
     }
 
     /// The pairs of a NIC that has had several here, in the order in which they have their turns:
@@ -670,6 +663,28 @@ fn find(slots: &mut [Slot], queue: QueueId) -> Option<&mut Attached> {
         None => slot.first.attached.as_mut(),
         Some(other) => slot.others.get_mut(other)?.attached.as_mut(),
     }
+}
+
+/// What there is of a queue that is here or was: its port, who pays for its frames, their price.
+type Parts<'a> = (
+    &'a mut Option<Attached>,
+    (&'a mut Debt, &'a mut Lent),
+    &'a mut Price,
+);
+
+#[inline]
+fn place(slots: &mut [Slot], queue: QueueId) -> Option<Parts<'_>> {
+    let Slot { first, others, .. } = slots.get_mut(index_of(queue.slot))?;
+    let Some(other) = usize::from(queue.pair).checked_sub(1) else {
+        let payer = (&mut first.debt, &mut first.lent);
+        return Some((&mut first.attached, payer, &mut first.price));
+    };
+    let own = others.get_mut(other)?;
+    let payer = match queue.slot.is_uplink() {
+        true => (&mut own.debt, &mut own.lent),
+        false => (&mut first.debt, &mut first.lent),
+    };
+    Some((&mut own.attached, payer, &mut own.price))
 }
 
 /// Why a frame is dropped that a port did not take.

@@ -32,8 +32,8 @@ impl Path {
             };
             let from = sender.from;
             let mut waits = has_to_pay(ports, from, turn, senders);
-            if let Some(sending) = ports.sending(from) {
-                more += usize::from(sending.debt.is_another_sender());
+            if let Some((debt, _)) = ports.owing(from) {
+                more += usize::from(debt.is_another_sender());
             }
             while !waits
                 && !self.tables.searches.is_used_up_by_nics()
@@ -49,8 +49,8 @@ impl Path {
         (judged, more)
     }
 
-    /// Judges and delivers one frame, and charges what that cost. Of a NIC that is gone it is
-    /// nothing any more.
+    /// Judges and delivers one frame, and charges what that cost, also while the NIC's ring is away.
+    /// Of a NIC that is gone it is nothing any more.
     fn judge_one_late(&mut self, from: QueueId, frame: &LateFrame, ports: &mut Ports, now: Now) {
         self.clear();
         self.forget_moved();
@@ -81,16 +81,17 @@ impl Path {
         let looked = self.tables.searches.looked + self.tables.flows.looked;
         let searched = work::cost_of_search(1, looked);
         let copied = self.copied.max(packets) + std::mem::take(&mut self.tables.floods.cost);
-        let cost = Cost::carried(searched + copied);
-        if let Some(sending) = ports.sending(from) {
-            sending.debt.charge(cost);
-            sending.price.note_carried(cost.carried, 1, now);
+        let watched = self.take_watched(ports);
+        let cost = Cost::carried(searched + copied + watched);
+        if let Some((debt, price)) = ports.owing(from) {
+            debt.charge(cost);
+            price.note_carried(cost.carried, 1, now);
         }
     }
 }
 
 /// Who has sent them waits for others, or has had its part of the turn.
 fn has_to_pay(ports: &mut Ports, from: QueueId, turn: u64, senders: usize) -> bool {
-    let sending = ports.sending(from);
-    sending.is_some_and(|sending| sending.debt.waits(turn, senders))
+    let owing = ports.owing(from);
+    owing.is_some_and(|(debt, _)| debt.waits(turn, senders))
 }

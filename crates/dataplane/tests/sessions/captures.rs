@@ -28,7 +28,7 @@ fn begin(sim: &mut Simulation, places: &[(PortSlot, PortUid)]) -> (Arc<Capture>,
     begin_with(sim, places, ALL)
 }
 
-fn begin_with(
+pub fn begin_with(
     sim: &mut Simulation,
     places: &[(PortSlot, PortUid)],
     wanted: Wanted,
@@ -186,7 +186,7 @@ fn who_is_traced_live_pays_for_what_goes_to_many() {
 
 /// As dear as a filter can be: divides to its end, which is behind the head of a frame, so that it
 /// runs twice, and wants nothing.
-fn dear_filter() -> Wanted {
+pub fn dear_filter() -> Wanted {
     let one = |code, k| Instruction {
         code,
         jt: 0,

@@ -12,6 +12,7 @@ use wire::offload::Offload;
 use wire::vxlan::Ends;
 use wire::{Mac, build};
 
+use crate::captures::{begin_with, dear_filter};
 use crate::lab::*;
 use crate::wire_lab::*;
 
@@ -210,6 +211,54 @@ fn beside_who_has_used_a_turn_up_others_begin_connections() {
         lab.sim.run();
         assert_eq!(lost(&lab, own, NoIngressRule), BATCH as u64);
     }
+}
+
+/// Its VMM may take the ring away as soon as its frames wait.
+#[test]
+fn who_has_taken_its_ring_away_pays_for_what_waits() {
+    let mut lab = Lab::new();
+    let [flooder, own, c, d] = [(); 4].map(|()| lab.nic());
+    lab.group_of(own, dear(Direction::Ingress));
+    lab.group_of(d, vec![allow_all_in(Some(UDP))]);
+    let frames = many(|n| udp(flooder, own, Family::V4, 1, n));
+    queue(&mut lab, flooder, &frames);
+    for first in 100..115 {
+        let begin = |n| udp(c, d, Family::V4, first, n);
+        let begins: Vec<_> = (1..=4).map(begin).collect();
+        queue(&mut lab, c, &begins);
+        lab.sim.turn();
+        assert_eq!(lab.received(d), begins);
+        assert_eq!(lab.sim.take(flooder.slot).is_some(), first == 100);
+    }
+    let refused = lost(&lab, own, NoIngressRule);
+    assert!(A_TURN.contains(&refused), "{refused} in 15 turns");
+    lab.sim.run();
+    assert_eq!(lost(&lab, own, NoIngressRule), BATCH as u64);
+}
+
+#[test]
+fn what_captures_take_of_frames_that_wait_is_not_for_the_next_one_to_pay() {
+    let (mut lab, c, d) = Lab::pair(vec![allow_all_in(Some(UDP))]);
+    let [flooder, own] = [(); 2].map(|()| lab.nic());
+    lab.group_of(own, dear(Direction::Ingress));
+    let place = (own.slot, own.uid);
+    let (_capture, _frames) = begin_with(&mut lab.sim, &[place], dear_filter());
+    let frames = many(|n| udp(flooder, own, Family::V4, 1, n));
+    queue(&mut lab, flooder, &frames);
+    // Alone it does not wait: another of its frames is judged in the next turn.
+    lab.sim.turn();
+    let before = lost(&lab, own, NoIngressRule);
+    let turns = 8;
+    for _ in 0..turns * BATCH {
+        lab.queue(c, udp(c, d, Family::V4, 1, 2), Offload::default());
+    }
+    for _ in 0..turns {
+        lab.sim.turn();
+    }
+    let refused = lost(&lab, own, NoIngressRule);
+    assert!(refused > before, "none was judged");
+    let heard = lab.sim.port(c.slot).rx_frames;
+    assert_eq!(heard, (turns * BATCH) as u64);
 }
 
 #[test]
