@@ -317,23 +317,21 @@ impl Path {
         self.charge_watched(judged.from, ports);
     }
 
-    /// Charges what was done for who watches NICs to who has sent the frames by this queue, or to
-    /// the NIC that they are for. Gives the cost.
+    /// Charges what was done for who watches NICs to who has sent the frames by this queue.
     #[inline]
-    pub(crate) fn charge_watched(&mut self, queue: QueueId, ports: &mut Ports) -> u64 {
+    fn charge_watched(&mut self, queue: QueueId, ports: &mut Ports) {
         let cost = self.take_watched(ports);
         if cost > 0
-            && let Some(sender) = ports.sending(queue)
+            && let Some((debt, _)) = ports.owing(queue)
         {
-            sender.debt.charge_more(cost);
+            debt.charge_more(cost);
         }
-        cost
     }
 
     /// What was done for who watches NICs has cost so much. In a batch its sender pays for it,
     /// whoever watches: nobody else sends fewer of these frames.
     #[inline]
-    fn take_watched(&mut self, ports: &Ports) -> u64 {
+    pub(crate) fn take_watched(&mut self, ports: &Ports) -> u64 {
         let watched = std::mem::take(&mut self.tables.watched);
         ports.pace.rates().cost_of_watching(watched)
     }
@@ -346,8 +344,11 @@ impl Path {
 
     #[cold]
     fn look_after_queues(&mut self, ports: &mut Ports, now: Now) -> bool {
-        let mut sent = false;
+        let (mut sent, mut watched) = (false, 0);
         for _ in 0..QUEUES_STEP {
+            if watched > work::LONGEST {
+                break;
+            }
             let Some((target, uid)) = self.tables.shaper.next_due(now) else {
                 break;
             };
@@ -358,6 +359,8 @@ impl Path {
                     None => shaper.take_old(target, None, batch, now),
                 }
             });
+            // Who has sent these is not known any more, and their receiver is not to pay.
+            watched += self.take_watched(ports);
         }
         sent
     }
@@ -428,6 +431,7 @@ impl Path {
             self.send_from_queue((target, uid), ports, now, |shaper, meter, batch| {
                 shaper.take_old(target, meter, batch, now)
             });
+            self.take_watched(ports);
         }
     }
 
@@ -453,7 +457,6 @@ impl Path {
             deliver::queued(&mut round, ports, &taken);
         }
         self.spare = batch;
-        self.charge_watched(target.into(), ports);
         sent
     }
 

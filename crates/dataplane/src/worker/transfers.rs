@@ -48,7 +48,8 @@ impl Worker {
     /// Takes from each of the other workers what a turn has room for: some messages, and in a hurry
     /// no more than a sender's longest turn costs, or than all senders here have of a turn: a ring
     /// may be many senders'. What is done for who watches NICs costs no more than that at any time:
-    /// a filter may cost a hundred times what its frame does.
+    /// a filter may cost a hundred times what its frame does. Nobody here is charged for it: who is
+    /// watched has not sent these frames, and is to acknowledge them.
     pub(super) fn take_some(&mut self, now: Now) -> Taken {
         let all_here = self.senders as u64 * work::TURN;
         let cost = match self.few.hurry(now) {
@@ -97,7 +98,7 @@ impl Worker {
                         few = Some(transfer.few && few != Some(false));
                         let cut_before = transfer.batch.cut();
                         all.sent_on += usize::from(!self.deliver(&transfer, now));
-                        let shown = self.path.charge_watched(transfer.target, &mut self.ports);
+                        let shown = self.path.take_watched(&self.ports);
                         watched += shown;
                         if room.cost < u64::MAX {
                             let count = transfer.count() as usize;

@@ -267,6 +267,42 @@ fn another_worker_takes_captured_frames_a_batch_a_turn() {
     assert_eq!(lab.received(d).len(), 3 * BATCH);
 }
 
+/// Who is sent much by way of another worker, and captured, sends what it has to send.
+#[test]
+fn who_is_captured_does_not_pay_for_what_another_worker_hands_over() {
+    let mut lab = Lab::on(Simulation::several(2));
+    let [flooder, d, c, e] = [(); 4].map(|()| lab.nic());
+    for nic in [d, e] {
+        lab.group_of(nic, vec![allow_all_in(None)]);
+    }
+    let there = lab.sim.worker_of(d.slot).unwrap();
+    for (nic, worker) in [(flooder, 1 - there), (c, there), (e, there)] {
+        if lab.sim.worker_of(nic.slot) != Some(worker) {
+            assert!(lab.sim.move_queue(nic.slot, worker));
+        }
+    }
+    lab.peer(d).set_capacity(10 * BATCH);
+    let wanted = Wanted {
+        direction: Some(Inbound),
+        ..dear_filter()
+    };
+    let (_capture, _frames) = begin_with(&mut lab.sim, &[(d.slot, d.uid)], wanted);
+    for _ in 0..4 * BATCH {
+        lab.queue(flooder, long(flooder, d), Offload::default());
+    }
+    let handed: usize = (0..4).map(|_| lab.sim.turn_of(1 - there).frames).sum();
+    assert!(handed >= 2 * BATCH, "{handed}");
+    for turn in 1..=6 {
+        for from in [c, d] {
+            lab.queue(from, udp(from, e, Family::V4, 1, 2), Offload::default());
+        }
+        lab.sim.turn_of(there);
+        let heard = [c, d].map(|nic| lab.sim.port(nic.slot).rx_frames);
+        assert_eq!(heard, [turn; 2]);
+    }
+    assert!(lab.received(d).len() >= 2 * BATCH);
+}
+
 #[test]
 fn frames_of_other_workers_are_seen() {
     let mut lab = Lab::on(Simulation::several(2));
