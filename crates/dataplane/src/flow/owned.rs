@@ -842,7 +842,7 @@ impl Flows {
     fn take_free(&mut self) -> Option<FlowId> {
         if self.free.is_empty() {
             let free = &mut self.free;
-            self.table.supply(|id| free.push(id));
+            self.table.supply(self.keep.max(1), |id| free.push(id));
             // The first of them first.
             free.reverse();
         }

@@ -30,7 +30,7 @@ use super::spare::Spare;
 use super::turns::Turns;
 use crate::ids::{MAX_PORTS, PortSlot};
 
-/// Entries that are taken from the never used ones at once.
+/// Entries that a worker takes at once.
 const BLOCK: u32 = 32;
 
 /// Lists that a worker has of each NIC's flows.
@@ -302,23 +302,25 @@ impl FlowTable {
         }
     }
 
-    /// Entries for a worker that has none: `take` is called for a few of them.
-    pub(super) fn supply(&self, mut take: impl FnMut(FlowId)) {
-        for _ in 0..BLOCK {
+    /// Entries for a worker that has none: `take` is called for a few of them, `most` at the most.
+    pub(super) fn supply(&self, most: usize, mut take: impl FnMut(FlowId)) {
+        let mut left = BLOCK.min(u32::try_from(most).unwrap_or(BLOCK));
+        while left > 0 {
             let link = |id| self.entry(id).sides[0].link.get();
             let Some(id) = self.spare.pop(link) else {
                 break;
             };
             take(id);
+            left -= 1;
         }
         let max = self.max();
         let block = self
             .high
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |high| {
-                (high < max).then(|| (high + BLOCK).min(max))
+                (left > 0 && high < max).then(|| (high + left).min(max))
             });
         if let Ok(first) = block {
-            (first..(first + BLOCK).min(max)).for_each(take);
+            (first..(first + left).min(max)).for_each(take);
         }
     }
 

@@ -467,6 +467,23 @@ fn the_last_of_a_table_is_for_nics_that_have_few() {
     }
 }
 
+/// What one worker has taken for its next flows is not what the other one's last ones are to find.
+#[test]
+fn of_a_small_table_no_worker_takes_more_than_it_keeps() {
+    const MAX: u32 = 64;
+    let table = FlowTable::shared(MAX, 1, 2);
+    let [mut first, mut second] = [0, 1].map(|me| Flows::new(table.clone(), me));
+    for number in 0..MAX {
+        let flows = match number <= MAX / 2 {
+            true => &mut first,
+            false => &mut second,
+        };
+        let new = new_flow(flows, number, MAX);
+        assert!(matches!(flows.insert(&new), Ok(Some(_))), "flow {number}");
+    }
+    assert_eq!(table.len(), MAX);
+}
+
 /// A NIC that keeps all of its share in use has what is looked at for one to give up counted.
 #[test]
 fn what_is_looked_at_in_vain_is_counted() {
