@@ -35,7 +35,7 @@ const TRACK: u64 = 2 * FRAME;
 
 /// To look in one more place for a rule that allows a packet, which may be in no cache; and in how
 /// many places for each frame that is a part of what is charged for it above.
-const LOOK: u64 = 512;
+pub(crate) const LOOK: u64 = 512;
 const LOOKS: u64 = 32;
 
 /// One of the copies for many targets, which go to as many rings and to memory that is in no cache,
@@ -58,7 +58,7 @@ const ENOUGH: u64 = TURN / 8 * 7;
 /// No sender owes more: beside a few others it has waited for that in a second. A batch that
 /// becomes more copies than this pays for is received once: then its sender's frames come one by
 /// one.
-const OWED_MAX: u64 = 8192 * TURN;
+pub(crate) const OWED_MAX: u64 = 8192 * TURN;
 
 /// No turn of a sender is to cost more, by what its frames have cost before; and in a hurry none of
 /// what another worker hands over, unless all senders here together have more of a turn.

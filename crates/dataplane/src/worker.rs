@@ -148,7 +148,7 @@ impl Worker {
     pub fn turn(&mut self, now: Now) -> Turn {
         let mut turn = Turn::default();
         self.path.tables.flows.begin_turn();
-        self.path.tables.searches.begin_turn();
+        self.path.tables.searches.begin_turn(now);
         self.path.tables.flows.log_turn(now);
         if let Some(slept_at) = self.slept_at.take() {
             self.load.asleep_ns += now.mono_ns.saturating_sub(slept_at);

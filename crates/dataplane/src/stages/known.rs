@@ -106,7 +106,7 @@ fn follow(
     }
     let is_old = entry.epoch.get() != round.view.epoch_mark();
     let most = || redecide::most_looks(round.view, entry);
-    if is_old && !searches.may_ask(round.cases[case].item, most) {
+    if is_old && !searches.may_ask_again(round.cases[case].item, most) {
         return Verdict::Late;
     }
     if is_old && !redecide::redecide(round.view, flows, round.counters, id, searches) {

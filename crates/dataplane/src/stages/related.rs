@@ -175,7 +175,7 @@ fn is_alive(round: &mut Round, item: usize, id: FlowId, is_late: &mut bool) -> b
     if entry.epoch.get() == round.view.epoch_mark() {
         return true;
     }
-    if !searches.may_ask(item, || most_looks(round.view, entry)) {
+    if !searches.may_ask_again(item, || most_looks(round.view, entry)) {
         *is_late = true;
         return false;
     }

@@ -344,3 +344,45 @@ fn a_network_that_is_dear_to_ask_leaves_the_wire_to_others() {
         host.lab.silent();
     }
 }
+
+/// The rules have changed, and allow them still, while the network owes for what others send it.
+#[test]
+fn flows_from_the_wire_go_on_while_their_network_owes() {
+    for family in FAMILIES {
+        let mut host = Host::new();
+        host.learn();
+        let a = host.lab.nic();
+        let group = host.lab.group_of(a, vec![allow_all_in(Some(UDP))]);
+        let far = machine(20, host_ip(2));
+        let ends = Ends::new(far.at, HERE).unwrap();
+        let to = |sport, dport| udp(far.nic, a, family, sport, dport);
+        let flows: Vec<_> = (0..20).map(|n| to(1, 7000 + n)).collect();
+        for frame in &flows {
+            host.arrive(arriving(ends, 0, frame, 0));
+        }
+        assert_eq!(host.lab.received(a), flows);
+        let mut rules = dear(Direction::Ingress);
+        rules.push(rule(Direction::Ingress, None, 7000..=7100, Peer::Any));
+        host.lab.set_rules(group, rules);
+        host.lab.sim.let_pass(Duration::from_millis(2));
+        host.lab.sim.sleep_of(0);
+        for n in 0..BATCH as u16 {
+            let frame = arriving(ends, 0, &to(2, 8000 + n), 0);
+            assert!(host.wire.send(frame, Offload::default()));
+        }
+        host.lab.sim.turn();
+        assert!(lost(&host.lab, a, RuleLookups) > 0, "it owes");
+        let before = host.lab.drops();
+        for frame in &flows {
+            let arriving = arriving(ends, 0, frame, 0);
+            assert!(host.wire.send(arriving, Offload::default()));
+            host.lab.sim.turn();
+            assert_eq!(host.lab.received(a), std::slice::from_ref(frame));
+        }
+        assert_eq!(host.lab.drops(), before);
+        // It owes still.
+        let before = lost(&host.lab, a, RuleLookups);
+        host.arrive(arriving(ends, 0, &to(3, 8000), 0));
+        assert_eq!(lost(&host.lab, a, RuleLookups), before + 1);
+    }
+}
