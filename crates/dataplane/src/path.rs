@@ -289,6 +289,7 @@ impl Path {
     /// Sends or ends frames that have waited, of one queue and judged under one epoch.
     fn send_alike(&mut self, judged: &Judged, frames: &[Released], ports: &mut Ports, now: Now) {
         self.clear();
+        (self.tables.searches.looked, self.tables.flows.looked) = (0, 0);
         let mut batch = std::mem::take(&mut self.spare);
         batch.clear();
         wait::fill(&mut batch, frames);
@@ -314,6 +315,13 @@ impl Path {
             }
         }
         self.spare = batch;
+        let looked = self.tables.searches.looked + self.tables.flows.looked;
+        let searched = work::cost_of_search(frames.len(), looked);
+        if searched > 0
+            && let Some((debt, _)) = ports.owing(judged.from)
+        {
+            debt.charge_more(searched);
+        }
         self.charge_watched(judged.from, ports);
     }
 

@@ -49,8 +49,8 @@ impl Path {
         (judged, more)
     }
 
-    /// Judges and delivers one frame, and charges what that cost, also while the NIC's ring is away.
-    /// Of a NIC that is gone it is nothing any more.
+    /// Judges and delivers one frame, and charges what that cost, also while its ring is away. Of a
+    /// NIC that is gone it is nothing any more.
     fn judge_one_late(&mut self, from: QueueId, frame: &LateFrame, ports: &mut Ports, now: Now) {
         self.clear();
         self.forget_moved();
