@@ -786,10 +786,10 @@ impl Path {
                 return;
             }
             judge(round, left, &mut nobody); // 2 to 12  below
+            round.jobs.sort_unstable_by_key(|job| job.frame);
             if round.tables.searches.denied {
                 late::hold(round); //           in turns, what is dear to judge
             }
-            round.jobs.sort_unstable_by_key(|job| job.frame);
         }
         watch.mark(Step::Judge);
         if has_to_wait(round) {

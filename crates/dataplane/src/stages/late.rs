@@ -21,7 +21,7 @@ pub(crate) fn refuse(round: &mut Round) {
     }
 }
 
-/// Has those frames of a NIC wait that were put off. Jobs of one frame are beside each other here.
+/// Has those frames of a NIC wait that were put off. Jobs are in the order of their frames.
 #[cold]
 pub(crate) fn hold(round: &mut Round) {
     let mut jobs = std::mem::take(round.jobs);
@@ -83,8 +83,8 @@ pub(crate) fn lend(round: &mut Round, late: &LateFrame) {
     }
 }
 
-/// In place of step 7, under the epoch that the frame came under: whom it is still to be judged
-/// for.
+/// In place of step 7, under the epoch that the frame came under: whom it is to be judged for
+/// still.
 pub(crate) fn jobs(round: &mut Round, late: &LateFrame) {
     if round.items.iter().any(|item| item.is_going()) {
         for target in &late.targets {

@@ -16,7 +16,7 @@ use wire::{Mac, build};
 use crate::lab::*;
 use crate::wire_lab::*;
 
-const ALL: Wanted = Wanted {
+pub const ALL: Wanted = Wanted {
     filter: None,
     snap_len: 65_535,
     direction: None,

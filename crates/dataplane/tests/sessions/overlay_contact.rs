@@ -3,6 +3,7 @@
 
 use dataplane::DropReason::*;
 use dataplane::overlay::{Flood, HostIdx};
+use dataplane::ruleset::Direction;
 use dataplane::underlay::Hop;
 use dataplane::{Simulation, Trace, WorkerConfig};
 use io::trace::Folder;
@@ -10,6 +11,7 @@ use wire::parse::TcpFlags;
 use wire::{Mac, build};
 
 use crate::lab::*;
+use crate::rule_lookups::{dear, many};
 use crate::traces::{count, finished};
 use crate::wire_lab::*;
 
@@ -174,6 +176,31 @@ fn a_flood_goes_to_whom_it_can_and_to_each_of_the_others_later_once() {
     assert_eq!(host.sent(), [[0u8; 0]; 0]);
     host.set_paths(vec![(group, vec![hop()])]);
     assert_eq!(host.sent(), [outbound(group, &all)]);
+}
+
+/// Another NIC's batch has used up what may be looked for in rules.
+#[test]
+fn what_is_sent_late_is_judged_beside_who_is_dear() {
+    for family in FAMILIES {
+        let (mut host, a, b) = strangers();
+        let rules = host.lab.group_of(a, vec![allow_out(UDP, 2)]);
+        let [flooder, own] = [(); 2].map(|()| host.lab.nic());
+        host.lab.group_of(own, dear(Direction::Ingress));
+        let frames = [1, 3].map(|sport| udp(a, b.nic, family, sport, 2));
+        host.waits(a, &frames);
+        let other = vec![allow_out(UDP, 2), allow_out(TCP, 80)];
+        host.lab.set_rules(rules, other);
+        for frame in many(|port| udp(flooder, own, family, 1, port)) {
+            host.lab.queue(flooder, frame, Default::default());
+        }
+        host.lab.sim.sleep_of(0);
+        host.lab.sim.turn();
+        let before = host.lab.drops();
+        assert!(host.lab.sim.port(own.slot).drops_to[NoIngressRule as usize] > 0);
+        host.set_paths(vec![(b.at, vec![hop()])]);
+        assert_eq!(difference(&before, &host.lab.drops()), []);
+        assert_eq!(host.sent(), frames.map(|inner| outbound(b.at, &inner)));
+    }
 }
 
 #[test]

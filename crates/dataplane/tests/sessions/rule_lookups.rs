@@ -8,11 +8,13 @@ use dataplane::overlay::Overlay;
 use dataplane::ruleset::{Direction, Peer, RuleSpec};
 use dataplane::{PortSlot, PortUid, Simulation};
 use io::frame::BATCH;
+use io::trace::Direction::Outbound;
+use io::trace::capture::Wanted;
 use wire::offload::Offload;
 use wire::vxlan::Ends;
 use wire::{Mac, build};
 
-use crate::captures::{begin_with, dear_filter};
+use crate::captures::{ALL, begin_with, dear_filter};
 use crate::lab::*;
 use crate::wire_lab::*;
 
@@ -21,7 +23,7 @@ use crate::wire_lab::*;
 const DEAR: u16 = 4000;
 const A_TURN: std::ops::RangeInclusive<u64> = 8..=14;
 
-fn dear(direction: Direction) -> Vec<RuleSpec> {
+pub fn dear(direction: Direction) -> Vec<RuleSpec> {
     let nets = ["192.0.2.1/32", "2001:db8:9::1/128"].map(|net| net.parse().unwrap());
     let range = |n: u16| {
         let net = Peer::Net(nets[usize::from(n % 2)]);
@@ -31,7 +33,7 @@ fn dear(direction: Direction) -> Vec<RuleSpec> {
 }
 
 /// Frames of different questions.
-fn many(frame: impl Fn(u16) -> Vec<u8>) -> Vec<Vec<u8>> {
+pub fn many(frame: impl Fn(u16) -> Vec<u8>) -> Vec<Vec<u8>> {
     (0..BATCH as u16).map(|n| frame(7000 + n)).collect()
 }
 
@@ -259,6 +261,30 @@ fn what_captures_take_of_frames_that_wait_is_not_for_the_next_one_to_pay() {
     assert!(refused > before, "none was judged");
     let heard = lab.sim.port(c.slot).rx_frames;
     assert_eq!(heard, (turns * BATCH) as u64);
+}
+
+/// A host that is flooded to waits for its next hop, and another one gets the frame.
+#[test]
+fn a_frame_that_waits_is_captured_once_where_another_host_has_got_it() {
+    for family in FAMILIES {
+        let mut host = Host::new();
+        host.learn();
+        let (flooder, own) = (host.lab.nic(), host.lab.nic());
+        host.lab.group_of(own, dear(Direction::Ingress));
+        host.set_paths(vec![(host_ip(3), vec![hop()])]);
+        let place = (flooder.slot, flooder.uid);
+        let wanted = Wanted {
+            direction: Some(Outbound),
+            ..ALL
+        };
+        let (_capture, seen) = begin_with(&mut host.lab.sim, &[place], wanted);
+        queue(&mut host.lab, flooder, &to_all(flooder, family));
+        host.lab.sim.turn();
+        assert_eq!(host.sent().len(), BATCH);
+        host.lab.sim.run();
+        assert_eq!(lost(&host.lab, own, NoIngressRule), BATCH as u64);
+        assert_eq!(seen.try_iter().count(), BATCH);
+    }
 }
 
 #[test]
