@@ -1,6 +1,7 @@
 //! Which interfaces are to be uplinks, and which addresses VXLAN comes to, given what the kernel
 //! knows now. Pure: no socket, no clock.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -33,9 +34,9 @@ pub(crate) struct Wanted {
     pub link: Result<Arc<Link>, String>,
     /// Addresses of ours that are reached by it.
     pub addresses: Vec<IpAddr>,
-    /// The kernel has VLANs on it: without its tag a packet of theirs would look like one that is
-    /// in none.
-    pub has_vlans: bool,
+    /// The NICs below it whose frames have VLAN tags that the kernel knows of, or that an address
+    /// of ours is in: without its tag such a packet would look like one that is in none.
+    pub trunks: BTreeSet<u32>,
     /// Why native mode would not do, where that is so.
     pub only_generic: Option<&'static str>,
 }
@@ -80,9 +81,13 @@ pub(crate) fn plan(settings: &UplinkSettings, kernel: &Snapshot) -> Plan {
         }
     }
     for wanted in &mut plan.uplinks {
-        let mut vlans = kernel.links.values().filter_map(|link| link.vlan);
-        let mut is_below = |index| vlans.any(|vlan| vlan.parent == index);
-        wanted.has_vlans = wanted.link.as_ref().is_ok_and(|link| is_below(link.index));
+        let Ok(link) = &wanted.link else { continue };
+        let mut endpoints = plan.endpoints.iter();
+        let is_tagged = endpoints.any(|(ip, vlan)| *vlan != 0 && wanted.addresses.contains(ip));
+        wanted.trunks = match is_tagged {
+            true => kernel.nics_of(link.index).map(|nic| nic.index).collect(),
+            false => kernel.nics_with_vlans(link.index),
+        };
     }
     plan.nowhere = settings.by_address && plan.uplinks.is_empty() && !plan.homeless.is_empty();
     plan
@@ -122,7 +127,7 @@ impl Plan {
             only_generic: kind.and_then(only_generic),
             link,
             addresses: Vec::new(),
-            has_vlans: false,
+            trunks: BTreeSet::new(),
         });
     }
 

@@ -1,5 +1,6 @@
 //! One uplink of the engine: joined, followed, improved, left.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
@@ -25,9 +26,9 @@ pub(super) struct Active {
     pub packet: Weak<OwnedFd>,
     /// What that is for.
     packets: Packets,
-    /// Held while an address of ours is in a VLAN, or the kernel has VLANs on it: its tags are left
-    /// where XDP sees them.
-    tags: Option<Arc<Tags>>,
+    /// Of the NICs below it, held while an address of ours is in a VLAN, or the kernel has VLANs on
+    /// it: their tags are left where XDP sees them.
+    tags: BTreeMap<u32, Arc<Tags>>,
     /// When a better mode is tried.
     pub retry: Retry,
     /// A port of it has broken.
@@ -112,26 +113,33 @@ impl Engine {
         fact
     }
 
-    /// Has a NIC that takes VLAN tags out before XDP sees them leave them in, while an address of
-    /// ours is in a VLAN, or others are in one that it lets in: what they send is in none then. A
-    /// packet socket gets them back, and DPDK has them taken out by nobody.
+    /// Has NICs that take VLAN tags out before XDP sees them leave them in, while an address of
+    /// ours is in a VLAN, or others are in one that they let in: what they send is in none then. Of
+    /// a bond those are its ports. A packet socket gets them back, and DPDK has them taken out by
+    /// nobody.
     ///
     /// # Errors
-    /// It does not let go of it.
+    /// One does not let go of it; the others do.
     fn keep_tags(&mut self, number: u32, wanted: &Wanted) -> Result<(), String> {
-        let mut here = self.endpoints.iter();
-        let tagged = here.any(|(ip, vlan)| *vlan != 0 && wanted.addresses.contains(ip));
         let Some(active) = self.active.get_mut(&number) else {
             return Ok(());
         };
-        let needs = tagged || wanted.has_vlans;
-        if !needs || !matches!(active.mode, Mode::Xdp { .. }) {
-            active.tags = None;
-        } else if active.tags.is_none() {
-            let kept = lock(&self.interfaces).keep_tags(active.ifindex);
-            active.tags = Some(kept.map_err(|refused| refused.to_string())?);
+        if !matches!(active.mode, Mode::Xdp { .. }) {
+            active.tags.clear();
+            return Ok(());
         }
-        Ok(())
+        active.tags.retain(|nic, _| wanted.trunks.contains(nic));
+        let mut done = Ok(());
+        for nic in &wanted.trunks {
+            if active.tags.contains_key(nic) {
+                continue;
+            }
+            match lock(&self.interfaces).keep_tags(*nic) {
+                Ok(kept) => drop(active.tags.insert(*nic, kept)),
+                Err(refused) => done = done.and(Err(refused.to_string())),
+            }
+        }
+        done
     }
 
     /// Why packets to our addresses do not come by an uplink's program.
@@ -286,7 +294,7 @@ impl Engine {
             sockets,
             packet,
             packets: request.packets,
-            tags: None,
+            tags: BTreeMap::new(),
             retry: Retry::default(),
             broken: None,
             mode,

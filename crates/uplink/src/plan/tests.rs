@@ -183,18 +183,49 @@ fn one_that_is_named_beside_those_that_have_the_addresses() {
     assert_eq!(planned("eth1", "192.0.2.9"), ("eth1".to_owned(), false));
 }
 
-/// Whoever has the addresses.
-#[test]
-fn which_uplinks_have_vlans_is_known() {
+/// The NICs of each uplink that are to leave tags in.
+fn trunks(kernel: &Snapshot, interfaces: &[&str], address: &str) -> Vec<Vec<u32>> {
     let settings = UplinkSettings {
-        addresses: vec!["192.0.2.1".parse().unwrap()],
-        interfaces: ["eth0", "eth1", "gone0"].map(str::to_owned).into(),
+        addresses: vec![address.parse().unwrap()],
+        interfaces: interfaces.iter().map(|name| (*name).to_owned()).collect(),
         by_address: false,
         tap: None,
     };
-    let plan = plan(&settings, &kernel());
-    let have: Vec<bool> = plan.uplinks.iter().map(|wanted| wanted.has_vlans).collect();
-    assert_eq!(have, [false, true, false]);
+    let uplinks = plan(&settings, kernel).uplinks.into_iter();
+    uplinks
+        .map(|wanted| wanted.trunks.into_iter().collect())
+        .collect()
+}
+
+/// Whoever has the addresses.
+#[test]
+fn which_uplinks_have_vlans_is_known() {
+    let found = trunks(&kernel(), &["eth0", "eth1", "gone0"], "192.0.2.1");
+    assert_eq!(found, [vec![], vec![3], vec![]]);
+    // An address in a VLAN that may come in by any of them.
+    let found = trunks(&kernel(), &["eth0", "eth1"], "203.0.113.1");
+    assert_eq!(found, [[2], [3]]);
+}
+
+/// The kernel has VLANs on a bond, and its ports take the tags out, whichever of them are named.
+#[test]
+fn ports_of_a_bond_with_vlans_are_to_leave_tags_in() {
+    let mut kernel = kernel();
+    let mut change = |index: u32, change: &dyn Fn(&mut Link)| {
+        let mut link = Link::clone(&kernel.links[&index]);
+        change(&mut link);
+        kernel.links.insert(index, Arc::new(link));
+    };
+    for port in [2, 3] {
+        change(port, &|link| link.master = Some(5));
+    }
+    // eth1.7 is on the bond now.
+    change(4, &|link| link.vlan.as_mut().unwrap().parent = 5);
+    let found = trunks(&kernel, &["eth0", "eth1"], "192.0.2.1");
+    assert_eq!(found, [[2], [3]]);
+    assert_eq!(trunks(&kernel, &["bond0"], "192.0.2.1"), [[2, 3]]);
+    // By an address of ours in a VLAN.
+    assert_eq!(trunks(&kernel, &["bond0"], "198.51.100.1"), [[2, 3]]);
 }
 
 #[test]
