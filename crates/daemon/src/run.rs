@@ -766,11 +766,8 @@ fn ask_for_time(withdrawals: Duration) {
 /// Where it is kept what a program has announced: a service manager takes the folder of sockets
 /// away when the service is stopped.
 fn announced_folders(settings: &Settings) -> balancer::hook::Folders {
-    let kept = settings.state_dir.as_ref().or(settings.store.as_ref());
-    balancer::hook::Folders {
-        kept: kept.unwrap_or(&settings.socket_dir).clone(),
-        before: settings.socket_dir.clone(),
-    }
+    let (store, state) = (settings.store.as_deref(), settings.state_dir.as_deref());
+    balancer::hook::Folders::of(store, state, &settings.socket_dir)
 }
 
 /// Reads all files again, behind the last word of the daemon before: since this process has read

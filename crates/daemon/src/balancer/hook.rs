@@ -3,8 +3,9 @@
 //! is its own affair; packaging/balance-hook is one for FRR and BIRD.
 //!
 //! What is announced stands in a [file](kept), so that a daemon that starts after a crash, or a
-//! stop that could not withdraw all, withdraws what nobody balances any more. A daemon that gives
-//! way to the next one hands it that file, with its lock. Where the program fails nobody knows
+//! stop that could not withdraw all, withdraws what nobody balances any more. What it finds may be
+//! long gone: for the rest of it the program is run again. A daemon that gives way to the next one
+//! hands it that file, with its lock: then it holds. Where the program fails nobody knows
 //! whether the address is announced: the file has it on, with a mark, and the program is run again,
 //! by whatever daemon is there then.
 
@@ -98,20 +99,34 @@ impl Announced {
                 return Announced::default();
             }
         };
-        let content = file.read_or_nothing().of_this_boot();
-        let mut announced = Announced::of(file, content);
-        announced.take_along(folders);
-        let left = announced.known().len();
-        if left > 0 {
+        let before = Kept::of_before(folders);
+        let mut known = file.read_or_nothing().known();
+        if let Some(before) = &before {
+            known.extend(before.read_or_nothing().known());
+        }
+        if !known.is_empty() {
             tracing::info!(
-                "{left} addresses are announced still by a daemon that did not end well"
+                "{} addresses may be announced still by a daemon that did not end well",
+                known.len()
             );
+        }
+        // Since it was written the host may have been started anew, or this is another network
+        // namespace, or another version has withdrawn what it has announced. The program is run
+        // again for all of it.
+        let content = Content {
+            unsure: known,
+            ..Content::default()
+        };
+        let mut announced = Announced::of(file, content);
+        if let Some(before) = before
+            && announced.keep()
+        {
+            before.remove();
         }
         announced
     }
 
-    /// Goes on with the file of the daemon before, which announces and withdraws nothing any more,
-    /// and had it in one of these folders.
+    /// Goes on with the file of the daemon before, which announces and withdraws nothing any more.
     pub fn handed(file: OwnedFd, folders: &Folders) -> io::Result<Announced> {
         let file = Kept::handed(file, folders)?;
         let content = file.read()?;
@@ -123,23 +138,6 @@ impl Announced {
             file: Some(file),
             addresses: content.announced,
             unsure: content.unsure.into_iter().map(|vip| (vip, None)).collect(),
-        }
-    }
-
-    /// What a daemon of before has left in the folder of sockets. It is newer or older than what
-    /// stands in this one's file: the program is run again for all of it.
-    fn take_along(&mut self, folders: &Folders) {
-        let Some(left) = Kept::of_before(folders) else {
-            return;
-        };
-        let known = left.read_or_nothing().known();
-        if !known.is_empty() {
-            let all = known.into_iter().chain(self.known());
-            self.unsure = all.map(|vip| (vip, None)).collect();
-            self.addresses.clear();
-        }
-        if self.keep() {
-            left.remove();
         }
     }
 
@@ -201,13 +199,20 @@ impl Announced {
                     let program = program.to_owned();
                     running.spawn(async move { (vip, run(&program, What::Withdraw, vip).await) });
                 }
-                match running.join_next().await {
-                    Some(Ok((vip, true))) => {
+                let mut ended = running.join_next().await;
+                if ended.is_none() {
+                    break;
+                }
+                // All that have ended by now: the disk is waited for once.
+                let before = self.unsure.len();
+                while let Some(one) = ended {
+                    if let Ok((vip, true)) = one {
                         self.unsure.remove(&vip);
-                        self.keep();
                     }
-                    Some(_) => {}
-                    None => break,
+                    ended = running.try_join_next();
+                }
+                if self.unsure.len() != before {
+                    self.keep();
                 }
             }
         };
@@ -260,12 +265,14 @@ impl Announced {
 
     /// Whether it stands in the file now.
     fn keep(&mut self) -> bool {
-        let unsure = self.unsure.keys().copied().collect();
-        let content = Content::new(self.addresses.clone(), unsure);
+        let content = Content {
+            announced: self.addresses.clone(),
+            unsure: self.unsure.keys().copied().collect(),
+        };
         let Some(file) = &mut self.file else {
             return false;
         };
-        let written = file.write(&content);
+        let written = tokio::task::block_in_place(|| file.write(&content));
         if let Err(e) = &written {
             tracing::error!("what is announced cannot be kept in a file: {e}");
         }
@@ -448,7 +455,7 @@ mod tests {
         ["192.0.2.1".parse().unwrap(), "2001:db8::2".parse().unwrap()]
     }
 
-    #[tokio::test]
+    #[tokio::test(flavor = "multi_thread")]
     async fn what_fails_is_tried_again_and_keeps_nobody_waiting() {
         let (program, [one, two]) = (Program::new(), two());
         let (path, folder) = (program.path.as_path(), program.dir.path());
@@ -499,7 +506,7 @@ mod tests {
     }
 
     /// Two that fail: one of them is run at a time, each in its turn.
-    #[tokio::test]
+    #[tokio::test(flavor = "multi_thread")]
     async fn those_that_fail_take_turns() {
         let (program, [one, two]) = (Program::new(), two());
         let path = program.path.as_path();
@@ -517,7 +524,7 @@ mod tests {
     }
 
     /// A daemon that ends leaves what has failed to the next one, by the file.
-    #[tokio::test]
+    #[tokio::test(flavor = "multi_thread")]
     async fn what_has_failed_is_tried_again_by_the_next_daemon() {
         let (program, [one, two]) = (Program::new(), two());
         let (path, folder) = (program.path.as_path(), program.dir.path());
@@ -541,7 +548,7 @@ mod tests {
         program.said();
         let mut announced = Announced::take(&Folders::one(folder));
         announced.settle(path, &[two].into()).await;
-        assert_eq!(program.said(), "withdraw 192.0.2.1\n");
+        assert_eq!(program.said(), "withdraw 192.0.2.1\nannounce 2001:db8::2\n");
         let mut next = Announced::handed(announced.file().unwrap(), &Folders::one(folder)).unwrap();
         drop(announced);
         program.fails(one, false);
@@ -550,11 +557,11 @@ mod tests {
         // Others have it not, whichever file it is by now.
         assert!(Announced::take(&Folders::one(folder)).file.is_none());
         let left = std::fs::read_to_string(folder.join(kept::NAME)).unwrap();
-        assert!(left.starts_with("2001:db8::2\nboot "), "{left}");
+        assert_eq!(left, "2001:db8::2\n");
     }
 
     /// A crash is a process that ends without a word: its file stays, its lock does not.
-    #[tokio::test]
+    #[tokio::test(flavor = "multi_thread")]
     async fn what_a_crash_left_announced_is_withdrawn_at_the_next_start() {
         let (hook, [one, two]) = (Program::new(), two());
         let (program, folder) = (hook.path.as_path(), hook.dir.path());
@@ -586,7 +593,7 @@ mod tests {
     }
 
     /// Three of which each waits for the others: they are withdrawn at one time.
-    #[tokio::test]
+    #[tokio::test(flavor = "multi_thread")]
     async fn withdrawals_of_a_stop_wait_for_no_other() {
         let hook = Program::new();
         let log = hook.dir.path().join("log");
@@ -608,7 +615,7 @@ mod tests {
     }
 
     /// It hangs for one address, fails for another, and is waited for no longer than is said.
-    #[tokio::test]
+    #[tokio::test(flavor = "multi_thread")]
     async fn what_a_stop_cannot_withdraw_is_the_next_daemon_s() {
         let (hook, [one, two]) = (Program::new(), two());
         let three: IpAddr = "192.0.2.3".parse().unwrap();
@@ -642,7 +649,7 @@ mod tests {
 
     /// A stop of the service takes the folder of sockets away: what is left announced stands beside
     /// the store.
-    #[tokio::test]
+    #[tokio::test(flavor = "multi_thread")]
     async fn what_is_announced_outlives_the_folder_of_sockets() {
         let (hook, [one, _]) = (Program::new(), two());
         let folders = hook.folders();
@@ -660,31 +667,81 @@ mod tests {
         assert_eq!(hook.said(), format!("withdraw {one}\n"));
     }
 
-    /// The file is there still when the host comes back, and the routes are not.
-    #[tokio::test]
-    async fn what_was_announced_before_a_reboot_is_announced_again() {
+    /// The file is there still when the host comes back, in a container's next network namespace,
+    /// and behind another version that has the file elsewhere; the routes are not.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_a_daemon_that_is_gone_had_announced_is_announced_again() {
         let (hook, [one, two]) = (Program::new(), two());
         let folders = Folders::one(hook.dir.path());
         let mut announced = Announced::take(&folders);
         announced.settle(&hook.path, &[one, two].into()).await;
         drop(announced);
         hook.said();
-        let text = std::fs::read_to_string(folders.file()).unwrap();
-        let (addresses, _) = text.split_once("boot ").unwrap();
-        std::fs::write(folders.file(), format!("{addresses}boot another\n")).unwrap();
         let mut announced = Announced::take(&folders);
         announced.settle(&hook.path, &[one].into()).await;
         let said = format!("withdraw {two}\nannounce {one}\n");
         assert_eq!(hook.said(), said);
+        announced.settle(&hook.path, &[one].into()).await;
+        assert_eq!(hook.said(), "", "once");
         drop(announced);
-        // What was written since is of this boot.
+        // A version of before said of which boot it is.
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+        std::fs::write(folders.file(), format!("{one}\nboot {boot}")).unwrap();
         let mut announced = Announced::take(&folders);
         announced.settle(&hook.path, &[one].into()).await;
-        assert_eq!(hook.said(), "");
+        assert_eq!(hook.said(), format!("announce {one}\n"));
+    }
+
+    /// Of daemons that share the folder of state each has one for its store.
+    #[test]
+    fn the_folder_of_the_store_is_one_daemon_s() {
+        let [store, state, sockets] = ["/store", "/state", "/sockets"].map(Path::new);
+        let kept = |store, state| Folders::of(store, state, sockets).kept;
+        assert_eq!(kept(Some(store), Some(state)), store);
+        assert_eq!(kept(None, Some(state)), state);
+        assert_eq!(kept(None, None), sockets);
+    }
+
+    /// A live upgrade from a version that had it in the folder of sockets, beside a daemon that has
+    /// one where it is to be now.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn another_daemon_s_file_is_not_overwritten_by_one_that_is_handed_over() {
+        let (hook, [one, two]) = (Program::new(), two());
+        let folders = hook.folders();
+        let [theirs, ours] = [&folders.kept, &folders.before].map(|folder| Folders::one(folder));
+        let mut other = Announced::take(&theirs);
+        other.settle(&hook.path, &[two].into()).await;
+        let mut left = Announced::take(&ours);
+        left.settle(&hook.path, &[one].into()).await;
+        hook.said();
+        let mut next = Announced::handed(left.file().unwrap(), &folders).unwrap();
+        drop(left);
+        for wanted in [BTreeSet::new(), [one].into()] {
+            next.settle(&hook.path, &wanted).await;
+        }
+        assert_eq!(hook.said(), format!("withdraw {one}\nannounce {one}\n"));
+        let text = |folders: &Folders| std::fs::read_to_string(folders.file()).unwrap();
+        assert_eq!(text(&theirs), format!("{two}\n"));
+        assert_eq!(text(&ours), format!("{one}\n"));
+        // The other one's lock is its own still, and this one's goes along.
+        assert!(Announced::take(&theirs).file.is_none());
+        assert!(Announced::take(&ours).file.is_none());
+
+        // One that was elsewhere altogether is written nowhere rather than over another's.
+        let away = hook.dir.path().join("away");
+        std::fs::create_dir(&away).unwrap();
+        let mut left = Announced::take(&Folders::one(&away));
+        left.settle(&hook.path, &[one].into()).await;
+        let mut next = Announced::handed(left.file().unwrap(), &folders).unwrap();
+        next.settle(&hook.path, &BTreeSet::new()).await;
+        assert_eq!(text(&theirs), format!("{two}\n"));
+        drop(other);
+        next.settle(&hook.path, &[one].into()).await;
+        assert_eq!(text(&theirs), format!("{one}\n"));
     }
 
     /// By a start, and by a live upgrade, from a version that had it in the folder of sockets.
-    #[tokio::test]
+    #[tokio::test(flavor = "multi_thread")]
     async fn what_a_version_of_before_has_left_is_taken_along() {
         let (hook, [one, two]) = (Program::new(), two());
         let folders = hook.folders();

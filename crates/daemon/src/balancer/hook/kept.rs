@@ -2,7 +2,8 @@
 //!
 //! It is in the folder of state where there is one: a service manager removes the folder of sockets
 //! when the service is stopped. Versions of before had it there. So it outlives the host's end,
-//! too, behind which routes of a program may be gone: it says of which boot it is.
+//! too, and what else ends a program's routes: who finds it knows what may be announced, and alone
+//! who is handed it by the daemon before knows what is.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -10,7 +11,7 @@ use std::io::{self, Read, Seek, Write};
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
@@ -22,8 +23,6 @@ const FILE_MAX: u64 = 1 << 20;
 /// Before an address, on a line of its own: the program is to be run for it again. Versions that
 /// do not know it read the address' other line alone.
 const MARK: &str = "again ";
-/// Before the boot that it is of, on a line of its own, which those versions do not read.
-const BOOT: &str = "boot ";
 
 /// Where it may be.
 #[derive(Clone, Debug)]
@@ -35,6 +34,15 @@ pub struct Folders {
 }
 
 impl Folders {
+    /// That of the store before that of all state, which several daemons of one service manager's
+    /// unit may share.
+    pub fn of(store: Option<&Path>, state: Option<&Path>, sockets: &Path) -> Folders {
+        Folders {
+            kept: store.or(state).unwrap_or(sockets).to_owned(),
+            before: sockets.to_owned(),
+        }
+    }
+
     /// Where it is written.
     pub fn file(&self) -> PathBuf {
         self.kept.join(NAME)
@@ -47,11 +55,8 @@ impl Folders {
 
     /// One folder for both.
     #[cfg(test)]
-    pub fn one(folder: &std::path::Path) -> Folders {
-        Folders {
-            kept: folder.to_owned(),
-            before: folder.to_owned(),
-        }
+    pub fn one(folder: &Path) -> Folders {
+        Folders::of(None, None, folder)
     }
 }
 
@@ -62,31 +67,9 @@ pub struct Content {
     pub announced: BTreeSet<IpAddr>,
     /// Of these it is not known whether they are.
     pub unsure: BTreeSet<IpAddr>,
-    /// Since when: proc(5), boot_id. `None`: it does not say.
-    boot: Option<String>,
 }
 
 impl Content {
-    /// These, of now.
-    pub fn new(announced: BTreeSet<IpAddr>, unsure: BTreeSet<IpAddr>) -> Content {
-        Content {
-            announced,
-            unsure,
-            boot: boot(),
-        }
-    }
-
-    /// Where the host was started since, nothing is known to be announced.
-    pub fn of_this_boot(self) -> Content {
-        match self.boot.is_some() && self.boot == boot() {
-            true => self,
-            false => Content {
-                unsure: self.known(),
-                ..Content::default()
-            },
-        }
-    }
-
     /// All of them.
     pub fn known(&self) -> BTreeSet<IpAddr> {
         self.announced.union(&self.unsure).copied().collect()
@@ -96,19 +79,16 @@ impl Content {
         let marked = text.lines().filter_map(|line| line.strip_prefix(MARK));
         let unsure: BTreeSet<IpAddr> = marked.filter_map(|line| line.parse().ok()).collect();
         let all = text.lines().filter_map(|line| line.parse().ok());
-        let boot = text.lines().find_map(|line| line.strip_prefix(BOOT));
         Content {
             announced: all.filter(|vip| !unsure.contains(vip)).collect(),
             unsure,
-            boot: boot.map(str::to_owned),
         }
     }
 
     fn text(&self) -> String {
         let all = self.known().into_iter().map(|vip| format!("{vip}\n"));
         let marked = self.unsure.iter().map(|vip| format!("{MARK}{vip}\n"));
-        let boot = self.boot.iter().map(|boot| format!("{BOOT}{boot}\n"));
-        all.chain(marked).chain(boot).collect()
+        all.chain(marked).collect()
     }
 }
 
@@ -117,7 +97,9 @@ pub struct Kept {
     file: File,
     /// Where it is written next.
     path: PathBuf,
-    /// Where it is until then, if that is elsewhere.
+    /// It is there already.
+    is_there: bool,
+    /// Where it is until then, if that is known.
     before: Option<PathBuf>,
 }
 
@@ -145,8 +127,8 @@ impl Kept {
         }
     }
 
-    /// One that another daemon had in one of these folders, with its lock. It stays where it is
-    /// until it is [written](Self::write).
+    /// One that another daemon had, in one of these folders or elsewhere, with its lock. It stays
+    /// where it is until it is [written](Self::write).
     ///
     /// # Errors
     /// It cannot be looked at.
@@ -156,9 +138,11 @@ impl Kept {
         let is_it = |path: &PathBuf| {
             std::fs::symlink_metadata(path).is_ok_and(|there| is_same(&handed, &there))
         };
+        let path = folders.file();
         Ok(Kept {
+            is_there: is_it(&path),
             before: folders.file_of_before().filter(is_it),
-            path: folders.file(),
+            path,
             file,
         })
     }
@@ -170,8 +154,12 @@ impl Kept {
             let file = File::from(rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR)?);
             flock(&file, FlockOperation::NonBlockingLockExclusive)?;
             if is_same(&file.metadata()?, &std::fs::symlink_metadata(&path)?) {
-                let before = None;
-                return Ok(Kept { file, path, before });
+                return Ok(Kept {
+                    file,
+                    path,
+                    is_there: true,
+                    before: None,
+                });
             }
         }
         Err(Errno::WOULDBLOCK.into())
@@ -197,11 +185,14 @@ impl Kept {
         })
     }
 
-    /// Puts another one in its place, whole and locked: a kill leaves the one or the other.
+    /// Puts another one in its place, whole and locked: a kill, or the host's end, leaves the one
+    /// or the other. It waits for the disk.
     ///
     /// # Errors
-    /// It cannot be written; it is as it was then.
+    /// It cannot be written, and is as it was then; or it is, and the host's end may undo that.
     pub fn write(&mut self, content: &Content) -> io::Result<()> {
+        // Until the new one, which has a lock as well, is in its place.
+        let _place = self.lock_place()?;
         let new = self.path.with_extension("new");
         let _ = std::fs::remove_file(&new);
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
@@ -209,19 +200,47 @@ impl Kept {
         let written = flock(&file, FlockOperation::NonBlockingLockExclusive)
             .map_err(io::Error::from)
             .and_then(|()| file.write_all(content.text().as_bytes()))
+            .and_then(|()| file.sync_data())
             .and_then(|()| std::fs::rename(&new, &self.path));
-        match written {
-            Ok(()) => {
-                self.file = file;
-                // It says what was true before.
-                if let Some(before) = self.before.take() {
-                    let _ = std::fs::remove_file(before);
-                }
-            }
+        if written.is_err() {
             // It takes the room of what is written next.
-            Err(_) => drop(std::fs::remove_file(&new)),
+            let _ = std::fs::remove_file(&new);
+            return written;
         }
-        written
+        (self.file, self.is_there) = (file, true);
+        let synced = self.path.parent().map_or(Ok(()), |folder| {
+            let folder = File::open(folder)?;
+            folder.sync_all()
+        });
+        // It says what was true before.
+        if let Some(before) = self.before.take() {
+            let _ = std::fs::remove_file(before);
+        }
+        synced
+    }
+
+    /// What lies where it is to be written for the first time, locked: it may be another daemon's.
+    /// Then this one stays where it is.
+    fn lock_place(&mut self) -> io::Result<Option<Kept>> {
+        if self.is_there {
+            return Ok(None);
+        }
+        match (
+            Kept::at(self.path.clone(), OFlags::CREATE),
+            self.before.take(),
+        ) {
+            (Ok(place), before) => {
+                self.before = before;
+                Ok(Some(place))
+            }
+            (Err(e), Some(before)) => {
+                let (there, here) = (self.path.display(), before.display());
+                tracing::warn!("what is announced stays in {here}, it cannot be in {there}: {e}");
+                (self.path, self.is_there) = (before, true);
+                Ok(None)
+            }
+            (Err(e), None) => Err(e),
+        }
     }
 
     /// Another descriptor of it, and of its lock.
@@ -237,12 +256,6 @@ impl Kept {
         // One that stays is read again by the next daemon, which does more than it needs to.
         let _ = std::fs::remove_file(&self.path);
     }
-}
-
-/// When this host was started, as a word that no other start has.
-fn boot() -> Option<String> {
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
-    Some(boot.trim().to_owned())
 }
 
 fn is_same(one: &std::fs::Metadata, other: &std::fs::Metadata) -> bool {
