@@ -22,6 +22,7 @@ use control::{Author, Change, Controller, Diff, Error, HostSettings, Journal, Ob
 use prost::Message;
 use store::{Keep, Kind, Object, Put, Revision, Signed, Store, Ticket};
 
+use crate::access::permitted::name_networks;
 use crate::app::{Operations, unix_secs};
 use crate::held::Held;
 use crate::upgrade::{Changes, words};
@@ -338,7 +339,8 @@ impl Stored {
     }
 
     /// Makes the controller what it was after a revision: a change like any other. Interfaces that
-    /// options name stay.
+    /// options name stay, and what a sniffer that is stored without a network is to hear is settled
+    /// as for one that is declared.
     pub fn roll_back(
         &self,
         controller: &mut Controller,
@@ -350,7 +352,8 @@ impl Stored {
         let mut wanted = self.at(revision)?;
         wanted.extend(now.into_iter().filter(|(key, _)| options.contains(key)));
         let config = read(self.store.path(), wanted.iter(), controller.settings());
-        let config = config.map_err(Error::Invalid)?;
+        let mut config = config.map_err(Error::Invalid)?;
+        name_networks(controller, &mut config);
         controller.roll_back(config, dry_run)
     }
 

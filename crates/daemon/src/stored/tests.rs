@@ -5,7 +5,7 @@ use super::*;
 
 use std::sync::atomic::Ordering;
 
-use control::model::{AccessList, Group, Interface, Mode};
+use control::model::{AccessList, Group, Interface, Mode, Nic, NicId};
 use control::{Features, InterfaceStatus};
 use health::{Check, CheckError};
 
@@ -340,4 +340,39 @@ fn what_options_name_of_what_is_handed_over_is_the_options() {
     let stored = unpacked(&packed).unwrap();
     let is_stored = |name: &str| stored.contains_key(&(Kind::RouterInterface, name.into()));
     assert!(is_stored("eth0") && !is_stored("eth1"));
+}
+
+/// It was stored by a version that did not say which network's NIC a sniffer hears. It has been
+/// said since, and another network has the id by now.
+#[test]
+fn a_rollback_leaves_a_sniffer_the_network_that_it_hears() {
+    let (disk, told) = (Disk::default(), Told::default());
+    let stored = Stored::over(disk.store(), Changes::default());
+    let mut controller = controller(&told).with_journal(stored.journal());
+    controller.set_author(Author::Client("somebody".into()));
+    let vni = |id| wire::Vni::new(id).unwrap();
+    let nic = |id: &str, last: u8, network| {
+        let mac = wire::Mac([0x52, 0x54, 0, 0x12, 0x34, last]);
+        Nic::new(NicId::new(id).unwrap(), mac, vni(network))
+    };
+    let sniffer = |sniff_vni| Nic {
+        sniff_target: Some(NicId::new("web-1").unwrap()),
+        sniff_vni,
+        ..nic("s", 1, 42)
+    };
+    let hears = |controller: &Controller| {
+        let status = controller.nic(&NicId::new("s").unwrap()).unwrap();
+        status.nic.sniff_vni
+    };
+    controller.put_nic(sniffer(None)).unwrap();
+    let revision = stored.newest().unwrap();
+    controller.put_nic(sniffer(Some(vni(42)))).unwrap();
+    controller.put_nic(nic("web-1", 2, 7)).unwrap();
+    stored.roll_back(&mut controller, revision, false).unwrap();
+    assert_eq!(hears(&controller), Some(vni(42)));
+    // Nothing was said of it before: it is its own network's, where the target is in none.
+    let deleted = controller.delete_nic(&NicId::new("s").unwrap());
+    deleted.unwrap();
+    stored.roll_back(&mut controller, revision, false).unwrap();
+    assert_eq!(hears(&controller), Some(vni(42)));
 }
