@@ -81,11 +81,15 @@ impl Announcer {
                 }
             }
             let looking = sessions::watch(app.clone(), shared.clone(), settings.clone());
-            tokio::select! {
+            let speaker = tokio::select! {
                 // It has the speaker first.
                 biased;
-                () = announce(app, settings, shared, folder, stopped) => {}
-                () = looking => {}
+                speaker = announce(app, settings, shared, folder, stopped) => speaker,
+                () = looking => None,
+            };
+            // Nobody looks any more: sessions that are closed are not missed.
+            if let Some(speaker) = speaker {
+                speaker.stop().await;
             }
         });
         Announcer {
@@ -127,14 +131,15 @@ fn folder(socket_dir: &Path) -> PathBuf {
     socket_dir.join("bgp")
 }
 
-/// Keeps what is announced the same as what is in service, until `stop` says so.
+/// Keeps what is announced the same as what is in service, until `stop` says so. Gives the speaker,
+/// which is to be stopped.
 async fn announce(
     app: Arc<App>,
     settings: Settings,
     shared: Shared,
     folder: PathBuf,
     mut stop: watch::Receiver<()>,
-) {
+) -> Option<Speaker> {
     let mut events = app.control().subscribe();
     // What was announced by another daemon is what that one knew.
     let mut announced = None;
@@ -182,10 +187,7 @@ async fn announce(
             }
         }
     }
-    let speaker = shared.lock().await.take();
-    if let Some(speaker) = speaker {
-        speaker.stop().await;
-    }
+    shared.lock().await.take()
 }
 
 /// Waits for an event of services, or for ones that were missed; true when there will be none.
