@@ -72,6 +72,9 @@ pub struct Interfaces {
     tags: BTreeMap<u32, Weak<Tags>>,
     /// Points that another process hands over, and that no feature runs at yet.
     handed: BTreeMap<(u32, Hook), Attachment>,
+    /// Features that another process has had run on an interface, by their names, as far as it has
+    /// said so.
+    handed_features: BTreeMap<u32, BTreeSet<String>>,
     /// NICs that another process has had leave VLAN tags in.
     handed_tags: BTreeSet<u32>,
     keep: Option<Keep>,
@@ -125,6 +128,12 @@ impl Interfaces {
                 "tc" => Hook::Tc,
                 "tags" => {
                     interfaces.handed_tags.insert(ifindex);
+                    continue;
+                }
+                "features" => {
+                    let names = String::from_utf8_lossy(&item.note);
+                    let names = names.lines().map(str::to_owned).collect();
+                    interfaces.handed_features.insert(ifindex, names);
                     continue;
                 }
                 _ => continue,
@@ -208,6 +217,13 @@ impl Interfaces {
         })
     }
 
+    /// Whether a feature ran on an interface of the process that has handed it over. `None`: that
+    /// process, of a version of before, has not said what ran there.
+    pub fn was_handed(&self, ifindex: u32, feature: Feature) -> Option<bool> {
+        let had = self.handed_features.get(&ifindex)?;
+        Some(had.contains(&feature.to_string()))
+    }
+
     fn report(&mut self, name: String, item: Option<Handed>) {
         let Some(Keep(keep)) = &self.keep else { return };
         if item.is_some() {
@@ -218,7 +234,7 @@ impl Interfaces {
         }
     }
 
-    /// All points, for a process that is to run its programs there.
+    /// All points, and what runs at them, for a process that is to run its programs there.
     ///
     /// # Errors
     /// One cannot be handed over.
@@ -226,6 +242,13 @@ impl Interfaces {
         let mut items = Items::new();
         for ((ifindex, hook), attached) in &self.attached {
             items.insert(hook.name(*ifindex), attached.attachment.hand_over()?);
+            let features = self.features(*ifindex).into_iter();
+            let names: Vec<String> = features.map(|feature| feature.to_string()).collect();
+            let names = Handed {
+                note: names.join("\n").into_bytes(),
+                fds: Vec::new(),
+            };
+            items.insert(format!("features {ifindex}"), names);
         }
         let kept = self.tags.iter().filter(|(_, kept)| {
             let kept = kept.upgrade();

@@ -179,3 +179,34 @@ fn a_table_has_the_shape_of_its_map() {
         "program pass has no map nothing"
     );
 }
+
+/// Who takes another process's place knows which features that one ran where.
+#[test]
+fn what_runs_where_is_handed_over() {
+    let (namespace, a, b) = veth();
+    namespace
+        .inside(|| {
+            let (first, second) = (pass(), transmit());
+            let mut before = Interfaces::new();
+            let generic = Some(Mode::Generic);
+            before.add(a, Feature::Balancer, &first, generic).unwrap();
+            before.add(b, Feature::Balancer, &first, generic).unwrap();
+            before.add(b, Feature::Router, &second, generic).unwrap();
+            let items = before.hand_over().unwrap();
+            let next = Interfaces::handed(items);
+            assert!(next.waits_at(a) && next.waits_at(b));
+            let ran = |at| {
+                let features = [Feature::Balancer, Feature::Router];
+                features.map(|feature| next.was_handed(at, feature))
+            };
+            assert_eq!(ran(a), [Some(true), Some(false)]);
+            assert_eq!(ran(b), [Some(true); 2]);
+            // A version of before has not said it.
+            let mut items = before.hand_over().unwrap();
+            items.retain(|name, _| !name.starts_with("features "));
+            let next = Interfaces::handed(items);
+            assert!(next.waits_at(a));
+            assert_eq!(next.was_handed(a, Feature::Balancer), None);
+        })
+        .unwrap();
+}
