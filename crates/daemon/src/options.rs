@@ -1261,11 +1261,15 @@ mod tests {
             }),
             (&["--state-directory /s:/s/traces"], &|s| {
                 (s.store, s.trace_dir) = (Some("/s".into()), "/s/traces".into());
+                s.state_dir = Some("/s".into());
             }),
             (&["--state-directory /s:/s/traces --trace-dir /t"], &|s| {
                 (s.store, s.trace_dir) = (Some("/s".into()), "/t".into());
+                s.state_dir = Some("/s".into());
             }),
-            (&["--state-directory /s --store none"], &|s| s.store = None),
+            (&["--state-directory /s --store none"], &|s| {
+                (s.store, s.state_dir) = (None, Some("/s".into()));
+            }),
             (&["--store-revisions 7"], &|s| s.store_revisions = 7),
             (
                 &["-k /k", "--key /k", "--k /k", "--encryption-key /k"],

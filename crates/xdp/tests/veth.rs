@@ -186,7 +186,7 @@ fn what_runs_where_is_handed_over() {
     let (namespace, a, b) = veth();
     namespace
         .inside(|| {
-            let (first, second) = (pass(), transmit());
+            let (first, second) = (pass(), pass());
             let mut before = Interfaces::new();
             let generic = Some(Mode::Generic);
             before.add(a, Feature::Balancer, &first, generic).unwrap();

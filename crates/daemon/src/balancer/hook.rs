@@ -443,6 +443,19 @@ mod tests {
         }
     }
 
+    /// Takes the file as the next daemon does: a program that another test is about to run has its
+    /// lock for a moment.
+    fn take(folders: &Folders) -> Announced {
+        for _ in 0..1000 {
+            let announced = Announced::take(folders);
+            if announced.file.is_some() {
+                return announced;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        panic!("{} stays locked", folders.file().display());
+    }
+
     impl Announced {
         /// The pause of those that have failed is over.
         fn wait(&mut self) {
@@ -459,7 +472,7 @@ mod tests {
     async fn what_fails_is_tried_again_and_keeps_nobody_waiting() {
         let (program, [one, two]) = (Program::new(), two());
         let (path, folder) = (program.path.as_path(), program.dir.path());
-        let mut announced = Announced::take(&Folders::one(folder));
+        let mut announced = take(&Folders::one(folder));
         program.fails(one, true);
         let wanted = [one].into();
         assert!(announced.settle(path, &wanted).await.is_some());
@@ -510,7 +523,7 @@ mod tests {
     async fn those_that_fail_take_turns() {
         let (program, [one, two]) = (Program::new(), two());
         let path = program.path.as_path();
-        let mut announced = Announced::take(&Folders::one(program.dir.path()));
+        let mut announced = take(&Folders::one(program.dir.path()));
         [one, two].iter().for_each(|vip| program.fails(*vip, true));
         let both = [one, two].into();
         announced.settle(path, &both).await;
@@ -528,14 +541,14 @@ mod tests {
     async fn what_has_failed_is_tried_again_by_the_next_daemon() {
         let (program, [one, two]) = (Program::new(), two());
         let (path, folder) = (program.path.as_path(), program.dir.path());
-        let mut announced = Announced::take(&Folders::one(folder));
+        let mut announced = take(&Folders::one(folder));
         [one, two].iter().for_each(|vip| program.fails(*vip, true));
         announced.settle(path, &[one].into()).await;
         drop(announced);
         program.said();
         program.fails(one, false);
         // An announcement: it is not taken for one that has worked.
-        let mut announced = Announced::take(&Folders::one(folder));
+        let mut announced = take(&Folders::one(folder));
         announced.settle(path, &[one].into()).await;
         assert_eq!(program.said(), "announce 192.0.2.1\n");
         program.fails(two, false);
@@ -546,7 +559,7 @@ mod tests {
         announced.settle(path, &[two].into()).await;
         drop(announced);
         program.said();
-        let mut announced = Announced::take(&Folders::one(folder));
+        let mut announced = take(&Folders::one(folder));
         announced.settle(path, &[two].into()).await;
         assert_eq!(program.said(), "withdraw 192.0.2.1\nannounce 2001:db8::2\n");
         let mut next = Announced::handed(announced.file().unwrap(), &Folders::one(folder)).unwrap();
@@ -565,16 +578,16 @@ mod tests {
     async fn what_a_crash_left_announced_is_withdrawn_at_the_next_start() {
         let (hook, [one, two]) = (Program::new(), two());
         let (program, folder) = (hook.path.as_path(), hook.dir.path());
-        let mut announced = Announced::take(&Folders::one(folder));
+        let mut announced = take(&Folders::one(folder));
         announced.settle(program, &[one, two].into()).await;
         assert_eq!(hook.said(), "announce 192.0.2.1\nannounce 2001:db8::2\n");
         // Another daemon of the folder leaves it alone.
-        assert!(Announced::take(&Folders::one(folder)).known().is_empty());
+        assert!(take(&Folders::one(folder)).known().is_empty());
         drop(announced);
         hook.said();
 
         // The next start has one of them again, after a while: what is not in service goes.
-        let mut announced = Announced::take(&Folders::one(folder));
+        let mut announced = take(&Folders::one(folder));
         announced.settle(program, &BTreeSet::new()).await;
         assert_eq!(hook.said(), "withdraw 192.0.2.1\nwithdraw 2001:db8::2\n");
         announced.settle(program, &[two].into()).await;
@@ -589,7 +602,7 @@ mod tests {
         let all = "announce 192.0.2.1\nwithdraw 192.0.2.1\nwithdraw 2001:db8::2\n";
         assert_eq!(hook.said(), all);
         drop(next);
-        assert!(Announced::take(&Folders::one(folder)).known().is_empty());
+        assert!(take(&Folders::one(folder)).known().is_empty());
     }
 
     /// Three of which each waits for the others: they are withdrawn at one time.
@@ -604,14 +617,14 @@ mod tests {
         ));
         let [one, two] = two();
         let folders = Folders::one(hook.dir.path());
-        let mut announced = Announced::take(&folders);
+        let mut announced = take(&folders);
         announced.addresses = [one, two].into();
         let third = ["192.0.2.3".parse().unwrap()].into();
         announced.withdraw_all(&hook.path, third, STOP_WITHIN).await;
         assert_eq!(announced.known(), BTreeSet::new());
         assert_eq!(hook.said().lines().count(), 3);
         drop(announced);
-        assert!(Announced::take(&folders).known().is_empty());
+        assert!(take(&folders).known().is_empty());
     }
 
     /// It hangs for one address, fails for another, and is waited for no longer than is said.
@@ -625,7 +638,7 @@ mod tests {
             gone.display()
         ));
         let folders = Folders::one(hook.dir.path());
-        let mut announced = Announced::take(&folders);
+        let mut announced = take(&folders);
         let all: BTreeSet<IpAddr> = [one, two, three].into();
         // As long as what hangs hangs.
         let mut within = Duration::from_millis(500);
@@ -638,7 +651,7 @@ mod tests {
         assert!(announced.known().is_superset(&[one, two].into()));
         drop(announced);
         hook.write("echo \"$@\" >> \"$(dirname \"$0\")/log\"\n");
-        let mut next = Announced::take(&folders);
+        let mut next = take(&folders);
         assert!(next.settle(&hook.path, &[three].into()).await.is_none());
         let said = hook.said();
         for vip in [one, two] {
@@ -654,7 +667,7 @@ mod tests {
         let (hook, [one, _]) = (Program::new(), two());
         let folders = hook.folders();
         hook.fails(one, true);
-        let mut announced = Announced::take(&folders);
+        let mut announced = take(&folders);
         announced.settle(&hook.path, &[one].into()).await;
         let none = BTreeSet::new();
         announced.withdraw_all(&hook.path, none, STOP_WITHIN).await;
@@ -662,7 +675,7 @@ mod tests {
         std::fs::remove_dir_all(&folders.before).unwrap();
         hook.fails(one, false);
         hook.said();
-        let mut next = Announced::take(&folders);
+        let mut next = take(&folders);
         next.settle(&hook.path, &BTreeSet::new()).await;
         assert_eq!(hook.said(), format!("withdraw {one}\n"));
     }
@@ -673,11 +686,11 @@ mod tests {
     async fn what_a_daemon_that_is_gone_had_announced_is_announced_again() {
         let (hook, [one, two]) = (Program::new(), two());
         let folders = Folders::one(hook.dir.path());
-        let mut announced = Announced::take(&folders);
+        let mut announced = take(&folders);
         announced.settle(&hook.path, &[one, two].into()).await;
         drop(announced);
         hook.said();
-        let mut announced = Announced::take(&folders);
+        let mut announced = take(&folders);
         announced.settle(&hook.path, &[one].into()).await;
         let said = format!("withdraw {two}\nannounce {one}\n");
         assert_eq!(hook.said(), said);
@@ -687,7 +700,7 @@ mod tests {
         // A version of before said of which boot it is.
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
         std::fs::write(folders.file(), format!("{one}\nboot {boot}")).unwrap();
-        let mut announced = Announced::take(&folders);
+        let mut announced = take(&folders);
         announced.settle(&hook.path, &[one].into()).await;
         assert_eq!(hook.said(), format!("announce {one}\n"));
     }
@@ -709,9 +722,9 @@ mod tests {
         let (hook, [one, two]) = (Program::new(), two());
         let folders = hook.folders();
         let [theirs, ours] = [&folders.kept, &folders.before].map(|folder| Folders::one(folder));
-        let mut other = Announced::take(&theirs);
+        let mut other = take(&theirs);
         other.settle(&hook.path, &[two].into()).await;
-        let mut left = Announced::take(&ours);
+        let mut left = take(&ours);
         left.settle(&hook.path, &[one].into()).await;
         hook.said();
         let mut next = Announced::handed(left.file().unwrap(), &folders).unwrap();
@@ -730,7 +743,7 @@ mod tests {
         // One that was elsewhere altogether is written nowhere rather than over another's.
         let away = hook.dir.path().join("away");
         std::fs::create_dir(&away).unwrap();
-        let mut left = Announced::take(&Folders::one(&away));
+        let mut left = take(&Folders::one(&away));
         left.settle(&hook.path, &[one].into()).await;
         let mut next = Announced::handed(left.file().unwrap(), &folders).unwrap();
         next.settle(&hook.path, &BTreeSet::new()).await;
@@ -746,14 +759,14 @@ mod tests {
         let (hook, [one, two]) = (Program::new(), two());
         let folders = hook.folders();
         let old_file = folders.before.join(kept::NAME);
-        let old = || Announced::take(&Folders::one(&folders.before));
+        let old = || take(&Folders::one(&folders.before));
         let mut left = old();
         left.settle(&hook.path, &[one].into()).await;
         // It runs still: it is its own.
-        assert!(Announced::take(&folders).known().is_empty());
+        assert!(take(&folders).known().is_empty());
         drop(left);
         hook.said();
-        let mut next = Announced::take(&folders);
+        let mut next = take(&folders);
         assert!(!old_file.exists());
         next.settle(&hook.path, &[two].into()).await;
         let said = format!("withdraw {one}\nannounce {two}\n");
@@ -773,6 +786,6 @@ mod tests {
         assert_eq!(hook.said(), format!("withdraw {one}\n"));
         assert!(!old_file.exists());
         drop(next);
-        assert!(Announced::take(&folders).known().is_empty());
+        assert!(take(&folders).known().is_empty());
     }
 }

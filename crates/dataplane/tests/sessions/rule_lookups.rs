@@ -391,7 +391,6 @@ fn flows_from_the_wire_go_on_while_their_network_owes() {
         rules.push(rule(Direction::Ingress, None, 7000..=7100, Peer::Any));
         host.lab.set_rules(group, rules);
         host.lab.sim.let_pass(Duration::from_millis(2));
-        host.lab.sim.sleep_of(0);
         for n in 0..BATCH as u16 {
             let frame = arriving(ends, 0, &to(2, 8000 + n), 0);
             assert!(host.wire.send(frame, Offload::default()));
