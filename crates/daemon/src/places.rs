@@ -343,17 +343,17 @@ mod tests {
         };
         let places = &places;
         let all = |uid| std::iter::from_fn(move || places.take_for(&user(uid), false).map(ask));
-        let first: Vec<_> = all.clone()(60_001).take(100).collect();
+        let first: Vec<_> = all(60_001).take(100).collect();
         assert_eq!(first.len(), 8, "a quarter");
         let rest: Vec<_> = (60_002..60_010)
-            .flat_map(|uid| all.clone()(uid).take(100))
+            .flat_map(|uid| all(uid).take(100))
             .collect();
         assert_eq!(rest.len(), 32 - 2 - 8, "but for root's");
-        let of_root: Vec<_> = all.clone()(0).take(100).collect();
+        let of_root: Vec<_> = all(0).take(100).collect();
         assert_eq!(of_root.len(), 2);
         // Who is silent on one of his makes room for himself, and for nobody else's sake.
         first[3].end();
-        assert!(all.clone()(60_001).next().is_some());
+        assert!(all(60_001).next().is_some());
         assert!(is_displaced(&first[3]).await);
     }
 
