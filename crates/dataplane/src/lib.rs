@@ -75,6 +75,7 @@ pub mod address_set;
 mod atomic;
 pub mod balance;
 mod config;
+mod count;
 pub mod counters;
 pub mod drop_reason;
 mod dump;

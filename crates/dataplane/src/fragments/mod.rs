@@ -11,7 +11,6 @@
 mod datagram;
 
 use std::collections::VecDeque;
-use std::hash::Hash;
 use std::net::IpAddr;
 
 use foldhash::SharedSeed;
@@ -23,6 +22,7 @@ use wire::offload::Offload;
 use datagram::{Begun, Datagram};
 pub(crate) use datagram::{Lent, Piece};
 
+use crate::count::Count;
 use crate::drop_reason::DropReason;
 use crate::ids::{PortSlot, PortUid};
 use crate::overlay::TunnelSource;
@@ -87,9 +87,9 @@ pub(crate) struct Fragments {
     queue: VecDeque<(DatagramKey, Begun)>,
     /// How many have begun; wraps.
     begun: u32,
-    shares: HashMap<PortUid, usize, SeedableRandomState>,
+    shares: Count<PortUid>,
     /// How many have come from each other host, in all networks.
-    hosts: HashMap<IpAddr, usize, SeedableRandomState>,
+    hosts: Count<IpAddr>,
     held: VecDeque<Held>,
     held_bytes: usize,
 }
@@ -102,8 +102,8 @@ impl Fragments {
             datagrams: HashMap::with_hasher(hasher.clone()),
             queue: VecDeque::new(),
             begun: 0,
-            shares: HashMap::with_hasher(hasher.clone()),
-            hosts: HashMap::with_hasher(hasher),
+            shares: Count::new(hasher.clone()),
+            hosts: Count::new(hasher),
             held: VecDeque::new(),
             held_bytes: 0,
         }
@@ -154,8 +154,8 @@ impl Fragments {
 
     /// Another datagram of this sender can be remembered.
     fn has_room(&self, sender: PortUid, host: Option<IpAddr>) -> bool {
-        let share = self.shares.get(&sender).copied().unwrap_or(0);
-        let at_host = host.and_then(|host| self.hosts.get(&host)).copied();
+        let share = self.shares.of(&sender);
+        let at_host = host.map_or(0, |host| self.hosts.of(&host));
         let free = self.max.saturating_sub(self.datagrams.len());
         let is_few = share < (self.max / FEW_OF).clamp(1, FEW);
         let (has_room, of_host) = if is_few {
@@ -168,7 +168,7 @@ impl Fragments {
             let part = self.max.div_ceil(8).min(free.div_ceil(4));
             (share < part, self.max.div_ceil(4))
         };
-        has_room && at_host.is_none_or(|count| count < of_host)
+        has_room && at_host < of_host
     }
 
     fn begin(
@@ -187,9 +187,9 @@ impl Fragments {
         self.datagrams
             .insert(*key, Datagram::new(begun, host, lent, piece));
         self.queue.push_back((*key, begun));
-        *self.shares.entry(key.sender).or_default() += 1;
+        self.shares.add(&key.sender);
         if let Some(host) = host {
-            *self.hosts.entry(host).or_default() += 1;
+            self.hosts.add(&host);
         }
         Disposition::First
     }
@@ -312,9 +312,9 @@ impl Fragments {
 
     fn end(&mut self, key: &DatagramKey) {
         if let Some(datagram) = self.datagrams.remove(key) {
-            take_one(&mut self.shares, &key.sender);
+            self.shares.take(&key.sender);
             if let Some(host) = datagram.host {
-                take_one(&mut self.hosts, &host);
+                self.hosts.take(&host);
             }
         }
         // Those that were whole before their time stay in the queue: they must not make it grow.
@@ -322,15 +322,6 @@ impl Fragments {
             let datagrams = &self.datagrams;
             self.queue
                 .retain(|(key, begun)| datagrams.get(key).is_some_and(|d| d.begun == *begun));
-        }
-    }
-}
-
-fn take_one<K: Eq + Hash>(counts: &mut HashMap<K, usize, SeedableRandomState>, of: &K) {
-    if let Some(count) = counts.get_mut(of) {
-        *count -= 1;
-        if *count == 0 {
-            counts.remove(of);
         }
     }
 }
@@ -385,7 +376,7 @@ mod tests {
             assert_eq!(fill(&mut fragments, nic, None), 4, "NIC {nic}");
         }
         fragments.forget_old(5 + REMEMBER_MS);
-        assert!(fragments.shares.is_empty());
+        assert!(fragments.shares.len() == 0);
     }
 
     /// A host takes part in many networks, each of which is a sender.
@@ -401,7 +392,7 @@ mod tests {
         assert!(fill(&mut fragments, 2000, host("192.0.2.8")) >= 256);
         assert!(fill(&mut fragments, 999, host("192.0.2.8")) >= 128);
         fragments.forget_old(5 + REMEMBER_MS);
-        assert!(fragments.shares.is_empty() && fragments.hosts.is_empty());
+        assert!(fragments.shares.len() == 0 && fragments.hosts.len() == 0);
     }
 
     /// A guest ends datagrams and begins them anew in the same millisecond, and leaves them
@@ -426,6 +417,6 @@ mod tests {
         assert_eq!(fragments.len(), 8);
         fragments.forget_old(5 + REMEMBER_MS);
         assert_eq!((fragments.len(), fragments.queue.len()), (0, 0));
-        assert!(fragments.shares.is_empty());
+        assert!(fragments.shares.len() == 0);
     }
 }

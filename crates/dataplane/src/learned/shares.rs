@@ -1,13 +1,12 @@
 //! Who has how many of the MACs learnt, and whether one more has room.
 
-use std::hash::Hash;
 use std::net::IpAddr;
 
 use foldhash::quality::SeedableRandomState;
-use hashbrown::HashMap;
 use wire::Vni;
 
 use super::Location;
+use crate::count::Count;
 
 /// The last one in so many of the table is for networks that have few MACs.
 const RESERVED: usize = 8;
@@ -27,16 +26,14 @@ pub(super) struct Shares {
     hosts: Count<IpAddr>,
 }
 
-struct Count<K>(HashMap<K, usize, SeedableRandomState>);
-
 impl Shares {
     /// Of a table for `max` of them.
     pub(super) fn new(max: usize, hasher: SeedableRandomState) -> Shares {
         Shares {
             max,
-            locations: Count(HashMap::with_hasher(hasher.clone())),
-            networks: Count(HashMap::with_hasher(hasher.clone())),
-            hosts: Count(HashMap::with_hasher(hasher)),
+            locations: Count::new(hasher.clone()),
+            networks: Count::new(hasher.clone()),
+            hosts: Count::new(hasher),
         }
     }
 
@@ -85,31 +82,12 @@ impl Shares {
     /// How many locations have some.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
-        self.locations.0.len()
+        self.locations.len()
     }
 
     /// Nobody has any.
     #[cfg(test)]
     pub(super) fn are_free(&self) -> bool {
-        self.locations.0.is_empty() && self.networks.0.is_empty() && self.hosts.0.is_empty()
-    }
-}
-
-impl<K: Copy + Eq + Hash> Count<K> {
-    fn of(&self, whose: &K) -> usize {
-        self.0.get(whose).copied().unwrap_or(0)
-    }
-
-    fn add(&mut self, whose: &K) {
-        *self.0.entry(*whose).or_default() += 1;
-    }
-
-    fn take(&mut self, whose: &K) {
-        if let Some(count) = self.0.get_mut(whose) {
-            *count -= 1;
-            if *count == 0 {
-                self.0.remove(whose);
-            }
-        }
+        self.locations.len() + self.networks.len() + self.hosts.len() == 0
     }
 }
