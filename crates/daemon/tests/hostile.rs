@@ -237,8 +237,11 @@ async fn large_messages_that_do_not_end_take_little_memory_and_keep_nobody_waiti
 /// How much of what a large request took may stay.
 const STAYS: usize = 24 << 20;
 
-/// What the daemon took for what is done meanwhile was a lot, and goes back to the system.
+/// What the daemon took for what is done meanwhile was a lot, and goes back to the system. One at a
+/// time: each keeps a processor busy, and a daemon waits for a request only so long.
 async fn goes_back<T>(daemon: &Daemon, done: impl Future<Output = T>) -> T {
+    static ONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+    let _one = ONE.lock().await;
     let before = resident(daemon);
     let highest = most(daemon);
     let answer = done.await;
@@ -286,6 +289,10 @@ fn fullest_frame() -> Vec<u8> {
     one.encode_to_vec().repeat(MESSAGES_MAX)
 }
 
+/// How long its answer may take: without optimizations it is some seconds' work of a processor,
+/// beside other tests.
+const FULLEST: Duration = Duration::from_secs(120);
+
 /// Each message of a reply to [`fullest_frame`].
 fn all_are_refused(reply: &[u8]) {
     let reply = api::v0::Messages::decode(reply).unwrap();
@@ -301,6 +308,7 @@ fn all_are_refused(reply: &[u8]) {
 async fn memory_goes_back_after_the_fullest_frame_of_v0() {
     let daemon = Daemon::start_tcp(&[]);
     let mut client = daemon.v0().await;
+    client.patience = FULLEST;
     assert_eq!(client.ask_text(LIST).await, EMPTY);
     let reply = goes_back(&daemon, client.ask(fullest_frame())).await;
     all_are_refused(&reply);
@@ -315,6 +323,7 @@ async fn memory_goes_back_after_the_fullest_sealed_frame_of_v0() {
     let key = Key::from([0x42; 32]);
     let daemon = Daemon::start_in(dir, v0, &["-k", path.to_str().unwrap()]);
     let mut client = daemon.v0().await;
+    client.patience = FULLEST;
     let encrypted = Encrypted {
         aes256cbc_sha512: Some(encrypt(&key, &fullest_frame())),
         error: None,

@@ -438,12 +438,17 @@ pub fn files(dir: &Path) -> Vec<String> {
 pub async fn connect_v0(endpoint: &str) -> V0 {
     let mut socket = zeromq::ReqSocket::new();
     within(socket.connect(endpoint)).await.unwrap();
-    V0 { socket }
+    V0 {
+        socket,
+        patience: PATIENCE,
+    }
 }
 
 /// A REQ socket.
 pub struct V0 {
     socket: zeromq::ReqSocket,
+    /// How long a reply is waited for.
+    pub patience: Duration,
 }
 
 impl V0 {
@@ -456,7 +461,8 @@ impl V0 {
     /// As [`ask`](V0::ask); none where the daemon ends the connection instead of answering.
     pub async fn ask_or_end(&mut self, request: Vec<u8>) -> Option<Vec<u8>> {
         within(self.socket.send(request.into())).await.ok()?;
-        let reply = within(self.socket.recv()).await.ok()?;
+        let reply = tokio::time::timeout(self.patience, self.socket.recv()).await;
+        let reply = reply.expect("no answer takes that long").ok()?;
         assert_eq!(reply.len(), 1, "a reply is one frame");
         Some(reply.get(0).unwrap().to_vec())
     }
