@@ -66,8 +66,8 @@ impl ApplyArgs {
         let client = session.client().await?;
         if !self.dry_run && !self.prune {
             let planned = client.apply(config.clone(), true).await?;
-            let now = async || client.config().await;
-            refuse_too_much(&file, &planned, Some(&config), now).await?;
+            let empty = config == v1::Config::default();
+            refuse_too_much(&file, &planned, empty)?;
         }
         let applied = session.client().await?.apply(config, self.dry_run).await?;
         show(session, &applied, self.dry_run)

@@ -1,6 +1,5 @@
 //! `butterfly config`: what the configuration is, was, and is to be again.
 
-use api::v1;
 use clap::{Args, Subcommand};
 use serde_json::json;
 
@@ -159,10 +158,7 @@ impl RollbackArgs {
             let planned = client.roll_back(self.revision, true).await?;
             let what = format!("going back to revision {}", self.revision);
             // Revision 0 has nothing.
-            let empty = v1::Config::default();
-            let new = (self.revision == 0).then_some(&empty);
-            let now = async || client.config().await;
-            refuse_too_much(&what, &planned, new, now).await?;
+            refuse_too_much(&what, &planned, self.revision == 0)?;
         }
         let applied = client.roll_back(self.revision, self.dry_run).await?;
         config::show(session, &applied, self.dry_run)

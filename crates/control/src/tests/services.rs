@@ -636,6 +636,20 @@ fn a_whole_configuration_at_once() {
     );
 }
 
+#[test]
+fn servers_that_a_service_has_less_are_counted() {
+    let mut session = Session::new();
+    session.put(service(80, &[1, 2, 3])).unwrap();
+    let mut servers_gone = |servers: &[u8]| {
+        let wanted = service(80, servers);
+        let wanted = [(wanted.key, Arc::new(wanted))].into();
+        let dry = session.controller.apply_services(wanted, None, true);
+        dry.unwrap().deleted().servers
+    };
+    assert_eq!(servers_gone(&[4]), 2);
+    assert_eq!(servers_gone(&[4, 5, 6]), 0);
+}
+
 /// A document with a NIC, a service and interfaces.
 fn document(session: &Session) -> Config {
     let nic = world::nic("vnic_1", 1, &[]);
