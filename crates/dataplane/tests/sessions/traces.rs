@@ -114,7 +114,7 @@ fn a_receivers_trace_and_a_trial_know_what_began_on_the_fast_path() {
     lab.configure(b, |config| config.trace = None);
     assert_eq!(trace.lost(), 0);
     drop((trace, lab));
-    let file = finished(&path, b"dropped: connection_limit");
+    let file = finished(&path, &answer);
     for frame in [&asked, &refused, &too_many, &answer] {
         assert_eq!(count(&file, frame), 1);
     }
