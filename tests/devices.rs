@@ -198,10 +198,11 @@ fn the_daemon_routes_between_vlans_and_a_bond(pair: &mut Pair) -> Result<()> {
     daemon(host)?;
     let add = |mode: &str| -> Result<()> {
         // The first of them waits for the kernel's verifier, on a processor that is emulated.
-        let said = host.ok(&format!(
+        let add = format!(
             "{BUTTERFLY} --timeout 60000 router add bond5 bond1 --mode {mode} && \
              {BUTTERFLY} router add vlan5 --mode native"
-        ))?;
+        );
+        let said = host.run(&add, PATIENCE)?.text;
         for line in [
             &format!("taking over bond5: {mode} XDP"),
             &format!("taking over bond1: {mode} XDP"),
@@ -486,6 +487,7 @@ fn vxlan_beside_a_vlan_of_a_nic_that_takes_tags_out(pair: &mut Pair) -> Result<(
     pair.host.ok("ip link del nic5")?;
     takes_out("on")?;
     pair.host.ok("killall butterflyd")?;
+    soon(&pair.host, "! killall -0 butterflyd 2>/dev/null")?;
     no_program_is_left(&pair.host)
 }
 

@@ -143,10 +143,12 @@ fn what_lies_beside_a_frame_is_not_believed(guest: &Guest) -> Result<()> {
     const SOURCE: u16 = 40_000;
     cli(guest, 1, "sg rule add web --ip-proto udp")?;
     guest.serve("ip netns exec c2 guest udp-serve 53")?;
-    // Enough for the kernel to be told of it.
-    guest.ok(&format!(
-        "ip netns exec c1 guest udp-ping 10.7.0.2 53 40 100 {SOURCE}"
-    ))?;
+    // Enough for the kernel to be told of it, until it is quiet for some seconds.
+    let talk = || {
+        guest.ok(&format!(
+            "ip netns exec c1 guest udp-ping 10.7.0.2 53 40 100 {SOURCE}"
+        ))
+    };
     let mac = |number| Mac([0x52, 0x54, 0, 0, 7, number]);
     let ends = [1, 2].map(|number| Ipv4Addr::new(10, 7, 0, number));
     let frame = build::frame(mac(1), mac(2)).ip(ends[0], ends[1]);
@@ -171,9 +173,12 @@ fn what_lies_beside_a_frame_is_not_believed(guest: &Guest) -> Result<()> {
             &format!("said to be of {protocol}, {forwarded} by the kernel, not {by_the_kernel}"),
         )
     };
-    send("0800", 1)?;
-    send("8100", 0)?;
-    send("86dd", 0)?;
+    for protocol in ["8100", "86dd"] {
+        talk()?;
+        send("0800", 1)?;
+        send(protocol, 0)?;
+    }
+    talk()?;
     send("0800", 1)
 }
 

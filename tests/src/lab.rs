@@ -163,6 +163,10 @@ pub fn says(guest: &Guest, log: &str, text: &str) -> Result<String> {
     .map_err(|e| format!("{e}:\n{}", read().unwrap_or_else(|e| e)))
 }
 
+/// Seconds after which a [`Download`] ends that nobody has ended: longer than a test takes where
+/// guests are slow.
+const DOWNLOAD_ENDS: u32 = 600;
+
 /// A download that runs in a guest.
 #[derive(Debug)]
 pub struct Download<'a> {
@@ -171,7 +175,7 @@ pub struct Download<'a> {
 }
 
 impl<'a> Download<'a> {
-    /// Starts one that ends after a minute at the latest, and waits until bytes come.
+    /// Starts one that ends after [`DOWNLOAD_ENDS`] at the latest, and waits until bytes come.
     pub fn start(guest: &'a Guest, addr: &str, port: u16) -> Result<Self> {
         Self::start_by(guest, "guest", addr, port)
     }
@@ -188,7 +192,8 @@ impl<'a> Download<'a> {
             progress: format!("/tmp/download-{addr}-{port}"),
         };
         guest.ok(&format!(
-            "rm -f {0}; {program} tcp-get {addr} {port} 0 60 {0} >/dev/null 2>&1 </dev/null &",
+            "rm -f {0}; {program} tcp-get {addr} {port} 0 {DOWNLOAD_ENDS} {0} >/dev/null 2>&1 \
+             </dev/null &",
             download.progress
         ))?;
         wait_for("a download to begin", PATIENCE, || {
