@@ -202,7 +202,7 @@ fn the_daemon_routes_between_vlans_and_a_bond(pair: &mut Pair) -> Result<()> {
             "{BUTTERFLY} --timeout 60000 router add bond5 bond1 --mode {mode} && \
              {BUTTERFLY} router add vlan5 --mode native"
         );
-        let said = host.run(&add, PATIENCE)?.text;
+        let said = host.ok_within(&add, PATIENCE)?;
         for line in [
             &format!("taking over bond5: {mode} XDP"),
             &format!("taking over bond1: {mode} XDP"),

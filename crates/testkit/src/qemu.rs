@@ -244,7 +244,12 @@ impl Guest {
 
     /// Runs a shell command of at most 30 s that has to succeed, and gives what it printed.
     pub fn ok(&self, command: &str) -> Result<String> {
-        let output = self.run(command, Duration::from_secs(30))?;
+        self.ok_within(command, Duration::from_secs(30))
+    }
+
+    /// As [`ok`](Self::ok), for one that may take longer.
+    pub fn ok_within(&self, command: &str, timeout: Duration) -> Result<String> {
+        let output = self.run(command, timeout)?;
         if output.code == 0 {
             return Ok(output.text);
         }
