@@ -176,6 +176,7 @@ pub struct Download<'a> {
 
 impl<'a> Download<'a> {
     /// Starts one that ends after [`DOWNLOAD_ENDS`] at the latest, and waits until bytes come.
+    /// One from the same place that was started before ends.
     pub fn start(guest: &'a Guest, addr: &str, port: u16) -> Result<Self> {
         Self::start_by(guest, "guest", addr, port)
     }
@@ -192,8 +193,9 @@ impl<'a> Download<'a> {
             progress: format!("/tmp/download-{addr}-{port}"),
         };
         guest.ok(&format!(
-            "rm -f {0}; {program} tcp-get {addr} {port} 0 {DOWNLOAD_ENDS} {0} >/dev/null 2>&1 \
-             </dev/null &",
+            "kill -9 $(cat {0}.pid 2>/dev/null) 2>/dev/null; rm -f {0}; \
+             {program} tcp-get {addr} {port} 0 {DOWNLOAD_ENDS} {0} >/dev/null 2>&1 </dev/null & \
+             echo $! >{0}.pid",
             download.progress
         ))?;
         wait_for("a download to begin", PATIENCE, || {
