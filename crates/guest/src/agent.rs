@@ -82,8 +82,9 @@ fn run_into(path: &str, command: &str, timeout: Duration) -> std::io::Result<(i3
                 .unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
         }
         if Instant::now() >= deadline {
-            Command::new("/bin/kill")
-                .args(["-9", &format!("-{}", child.id())])
+            // By the shell itself: procps' own program takes `-PID` for a signal.
+            Command::new("/bin/sh")
+                .args(["-c", &format!("kill -9 -{}", child.id())])
                 .status()?;
             child.wait()?;
             break TIMED_OUT;
@@ -123,7 +124,8 @@ fn from_hex(text: &str) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{from_hex, to_hex};
+    use super::{TIMED_OUT, from_hex, run_into, to_hex};
+    use std::time::{Duration, Instant};
 
     #[test]
     fn hex_goes_there_and_back() {
@@ -131,5 +133,26 @@ mod tests {
         assert_eq!(from_hex("00ff61").as_deref(), Some(&b"\x00\xffa"[..]));
         assert_eq!(to_hex(b""), "-");
         assert_eq!(from_hex("0g"), None);
+    }
+
+    #[test]
+    fn what_outlives_its_time_is_ended_with_all_that_it_began() {
+        let output = std::env::temp_dir().join(format!("butterfly-agent-{}", std::process::id()));
+        let begin = Instant::now();
+        let command = "sleep 60 & echo $!; sleep 60";
+        let ended = run_into(
+            output.to_str().unwrap(),
+            command,
+            Duration::from_millis(300),
+        );
+        let _ = std::fs::remove_file(&output);
+        let (code, said) = ended.unwrap();
+        assert_eq!(code, TIMED_OUT);
+        assert!(begin.elapsed() < Duration::from_secs(30));
+        let stat = format!("/proc/{}/stat", String::from_utf8(said).unwrap().trim());
+        while std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z ")) {
+            assert!(begin.elapsed() < Duration::from_secs(30), "{stat} is there");
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 }
