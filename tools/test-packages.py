@@ -98,11 +98,11 @@ class Machine:
             console = open(f"{self.folder}/console.log", errors="replace").read()
             sys.exit(f"test-packages: the system does not come up: {e}\n{console[-4000:]}")
 
-    def run(self, command):
-        """Exit code and output of a shell command."""
+    def run(self, command, seconds=COMMAND):
+        """Exit code and output of a shell command, which is ended after so many seconds."""
         self.number += 1
-        self.line.settimeout(COMMAND + 30)
-        self.line.sendall(f"run {self.number} {COMMAND * 1000} {command.encode().hex()}\n".encode())
+        self.line.settimeout(seconds + 30)
+        self.line.sendall(f"run {self.number} {seconds * 1000} {command.encode().hex()}\n".encode())
         while words := self.answers.readline().split():
             if words[0] == b"done" and int(words[1]) == self.number:
                 said = b"" if words[3:] == [b"-"] else bytes.fromhex(words[3].decode())
@@ -133,11 +133,11 @@ class Test:
         self.machine = machine
         self.failed = []
 
-    def step(self, what, script, *expected, absent=()):
-        """Runs a script that has to succeed and to say all of `expected`, and nothing of
-        `absent`."""
+    def step(self, what, script, *expected, absent=(), seconds=COMMAND):
+        """Runs a script that has to succeed within so many seconds and to say all of `expected`,
+        and nothing of `absent`."""
         begin = time.monotonic()
-        code, said = self.machine.run(f"{PROLOGUE}\n{script}")
+        code, said = self.machine.run(f"{PROLOGUE}\n{script}", seconds)
         missing = [word for word in expected if word not in said] + [
             f"no {word}" for word in absent if word in said
         ]
@@ -299,17 +299,29 @@ kill -0 $(cat /run/guest/pid) || { cat /run/guest/console; exit 1; }
 """
 
 
+# A guest of a machine that is itself emulated: an emulator's slowness, twice.
+BOOT_IN_GUEST = 1500
+
+# Types on the guest's console.
+TYPE = """
+cd /run/guest
+kill -0 $(cat pid)
+type() { timeout 5 sh -c 'echo "$1" >keys' sh "$1"; }
+"""
+
+GUEST_BOOTED = f"""
+{TYPE}
+until tail -c 200 console | grep '# '; do
+    type ""
+    sleep 2
+done
+"""
+
+
 def in_guest(command):
     """Has the guest run a command on its console, and says what came of it."""
     return f"""
-    cd /run/guest
-    kill -0 $(cat pid)
-    type() {{ timeout 5 sh -c 'echo "$1" >keys' sh "$1"; }}
-    for try in $(seq 130); do
-        type ""
-        sleep 2
-        tail -c 200 console | grep -q '# ' && break
-    done
+    {TYPE}
     said=$(wc -c <console)
     type '{command}; echo that is $((40 + 2))'
     for try in $(seq 60); do
@@ -576,7 +588,8 @@ def session(test):
         "who parses answers: CapPrm:\t0000000000000000",
     )
     ping = "ip addr add 10.0.0.12/24 dev eth0; ping -c 3 -W 20 10.0.0.1"
-    step("the guest has booted, and reaches a container", in_guest(ping), "3 packets received")
+    step("the guest has booted", GUEST_BOOTED, seconds=BOOT_IN_GUEST)
+    step("the guest reaches a container", in_guest(ping), "3 packets received")
     step(
         "a crash: started again, with all that is declared and the containers' devices",
         """
