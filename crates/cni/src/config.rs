@@ -187,6 +187,14 @@ impl Config {
         if let Some(previous) = written.prev_result.as_ref().filter(|it| !it.is_object()) {
             return Err(Error::config(format!("prevResult {previous} is no result")));
         }
+        // The answer to ADD is to hold these, and what is made here behind them.
+        for list in ["interfaces", "ips", "routes"] {
+            let previous = written.prev_result.as_ref().map(|it| &it[list]);
+            if let Some(other) = previous.filter(|it| !it.is_array() && !it.is_null()) {
+                let why = format!("{list} of prevResult are no list: {other}");
+                return Err(Error::config(why));
+            }
+        }
         let ipam = match written.ipam["type"].as_str() {
             None | Some("") => Ipam::NotUsed,
             Some("butterfly") => {
@@ -288,6 +296,14 @@ mod tests {
                 7,
             ),
             (r#"{"cniVersion":"1.0.0","name":"a","prevResult":"b"}"#, 7),
+            (
+                r#"{"cniVersion":"1.0.0","name":"a","prevResult":{"ips":{}}}"#,
+                7,
+            ),
+            (
+                r#"{"cniVersion":"1.0.0","name":"a","prevResult":{"interfaces":"eth0"}}"#,
+                7,
+            ),
             (
                 r#"{"cniVersion":"1.0.0","name":"a","ipam":{"type":"butterfly"}}"#,
                 6,
