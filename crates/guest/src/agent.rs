@@ -14,6 +14,8 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process_group};
+
 const OUTPUT_MAX: u64 = 256 * 1024;
 const TIMED_OUT: i32 = 124;
 
@@ -82,10 +84,7 @@ fn run_into(path: &str, command: &str, timeout: Duration) -> std::io::Result<(i3
                 .unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
         }
         if Instant::now() >= deadline {
-            // By the shell itself: procps' own program takes `-PID` for a signal.
-            Command::new("/bin/sh")
-                .args(["-c", &format!("kill -9 -{}", child.id())])
-                .status()?;
+            let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
             child.wait()?;
             break TIMED_OUT;
         }
