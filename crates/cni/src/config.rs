@@ -184,15 +184,17 @@ impl Config {
             let why = format!("is not letters, digits, '_', '.' and '-', at most {NAME_MAX}");
             return Err(Error::config(format!("name '{name}' {why}")));
         }
-        if let Some(previous) = written.prev_result.as_ref().filter(|it| !it.is_object()) {
-            return Err(Error::config(format!("prevResult {previous} is no result")));
-        }
-        // The answer to ADD is to hold these, and what is made here behind them.
-        for list in ["interfaces", "ips", "routes"] {
-            let previous = written.prev_result.as_ref().map(|it| &it[list]);
-            if let Some(other) = previous.filter(|it| !it.is_array() && !it.is_null()) {
-                let why = format!("{list} of prevResult are no list: {other}");
-                return Err(Error::config(why));
+        if let Some(previous) = &written.prev_result {
+            if !previous.is_object() {
+                return Err(Error::config(format!("prevResult {previous} is no result")));
+            }
+            // The answer to ADD is to hold these, and what is made here behind them.
+            for list in ["interfaces", "ips", "routes"] {
+                let there = &previous[list];
+                if !there.is_array() && !there.is_null() {
+                    let why = format!("{list} of prevResult are no list: {there}");
+                    return Err(Error::config(why));
+                }
             }
         }
         let ipam = match written.ipam["type"].as_str() {
