@@ -82,7 +82,7 @@ pub struct Walk {
     at: usize,
     /// Bytes of a value to go over.
     skip: usize,
-    /// They are numbers in a row, of which each ends with a byte below 0x80.
+    /// They are numbers of a list in a row, of which each ends with a byte below 0x80.
     packed: bool,
     reading: Reading,
     /// The number that is being read, and its bits so far.
@@ -152,11 +152,11 @@ impl Walk {
             if self.skip > 0 {
                 let (skipped, rest) = bytes.split_at(self.skip.min(bytes.len()));
                 *bytes = rest;
-                self.at += skipped.len();
                 self.skip -= skipped.len();
                 if self.packed {
-                    let ends = skipped.iter().filter(|byte| **byte < 0x80);
-                    self.charge(ends.count() * 2 * self.field.element)?;
+                    self.numbers(skipped)?;
+                } else {
+                    self.at += skipped.len();
                 }
                 if self.skip > 0 {
                     return Ok(());
@@ -257,7 +257,7 @@ impl Walk {
             Kind::Number if self.field.element > 0 && len > 0 => self.element()?,
             Kind::Number | Kind::Unknown => (),
         }
-        self.packed = matches!(self.field.kind, Kind::Number);
+        self.packed = self.field.element > 0 && matches!(self.field.kind, Kind::Number);
         self.skip = len;
         Ok(())
     }
@@ -279,6 +279,18 @@ impl Walk {
             (true, _) => self.charge(2 * element + CHUNK),
             (false, _) => self.charge(2 * element),
         }
+    }
+
+    /// Goes over bytes of numbers in a row, and charges for each at its end: where they are too
+    /// much does not depend on the pieces that they come in.
+    fn numbers(&mut self, bytes: &[u8]) -> Result<(), Refused> {
+        for byte in bytes {
+            self.at += 1;
+            if *byte < 0x80 {
+                self.charge(2 * self.field.element)?;
+            }
+        }
+        Ok(())
     }
 
     fn charge(&mut self, bytes: usize) -> Result<(), Refused> {
@@ -635,6 +647,17 @@ mod tests {
             }
             assert!(walk.is_done());
             assert_eq!(walk.memory(), whole);
+        }
+        // Too much of it ends the way at the same byte: within a list of numbers, too.
+        for limit in (whole - 4000..whole).step_by(99) {
+            let told = memory(named("Config"), &bytes, limit);
+            assert!(told.is_err(), "{limit}");
+            for piece in [1, 7, 1000] {
+                let mut walk = Walk::new(named("Config"), bytes.len(), limit);
+                let mut pieces = bytes.chunks(piece);
+                let refused = pieces.find_map(|mut piece| walk.over(&mut piece).err());
+                assert_eq!(refused, told.err(), "{limit} in pieces of {piece}");
+            }
         }
         let mut more = &[&bytes[..], b"next"].concat()[..];
         let mut walk = Walk::new(named("Config"), bytes.len(), usize::MAX);
