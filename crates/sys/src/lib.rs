@@ -15,12 +15,13 @@
 //!   [`socket_owner`]: whose the other end of a connection over loopback is.
 //! - [`ethtool`]: a NIC's offloads. [`huge`]: zeroed memory in huge pages. [`shared_memory`]:
 //!   memory that outlives the process. [`private_text`]: what is in a file that holds a secret. [`packet_socket`]: which interface one is of. [`userfault`]: pages that are missing. [`cycles`]: the cycle
-//!   counter.
+//!   counter. [`allowance`]: how often somebody may have something done.
 //!
 //! With `io`, which holds what touches guest memory and frames, this is all `unsafe` of the
 //! project.
 
 mod allocator;
+pub mod allowance;
 pub mod bpf;
 pub mod bpf_array;
 pub mod child;

@@ -4,13 +4,13 @@
 //! replies and ports; `server` serves all sockets on one thread. What runs in the rings is
 //! [`virtqueue`](super::virtqueue)'s.
 
-pub(in crate::vhost) mod allowance;
 pub mod breach;
 pub mod channel;
 pub(in crate::vhost) mod client;
 pub(in crate::vhost) mod connection;
 pub(in crate::vhost) mod going_on;
 pub(in crate::vhost) mod listener;
+pub(in crate::vhost) mod log_lines;
 pub mod message;
 pub(in crate::vhost) mod pair;
 pub mod request;

@@ -21,15 +21,16 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use sys::allowance::Allowance;
 use tracing::{error, info, warn};
 
 use crate::vhost::nic_options::NicOptions;
-use crate::vhost::protocol::allowance::{Allowance, Lines};
 use crate::vhost::protocol::channel;
 use crate::vhost::protocol::client::{Client, Watches};
 use crate::vhost::protocol::connection::{Connection, Progress};
 use crate::vhost::protocol::going_on::{self, Left, WentOn};
 use crate::vhost::protocol::listener::{Listener, SocketFile};
+use crate::vhost::protocol::log_lines::Lines;
 use crate::vhost::protocol::saved::{LeftError, LeftSession, Resumed, SessionKeeper};
 use crate::vhost::protocol::server_error::ServerError;
 use crate::vhost::protocol::session::{Session, SessionInfo};

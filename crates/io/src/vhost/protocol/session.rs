@@ -26,6 +26,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use sys::allowance::Allowance;
 use sys::poll::Doorbell;
 use tracing::{info, warn};
 use wire::Mac;
@@ -37,9 +38,9 @@ use crate::vhost::dirty_log::DirtyLog;
 use crate::vhost::features::{self, protocol};
 use crate::vhost::limits::SLOTS_MAX;
 use crate::vhost::nic_options::NicOptions;
-use crate::vhost::protocol::allowance::{Allowance, Line, Lines};
 use crate::vhost::protocol::breach::Breach;
 use crate::vhost::protocol::channel::{self, ChannelError};
+use crate::vhost::protocol::log_lines::{Line, Lines};
 use crate::vhost::protocol::message::{ConfigSpan, Message, MessageError, Reply, RingValue};
 use crate::vhost::protocol::pair::{self, Common, Owner, Pair};
 use crate::vhost::protocol::request::{self, LogSpec, Request, RingAddresses, RingFd};
