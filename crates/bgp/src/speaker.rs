@@ -28,7 +28,11 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Whose BIRD is, where there is such a user (Debian's package makes it).
 const USER: &str = "bird";
 /// What it may do beside what every program may: the port below 1024, the signature of TCP, BFD.
-const CAPABILITIES: &str = "net_admin,+net_bind_service,+net_raw";
+const CAPABILITIES: [(CapabilitySet, &str); 3] = [
+    (CapabilitySet::NET_ADMIN, "net_admin"),
+    (CapabilitySet::NET_BIND_SERVICE, "net_bind_service"),
+    (CapabilitySet::NET_RAW, "net_raw"),
+];
 
 /// Runs the program that is said, and ends it when nobody has the other end of the standard input
 /// any more. Should the shell be killed, what runs is sent a signal by the kernel (`setpriv`); so
@@ -287,17 +291,16 @@ async fn answer<R: tokio::io::AsyncBufRead + Unpin>(
 }
 
 /// The user that BIRD is, if there is one and we may become it. A service manager may have left us
-/// too little for that; then BIRD has no more than we have. To be asked once: the host's directory
-/// of users may be far away.
+/// too little for that; then BIRD is our user, and has of its capabilities those that we have. To
+/// be asked once: the host's directory of users may be far away.
 async fn owner() -> Result<Option<User>, Error> {
-    let needed = CapabilitySet::SETUID
+    let of_users = CapabilitySet::SETUID
         | CapabilitySet::SETGID
         | CapabilitySet::SETPCAP
-        | CapabilitySet::CHOWN
-        | CapabilitySet::NET_ADMIN
-        | CapabilitySet::NET_BIND_SERVICE
-        | CapabilitySet::NET_RAW;
-    if !capabilities(None).is_ok_and(|sets| sets.permitted.contains(needed)) {
+        | CapabilitySet::CHOWN;
+    let of_birds = CAPABILITIES.map(|(one, _)| one);
+    let needed = of_birds.into_iter().fold(of_users, CapabilitySet::union);
+    if !ours().contains(needed) {
         return Ok(None);
     }
     let found = tokio::task::spawn_blocking(|| User::from_name(USER));
@@ -305,6 +308,11 @@ async fn owner() -> Result<Option<User>, Error> {
     found
         .await
         .map_err(|source| Error::User { user: USER, source })
+}
+
+/// The capabilities that we have.
+fn ours() -> CapabilitySet {
+    capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.permitted)
 }
 
 fn prepare(folder: &Path, owner: Option<&User>) -> Result<(), Error> {
@@ -384,13 +392,15 @@ fn command(settings: &Settings, folder: &Path, owner: Option<&User>) -> Command 
     let mut command = Command::new("sh");
     command.args(["-c", ATTENDED, "sh"]);
     command.args(["setpriv", "--pdeathsig", "TERM", "--no-new-privs"]);
+    let ours = ours();
+    let has = CAPABILITIES.iter().filter(|(one, _)| ours.contains(*one));
+    let keeps = has.fold("-all".to_owned(), |all, (_, name)| all + ",+" + name);
     if let Some(user) = owner {
-        command.args(["--bounding-set", &format!("-all,+{CAPABILITIES}")]);
+        command.args(["--bounding-set", &keeps]);
         command.args(["--reuid", &user.uid.to_string()]);
         command.args(["--regid", &user.gid.to_string(), "--clear-groups"]);
-        command.args(["--inh-caps", &format!("-all,+{CAPABILITIES}")]);
-        command.args(["--ambient-caps", &format!("-all,+{CAPABILITIES}")]);
     }
+    command.args(["--inh-caps", &keeps, "--ambient-caps", &keeps]);
     command.args(["--", &settings.bird, "-f", "-c"]);
     // From where it is: what its folder lies in may be closed to its user.
     command.args(["conf", "-s", "control"]).current_dir(folder);
@@ -548,6 +558,47 @@ mod tests {
             eprintln!("skipped: there is no BIRD here (tools/setup.sh installs Debian's)");
         }
         is_here
+    }
+
+    /// Where the daemon may not become another user, as under its unit: what else it may is not
+    /// for BIRD, which hears strangers.
+    #[test]
+    fn as_our_user_bird_has_no_more_capabilities() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let program = dir.path().join("bird");
+        let script = "#!/bin/sh\nexec grep Cap /proc/self/status\n";
+        std::fs::write(&program, script).expect("it is written");
+        for path in [dir.path(), &program] {
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+            std::fs::set_permissions(path, mode).expect("all may run it");
+        }
+        if !ours().contains(CapabilitySet::SETUID | CapabilitySet::BPF) {
+            eprintln!("skipped: not root, who gives another user capabilities");
+            return;
+        }
+        let settings = Settings {
+            bird: program.display().to_string(),
+            ..settings(17982)
+        };
+        let bird = command(&settings, dir.path(), None);
+        let has = "+net_admin,+net_bind_service,+net_raw,+bpf,+perfmon";
+        let mut unit = Command::new("setpriv");
+        unit.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
+        unit.args(["--inh-caps", has, "--ambient-caps", has, "--"]);
+        unit.arg(bird.get_program()).args(bird.get_args());
+        unit.current_dir(dir.path());
+        unit.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut unit = unit.spawn().expect("it runs");
+        let mut said = String::new();
+        let mut output = unit.stdout.take().expect("what it says");
+        output.read_to_string(&mut said).expect("text");
+        drop(unit.stdin.take());
+        unit.wait().expect("it has ended");
+        // CAP_NET_BIND_SERVICE, CAP_NET_ADMIN, CAP_NET_RAW.
+        let capabilities = format!("{:016x}", 1 << 10 | 1 << 12 | 1 << 13);
+        for set in ["CapInh", "CapPrm", "CapEff", "CapAmb"] {
+            assert!(said.contains(&format!("{set}:\t{capabilities}")), "{said}");
+        }
     }
 
     /// What BIRD has, that nobody else reads its files, and that nothing of it is left.
