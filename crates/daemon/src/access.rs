@@ -10,6 +10,7 @@
 //! [`crate::audit`].
 
 pub mod admit;
+mod change_rate;
 mod directory;
 mod file;
 pub mod needs;

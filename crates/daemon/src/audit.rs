@@ -37,9 +37,10 @@ const WHY_MAX: usize = 4 << 10;
 pub const AUDIT: &str = "butterfly_audit";
 /// Letters of what was asked for by who was not let in.
 const REQUEST_MAX: usize = 256;
-/// Refused attempts of one peer that are recorded in [`WINDOW`], by role, by part, since they
-/// cannot be, or since nobody waited for their answer: whoever may not do anything must not fill
-/// the disk either, or keep those of others out of it.
+/// Attempts of one peer that are recorded in [`WINDOW`] and have come to nothing: refused by role,
+/// by part, since they cannot be, or since nobody waited for their answer, or of what is there
+/// already. Whoever may not do anything, or asks for the same again and again, must not fill the
+/// disk either, or keep those of others out of it.
 const REFUSED_MAX: u32 = 120;
 /// Peers that are told apart by that in one window; the others are counted as one.
 const PEERS_MAX: usize = 1024;
@@ -47,9 +48,12 @@ const PEERS_MAX: usize = 1024;
 /// fill the disk nor take the room of others.
 const STRANGER_REFUSED_MAX: u32 = 20;
 const STRANGERS_MAX: usize = 64;
-/// Bytes of a refused request's arguments that are recorded.
+/// Bytes of the arguments of a request that came to nothing that are recorded.
 const REFUSED_ARGUMENTS_MAX: usize = 4 << 10;
 const WINDOW: Duration = Duration::from_secs(60);
+/// Bytes of one peer's changes in a window of which the arguments and all details are recorded. Of
+/// more it is recorded that they were made, and of what.
+const WHOLE_MAX: usize = 16 << 20;
 
 /// Where records go. Cheap to clone.
 #[derive(Clone)]
@@ -72,17 +76,14 @@ struct State {
     refused: BTreeMap<String, u32>,
     strangers: BTreeMap<String, u32>,
     refused_unsaid: u64,
+    /// Bytes of what each peer has changed in it.
+    changed: BTreeMap<String, usize>,
 }
 
 impl State {
     /// Whether another refusal of a peer's is recorded; how many were not, before it.
     fn records_refusal(&mut self, peer: &Peer, is_let_in: bool) -> Option<u64> {
-        let now = Instant::now();
-        if self.window.is_none_or(|begun| now - begun >= WINDOW) {
-            self.window = Some(now);
-            self.refused.clear();
-            self.strangers.clear();
-        }
+        self.go_on();
         let (is_known, mut name) = match host_of_nameless(peer) {
             Some(host) => (is_let_in, host),
             None => (true, peer.shown()),
@@ -101,6 +102,25 @@ impl State {
         }
         *count += 1;
         Some(std::mem::take(&mut self.refused_unsaid))
+    }
+
+    /// Whether a change of a peer's is recorded whole, in so many bytes.
+    fn records_whole(&mut self, peer: &Peer, bytes: usize) -> bool {
+        self.go_on();
+        let all = self.changed.entry(peer.shown()).or_default();
+        *all = all.saturating_add(bytes);
+        *all <= WHOLE_MAX
+    }
+
+    /// Begins a window when the one before it is over.
+    fn go_on(&mut self) {
+        let now = Instant::now();
+        if self.window.is_none_or(|begun| now - begun >= WINDOW) {
+            self.window = Some(now);
+            self.refused.clear();
+            self.strangers.clear();
+            self.changed.clear();
+        }
     }
 }
 
@@ -318,13 +338,20 @@ impl Drop for Record {
     fn drop(&mut self) {
         let line = self.line.get_mut();
         let line = line.unwrap_or_else(PoisonError::into_inner);
-        if line.is_refusal() {
+        if line.came_to_nothing() {
             let Some(unsaid) = self.audit.lock().records_refusal(&line.peer, true) else {
                 return;
             };
             line.unsaid = unsaid;
             if line.arguments_bytes > REFUSED_ARGUMENTS_MAX {
                 line.arguments = None;
+            }
+        } else {
+            let mut state = self.audit.lock();
+            line.unsaid = std::mem::take(&mut state.refused_unsaid);
+            let bytes = line.arguments_bytes + DETAILS_MAX - line.room;
+            if !line.peer.is_ours() && !state.records_whole(&line.peer, bytes) {
+                line.leave_values_out();
             }
         }
         self.audit.write(line);
@@ -359,10 +386,22 @@ impl Line {
         left.is_some()
     }
 
-    /// It was answered by a refusal, or its client went away before the end, and nothing has come
-    /// of it.
-    fn is_refusal(&self) -> bool {
-        self.result.as_deref() != Some("ok") && !self.may_have_had_effect
+    /// Nothing has come of it: it was answered by a refusal, its client went away before the end,
+    /// or all that it asked for was there already.
+    fn came_to_nothing(&self) -> bool {
+        !self.may_have_had_effect
+    }
+
+    /// Leaves out all values that may be long, and counts them.
+    fn leave_values_out(&mut self) {
+        self.arguments = None;
+        self.more_details += self.removed.len() + self.details.len();
+        self.removed.clear();
+        self.details.clear();
+        for change in &mut self.changes {
+            self.more_details += change.details.len();
+            change.details.clear();
+        }
     }
 
     fn text(&self) -> String {
@@ -588,12 +627,75 @@ mod tests {
         let other = Peer::unknown();
         audit.refused("v1", &other, "Shutdown", "needs admin");
         assert_eq!(lines(&path).pop().unwrap()["unsaid"], REFUSED_MAX + 1);
+        // What was there already is no change.
         ask(&peer(), "ok");
+        assert_eq!(lines(&path).len(), REFUSED_MAX as usize + 1);
+        let record = audit.begin("v1", &peer(), "PutGroup");
+        record.changed(&group_changed(1));
+        record.ended("ok", "");
+        drop(record);
         let last = lines(&path).pop().unwrap();
         assert_eq!(
-            (&last["result"], last["arguments"].is_string()),
-            (&json!("ok"), true)
+            (&last["result"], &last["unsaid"]),
+            (&json!("ok"), &json!(1))
         );
+    }
+
+    /// Of a group, of which so many rules are new.
+    fn group_changed(rules: u16) -> Changed {
+        let rule = |port: u16| {
+            let ports = RuleMatch::Ports(Ports {
+                start: port,
+                end: port,
+            });
+            Rule::new(Direction::Ingress, Some(6), ports, RulePeer::Any).unwrap()
+        };
+        let diff = Diff {
+            groups: vec![GroupChange {
+                id: GroupId::new("web").unwrap(),
+                diff: GroupDiff {
+                    rules_added: (0..rules).map(rule).collect(),
+                    ..Default::default()
+                },
+            }],
+            ..Default::default()
+        };
+        Changed {
+            diff,
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn of_many_large_changes_it_is_recorded_that_they_were_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("audit.json");
+        let audit = Audit::open(Some(path.clone())).unwrap();
+        let arguments = "x".repeat(ARGUMENTS_MAX);
+        let change = |peer: &Peer| {
+            let record = audit.begin("v1", peer, "PutGroup");
+            record.changed(&group_changed(1));
+            record.arguments(Some(json!(arguments)), ARGUMENTS_MAX);
+            record.ended("ok", "");
+            drop(record);
+            lines(&path).pop().unwrap()
+        };
+        let is_whole = |line: &Value| {
+            assert_eq!(line["changes"][0]["group"], "web");
+            line["arguments"].is_string() && line["changes"][0]["details"].is_array()
+        };
+        assert!(is_whole(&change(&peer())));
+        audit.lock().changed.insert(peer().shown(), WHOLE_MAX);
+        let cut = change(&peer());
+        assert!(!is_whole(&cut));
+        assert_eq!(
+            (&cut["arguments_bytes"], &cut["more_details"]),
+            (&json!(ARGUMENTS_MAX), &json!(1))
+        );
+        // Nobody else's, and not for ever.
+        assert!(is_whole(&change(&Peer::unknown())));
+        audit.lock().window = Instant::now().checked_sub(WINDOW);
+        assert!(is_whole(&change(&peer())));
     }
 
     /// What is carried out is recorded also where its client went away, or where it failed
@@ -667,28 +769,7 @@ mod tests {
         assert_eq!(line["arguments_bytes"], ARGUMENTS_MAX);
         assert!(line.to_string().len() < 2 * WHY_MAX);
         let record = audit.begin("v1", &peer(), "PutGroup");
-        let rule = |port: u16| {
-            let ports = RuleMatch::Ports(Ports {
-                start: port,
-                end: port,
-            });
-            Rule::new(Direction::Ingress, Some(6), ports, RulePeer::Any).unwrap()
-        };
-        let group = GroupId::new("web").unwrap();
-        let diff = Diff {
-            groups: vec![GroupChange {
-                id: group,
-                diff: GroupDiff {
-                    rules_added: (0..10_000).map(rule).collect(),
-                    ..Default::default()
-                },
-            }],
-            ..Default::default()
-        };
-        record.changed(&Changed {
-            diff,
-            ..Default::default()
-        });
+        record.changed(&group_changed(10_000));
         drop(record);
         let line = lines(&path).pop().unwrap();
         let details = line["changes"][0]["details"].as_array().unwrap().len();

@@ -6,6 +6,8 @@ mod beyond;
 mod common;
 #[path = "roles/ids.rs"]
 mod ids;
+#[path = "roles/often.rs"]
+mod often;
 #[path = "roles/revoked.rs"]
 mod revoked;
 #[path = "roles/sniffers.rs"]

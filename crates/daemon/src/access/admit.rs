@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Instant;
 
-use control::Author;
+use control::{Author, Changed};
 use http_body::{Body as _, Frame};
 use http_body_util::{BodyExt, BodyStream, StreamBody};
 use tokio_stream::Stream;
@@ -16,6 +16,7 @@ use tonic::codegen::{Service, http};
 use tonic::server::NamedService;
 use tonic::{Code, Request, Status};
 
+use super::change_rate::ChangeRate;
 use super::needs::{self, Need};
 use super::peer::Peer;
 use super::permitted::Refusal;
@@ -40,6 +41,7 @@ pub struct Gate {
     audit: Audit,
     requests: Requests,
     changes: Changes,
+    change_rate: ChangeRate,
 }
 
 /// Who was let in, for one request. Cheap to clone.
@@ -55,6 +57,7 @@ pub struct Caller {
     standing: Option<Arc<Standing>>,
     /// What the request changes.
     unsettled: Option<Arc<Unsettled>>,
+    change_rate: ChangeRate,
 }
 
 impl Caller {
@@ -99,15 +102,39 @@ impl Caller {
         })
     }
 
-    /// Whether it may still what it was let in for. An operation asks when nobody else can keep it
-    /// waiting any more.
+    /// Whether it may still what it was let in for, now that nobody else has the controller.
     ///
     /// # Errors
-    /// What it may do was changed since, or the authority that it came by.
+    /// What it may do was changed since, or the authority that it came by; or it has changed too
+    /// much of late.
     pub fn look_again(&self) -> Result<(), Refusal> {
-        match &self.standing {
-            Some(standing) => standing.look_again(&self.reach),
-            None => Ok(()),
+        if let Some(standing) = &self.standing {
+            standing.look_again(&self.reach)?;
+        }
+        match self.record.is_some() && self.has_part() {
+            true => self.change_rate.admit(&self.shown, Instant::now()),
+            false => Ok(()),
+        }
+    }
+
+    /// An operation of the controller has changed something for it.
+    pub fn changed(&self, changed: &Changed) {
+        self.count_change();
+        if let Some(record) = &self.record {
+            record.changed(changed);
+        }
+    }
+
+    /// Frames are caught for it from now on: that is recorded, and counts as a change, since the
+    /// connections that the kernel forwards are judged anew.
+    pub fn captures(&self) {
+        self.count_change();
+        self.takes_effect();
+    }
+
+    fn count_change(&self) {
+        if self.has_part() {
+            self.change_rate.changed(&self.shown, Instant::now());
         }
     }
 
@@ -138,6 +165,7 @@ impl Caller {
             memory: None,
             standing: None,
             unsettled: None,
+            change_rate: ChangeRate::default(),
         }
     }
 
@@ -218,6 +246,7 @@ impl Gate {
             audit,
             requests: Requests::default(),
             changes: Changes::default(),
+            change_rate: ChangeRate::default(),
         }
     }
 
@@ -316,6 +345,7 @@ impl Gate {
                     memory: None,
                     standing: Some(Arc::new(standing)),
                     unsettled: None,
+                    change_rate: self.change_rate.clone(),
                 });
             }
         };

@@ -41,6 +41,9 @@ pub enum Refusal {
     /// Clients' certificates are of another authority since it asked.
     #[error("{STALE}")]
     Stale,
+    /// The caller has changed too much of late.
+    #[error("{0}")]
+    TooOften(String),
     /// It cannot be.
     #[error(transparent)]
     Control(#[from] Error),
@@ -50,6 +53,7 @@ impl From<Refusal> for Status {
     fn from(refusal: Refusal) -> Status {
         match refusal {
             Refusal::Denied(why) => Status::permission_denied(why),
+            Refusal::TooOften(why) => Status::resource_exhausted(why),
             Refusal::Stale => Status::unauthenticated(STALE),
             Refusal::Control(error) => crate::v1::refused(error),
         }
@@ -82,9 +86,7 @@ impl Drop for Permitted<'_> {
         {
             tracing::warn!("{words}");
         }
-        if let Some(record) = &self.caller.record {
-            record.changed(&changed);
-        }
+        self.caller.changed(&changed);
     }
 }
 

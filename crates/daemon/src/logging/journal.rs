@@ -214,6 +214,7 @@ mod tests {
             let record = Audit::none().begin("v1", &Peer::unknown(), "PutGroup");
             let members = "x".repeat(length);
             record.arguments(Some(serde_json::json!({ "members": members })), 60 << 10);
+            record.takes_effect();
             record.detail("a change".into());
             record.ended("ok", "");
             drop(record);

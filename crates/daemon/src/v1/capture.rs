@@ -102,6 +102,7 @@ pub fn begin(
             }
             CaptureError::Gone(gone) => Status::unavailable(gone.to_string()),
         })?;
+    control.caller().captures();
     let whole = |seconds: u32| Duration::from_secs(seconds.into());
     Ok(Begun {
         _share: share,

@@ -118,6 +118,7 @@ pub fn begin(
         CaptureError::TooMany(_) => Status::resource_exhausted(format!("'{}': {error}", begun.nic)),
         CaptureError::Gone(gone) => Status::unavailable(gone.to_string()),
     })?;
+    control.caller().captures();
     Ok(begun)
 }
 
