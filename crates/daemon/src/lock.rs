@@ -97,7 +97,7 @@ impl Uplink {
 
     /// Takes an interface of this network namespace; the error names the process that has it.
     /// `None`: somebody pretends to have it who is neither root nor our user nor may change the
-    /// network, or does not answer.
+    /// network, or does not answer and is neither of the first two.
     pub fn take(interface: &str) -> Result<Option<Uplink>, String> {
         let name = format!("butterflyd/uplink/{interface}");
         let mut taken = HeldName::take(&name);
@@ -128,6 +128,10 @@ impl Uplink {
                 );
                 Ok(None)
             }
+            None if held_name::owner(&name).is_some_and(held_name::is_ours) => Err(format!(
+                "the uplink {interface} is that of another daemon, which is asked by so many that \
+                 its process is not known: stop it first, or name another interface with --uplink"
+            )),
             None => {
                 tracing::warn!(
                     "somebody who does not answer pretends to have the uplink {interface}"
@@ -152,7 +156,7 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
     #[test]
     fn the_second_waits_for_the_first_and_nothing_stays() {
@@ -191,6 +195,37 @@ mod tests {
         let error = Uplink::take(&interface).unwrap_err();
         let own = format!("process {}", std::process::id());
         assert!(error.contains(&own), "{error}");
+    }
+
+    /// Any user may ask who has it, and not wait for the answer.
+    #[test]
+    fn who_asks_without_end_takes_no_uplink_from_its_daemon() {
+        let interface = format!("asked{}", std::process::id());
+        let name = format!("butterflyd/uplink/{interface}");
+        let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+        let of_unix = || {
+            let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
+            rustix::net::socket_with(family, kind, SocketFlags::NONBLOCK, None).unwrap()
+        };
+        // A daemon's, which as many keep busy as a shorter queue has place for.
+        let daemon = of_unix();
+        rustix::net::bind(&daemon, &address).unwrap();
+        rustix::net::listen(&daemon, 3).unwrap();
+        let mut asking = Vec::new();
+        let refused = loop {
+            asking.push(of_unix());
+            if let Err(e) = rustix::net::connect(asking.last().unwrap(), &address) {
+                break e;
+            }
+        };
+        assert_eq!(refused, Errno::AGAIN);
+        let error = Uplink::take(&interface).unwrap_err();
+        assert!(
+            error.contains(&format!("{interface} is that of another daemon")),
+            "{error}"
+        );
+        drop(daemon);
+        assert!(Uplink::take(&interface).unwrap().is_some());
     }
 
     #[test]

@@ -9,6 +9,8 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, geteuid, pidfd_open};
 
+use crate::socket_owner::SocketOwners;
+
 /// Those that ask who holds a name are never accepted: so many may ask.
 const BACKLOG: i32 = 4096;
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
@@ -65,6 +67,13 @@ pub fn holder(name: &str) -> Option<Peer> {
     listener(&SocketAddrUnix::new_abstract_name(name.as_bytes()).ok()?)
 }
 
+/// The user whose socket has a name, as the kernel has noted it when that was made: also where so
+/// many ask for its [`holder`] that nobody is told.
+pub fn owner(name: &str) -> Option<u32> {
+    let owners = SocketOwners::new().ok()?;
+    owners.of_name(name.as_bytes()).ok().flatten()
+}
+
 /// Who listens at this address; `None` where nobody does, or too many wait to be asked. Does not
 /// wait.
 pub fn listener(address: &SocketAddrUnix) -> Option<Peer> {
@@ -85,8 +94,13 @@ impl Peer {
     /// It is root, our own user, or one who may change the network, as a daemon does: others only
     /// pretend.
     pub fn is_trusted(self) -> bool {
-        self.uid == 0 || self.uid == geteuid().as_raw() || self.may_change_network
+        is_ours(self.uid) || self.may_change_network
     }
+}
+
+/// It is root, or our own user.
+pub fn is_ours(uid: u32) -> bool {
+    uid == 0 || uid == geteuid().as_raw()
 }
 
 /// The process that listens, which a descriptor stands for also when another one has its number. A
@@ -226,14 +240,16 @@ mod tests {
     #[test]
     fn one_has_it_and_is_known() {
         let name = format!("butterfly/test/{}", std::process::id());
-        assert_eq!(holder(&name), None);
+        assert_eq!((holder(&name), owner(&name)), (None, None));
         let held = HeldName::take(&name).unwrap();
         assert_eq!(HeldName::take(&name).unwrap_err(), Errno::ADDRINUSE);
         let us = holder(&name).unwrap();
         assert_eq!(us.pid, std::process::id() as i32);
         assert!(us.is_trusted());
+        assert_eq!(owner(&name), Some(us.uid));
+        assert_eq!(owner(&name[..name.len() - 1]), None);
         drop(held);
-        assert_eq!(holder(&name), None);
+        assert_eq!((holder(&name), owner(&name)), (None, None));
         HeldName::take(&name).unwrap();
     }
 }

@@ -1,5 +1,6 @@
 //! Whose a socket of this host is, by sock_diag(7): who is at the other end of a connection over
-//! loopback, where everybody on the host can connect.
+//! loopback, where everybody on the host can connect, and who listens by a name that everybody may
+//! take.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -14,8 +15,11 @@ use rustix::net::{
 const BY_FAMILY: u16 = 20;
 /// `NLMSG_ERROR`.
 const ERROR: u16 = 2;
-/// `NLM_F_REQUEST`.
+/// `NLMSG_DONE`.
+const DONE: u16 = 3;
+/// `NLM_F_REQUEST`, and `NLM_F_REQUEST | NLM_F_DUMP`.
 const REQUEST: u16 = 1;
+const DUMP: u16 = 0x301;
 /// A `struct nlmsghdr`, and behind it a `struct inet_diag_req_v2`.
 const HEADER: usize = 16;
 const ASKED: usize = HEADER + 56;
@@ -23,6 +27,16 @@ const ASKED: usize = HEADER + 56;
 const PEER_PORT: usize = HEADER + 6;
 const USER: usize = HEADER + 64;
 const ANSWER: usize = HEADER + 72;
+/// Of unix sockets, a `struct unix_diag_req` behind the header, and in an answer a `struct
+/// unix_diag_msg`, with attributes behind it.
+const UNIX_ASKED: usize = HEADER + 24;
+const UNIX_ANSWER: usize = HEADER + 16;
+/// `TCP_LISTEN`.
+const LISTENS: u32 = 10;
+/// `UDIAG_SHOW_NAME | UDIAG_SHOW_UID`, and what is in the attributes then.
+const SHOWN: u32 = 0x41;
+const UNIX_NAME: u16 = 0;
+const UNIX_USER: u16 = 7;
 
 /// What a socket speaks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -67,12 +81,83 @@ impl SocketOwners {
         let answer = answer.get(..len).unwrap_or(&answer);
         match kind(answer) {
             Some(BY_FAMILY) => Ok(owner(protocol, answer, from)),
-            Some(ERROR) => match -i32::from_ne_bytes(bytes(answer, HEADER).unwrap_or_default()) {
-                errno if errno == Errno::NOENT.raw_os_error() => Ok(None),
-                errno => Err(io::Error::from_raw_os_error(errno)),
-            },
+            Some(ERROR) => refused(answer),
             _ => Err(io::ErrorKind::InvalidData.into()),
         }
+    }
+
+    /// The user whose socket listens by this abstract name (unix(7)) in our network namespace.
+    /// `None`: nobody's does, or the kernel does not tell (it has no `unix_diag`, or is older than
+    /// Linux 5.3).
+    ///
+    /// # Errors
+    /// Those of netlink(7).
+    pub fn of_name(&self, name: &[u8]) -> io::Result<Option<u32>> {
+        let question = question_of_listeners();
+        retry_on_intr(|| send(&self.0, &question, SendFlags::empty()))?;
+        let (mut part, mut found) = (vec![0; 64 << 10], None);
+        loop {
+            let (len, _) = retry_on_intr(|| recv(&self.0, &mut part[..], RecvFlags::empty()))?;
+            let mut rest = part.get(..len).unwrap_or(&part);
+            while !rest.is_empty() {
+                let (answer, behind) = first(rest).ok_or(io::ErrorKind::InvalidData)?;
+                match kind(answer) {
+                    Some(DONE) => return Ok(found),
+                    Some(ERROR) => return refused(answer),
+                    _ => found = found.or_else(|| owner_of_name(answer, name)),
+                }
+                rest = behind;
+            }
+        }
+    }
+}
+
+fn question_of_listeners() -> [u8; UNIX_ASKED] {
+    let mut asked = [0; UNIX_ASKED];
+    asked[..4].copy_from_slice(&(UNIX_ASKED as u32).to_ne_bytes());
+    asked[4..6].copy_from_slice(&BY_FAMILY.to_ne_bytes());
+    asked[6..8].copy_from_slice(&DUMP.to_ne_bytes());
+    let asked_of = &mut asked[HEADER..];
+    asked_of[0] = AddressFamily::UNIX.as_raw() as u8;
+    asked_of[4..8].copy_from_slice(&(1u32 << LISTENS).to_ne_bytes());
+    asked_of[12..16].copy_from_slice(&SHOWN.to_ne_bytes());
+    asked
+}
+
+/// The first one of messages or attributes that begin with their length and are padded to four
+/// bytes, and those behind it.
+fn padded(all: &[u8], length: usize) -> Option<(&[u8], &[u8])> {
+    let behind = all.get(length.next_multiple_of(4)..).unwrap_or_default();
+    Some((all.get(..length)?, behind))
+}
+
+fn first(messages: &[u8]) -> Option<(&[u8], &[u8])> {
+    let length = u32::from_ne_bytes(bytes(messages, 0)?) as usize;
+    padded(messages, length).filter(|_| length >= HEADER)
+}
+
+fn owner_of_name(answer: &[u8], name: &[u8]) -> Option<u32> {
+    let (mut is_it, mut user) = (false, None);
+    let mut rest = answer.get(UNIX_ANSWER..)?;
+    while let (Some(length), Some(kind)) = (bytes(rest, 0), bytes(rest, 2)) {
+        let length = usize::from(u16::from_ne_bytes(length));
+        let (attribute, behind) = padded(rest, length)?;
+        let value = attribute.get(4..)?;
+        match u16::from_ne_bytes(kind) {
+            UNIX_NAME => is_it = value.split_first() == Some((&0, name)),
+            UNIX_USER => user = bytes(value, 0).map(u32::from_ne_bytes),
+            _ => (),
+        }
+        rest = behind;
+    }
+    user.filter(|_| is_it)
+}
+
+/// What an error of the kernel's says; `None`: there is no such socket.
+fn refused(answer: &[u8]) -> io::Result<Option<u32>> {
+    match -i32::from_ne_bytes(bytes(answer, HEADER).unwrap_or_default()) {
+        errno if errno == Errno::NOENT.raw_os_error() => Ok(None),
+        errno => Err(io::Error::from_raw_os_error(errno)),
     }
 }
 
