@@ -10,7 +10,8 @@
 
 mod datagram;
 
-use std::collections::VecDeque;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 
 use foldhash::SharedSeed;
@@ -92,6 +93,22 @@ pub(crate) struct Fragments {
     hosts: Count<IpAddr>,
     held: VecDeque<Held>,
     held_bytes: usize,
+    /// What of that is whose: of those who have some.
+    held_of: BTreeMap<PortUid, HeldOf>,
+}
+
+/// What is held back of one sender.
+#[derive(Clone, Copy, Default)]
+struct HeldOf {
+    fragments: usize,
+    bytes: usize,
+}
+
+impl HeldOf {
+    /// How much of the room it takes: of that for fragments as of that for bytes.
+    fn taken(self) -> usize {
+        self.bytes + self.fragments * (HELD_BYTES_MAX / HELD_MAX)
+    }
 }
 
 impl Fragments {
@@ -106,6 +123,7 @@ impl Fragments {
             hosts: Count::new(hasher),
             held: VecDeque::new(),
             held_bytes: 0,
+            held_of: BTreeMap::new(),
         }
     }
 
@@ -211,6 +229,9 @@ impl Fragments {
         now_ms: u32,
     ) {
         self.held_bytes += bytes.len();
+        let theirs = self.held_of.entry(key.sender).or_default();
+        theirs.fragments += 1;
+        theirs.bytes += bytes.len();
         self.held.push_back(Held {
             key,
             source,
@@ -229,43 +250,28 @@ impl Fragments {
         len: usize,
         mut given_up: impl FnMut(Held),
     ) -> bool {
-        let mine = self
-            .held
-            .iter()
-            .filter(|held| held.key.sender == sender)
-            .count();
-        if mine >= HELD_MAX_EACH || len > HELD_BYTES_MAX {
+        let mine = self.held_by(sender);
+        if mine.fragments >= HELD_MAX_EACH || len > HELD_BYTES_MAX {
             return false;
         }
         while self.held.len() >= HELD_MAX || self.held_bytes + len > HELD_BYTES_MAX {
-            let of = |sender| {
-                self.held
-                    .iter()
-                    .filter(move |held| held.key.sender == sender)
-            };
-            let taken = |sender| {
-                of(sender)
-                    .map(|held| held.bytes.len() + HELD_BYTES_MAX / HELD_MAX)
-                    .sum()
-            };
-            let greediest = self
-                .held
-                .iter()
-                .map(|held| held.key.sender)
-                .max_by_key(|s| -> usize { taken(*s) });
-            let Some(greediest) = greediest.filter(|s| taken(*s) > taken(sender)) else {
+            let greediest = self.held_of.iter().max_by_key(|(_, held)| held.taken());
+            let Some((greediest, _)) = greediest.filter(|(_, held)| held.taken() > mine.taken())
+            else {
                 return false;
             };
-            let oldest = self
-                .held
-                .iter()
-                .position(|held| held.key.sender == greediest);
+            let is_theirs = |held: &Held| held.key.sender == *greediest;
+            let oldest = self.held.iter().position(is_theirs);
             match oldest.and_then(|at| self.take_held(at)) {
                 Some(held) => given_up(held),
                 None => return false,
             }
         }
         true
+    }
+
+    fn held_by(&self, sender: PortUid) -> HeldOf {
+        self.held_of.get(&sender).copied().unwrap_or_default()
     }
 
     /// Takes out a fragment that waited for the first one of `key`.
@@ -292,6 +298,14 @@ impl Fragments {
     fn take_held(&mut self, at: usize) -> Option<Held> {
         let held = self.held.remove(at)?;
         self.held_bytes -= held.bytes.len();
+        if let Entry::Occupied(mut theirs) = self.held_of.entry(held.key.sender) {
+            let left = theirs.get_mut();
+            left.fragments -= 1;
+            left.bytes -= held.bytes.len();
+            if left.fragments == 0 {
+                theirs.remove();
+            }
+        }
         Some(held)
     }
 
@@ -393,6 +407,39 @@ mod tests {
         assert!(fill(&mut fragments, 999, host("192.0.2.8")) >= 128);
         fragments.forget_old(5 + REMEMBER_MS);
         assert!(fragments.shares.len() == 0 && fragments.hosts.len() == 0);
+    }
+
+    /// However much comes early: whose it is is known without a look at all that is held.
+    #[test]
+    fn what_is_held_of_each_is_what_there_is_of_it() {
+        let mut fragments = Fragments::new(64, 1);
+        let mut given_up = 0;
+        for id in 0..2_000u32 {
+            let (sender, len) = (1 + id % 5, 60 + 700 * (id as usize % 90));
+            if fragments.make_room(PortUid(sender), len, |_| given_up += 1) {
+                let from = (PortSlot(sender), None);
+                fragments.hold(key(sender, id), from, vec![0; len], Offload::default(), id);
+            }
+            if id % 7 == 0 {
+                fragments.release(&key(1 + (id / 2) % 5, id / 2));
+            }
+            fragments.overdue(id);
+            for (sender, theirs) in &fragments.held_of {
+                let of = fragments.held.iter();
+                let of = of.filter(|held| held.key.sender == *sender);
+                let lengths: Vec<_> = of.map(|held| held.bytes.len()).collect();
+                let there_is = (lengths.len(), lengths.iter().sum());
+                assert_eq!((theirs.fragments, theirs.bytes), there_is);
+            }
+            let all = fragments.held_of.values();
+            assert_eq!(
+                all.map(|all| all.bytes).sum::<usize>(),
+                fragments.held_bytes
+            );
+        }
+        assert!(given_up > 100, "{given_up}");
+        while fragments.overdue(2_000 + HOLD_MS).is_some() {}
+        assert_eq!((fragments.held_bytes, fragments.held_of.len()), (0, 0));
     }
 
     /// A guest ends datagrams and begins them anew in the same millisecond, and leaves them
