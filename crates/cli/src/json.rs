@@ -2,13 +2,13 @@
 //! `.proto`; 64-bit counters are numbers, not the strings of the standard mapping, so that `jq`
 //! adds them up. Reading takes the standard mapping too.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::LazyLock;
 
 use api::v1;
 use prost::Message;
 use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor, SerializeOptions};
-use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 use serde_json::de::StrRead;
 use serde_path_to_error::Track;
@@ -44,7 +44,9 @@ pub fn line<M: Message + std::fmt::Debug>(message: &M) -> String {
 pub fn parse<M: Message + Default>(name: &str, text: &str) -> Result<M, String> {
     let dynamic = match text.trim_start().starts_with('{') {
         true => {
-            read(text, |json| Unique::deserialize(json))?;
+            read(text, |json| {
+                Unique(Some(descriptor(name))).deserialize(json)
+            })?;
             read(text, |json| {
                 DynamicMessage::deserialize(descriptor(name), json)
             })?
@@ -73,61 +75,90 @@ fn read<T>(
 type Tracked<'a, 'b, 'text> =
     serde_path_to_error::Deserializer<'a, 'b, &'a mut serde_json::Deserializer<StrRead<'text>>>;
 
-/// Any JSON in which no object has a key twice: of two the last would count, and the first be lost
-/// in silence (RFC 8259, section 4, leaves it open).
-struct Unique;
+/// JSON in which no object has a key twice, nor once as the `.proto` spells it and once
+/// as the standard mapping does: of two the last would count, and the first be lost in silence (RFC
+/// 8259, section 4, leaves it open). Within a message, or a list of them; `None`: within others.
+#[derive(Clone)]
+struct Unique(Option<MessageDescriptor>);
 
-impl<'de> Deserialize<'de> for Unique {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Unique, D::Error> {
-        deserializer.deserialize_any(Unique)
+impl Unique {
+    /// The one name that a key has, and what is there.
+    fn at(&self, key: &str) -> (String, Unique) {
+        let field = self.0.as_ref().and_then(|message| {
+            let by_name = || message.get_field_by_name(key);
+            message.get_field_by_json_name(key).or_else(by_name)
+        });
+        match field {
+            Some(field) => {
+                let message = field.kind().as_message().cloned();
+                (field.name().to_owned(), Unique(message))
+            }
+            None => (key.to_owned(), Unique(None)),
+        }
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for Unique {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_any(self)
     }
 }
 
 impl<'de> Visitor<'de> for Unique {
-    type Value = Unique;
+    type Value = ();
 
     fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("JSON")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Unique, A::Error> {
-        let mut keys = HashSet::new();
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        let mut keys = HashMap::new();
         while let Some(key) = map.next_key::<String>()? {
-            map.next_value::<Unique>()?;
-            if let Some(twice) = keys.replace(key) {
-                return Err(A::Error::custom(format!("'{twice}' is given twice")));
+            let (name, value) = self.at(&key);
+            map.next_value_seed(value)?;
+            match keys.insert(name, key.clone()) {
+                Some(before) if before != key => {
+                    let why = format!("'{before}' is given twice, once as '{key}'");
+                    return Err(A::Error::custom(why));
+                }
+                Some(twice) => {
+                    return Err(A::Error::custom(format!("'{twice}' is given twice")));
+                }
+                None => (),
             }
         }
-        Ok(self)
+        Ok(())
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Unique, A::Error> {
-        while list.next_element::<Unique>()?.is_some() {}
-        Ok(self)
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
+        while list.next_element_seed(self.clone())?.is_some() {}
+        Ok(())
     }
 
-    fn visit_bool<E>(self, _: bool) -> Result<Unique, E> {
-        Ok(self)
+    fn visit_bool<E>(self, _: bool) -> Result<(), E> {
+        Ok(())
     }
 
-    fn visit_i64<E>(self, _: i64) -> Result<Unique, E> {
-        Ok(self)
+    fn visit_i64<E>(self, _: i64) -> Result<(), E> {
+        Ok(())
     }
 
-    fn visit_u64<E>(self, _: u64) -> Result<Unique, E> {
-        Ok(self)
+    fn visit_u64<E>(self, _: u64) -> Result<(), E> {
+        Ok(())
     }
 
-    fn visit_f64<E>(self, _: f64) -> Result<Unique, E> {
-        Ok(self)
+    fn visit_f64<E>(self, _: f64) -> Result<(), E> {
+        Ok(())
     }
 
-    fn visit_str<E>(self, _: &str) -> Result<Unique, E> {
-        Ok(self)
+    fn visit_str<E>(self, _: &str) -> Result<(), E> {
+        Ok(())
     }
 
-    fn visit_unit<E>(self) -> Result<Unique, E> {
-        Ok(self)
+    fn visit_unit<E>(self) -> Result<(), E> {
+        Ok(())
     }
 }
 
@@ -218,6 +249,10 @@ mod tests {
             (
                 r#"{"nics": [{"id": "a", "vni": 1, "vni": 2}]}"#,
                 "nics[0]: 'vni' is given twice at line 1 column",
+            ),
+            (
+                r#"{"nics": [{"security_groups": ["web"], "securityGroups": []}]}"#,
+                "nics[0]: 'security_groups' is given twice, once as 'securityGroups' at line 1",
             ),
         ] {
             let error = parse::<v1::Config>("Config", text).unwrap_err();
