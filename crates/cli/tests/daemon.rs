@@ -360,6 +360,27 @@ fn a_wrong_document_deletes_nothing_much() {
     assert_eq!(apply("", "").code, 0, "nothing is left to delete");
 }
 
+/// Of an empty host it says something of services and uplinks, and is not as short as `{}`.
+#[test]
+fn what_an_empty_host_prints_deletes_nothing_of_another() {
+    let (empty, daemon) = (Daemon::start(), Daemon::start());
+    daemon.ok("nic add --id a --mac 52:54:00:12:34:01 --vni 42 + sg add web");
+    let file = daemon.dir().join("host.json");
+    std::fs::write(&file, empty.ok("config")).unwrap();
+    let apply =
+        |options: &str| butterfly(&daemon.v1, &format!("apply {} {options}", file.display()));
+    let refused = apply("");
+    assert_eq!(refused.code, 2, "{}", refused.stdout);
+    assert!(
+        refused.stderr.contains("would delete 1 of 1 NICs, 1 of "),
+        "{}",
+        refused.stderr
+    );
+    assert_eq!(daemon.ok("nic list"), "a\n");
+    assert_eq!(apply("--prune").code, 0);
+    assert_eq!(daemon.ok("nic list"), "");
+}
+
 #[test]
 fn events_are_watched() {
     let daemon = Daemon::start();

@@ -32,7 +32,8 @@ interfaces. What changes is printed: + is new, ~ is changed, - is deleted. A NIC
 tried again, whether the file changes it or not: a TAP device that went with its namespace is made
 anew, a container's interface is made again, a guest's rings that were stopped go on. That is
 printed too: `healed nic a:` and what was wrong. A file that would delete more than ten things of
-a kind and a tenth of them, or an empty one that would delete anything, is refused without
+a kind and a tenth of them, an empty one that would delete anything, or one that would leave nothing
+of NICs, groups, hosts, networks, bindings and uplinks where there are some, is refused without
 --prune: it is most likely not the file that was meant.
 
 Examples:

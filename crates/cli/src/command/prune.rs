@@ -7,8 +7,8 @@ use crate::error::Error;
 /// Things of one kind that may be deleted without being asked for, however few there are.
 const FEW: usize = 10;
 
-/// Refuses what deletes more than a slip should, by the daemon's word; `what` would do so, and
-/// nothing is to be left if it is `empty`.
+/// Refuses what deletes more than a slip should, by the daemon's word; `what` would do so. It says
+/// nothing if it is `empty`; one that leaves nothing of the switch is as one.
 pub fn refuse_too_much(what: &str, planned: &v1::ApplyResponse, empty: bool) -> Result<(), Error> {
     let (Some(deleted), Some(before)) = (&planned.deleted, &planned.before) else {
         return Err(Error::Usage(format!(
@@ -16,6 +16,7 @@ pub fn refuse_too_much(what: &str, planned: &v1::ApplyResponse, empty: bool) -> 
              --dry-run shows what, --prune does it"
         )));
     };
+    let empty = empty || leaves_nothing(planned, deleted, before);
     refuse(what, losses(&said(deleted, before), empty))
 }
 
@@ -56,6 +57,34 @@ fn losses(kinds: &[Kind], empty: bool) -> Option<String> {
         .filter_map(|(kind, deleted, of)| loss(kind, *deleted, *of, empty))
         .collect();
     (!losses.is_empty()).then(|| losses.join(", "))
+}
+
+/// Whether there was something of the switch, and all of it goes: what an empty host's `config`
+/// prints is not empty, and does that too.
+fn leaves_nothing(
+    planned: &v1::ApplyResponse,
+    deleted: &v1::Amounts,
+    before: &v1::Amounts,
+) -> bool {
+    use v1::change::{Action, Subject};
+
+    let of_switch = |all: &v1::Amounts| {
+        let overlay = [all.endpoints, all.bindings, all.networks, all.uplinks];
+        [[all.nics, all.groups, 0, 0], overlay]
+    };
+    let networks = planned.changes.iter();
+    let networks = networks.filter(|one| matches!(one.subject, Some(Subject::Network(_))));
+    // Of what is not listed, or has no beginning, more changes than goes.
+    let keeps = planned.bindings > deleted.bindings || networks.count() as u64 > deleted.networks;
+    let makes = planned.changes.iter().any(|change| {
+        let is_of_switch = matches!(
+            change.subject,
+            Some(Subject::Nic(_) | Subject::Group(_) | Subject::Endpoint(_) | Subject::Uplink(_))
+        );
+        is_of_switch && change.action() == Action::Create
+    });
+    let had = of_switch(before);
+    !keeps && !makes && had.as_flattened().iter().any(|all| *all > 0) && of_switch(deleted) == had
 }
 
 /// What goes by the word of the daemon.
@@ -128,9 +157,46 @@ mod tests {
             nics: 1,
             ..Default::default()
         };
-        assert!(says(&planned(one, one), true).is_some());
-        assert_eq!(says(&planned(one, one), false), None);
+        let two = v1::Amounts { groups: 1, ..one };
+        assert!(says(&planned(one, two), true).is_some());
+        assert_eq!(says(&planned(one, two), false), None);
         assert_eq!(says(&planned(v1::Amounts::default(), one), true), None);
+    }
+
+    /// What `config` prints of an empty host says something of uplinks, and deletes all.
+    #[test]
+    fn what_leaves_nothing_of_the_switch_is_as_one_that_says_nothing() {
+        let few = v1::Amounts {
+            nics: 3,
+            groups: 1,
+            rules: 7,
+            ..Default::default()
+        };
+        let all = planned(v1::Amounts { rules: 0, ..few }, few);
+        let said = says(&all, false).unwrap();
+        assert!(
+            said.contains("would delete 3 of 3 NICs, 1 of 1 groups:"),
+            "{said}"
+        );
+        // What is kept, or made in its place, is meant.
+        let one_stays = planned(v1::Amounts { nics: 2, ..few }, few);
+        assert_eq!(says(&one_stays, false), None);
+        let made = v1::Change {
+            action: v1::change::Action::Create.into(),
+            subject: Some(v1::change::Subject::Nic("new".into())),
+            ..Default::default()
+        };
+        let another = v1::ApplyResponse {
+            changes: vec![made],
+            ..all
+        };
+        assert_eq!(says(&another, false), None);
+        // Of services alone it says what it says of them.
+        let service = v1::Amounts {
+            services: 1,
+            ..Default::default()
+        };
+        assert_eq!(says(&planned(service, service), false), None);
     }
 
     /// Of each kind, also parts of what stays.
