@@ -69,8 +69,8 @@ fn leaves_nothing(
     use v1::change::{Action, Subject};
 
     let of_switch = |all: &v1::Amounts| {
-        let overlay = [all.endpoints, all.bindings, all.networks, all.uplinks];
-        [[all.nics, all.groups, 0, 0], overlay]
+        let overlay = (all.endpoints, all.bindings, all.networks, all.uplinks);
+        (all.nics, all.groups, overlay)
     };
     let networks = planned.changes.iter();
     let networks = networks.filter(|one| matches!(one.subject, Some(Subject::Network(_))));
@@ -83,8 +83,8 @@ fn leaves_nothing(
         );
         is_of_switch && change.action() == Action::Create
     });
-    let had = of_switch(before);
-    !keeps && !makes && had.as_flattened().iter().any(|all| *all > 0) && of_switch(deleted) == had
+    let (had, none) = (of_switch(before), of_switch(&v1::Amounts::default()));
+    !keeps && !makes && had != none && of_switch(deleted) == had
 }
 
 /// What goes by the word of the daemon.
